@@ -99,7 +99,7 @@ pub fn copy(to: &mut [u8], from: &[u8]) {
     }
 }
 
-/// Copies for somebody who does not read it before many more bytes have passed.
+/// Copies for a reader that reads only after many more bytes have passed.
 ///
 /// # Panics
 /// If the lengths differ.
@@ -174,7 +174,7 @@ unsafe fn avx512<const STREAMING: bool>(to: *mut u8, from: *const u8, blocks: us
         }
     }
     if STREAMING {
-        // Before anything that is stored later: whoever sees that sees these.
+        // Before later stores: a thread that sees one of those also sees these.
         _mm_sfence();
     }
 }

@@ -9,8 +9,8 @@ use rcomm_recorder::model::{DType, ReduceOp};
 /// Most bytes.
 pub(super) const MOST: usize = 64;
 
-/// Combines `other` into `out`, which is the first of the two or the second, if it is one of the usual
-/// reductions; says whether it was.
+/// Combines `other` into `out` for the usual reductions, `out` being the first of the two operands or
+/// the second; returns whether it did.
 ///
 /// Both are equally long.
 #[inline]

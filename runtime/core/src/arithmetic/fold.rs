@@ -283,7 +283,7 @@ pub(super) unsafe fn run(level: Level, op: ReduceOp, dtype: DType, job: &Job<'_>
 /// Multiplies `count` elements at `data` by `factor`.
 ///
 /// # Safety
-/// `count` elements of `dtype` at `data` are readable and writable by nobody else.
+/// `count` elements of `dtype` at `data` are readable and writable, and nothing else accesses them.
 pub(super) unsafe fn scale(dtype: DType, data: *mut u8, count: usize, factor: f64) {
     macro_rules! each {
         ($format:ty, $count:expr, $multiply:expr) => {
@@ -338,7 +338,7 @@ unsafe fn convert_all<F: Format<Acc = f32>, I: Isa, const N: usize>(
 ) {
     let (narrow, wide) = (F::SIZE, <Plain<f32>>::SIZE);
     let mut at = 0;
-    // SAFETY: elements below `count` lie inside both ranges, says the caller.
+    // SAFETY: by the caller's promise, elements below `count` lie inside both ranges.
     unsafe {
         while at + N <= count {
             match turn {

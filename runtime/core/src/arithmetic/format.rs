@@ -38,8 +38,8 @@ impl Isa for Avx2 {
     #[inline(always)]
     unsafe fn load_f16(from: *const u8) -> [f32; 16] {
         use std::arch::x86_64::*;
-        // SAFETY: 32 bytes are readable and the processor has F16C, says the caller; an array of
-        // sixteen floats is two registers of eight.
+        // SAFETY: by the caller's promise, 32 bytes are readable and the processor has F16C; an array
+        // of sixteen floats is two registers of eight.
         unsafe {
             let low = _mm256_cvtph_ps(_mm_loadu_si128(from.cast()));
             let high = _mm256_cvtph_ps(_mm_loadu_si128(from.add(16).cast()));
@@ -68,8 +68,8 @@ impl Isa for Avx512 {
     #[inline(always)]
     unsafe fn load_f16(from: *const u8) -> [f32; 16] {
         use std::arch::x86_64::*;
-        // SAFETY: 32 bytes are readable and the processor has AVX-512 F, says the caller; an array
-        // of sixteen floats is one register.
+        // SAFETY: by the caller's promise, 32 bytes are readable and the processor has AVX-512 F; an
+        // array of sixteen floats is one register.
         unsafe {
             let wide = _mm512_cvtph_ps(_mm256_loadu_si256(from.cast()));
             std::mem::transmute::<__m512, [f32; 16]>(wide)
@@ -138,7 +138,7 @@ impl<T: Copy> Format for Plain<T> {
 
     #[inline(always)]
     unsafe fn load(from: *const u8) -> T {
-        // SAFETY: the caller's promise; only number types stand here, of which every bit pattern
+        // SAFETY: the caller's promise; `T` is always a number type here, of which every bit pattern
         // is a value.
         unsafe { from.cast::<T>().read_unaligned() }
     }

@@ -163,7 +163,7 @@ fn combine_in_place_by_loops(
     others: &[&[u8]],
     also: Option<&mut [u8]>,
 ) {
-    // It is read and written: by one pointer, since a reference would promise that nobody else does.
+    // One pointer for reading and writing, since a reference would promise exclusive access.
     let out: *mut [u8] = out;
     let mut sources = Sources::new(others.len() + 1);
     for (at, input) in others.iter().enumerate() {

@@ -74,7 +74,7 @@ impl Partial {
     /// Makes the result of what all `ranks` have been combined into.
     ///
     /// # Panics
-    /// If `out` is not as long as what travelled stands for.
+    /// If the length of `out` does not match the number of elements in `travelled`.
     pub fn finish(self, travelled: &mut [u8], ranks: usize, out: &mut [u8]) {
         let dtype = if self.is_narrow() {
             DType::F32

@@ -1,4 +1,4 @@
-//! The same reductions one element at a time, as plainly as they can be said, for the tests.
+//! Reference implementation of the reductions for the tests, one element at a time.
 
 use half::{bf16, f16};
 use rcomm_recorder::model::{DType, ReduceOp};

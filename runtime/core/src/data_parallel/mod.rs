@@ -26,8 +26,8 @@
 //! The method is that of PyTorch's DistributedDataParallel (Li et al., "PyTorch Distributed:
 //! Experiences on Accelerating Data Parallel Training", VLDB 2020).
 //!
-//! No tensor library is forced on anybody: gradients come and go as slices, of `f32`, `f64`, `f16` or
-//! `bf16`. A model with parameters of several types has a reducer, and a group, for each.
+//! No tensor library is required: gradients come and go as slices, of `f32`, `f64`, `f16` or `bf16`.
+//! A model with parameters of several types has a reducer, and a group, for each.
 
 #![forbid(unsafe_code)]
 

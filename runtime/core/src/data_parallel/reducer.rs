@@ -20,7 +20,7 @@ pub enum UnusedParameters {
     Find,
 }
 
-/// What a [`Reducer`] may be told.
+/// Settings of a [`Reducer`].
 pub struct ReducerOptions<T = f32> {
     /// How large buckets are.
     pub buckets: BucketSizes,
@@ -48,7 +48,8 @@ impl<T> Default for ReducerOptions<T> {
 /// backward passes, add them up first and call these for the last.
 ///
 /// # Thread safety
-/// One thread at a time. Nothing else may use the group meanwhile: give it one of its own.
+/// One thread at a time. Other operations on the group would mix with the reducer's: give it a group
+/// of its own.
 pub struct Reducer<T = f32> {
     group: ProcessGroup,
     parameters: Vec<Parameter>,
@@ -61,7 +62,7 @@ pub struct Reducer<T = f32> {
     step: Step<T>,
 }
 
-/// Where a step stands.
+/// The progress of a step.
 struct Step<T> {
     /// The gradients of each bucket, until it is sent.
     filled: Vec<Vec<T>>,

@@ -4,8 +4,8 @@ use std::time::{Duration, Instant};
 
 /// When a wait ends. Every wait of this crate has one.
 ///
-/// Made from a duration it does not read the clock until somebody has to wait: an operation of a
-/// tenth of a microsecond cannot afford that.
+/// A deadline made from a duration reads the clock only when a wait begins: an operation of a tenth
+/// of a microsecond cannot afford to read it.
 #[derive(Clone, Copy, Debug)]
 pub enum Deadline {
     /// At this moment.

@@ -13,7 +13,7 @@ mod sealed {
 
 /// A type that buffers hold.
 ///
-/// Sealed, since a [`DType`] must stand for exactly one Rust type.
+/// Sealed, since a [`DType`] must correspond to exactly one Rust type.
 pub trait Element:
     sealed::Sealed + Copy + Default + Send + Sync + std::fmt::Debug + 'static
 {

@@ -1,7 +1,8 @@
 //! One error type for the whole runtime: a kind to match on, the facts as fields, a sentence to read.
 //!
-//! Whatever reaches a caller says which operation on which group failed, and what to do is in the
-//! sentence. Errors are cheap to clone, since every waiter of an aborted group gets the same one.
+//! Every error that reaches a caller names the operation and the group that failed, and its sentence
+//! states what to do. Errors are cheap to clone, since every waiter of an aborted group gets the same
+//! one.
 
 use rcomm_recorder::model::{OpType, Rank};
 use std::fmt;
@@ -137,7 +138,7 @@ impl Error {
         self
     }
 
-    /// Says that the group can be used on, which other errors of this kind do not leave it fit for.
+    /// Marks the group as still usable, unlike after other errors of this kind.
     #[must_use]
     pub(crate) fn sparing_group(mut self) -> Self {
         self.0.spares_group = true;
@@ -220,7 +221,7 @@ impl fmt::Debug for Error {
 }
 
 impl std::error::Error for Error {
-    /// What is behind the cause: the cause itself is in the sentence, and would be told twice.
+    /// The cause's own source: the sentence already contains the cause, and would repeat it.
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
         self.0.source.as_ref()?.source()
     }

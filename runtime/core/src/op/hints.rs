@@ -5,8 +5,8 @@
 /// Given for the calls of one handle
 /// ([`ProcessGroup::hinted`](crate::ProcessGroup::hinted)) and handed to the backend with each
 /// [`Call`](crate::backend::Call). A hint changes how an operation is done, never what it does, nor its
-/// result; ranks may give different ones. A backend takes those that it has a use for, and its documentation
-/// says which.
+/// result; ranks may give different ones. A backend uses the hints that it supports, and its documentation
+/// lists them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub struct Hints {
@@ -49,11 +49,10 @@ pub enum WaitHint {
     /// The backend judges by the cores and ranks of the host.
     #[default]
     Unknown,
-    /// The others are about to come: look for them without giving the core away, even where ranks
-    /// outnumber cores.
+    /// The others are about to arrive: poll without yielding the core, even where ranks outnumber cores.
     Short,
     /// The others may take long (one of them writes a checkpoint): sleep at once, and leave the core to
-    /// whoever computes.
+    /// threads that compute.
     Long,
 }
 

@@ -4,10 +4,10 @@
 //! No memory that an operation writes may be used by another of its buffers: in-place forms are those
 //! with one buffer. Rust sees to that for slices and vectors; foreign memory is compared, and refused.
 //!
-//! An [`Op`] says what to do and holds the buffers. It says nothing of order, deadline or group: these
-//! come with the [`Call`](crate::backend::Call). What a rank can see to be wrong with its own
-//! arguments is refused by [`Op::validate`] before anything is sent; what only a comparison of ranks
-//! can show is the backend's to find.
+//! An [`Op`] holds what to do and the buffers, but neither order nor deadline nor group: these
+//! come with the [`Call`](crate::backend::Call). Errors in a rank's own arguments are found by
+//! [`Op::validate`] before anything is sent; errors that only a comparison of ranks can show are the
+//! backend's to find.
 
 #[allow(unsafe_code)]
 pub(crate) mod buffer;

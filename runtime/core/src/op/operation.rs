@@ -1,7 +1,7 @@
 //! [`Op`]: what to do, and with which buffers.
 //!
-//! What kind of operation a variant is (what it moves, how, and who waits for whom) is in the table of
-//! operations, [`OpType`]. Here are the fields, each with its role; all accessors follow from the roles.
+//! The table of operations, [`OpType`], has the kind of each variant: what it moves, how, and which
+//! ranks wait for which. Here are the fields, each with its role; all accessors follow from the roles.
 
 #![deny(clippy::wildcard_enum_match_arm)]
 
@@ -286,7 +286,7 @@ operations! {
     /// One operation of a group. Ranks in it are ranks **of the group**.
     ///
     /// Where the fields are `inputs` or `outputs`, there is one buffer for each rank of the group, unless
-    /// said otherwise. Inputs are only read; outputs, and a lone `buffer`, are written.
+    /// noted otherwise. Inputs are only read; outputs, and a lone `buffer`, are written.
     pub enum Op<'a> {
         /// Every rank's `buffer` ends as the reduction of all.
         AllReduce {
@@ -308,7 +308,7 @@ operations! {
             buffer: Buffer<'a> as both,
             /// How to combine.
             op: Reduction as reduction,
-            /// Who gets the result.
+            /// The rank that gets the result.
             root: u32 as root,
         },
         /// Every rank's `buffer` ends as the root's.
@@ -318,27 +318,27 @@ operations! {
             /// Whose content it is.
             root: u32 as root,
         },
-        /// Nobody leaves before everybody has come.
+        /// No rank leaves before every rank has come.
         Barrier,
         /// `outputs[r]` ends as rank r's `input`; all of one size.
         AllGather {
             /// This rank's part.
             input: Buffer<'a> as input,
-            /// Everybody's parts.
+            /// The parts of all ranks.
             outputs: Vec<Buffer<'a>> as output,
         },
         /// `output` ends as the inputs of all ranks one after the other.
         AllGatherSingle {
             /// This rank's part.
             input: Buffer<'a> as input,
-            /// Everybody's parts: group size times as long.
+            /// The parts of all ranks: group size times as long.
             output: Buffer<'a> as output,
         },
         /// `outputs[r]` ends as rank r's `input`; sizes differ from rank to rank.
         AllGatherV {
             /// This rank's part.
             input: Buffer<'a> as input,
-            /// Everybody's parts: `outputs[r]` has the length of rank r's input.
+            /// The parts of all ranks: `outputs[r]` has the length of rank r's input.
             outputs: Vec<Buffer<'a>> as output,
         },
         /// As `AllGatherSingle` for each pair, as one operation.
@@ -348,7 +348,7 @@ operations! {
             /// One for each input.
             outputs: Vec<Buffer<'a>> as output,
         },
-        /// `output` ends as the reduction of everybody's `inputs[own rank]`; all of one size.
+        /// `output` receives the reduction over all ranks of `inputs[own rank]`; all of one size.
         ReduceScatter {
             /// One part for each rank.
             inputs: Vec<Buffer<'a>> as input,
@@ -413,18 +413,18 @@ operations! {
         Gather {
             /// This rank's part.
             input: Buffer<'a> as input,
-            /// Everybody's parts; empty on other ranks than the root.
+            /// The parts of all ranks; empty on other ranks than the root.
             outputs: Vec<Buffer<'a>> as output,
-            /// Who gets them.
+            /// The rank that gets them.
             root: u32 as root,
         },
         /// As `Gather`; sizes differ from rank to rank.
         GatherV {
             /// This rank's part.
             input: Buffer<'a> as input,
-            /// Everybody's parts; empty on other ranks than the root.
+            /// The parts of all ranks; empty on other ranks than the root.
             outputs: Vec<Buffer<'a>> as output,
-            /// Who gets them.
+            /// The rank that gets them.
             root: u32 as root,
         },
         /// `output` ends as the root's `inputs[own rank]`; all of one size.
@@ -458,7 +458,7 @@ operations! {
         Recv {
             /// Where it goes.
             buffer: Buffer<'a> as output,
-            /// Its sender; any if `None`. [`Done::source`](crate::backend::Done) says who it was.
+            /// Its sender; any if `None`. [`Done::source`](crate::backend::Done) names the sender.
             peer: Option<u32> as from,
             /// Which sends it meets.
             tag: u32 as tag,

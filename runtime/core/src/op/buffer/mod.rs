@@ -21,7 +21,7 @@ use std::mem::ManuallyDrop;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-/// Whose memory a buffer stands on.
+/// How a buffer holds its memory.
 enum Hold {
     /// A caller's `&[T]`.
     Read,
@@ -32,7 +32,7 @@ enum Hold {
         capacity: usize,
         free: unsafe fn(NonNull<u8>, usize),
     },
-    /// Somebody else's memory, alive as long as `owner` is.
+    /// Foreign memory, alive as long as `owner` is.
     Kept {
         owner: Arc<dyn Any + Send + Sync>,
         access: Access,
@@ -51,8 +51,8 @@ pub enum Access {
 /// Contiguous elements of one type.
 ///
 /// # Thread safety
-/// `Send`: an operation moves to a backend's thread with its buffers. Not `Sync`-shared by anybody:
-/// one party holds a buffer at a time.
+/// `Send`: an operation moves to a backend's thread with its buffers. Never shared: one party holds a
+/// buffer at a time.
 pub struct Buffer<'a> {
     data: NonNull<u8>,
     len: u64,
@@ -150,7 +150,7 @@ impl<'a> Buffer<'a> {
         self.len == 0
     }
 
-    /// The shape; one dimension unless [`with_shape`](Self::with_shape) said otherwise.
+    /// The shape; one dimension unless set by [`with_shape`](Self::with_shape).
     #[inline]
     pub fn shape(&self) -> &[u64] {
         match &self.shape {
@@ -221,8 +221,8 @@ impl<'a> Buffer<'a> {
     pub fn as_bytes(&self) -> Result<&[u8]> {
         self.check_host()?;
         // SAFETY: `data` is valid for `size_bytes` bytes of initialised host memory as long as
-        // `self` lives (loan, ownership, or the promise made to `from_raw`), and nobody writes to
-        // it: writing needs `&mut self`.
+        // `self` lives (loan, ownership, or the promise made to `from_raw`), and the bytes do not
+        // change: writing needs `&mut self`.
         Ok(unsafe { std::slice::from_raw_parts(self.data.as_ptr(), self.size_bytes()) })
     }
 
@@ -232,7 +232,7 @@ impl<'a> Buffer<'a> {
     ///
     /// # Errors
     /// `InvalidArgument` if the memory is not the host's, or may only be read; or if it is a loan of
-    /// `bool`s, which no other byte may ever stand in for ([`as_mut_slice`](Self::as_mut_slice) does).
+    /// `bool`s, which may hold no other bytes ([`as_mut_slice`](Self::as_mut_slice) works for these).
     pub fn as_bytes_mut(&mut self) -> Result<&mut [u8]> {
         if self.dtype == DType::Bool && matches!(self.hold, Hold::Lent) {
             return Err(Error::new(
@@ -240,7 +240,7 @@ impl<'a> Buffer<'a> {
                 format!("{self:?} is lent: it can be written as `bool`s, not as bytes"),
             ));
         }
-        // SAFETY: no loan of `bool`s; an owned vector is settled before it is given back.
+        // SAFETY: no loan of `bool`s; an owned vector is settled before it is returned.
         unsafe { self.bytes_to_fill() }
     }
 
@@ -258,7 +258,7 @@ impl<'a> Buffer<'a> {
         self.check_writable()?;
         // SAFETY: as in `as_bytes`, and exclusive: lent and owned memory belongs to this buffer
         // alone, foreign memory by the promise made to `from_raw`. Every bit pattern is a value of
-        // every element type but `bool`, whose bytes are settled before anybody sees them as `bool`.
+        // every element type but `bool`, whose bytes are settled before they are read as `bool`.
         Ok(unsafe { std::slice::from_raw_parts_mut(self.data.as_ptr(), self.size_bytes()) })
     }
 
@@ -437,8 +437,8 @@ impl Buffer<'static> {
     /// # Safety
     /// * `data` is valid for `len` elements on `device` for as long as `owner` is alive, which the
     ///   buffer makes sure of; on the host, its bytes are initialised.
-    /// * On the host, nobody else writes to it as long as the buffer lives, and with [`Access::Write`]
-    ///   nobody else reads it either. On a device that is up to the order of what is enqueued there.
+    /// * On the host, nothing else writes to it as long as the buffer lives, and with [`Access::Write`]
+    ///   nothing else reads it either. On a device that is up to the order of what is enqueued there.
     ///
     /// # Errors
     /// `InvalidArgument` for [`DType::Other`], or if the size in bytes does not fit in `isize`.
@@ -500,7 +500,7 @@ impl Drop for Buffer<'_> {
 /// Frees the memory of a `Vec<T>`.
 ///
 /// # Safety
-/// `data` and `capacity` come from a `Vec<T>` that nobody else frees.
+/// `data` and `capacity` come from a `Vec<T>` that is not freed elsewhere.
 unsafe fn free<T: Element>(data: NonNull<u8>, capacity: usize) {
     // SAFETY: by the contract; elements need no drop, so length 0 does.
     drop(unsafe { Vec::from_raw_parts(data.cast::<T>().as_ptr(), 0, capacity) });

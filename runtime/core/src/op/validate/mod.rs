@@ -184,7 +184,7 @@ impl<'a> Op<'a> {
         if let Some(first) = inputs.first().or_else(|| outputs.first()) {
             for buffer in inputs.iter().chain(outputs) {
                 check(buffer.device() == first.device(), || {
-                    format!("{buffer:?} beside {first:?}: devices differ")
+                    format!("{buffer:?} and {first:?}: devices differ")
                 })?;
             }
         }
@@ -236,7 +236,7 @@ impl<'a> Op<'a> {
                     check(peer != own, || format!("peer {peer} is this rank itself"))
                 }
                 Peer::Any | Peer::None => check(size > 1, || {
-                    "nobody else is in the group to receive from".to_owned()
+                    "the group has no other rank to receive from".to_owned()
                 }),
             },
             Pattern::Block => self.check_block(own, size),
@@ -359,7 +359,7 @@ fn check_types<'b, 'a: 'b>(mut buffers: impl Iterator<Item = &'b Buffer<'a>>) ->
     };
     for buffer in buffers {
         check(buffer.dtype() == first.dtype(), || {
-            format!("{buffer:?} beside {first:?}: element types differ")
+            format!("{buffer:?} and {first:?}: element types differ")
         })?;
     }
     Ok(())
@@ -370,7 +370,7 @@ fn check_even(one: &Buffer<'_>, parts: &[Buffer<'_>]) -> Result<(), Wrong> {
     for part in parts {
         check(
             part.dtype() == one.dtype() && part.len() == one.len(),
-            || format!("{part:?} beside {one:?}: types and lengths must be equal"),
+            || format!("{part:?} and {one:?}: types and lengths must be equal"),
         )?;
     }
     Ok(())
@@ -380,12 +380,14 @@ fn check_even(one: &Buffer<'_>, parts: &[Buffer<'_>]) -> Result<(), Wrong> {
 fn check_own(one: &Buffer<'_>, parts: &[Buffer<'_>], own: u32) -> Result<(), Wrong> {
     for part in parts {
         check(part.dtype() == one.dtype(), || {
-            format!("{part:?} beside {one:?}: element types differ")
+            format!("{part:?} and {one:?}: element types differ")
         })?;
     }
     match parts.get(own as usize) {
         Some(part) => check(part.len() == one.len(), || {
-            format!("the part of this rank is {part:?} in the list and {one:?} beside it")
+            format!(
+                "the part of this rank is {part:?} in the list but {one:?} as the single buffer"
+            )
         }),
         None => Ok(()),
     }

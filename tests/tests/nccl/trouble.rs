@@ -221,7 +221,7 @@ fn an_error_of_one_rank_ends_what_is_pending_on_the_others_if_that_is_wanted() {
             let error = ended.stderr;
             let sentence = match rank {
                 CULPRIT => "failed: unhandled cuda error",
-                _ => "given up, since rank 2 has failed: all_reduce #4 on group default_pg",
+                _ => "cancelled: rank 2 failed: all_reduce #4 on group default_pg",
             };
             assert!(error.contains(sentence), "{variable}, rank {rank}: {error}");
         }

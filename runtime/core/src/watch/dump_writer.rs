@@ -17,10 +17,10 @@ use std::time::{Duration, Instant};
 /// # Thread safety
 /// Called from the watchdog, its monitor and the thread that answers alarms, perhaps at once.
 pub trait DumpWriter: Send + Sync {
-    /// Writes one dump and says where it is, in words for a log line or an error.
+    /// Writes one dump and returns its location, for a log line or an error.
     ///
     /// # Errors
-    /// Says what could not be written and why.
+    /// The error names what could not be written and why.
     fn write(&self, dump: &Dump) -> Result<String>;
 }
 
@@ -78,7 +78,7 @@ pub(crate) struct Dumps {
 }
 
 impl Dumps {
-    /// Faults closer together than this are one: all ranks hear of it at about the same time, on
+    /// Faults closer together than this are one: all ranks learn of it at about the same time, on
     /// several threads.
     const ONE_FAULT: Duration = Duration::from_secs(10);
 
@@ -95,7 +95,7 @@ impl Dumps {
         }
     }
 
-    /// Makes a dump now; says where it is, if it could be written.
+    /// Makes a dump now; returns its location, if it could be written.
     pub(crate) fn make(&self, reason: &str) -> Option<String> {
         self.write(reason).ok()
     }
@@ -103,7 +103,7 @@ impl Dumps {
     /// Makes a dump now.
     ///
     /// # Errors
-    /// Says what could not be written and why.
+    /// The error names what could not be written and why.
     pub(crate) fn try_make(&self, reason: &str) -> Result<String> {
         let mut dump = self.recorder.snapshot();
         reason.clone_into(&mut dump.identity.reason);
@@ -117,7 +117,7 @@ impl Dumps {
         self.writer.write(&dump)
     }
 
-    /// Makes a dump unless one was made for the same fault; says where it is, for an error.
+    /// Makes a dump unless one was made for the same fault; returns its location, for an error.
     pub(crate) fn make_for_fault(&self, reason: &str) -> String {
         let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some((at, place)) = &*last

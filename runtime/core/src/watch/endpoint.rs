@@ -6,7 +6,7 @@
 //!
 //! What it answers, and on which thread, is the recorder's affair
 //! ([`Endpoint`]). It reads the ring and takes no lock of an operation, so it answers while the program is
-//! stuck. An endpoint that cannot be had is a line in the log: the job goes on.
+//! stuck. An endpoint that cannot be opened is a line in the log: the job goes on.
 
 use crate::op::error::{Error, ErrorKind};
 use crate::watch::dump_writer::Dumps;
@@ -27,8 +27,8 @@ const LOOKING: Duration = Duration::from_secs(1);
 /// Addresses read in one call to the store.
 const CHUNK: usize = 256;
 
-/// Serves the rank's endpoint, as configured, and says what is to be left in the store so that the others
-/// find it. The caller leaves it there.
+/// Serves the rank's endpoint, as configured, and returns the entry by which others find it. The caller
+/// writes that to the store.
 pub(crate) fn serve(
     place: &Rendezvous,
     config: &Config,
@@ -39,7 +39,7 @@ pub(crate) fn serve(
 ) -> Option<(Endpoint, Announcement)> {
     let listen = match config.endpoint {
         EndpointChoice::Off => return None,
-        // A ring in memory has no folder: nobody on the node could find the socket.
+        // A ring in memory has no folder in which readers on the node could find the socket.
         EndpointChoice::Unix => Listen::beside(recorder)?,
         EndpointChoice::Tcp(address) => {
             let token = config.endpoint_token.clone();
@@ -79,7 +79,7 @@ fn own_port(mut address: SocketAddr, place: &Rendezvous) -> SocketAddr {
 /// What a rank leaves in the root store for the others: under which key, and what.
 pub(crate) type Announcement = (String, Vec<u8>);
 
-/// Has the endpoint find the others, and says what they need to find it.
+/// Lets the endpoint find the others, and returns the entry by which they find it.
 fn announce(endpoint: &Endpoint, place: &Rendezvous, root: &Arc<dyn Store>) -> Announcement {
     let notice = EndpointNotice {
         address: endpoint.address().clone(),
@@ -105,7 +105,7 @@ fn own_host() -> String {
     name.nodename().to_string_lossy().into_owned()
 }
 
-/// Finds the other ranks' endpoints, when somebody asks for them.
+/// Finds the other ranks' endpoints when a client asks for them.
 struct Peers {
     place: Rendezvous,
     host: String,

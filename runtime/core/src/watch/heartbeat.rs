@@ -85,7 +85,7 @@ impl Listener {
             let rounds = self.watch.rounds();
             if rounds != heard.0 {
                 if reported {
-                    tracing::warn!(silent = in_words(heard.1.elapsed()), "the watchdog goes on");
+                    tracing::warn!(silent = in_words(heard.1.elapsed()), "watchdog resumed");
                 }
                 heard = (rounds, Instant::now());
                 reported = false;
@@ -103,7 +103,7 @@ impl Listener {
         }
     }
 
-    /// Sleeps for this long; says whether the thread shall end.
+    /// Sleeps for this long; returns whether the thread shall end.
     fn sleep(&self, interval: Duration) -> bool {
         let stopped = self
             .stop

@@ -1,4 +1,4 @@
-//! A FIFO that asks for a dump: whoever may write to it, by any means, gets one.
+//! A FIFO that asks for a dump: any write to it makes one.
 
 use crate::op::error::{Error, Result};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -57,7 +57,7 @@ impl DumpPipe {
 
 impl Drop for DumpPipe {
     fn drop(&mut self) {
-        // Somebody may have removed it before; there is nothing to do about it either way.
+        // It may have been removed before; there is nothing to do about an error.
         let _ = rustix::fs::unlink(&self.path);
     }
 }

@@ -1,10 +1,10 @@
-//! How far the ranks are, told and asked through the store after a fault.
+//! The ranks' progress, published and read through the store after a fault.
 //!
-//! | key, below `rcomm/status/<attempt>/<alarm>` | holds | who writes |
+//! | key, below `rcomm/status/<attempt>/<alarm>` | holds | writer |
 //! |---|---|---|
-//! | `<rank>` | how far this rank is, in JSON | every rank |
-//! | `<group>/<seq>/asking` | how many ask about this operation of a large group | who asks |
-//! | `<group>/<seq>` | what was answered, in words | the first who asked |
+//! | `<rank>` | progress of this rank, in JSON | every rank |
+//! | `<group>/<seq>/asking` | how many ask about this operation of a large group | each rank that asks |
+//! | `<group>/<seq>` | the summary of the answers, as text | the first rank that asked |
 //!
 //! In a small group every member reads every answer. In one of thousands that would be millions of
 //! reads at one store within two seconds, so the first member that asks reads them, in chunks, and
@@ -26,7 +26,7 @@ const CHUNK: usize = 256;
 /// The most ranks that an error lists by number.
 const MOST_RANKS: usize = 16;
 
-/// How far one rank is, as it tells the others.
+/// One rank's progress, as it publishes it.
 #[derive(Debug, Default, Serialize, Deserialize)]
 pub(crate) struct RankReport {
     /// By the group's number on the wire, in hexadecimal.
@@ -58,7 +58,7 @@ pub(crate) struct Asked<'a> {
     pub(crate) wire_id: u64,
     pub(crate) seq: u64,
     pub(crate) is_p2p: bool,
-    /// A member that is known to be gone: nobody waits for its answer.
+    /// A member that is known to be gone: its answer is not waited for.
     pub(crate) gone: Option<Rank>,
 }
 
@@ -84,7 +84,7 @@ impl Questions {
         store.set(&self.key(self.rank), &report)
     }
 
-    /// Who has arrived and who has not, in words.
+    /// Describes, as text, which ranks have arrived and which have not.
     ///
     /// # Blocking
     /// For `patience` and `reading` together, however many ranks there are.
@@ -96,7 +96,7 @@ impl Questions {
         match store.add(&format!("{topic}/asking"), 1) {
             Ok(1) => {
                 let answers = self.read_all(store, asked);
-                // Who does not get it says so.
+                // A rank that does not receive it reports that itself.
                 let _ = store.set(&topic, answers.as_bytes());
                 answers
             }
@@ -160,7 +160,7 @@ fn wire_name(wire_id: u64) -> String {
     format!("{wire_id:016x}")
 }
 
-/// Who has come and who has not.
+/// The members, sorted by whether they have arrived.
 #[derive(Default)]
 struct Attendance {
     members: usize,
@@ -205,7 +205,7 @@ impl Attendance {
             parts.push(format!(
                 "arrived: {}",
                 if none {
-                    "nobody".to_owned()
+                    "none".to_owned()
                 } else {
                     list(&self.arrived)
                 }
@@ -333,19 +333,19 @@ mod tests {
         ] {
             assert!(first.contains(told), "{first}");
         }
-        // The second does not read them again: those who answer late change nothing.
+        // The second does not read them again: late answers change nothing.
         questions(17, Duration::ZERO)
             .tell(&*store, &report(41, ""))
             .expect("the store is there");
         let second = questions(6, Duration::from_secs(60)).ask(&*store, &asked(&members));
         assert_eq!(second, first);
-        // And who asks about something else gets an answer of its own.
+        // A question about another operation gets an answer of its own.
         let other = Asked {
             seq: 42,
             ..asked(&members)
         };
         let third = questions(6, Duration::from_millis(50)).ask(&*store, &other);
-        assert!(third.starts_with("arrived: nobody;"), "{third}");
+        assert!(third.starts_with("arrived: none;"), "{third}");
     }
 
     #[test]

@@ -1,9 +1,9 @@
-//! [`Watchdog`]: looks after every operation under way, also those that nobody waits for.
+//! [`Watchdog`]: looks after every operation under way, also those without a waiter.
 //!
 //! On its rounds it settles what has ended and retires it. What is overdue or has failed is a fault:
-//! the flag is raised so that the other ranks write down what they see, this rank's dump is made, the
-//! others' answers are collected, and then the group is aborted with an error that says all this. It
-//! takes no lock that a stuck call could hold.
+//! it raises the flag so that the other ranks write dumps, makes this rank's dump, collects the others'
+//! answers, and then aborts the group with an error that holds all this. It takes no lock that a stuck
+//! call could hold.
 
 use crate::group::process_group::Group;
 use crate::group::work::{InFlightOp, OpInfo, WorkStatus};
@@ -74,8 +74,8 @@ impl Watch {
 
     /// The world is made: the ring may be touched soon.
     ///
-    /// Not at once, since other ranks may still be at it and share a core with this one, and then a little at
-    /// a time: it takes a millisecond.
+    /// Not at once, since other ranks may still be starting and share a core with this one, and then a little
+    /// at a time: it takes a millisecond.
     pub(crate) fn world_is_made(&self) {
         const AFTER: Duration = Duration::from_millis(50);
         // Seen in the next round: to wake the watchdog for it would cost this rank's start time.
@@ -125,8 +125,8 @@ impl Running {
         let free = |slot: &RunningSlot| slot.record_id.load(Ordering::Relaxed) == 0;
         let at = self.slots.iter().position(free)?;
         let slot = &self.slots[at];
-        // Who reads what is stored from here on sees, after a fence of its own, that the place had been
-        // left: so it cannot take it for the last call's.
+        // A reader that loads what is stored from here on sees, after a fence of its own, that the slot had
+        // been left: so it cannot take it for the last call's.
         fence(Ordering::Release);
         let timeout_ms = u64::try_from(op_info.timeout.as_millis()).unwrap_or(u64::MAX);
         let what = u64::from(op_info.op.code())
@@ -169,7 +169,7 @@ impl Running {
     }
 }
 
-/// The threads beside the watchdog, in the order in which they end.
+/// The threads besides the watchdog, in the order in which they end.
 pub(crate) struct Helpers {
     pub(crate) heartbeat: HeartbeatMonitor,
     pub(crate) broadcast: ResponderThread,
@@ -292,7 +292,7 @@ impl Rounds {
             }
             Err(error) => tracing::error!(
                 %error,
-                "this rank hears no alarms of others, and nobody watches its watchdog"
+                "this rank receives no alarms of others, and its watchdog is not monitored"
             ),
         }
     }
@@ -425,7 +425,7 @@ impl Rounds {
 /// As c10d's `TearDown` and `SkipCleanUp`: a launcher sees a rank that has died, and restarts the job.
 #[expect(
     clippy::print_stderr,
-    reason = "a process that ends says why, log or no log"
+    reason = "a process that ends must report why, even without a log"
 )]
 fn end_process(last_words: &str) -> ! {
     eprintln!("rcomm ends the process, as it is configured to do after a failure: {last_words}");

@@ -1,17 +1,16 @@
-//! [`FailureBroadcast`]: when one rank fails, all ranks write down what they see, and tell each other how far
-//! they are.
+//! [`FailureBroadcast`]: when one rank fails, all ranks write dumps and exchange their status.
 //!
 //! Everything goes through the store, on a thread of its own (`rcomm/dump`), so that neither a slow
 //! store nor a slow disk holds up the watchdog for longer than it allows.
 //!
-//! | key | holds | who writes |
+//! | key | holds | writer |
 //! |---|---|---|
-//! | `exception_dump`, in the root store | rank of the first to raise, as a raw `i32`: PyTorch's flag | who sees a fault |
-//! | `rcomm/alarm/<attempt>` | how often the alarm was raised | who sees a fault |
-//! | `rcomm/cause/<attempt>/<alarm>` | why, in words | the first to raise it, before the alarm itself |
+//! | `exception_dump`, in the root store | rank of the first to raise, as a raw `i32`: PyTorch's flag | a rank that detects a fault |
+//! | `rcomm/alarm/<attempt>` | how often the alarm was raised | a rank that detects a fault |
+//! | `rcomm/cause/<attempt>/<alarm>` | the cause, as text | the first to raise it, before the alarm itself |
 //!
-//! How far everybody is goes through keys of its own ([`answers`](crate::watch::status_exchange)). The same thread
-//! watches the FIFOs that ask for a dump.
+//! The ranks' status goes through keys of its own ([`status_exchange`](crate::watch::status_exchange)).
+//! The same thread watches the FIFOs that ask for a dump.
 
 #[cfg(test)]
 pub(crate) mod tests;
@@ -35,7 +34,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 /// The members of a group time out within so much of each other, though one may look at the store in between.
 const SAME_FAULT: Duration = Duration::from_secs(2);
-/// PyTorch's flag: who finds it in the root store makes a dump.
+/// PyTorch's flag: a rank that finds it in the root store makes a dump.
 pub(crate) const FLAG: &str = "exception_dump";
 /// The most alarms that are answered at once, if many were raised since the last look.
 const MOST_ANSWERS: i64 = 16;
@@ -50,11 +49,11 @@ pub(crate) struct Incident {
     wire_id: u64,
     seq: u64,
     is_p2p: bool,
-    /// What happened, in words.
+    /// What happened, as text.
     cause: String,
     /// The part of it that is the same on every rank that finds it.
     finding: String,
-    /// A member that is known to be gone: nobody waits for its answer.
+    /// A member that is known to be gone: its answer is not waited for.
     gone: Option<Rank>,
     progress: Mutex<IncidentProgress>,
     moved: Condvar,
@@ -88,8 +87,7 @@ impl Incident {
         })
     }
 
-    /// A fault of the rank itself and of no operation: the others write down what they see, and
-    /// nobody is asked how far it is.
+    /// A fault of the rank itself and of no operation: the others make dumps, and no status exchange follows.
     pub(crate) fn of_rank(cause: &str) -> Arc<Self> {
         let info = ProcessGroupInfo {
             id: ProcessGroupInfo::UNKNOWN_ID,
@@ -191,7 +189,7 @@ impl FailureBroadcast {
         drop(incident.wait(Duration::from_secs(1), |progress| progress.raised));
     }
 
-    /// Makes this rank's dump, unless one was made for this fault already; says where it is.
+    /// Makes this rank's dump, unless one was made for this fault already; returns its location.
     pub(crate) fn dump_for_fault(&self, reason: &str) -> String {
         self.parts.dumps.make_for_fault(reason)
     }
@@ -209,10 +207,10 @@ impl FailureBroadcast {
         u64::try_from(age).ok().map(Duration::from_nanos)
     }
 
-    /// What the other members said, in words; empty if that is not known.
+    /// The other members' status, as text; empty if that is not known.
     ///
     /// # Blocking
-    /// Until they have, or for as long as the configuration allows.
+    /// Until the exchange has ended, or for as long as the configuration allows.
     pub(crate) fn answers(&self, incident: &Incident) -> String {
         // The thread may have another incident in hand.
         let patience = self.parts.status_wait + READING * 2;
@@ -275,7 +273,7 @@ struct Responder {
     pipes: Vec<DumpPipe>,
     /// The newest alarm that this rank has answered.
     answered: i64,
-    /// The last alarm of another rank: when it was heard, and its cause.
+    /// The last alarm of another rank: when this rank saw it, and its cause.
     heard: Option<(Instant, String)>,
     /// PyTorch's flag was up at the last look.
     flag_seen: bool,
@@ -342,7 +340,7 @@ impl Responder {
             Ok(()) => self.store_lost = false,
             Err(error) => {
                 if !self.store_lost {
-                    tracing::warn!(%error, "the store does not answer: alarms of other ranks are not heard");
+                    tracing::warn!(%error, "the store does not answer: alarms of other ranks are not received");
                 }
                 self.store_lost = true;
             }
@@ -375,9 +373,9 @@ impl Responder {
         Ok(())
     }
 
-    /// Makes this rank's dump, then tells how far it is, for every alarm that was not answered yet.
+    /// Makes this rank's dump, then publishes its status, for every alarm that was not answered yet.
     ///
-    /// In this order: who raised the alarm cleans up once it has heard everybody, and a dump shall
+    /// In this order: the rank that raised the alarm cleans up once it has all answers, and a dump shall
     /// show what was pending before that.
     fn answer(&mut self, raised: i64) -> Result<()> {
         let first = (self.answered + 1).max(raised - MOST_ANSWERS);
@@ -399,17 +397,14 @@ impl Responder {
     fn give_up(&self, cause: Option<&str>) {
         let error = match cause.and_then(|cause| cause.split_once(": ")) {
             Some((who, why)) => {
-                let message = format!("given up, since {who} has failed: {why}");
+                let message = format!("cancelled: {who} failed: {why}");
                 let error = Error::new(ErrorKind::Aborted, message);
                 match who.strip_prefix("rank ").and_then(|rank| rank.parse().ok()) {
                     Some(rank) => error.with_rank(rank),
                     None => error,
                 }
             }
-            None => Error::new(
-                ErrorKind::Aborted,
-                "given up, since another rank has failed",
-            ),
+            None => Error::new(ErrorKind::Aborted, "cancelled: another rank failed"),
         };
         for group in self.broadcast.parts.watch.groups() {
             if !group.is_judged() {
@@ -422,14 +417,14 @@ impl Responder {
         format!("rcomm/cause/{}/{broadcast}", self.broadcast.parts.attempt)
     }
 
-    /// Says why an alarm is raised, unless another rank has; returns what is said there.
+    /// Writes the cause of an alarm, unless another rank has; returns the cause that is stored.
     fn leave_cause(&self, broadcast: i64, own: &str) -> Result<String> {
         let root = &self.broadcast.parts.root;
         let first = root.compare_set(&self.cause_key(broadcast), b"", own.as_bytes())?;
         Ok(String::from_utf8_lossy(&first).into_owned())
     }
 
-    /// Why an alarm was raised, if the store still says so.
+    /// The cause of an alarm, if the store still holds it.
     fn cause_of(&self, broadcast: i64) -> Option<String> {
         let root = &self.broadcast.parts.root;
         let cause = root.get(&self.cause_key(broadcast), Duration::from_millis(100));
@@ -463,7 +458,7 @@ impl Responder {
         RankReport::new(groups, now_ms, status)
     }
 
-    /// This rank's own fault: raise, tell, and hear the others.
+    /// This rank's own fault: raises the alarm, publishes this rank's status, collects the others'.
     fn respond_to_own(&mut self, incident: &Incident) {
         let answers = match self.raise(incident) {
             Ok(broadcast) => {
@@ -502,10 +497,10 @@ impl Responder {
                 .map(|cause| (Instant::now(), cause));
         } else if !self.has_just_heard() {
             let next = broadcast + 1;
-            // The cause before the alarm: whoever sees the number finds out why.
+            // The cause before the alarm: a rank that sees the number must find its cause.
             let own = format!("rank {}: {}", parts.rank, incident.cause);
             let mut first = self.leave_cause(next, &own)?;
-            // Whoever else raises at this moment, and at a time-out all members do, raises the same one.
+            // All members raise at about the same time after a time-out: the compare makes it one alarm.
             let held = parts.root.compare_set(
                 &key,
                 broadcast.to_string().as_bytes(),
@@ -518,7 +513,7 @@ impl Responder {
                 Error::new(ErrorKind::Store, format!("the key {key} holds no number"))
             })?;
             if broadcast != next {
-                // More than one was raised meanwhile.
+                // More than one was raised since the count was read.
                 first = self.leave_cause(broadcast, &own)?;
             }
             if first != own {
@@ -535,7 +530,7 @@ impl Responder {
     }
 }
 
-/// What another rank said about it before; the same words are not said twice.
+/// What another rank reported about it before; a finding equal to this rank's is not repeated.
 fn reported_before(cause: &str, finding: &str) -> String {
     match cause.split_once(": ") {
         Some((rank, theirs)) if theirs.starts_with(finding) => format!("found before by {rank}"),

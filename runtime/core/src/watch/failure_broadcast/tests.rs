@@ -16,7 +16,7 @@ impl DumpWriter for Send {
     }
 }
 
-/// The alarm of one rank at this store, over a watch where nobody makes rounds.
+/// The alarm of one rank at this store, over a watch without a watchdog's rounds.
 pub(crate) fn broadcast(
     rank: u32,
     store: &Arc<impl Store + 'static>,
@@ -63,7 +63,7 @@ fn the_same_finding_of_another_rank_is_not_spelt_out_again() {
 #[test]
 fn ranks_that_time_out_at_once_raise_one_alarm() {
     let store = Arc::new(HashStore::new());
-    // Nobody looks at the store by itself: all believe that they are the first.
+    // No responder polls the store by itself: each believes that it is the first.
     let never = Duration::from_secs(3_600);
     let ranks: Vec<_> = (0..16).map(|rank| broadcast(rank, &store, never)).collect();
     let incidents = ranks.iter().map(|(broadcast, _, _)| {

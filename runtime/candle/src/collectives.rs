@@ -10,17 +10,17 @@ use rcomm::{Op, ProcessGroup, Reduction, Result};
 /// # Blocking
 /// Until the result is there.
 pub trait TensorGroup {
-    /// `tensor` ends as the reduction of everybody's, in place: all tensors that share its memory do.
+    /// Reduces `tensor` over all ranks, in place: all tensors that share its memory change.
     fn all_reduce_tensor(&self, tensor: &Tensor, op: impl Into<Reduction>) -> Result<()>;
 
     /// `tensor` ends as the root's, in place.
     fn broadcast_tensor(&self, tensor: &Tensor, root: u32) -> Result<()>;
 
-    /// Everybody's tensors of one shape, stacked: the result has one dimension more, the first, over
+    /// Stacks the ranks' tensors, all of one shape: the result has one dimension more, the first, over
     /// the ranks.
     fn all_gather_tensor(&self, tensor: &Tensor) -> Result<Tensor>;
 
-    /// This rank's part of the reduction of everybody's tensors, whose first dimension is over the
+    /// This rank's part of the reduction over all ranks' tensors, whose first dimension is over the
     /// ranks; the result does not have it.
     fn reduce_scatter_tensor(&self, tensor: &Tensor, op: impl Into<Reduction>) -> Result<Tensor>;
 

@@ -8,7 +8,7 @@ use std::ops::Range;
 /// Lends the elements of a tensor for reading, in its shape. Nothing is copied.
 ///
 /// # Blocking
-/// Others may read the tensor meanwhile; who wants to write to it waits.
+/// Other readers may run until `body` returns; writers block until then.
 ///
 /// # Errors
 /// `Unsupported` if the tensor is not in host memory or of an element type that rcomm does not have;
@@ -38,7 +38,7 @@ pub fn read<R>(tensor: &Tensor, body: impl FnOnce(Buffer<'_>) -> Result<R>) -> R
 /// that shares the memory (a clone, a view, the `Var` it came from) sees what is written.
 ///
 /// # Blocking
-/// Who wants to use the tensor meanwhile waits.
+/// Any other use of the tensor blocks until `body` returns.
 ///
 /// # Errors
 /// As [`read`].

@@ -61,7 +61,7 @@ fn is_gone(pid: &str) -> bool {
     true
 }
 
-/// A launcher that runs beside the test.
+/// A launcher that runs during the test.
 struct Running {
     process: Child,
     stdout: BufReader<ChildStdout>,
@@ -88,7 +88,7 @@ impl Running {
         kill_process(Pid::from_child(&self.process), signal).unwrap();
     }
 
-    /// What is left of its output, what it said itself, and its exit code.
+    /// The rest of its output, its own messages, and its exit code.
     fn finish(mut self) -> (String, String, i32) {
         let (mut out, mut err) = (String::new(), String::new());
         self.stdout.read_to_string(&mut out).unwrap();
@@ -158,7 +158,7 @@ fn shell_with_folder(n: u32, options: &[&str], script: &str) -> (Command, tempfi
 
 #[test]
 fn failure_is_reported_while_our_output_stands_still() {
-    // Rank 0 writes more than all pipes and queues hold; nobody reads it until rank 1's failure shows.
+    // Rank 0 writes more than all pipes and queues hold; the test reads it after rank 1's failure shows.
     let script = "if [ $RANK = 1 ]; then until [ -e $DIR/up ]; do sleep 0.01; done; exit 9; fi
         trap '' TERM; touch $DIR/up; seq 3000000";
     let (mut command, _folder) = shell_with_folder(2, &["--grace", "60"], script);
@@ -426,8 +426,8 @@ fn wrong_command_lines_are_explained() {
     }
 }
 
-/// A port that nobody listens on and that the kernel gives to nobody: below the range from which it
-/// takes ports by itself, and from sixteen that belong to this process alone.
+/// A port on which no process listens and that the kernel never assigns: below the range from which
+/// it takes ports by itself, and from sixteen that belong to this process alone.
 fn free_port() -> String {
     static NEXT: AtomicU32 = AtomicU32::new(0);
     let mut own = (0..16).map(|_| {

@@ -61,7 +61,7 @@ pub struct Args {
     /// How operations are called.
     #[arg(long, value_enum, default_value_t = Calls::Blocking)]
     pub(crate) calls: Calls,
-    /// Where ranks run: each on a core, of its own as far as there are enough, or wherever.
+    /// Where ranks run: each pinned to a core, its own while there are enough, or unpinned.
     #[arg(long, value_enum, default_value_t = Bind::Core)]
     pub(crate) bind: Bind,
     /// How the table is written.

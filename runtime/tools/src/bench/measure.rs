@@ -1,4 +1,4 @@
-//! The measurement: every rank times every call, the slowest rank's percentiles are told.
+//! The measurement: every rank times every call, and the slowest rank's percentiles are reported.
 
 use super::cli::{Args, Calls, Dtype};
 use super::operation::{Case, Home, Operation, Whole};
@@ -96,7 +96,7 @@ fn one_size<T: Whole>(
     let mut case = Case::<T>::new(group, operation, op, args.root, bytes, home)?;
     let errors = if args.check {
         case.run()?;
-        // Counted on every rank, told by one.
+        // Counted on every rank, reported by one.
         let mut wrong = [case.errors() as f64];
         group.all_reduce(&mut wrong, ReduceOp::Sum)?;
         case.refill();

@@ -19,7 +19,7 @@ use std::process::ExitCode;
 /// Measures what `args` ask for and prints it: starts the ranks, or is one of them.
 ///
 /// # Errors
-/// Whatever kept it from measuring, in words.
+/// A sentence that names what prevented the measurement.
 pub fn run(args: &Args) -> anyhow::Result<ExitCode> {
     if let Some(cli::Command::Tune(args)) = &args.command {
         return tune::run(args).map(|()| ExitCode::SUCCESS);

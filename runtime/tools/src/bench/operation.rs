@@ -9,25 +9,25 @@ use std::ops::{Deref, DerefMut};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 #[value(rename_all = "snake_case")]
 pub(crate) enum Operation {
-    /// Everybody gets the reduction of all.
+    /// Every rank gets the reduction of all.
     AllReduce,
-    /// Everybody gets everybody's part.
+    /// Every rank gets the parts of all.
     AllGather,
-    /// Everybody gets its part of the reduction.
+    /// Every rank gets its part of the reduction.
     ReduceScatter,
-    /// Everybody sends a part to everybody.
+    /// Every rank sends a part to every rank.
     AllToAll,
-    /// Everybody gets the root's buffer.
+    /// Every rank gets the root's buffer.
     Broadcast,
     /// The root gets the reduction of all.
     Reduce,
-    /// The root gets everybody's part.
+    /// The root gets the parts of all.
     Gather,
-    /// Everybody gets its part of the root's buffer.
+    /// Every rank gets its part of the root's buffer.
     Scatter,
-    /// Nobody leaves before everybody has come.
+    /// No rank leaves before every rank has come.
     Barrier,
-    /// Rank 0 and rank 1 send a message to and fro; half of the round trip is told.
+    /// Rank 0 and rank 1 send a message to and fro; half of the round trip is reported.
     SendRecv,
 }
 
@@ -201,7 +201,7 @@ impl<'a, T: Whole> Case<'a, T> {
         Ok(case)
     }
 
-    /// Elements that the size stands for.
+    /// Elements of a buffer of the measured size.
     pub(crate) fn count(&self) -> usize {
         self.input.len().max(self.output.len())
     }

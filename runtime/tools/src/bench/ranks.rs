@@ -1,4 +1,4 @@
-//! Starting the ranks on this machine: the same program again, told by the environment who it is.
+//! Starting the ranks on this machine: the same program again, with its rank in the environment.
 
 use super::cli::Bind;
 use crate::rank::{RankEnvironment, new_secret};
@@ -87,7 +87,7 @@ fn stop(ranks: &mut [Child]) {
     }
 }
 
-/// Keeps this rank on its core, if it was told one.
+/// Pins this rank to its core, if the environment names one.
 pub(crate) fn settle() -> anyhow::Result<()> {
     let Some(core) = std::env::var(CHILD)
         .ok()

@@ -142,8 +142,8 @@ fn time(
     Ok(rows.filter(|row| row.op == pattern.name()).collect())
 }
 
-/// Cuts the sizes into ranges, one for each algorithm in their order or none, so that the times of all sizes
-/// together, each beside the best of its size, are least. Gives algorithms with the last size of each.
+/// Cuts the sizes into ranges, at most one for each algorithm, in their order, so that the geometric mean
+/// over all sizes of time / best time of that size is least. Returns algorithms with the last size of each.
 fn cut(times: &[Times]) -> Vec<(usize, Option<usize>)> {
     let sizes: Vec<usize> = times[0].keys().copied().collect();
     let cost = |algorithm: usize, size: usize| {

@@ -6,7 +6,7 @@ use clap::Parser;
 use rcomm_tools::bench::{Args, run};
 use std::process::ExitCode;
 
-#[allow(clippy::print_stderr, reason = "a program tells its errors")]
+#[allow(clippy::print_stderr, reason = "a program prints its errors")]
 fn main() -> ExitCode {
     run(&Args::parse()).unwrap_or_else(|error| {
         eprintln!("rcomm-bench: {error:#}");

@@ -1,9 +1,9 @@
 //! Starting the ranks of a job, and looking after them until the last has ended.
 //!
 //! The launcher serves the job's store, so that it outlives every rank; over it the launchers of
-//! several nodes agree, and tell each other of a failure. Each rank is a process group of its own.
+//! several nodes agree, and notify each other of a failure. Each rank is a process group of its own.
 //! One thread watches the ranks, their output and signals; two others only write out, so that a
-//! terminal that stands still never keeps the launcher from ending a job.
+//! stalled terminal never keeps the launcher from ending a job.
 //!
 //! A launcher that is itself killed by SIGKILL cannot end its ranks: they find the store gone when they
 //! next ask it.
@@ -25,7 +25,7 @@ use std::process::ExitCode;
 /// The launcher itself failed.
 const LAUNCHER_FAILED: u8 = 125;
 
-/// Why a job ended other than well, and the exit code that says so.
+/// Why a job failed, and the exit code for it.
 #[derive(Clone, Debug)]
 struct Failure {
     sentence: String,

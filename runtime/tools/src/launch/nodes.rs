@@ -1,7 +1,7 @@
-//! The launchers of a job's hosts: how they agree before it, and hear of each other during it.
+//! The launchers of a job's nodes: how they agree before it, and notify each other during it.
 //!
-//! All through the job's store, under keys of their own. Node 0 serves it, tells the job's name, and
-//! notices a launcher that is gone, since every one counts a pulse.
+//! All through the job's store, under their own keys. Node 0 serves it, publishes the job's name, and
+//! detects a launcher that is gone, since every launcher increments a pulse counter.
 
 use super::options::Options;
 use super::{Failure, LAUNCHER_FAILED};
@@ -18,9 +18,9 @@ use std::time::{Duration, Instant};
 /// Before every key of the launchers.
 const KEYS: &str = "rcomm-run";
 const PULSE: Duration = Duration::from_millis(500);
-/// A launcher whose pulse stands still for so long is gone.
+/// A launcher whose pulse has not advanced for so long is gone.
 const SILENCE: Duration = Duration::from_secs(30);
-/// How long node 0 waits for the others to have heard how the job ended.
+/// How long node 0 waits for the others to learn how the job ended.
 const FAREWELL: Duration = Duration::from_secs(5);
 
 /// What a rank must know of the whole job.
@@ -32,7 +32,7 @@ pub(super) struct Job {
     pub(super) master_port: u16,
 }
 
-/// What another launcher said, or that it says nothing.
+/// The failure reported by another launcher, or found because its pulse stopped.
 #[derive(Default)]
 struct News {
     failure: Mutex<Option<Failure>>,
@@ -103,7 +103,7 @@ impl Nodes {
                     .map_err(Into::into)
             })
             .collect::<Result<Vec<u32>>>()
-            .context("another launcher told a number of ranks that is none")?;
+            .context("another launcher published an invalid number of ranks")?;
         let id = String::from_utf8_lossy(&keys.get("job", left())?).into_owned();
         let world_size = sizes
             .iter()
@@ -178,7 +178,7 @@ impl Nodes {
         failure.unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Tells the other launchers of a failure here. The first to be told is the job's.
+    /// Notifies the other launchers of a failure here. The first report is the job's failure.
     pub(super) fn tell(&self, failure: &Failure) -> rcomm::Result<()> {
         match self.nnodes {
             1 => Ok(()),
@@ -201,7 +201,7 @@ impl Nodes {
         }
         self.news.stop.store(true, Ordering::Relaxed);
         if let Some(listener) = self.listener.take() {
-            // It does not panic, and what it heard is read above.
+            // It does not panic, and the failure that it found is read above.
             let _ = listener.join();
         }
         let left = self.keys.add("left", 1);
@@ -225,7 +225,7 @@ impl Pulses {
         Self((1..nnodes).map(|node| (node, 0, Instant::now())).collect())
     }
 
-    /// A node whose pulse stands still.
+    /// A node whose pulse has stopped.
     fn missing(&mut self, keys: &impl Store) -> rcomm::Result<Option<u32>> {
         for (node, count, since) in &mut self.0 {
             let now = keys.add(&format!("pulse/{node}"), 0)?;

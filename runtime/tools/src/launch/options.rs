@@ -87,7 +87,7 @@ pub struct Options {
 }
 
 impl Options {
-    /// What the command line says.
+    /// Parses the command line.
     ///
     /// Ends the process where it is wrong or asks for help, as [`Parser::parse`] does.
     pub fn from_command_line() -> Self {

@@ -7,7 +7,7 @@ use std::thread::JoinHandle;
 
 /// A line longer than this is broken into several.
 const LONGEST_LINE: usize = 64 << 10;
-/// How many pieces may wait for a stream that stands still before no more are read from the ranks.
+/// How many pieces may wait for a stalled stream before no more are read from the ranks.
 const WAITING: usize = 64;
 
 /// Which of the two streams of a process.
@@ -69,7 +69,7 @@ impl Lines {
     }
 }
 
-/// One of our streams, written by a thread of its own.
+/// One of our streams, written by its own thread.
 struct Sink {
     pieces: Option<SyncSender<Vec<u8>>>,
     waiting: VecDeque<Vec<u8>>,
@@ -95,7 +95,7 @@ impl Sink {
             })
             .ok();
         Self {
-            // Without the thread there is nobody to read the queue.
+            // Without the thread nothing reads the queue.
             pieces: thread.is_some().then_some(pieces),
             waiting: VecDeque::new(),
             thread,
@@ -153,7 +153,7 @@ impl Sinks {
         self.sink(stream).push(piece);
     }
 
-    /// Says something of the launcher's own, on standard error.
+    /// Writes a message of the launcher itself to standard error.
     pub(super) fn say(&mut self, sentence: &str) {
         self.stderr
             .push(format!("rcomm-run: {sentence}\n").into_bytes());

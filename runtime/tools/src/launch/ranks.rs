@@ -20,7 +20,7 @@ use std::time::{Duration, Instant};
 
 /// How long output may still come after the last rank has ended: from a process that it left behind.
 const DRAIN: Duration = Duration::from_secs(1);
-/// How often to look whether a stream of ours that stood still moves again.
+/// How often to check whether a stalled stream of ours accepts data again.
 const RETRY: Duration = Duration::from_millis(10);
 
 /// The program could not be started.
@@ -102,7 +102,7 @@ impl Output {
         })
     }
 
-    /// Hands on what has come; says whether more can come.
+    /// Forwards the available output; returns whether more can come.
     fn forward(&mut self, buffer: &mut [u8], sinks: &mut Sinks) -> bool {
         match rustix::io::read(&self.pipe, &mut *buffer) {
             Ok(count) if count > 0 => {
@@ -240,7 +240,7 @@ impl Ranks {
             if self.ranks.iter().all(|rank| rank.ended) {
                 let deadline = *drained_by.get_or_insert_with(|| Instant::now() + DRAIN);
                 let silent = self.outputs().next().is_none();
-                // While our own streams stand still, what the ranks wrote cannot be read.
+                // While our own streams are stalled, the ranks' output cannot be read.
                 let kept_up = sinks.has_room(Stream::Stdout) && sinks.has_room(Stream::Stderr);
                 if silent || (kept_up && Instant::now() >= deadline) {
                     let outputs = self.ranks.iter_mut().flat_map(|rank| &mut rank.outputs);
@@ -260,7 +260,7 @@ impl Ranks {
         })
     }
 
-    /// Waits for something to look at, or for the next deadline.
+    /// Waits for the next event or deadline.
     fn wait(
         &self,
         signals: &Signals,
@@ -350,13 +350,13 @@ impl Ranks {
             code: code_of(status),
         };
         if let Err(error) = nodes.tell(&failure) {
-            sinks.say(&format!("the other nodes could not be told: {error}"));
+            sinks.say(&format!("failed to notify the other nodes: {error}"));
         }
         self.fail(failure, options.linger, options, sinks);
         Ok(())
     }
 
-    /// The job has failed: says so, and ends the ranks that are left.
+    /// Reports the job's failure, and ends the ranks that are left.
     fn fail(&mut self, failure: Failure, linger: Duration, options: &Options, sinks: &mut Sinks) {
         if self.failure.is_some() {
             return;
@@ -401,7 +401,7 @@ impl Ranks {
                 };
                 sinks.say(&format!("{name}: passed on to the ranks"));
                 if let Err(error) = nodes.tell(&failure) {
-                    sinks.say(&format!("the other nodes could not be told: {error}"));
+                    sinks.say(&format!("failed to notify the other nodes: {error}"));
                 }
                 self.failure = Some(failure);
                 self.ending = Some(Ending {

@@ -13,7 +13,7 @@
  * child opens a ring of its own.
  *
  * Texts are UTF-8 and end with a zero byte; NULL is the empty text. What a call points to is copied before
- * it returns. A number RCOMM_RECORDER_NONE stands where a table is full, and may be passed on.
+ * it returns. The number is RCOMM_RECORDER_NONE where a table is full, and may be passed on.
  */
 
 #ifndef RCOMM_RECORDER_H
@@ -37,7 +37,7 @@
 // The root's tensor is copied to every rank.
 #define RCOMM_RECORDER_BROADCAST 5
 
-// Nobody leaves before everybody has come.
+// No rank leaves before every rank has come.
 #define RCOMM_RECORDER_BARRIER 6
 
 // A barrier in which the root names who did not come.
@@ -55,7 +55,7 @@
 // Several tensors gathered as one operation.
 #define RCOMM_RECORDER_ALL_GATHER_COALESCED 11
 
-// Rank i ends with the reduction of everybody's i-th input.
+// Rank i ends with the reduction of the i-th inputs of all ranks.
 #define RCOMM_RECORDER_REDUCE_SCATTER 12
 
 // As `reduce_scatter`, from one tensor.
@@ -115,13 +115,13 @@
 // Waiting for a signal.
 #define RCOMM_RECORDER_WAIT_SIGNAL 31
 
-// An operation we have no word for; its own name stands in the signature.
+// An operation without a code of its own; its signature holds its name.
 #define RCOMM_RECORDER_OTHER 255
 
-// The call did what it says.
+// The call succeeded.
 #define RCOMM_RECORDER_OK 0
 
-// It did not; `rcomm_recorder_last_error` says why.
+// The call failed; `rcomm_recorder_last_error` returns the reason.
 #define RCOMM_RECORDER_FAILED 1
 
 // The number of no row: of a table that is full, and of a call site, peer or root that is not known.
@@ -253,8 +253,8 @@ void rcomm_recorder_started(const struct rcomm_recorder *recorder,
 void rcomm_recorder_completed(const struct rcomm_recorder *recorder,
                               struct rcomm_recorder_ticket ticket);
 
-// Records that an operation was seen, now, to have completed, and for how many nanoseconds the backend
-// says that it ran.
+// Records that an operation was seen, now, to have completed, and how many nanoseconds it ran, as
+// measured by the backend.
 //
 // # Safety
 // `recorder` is NULL or a living handle.
@@ -286,13 +286,13 @@ const char *rcomm_recorder_last_error(void);
 // `recorder` is NULL or a living handle; `name` is NULL or a text.
 void rcomm_recorder_phase(const struct rcomm_recorder *recorder, const char *name);
 
-// Says which step the program is in.
+// Sets the step that the program is in.
 //
 // # Safety
 // `recorder` is NULL or a living handle.
 void rcomm_recorder_step(const struct rcomm_recorder *recorder, int64_t step);
 
-// Says that the process runs: to be called about once a second, from a thread that waits for nothing.
+// Updates the heartbeat: to be called about once a second, from a thread that never blocks.
 //
 // # Safety
 // `recorder` is NULL or a living handle.
@@ -360,7 +360,7 @@ uint32_t rcomm_recorder_call_site(const struct rcomm_recorder *recorder,
 //
 // # Safety
 // `recorder` is NULL or a living handle; the texts are NULL or end with a zero byte; `inputs` and
-// `outputs` hold as many tensors as said, each with as many extents as it has dimensions.
+// `outputs` hold as many tensors as their counts, each with as many extents as it has dimensions.
 struct rcomm_recorder_signature_id rcomm_recorder_signature(const struct rcomm_recorder *recorder,
                                                             const char *backend,
                                                             const char *name,

@@ -10,7 +10,7 @@ pub const RCOMM_RECORDER_ALL_REDUCE_SPARSE: u8 = 3;
 pub const RCOMM_RECORDER_REDUCE: u8 = 4;
 /// The root's tensor is copied to every rank.
 pub const RCOMM_RECORDER_BROADCAST: u8 = 5;
-/// Nobody leaves before everybody has come.
+/// No rank leaves before every rank has come.
 pub const RCOMM_RECORDER_BARRIER: u8 = 6;
 /// A barrier in which the root names who did not come.
 pub const RCOMM_RECORDER_MONITORED_BARRIER: u8 = 7;
@@ -22,7 +22,7 @@ pub const RCOMM_RECORDER_ALL_GATHER_SINGLE: u8 = 9;
 pub const RCOMM_RECORDER_ALL_GATHER_V: u8 = 10;
 /// Several tensors gathered as one operation.
 pub const RCOMM_RECORDER_ALL_GATHER_COALESCED: u8 = 11;
-/// Rank i ends with the reduction of everybody's i-th input.
+/// Rank i ends with the reduction of the i-th inputs of all ranks.
 pub const RCOMM_RECORDER_REDUCE_SCATTER: u8 = 12;
 /// As `reduce_scatter`, from one tensor.
 pub const RCOMM_RECORDER_REDUCE_SCATTER_SINGLE: u8 = 13;
@@ -62,7 +62,7 @@ pub const RCOMM_RECORDER_GET: u8 = 29;
 pub const RCOMM_RECORDER_SIGNAL: u8 = 30;
 /// Waiting for a signal.
 pub const RCOMM_RECORDER_WAIT_SIGNAL: u8 = 31;
-/// An operation we have no word for; its own name stands in the signature.
+/// An operation without a code of its own; its signature holds its name.
 pub const RCOMM_RECORDER_OTHER: u8 = 255;
 
 #[cfg(test)]

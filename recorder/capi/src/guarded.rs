@@ -52,8 +52,8 @@ pub struct ForkGuarded {
 }
 
 impl ForkGuarded {
-    /// Guards a recorder that this process has just made. Gives it back where the kernel cannot tell a child
-    /// (before Linux 4.14).
+    /// Guards a recorder that this process has just made. Returns it as the error where the kernel cannot
+    /// mark memory for a forked child (before Linux 4.14).
     ///
     /// # Errors
     /// The recorder itself.

@@ -1,6 +1,6 @@
 //! The C binding of the flight recorder, and [`ForkGuarded`], on which it rests.
 //!
-//! `include/rcomm_recorder.h` is generated from this crate and says how to use it from C. Only the
+//! `include/rcomm_recorder.h` is generated from this crate and documents its use from C. Only the
 //! recorder is linked: neither the runtime of rcomm nor an async runtime. Codes of operations, reductions
 //! and element types are those of `rcomm_recorder::model`.
 //!

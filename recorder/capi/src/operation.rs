@@ -154,8 +154,8 @@ pub unsafe extern "C" fn rcomm_recorder_completed(recorder: *const Handle, ticke
     }
 }
 
-/// Records that an operation was seen, now, to have completed, and for how many nanoseconds the backend
-/// says that it ran.
+/// Records that an operation was seen, now, to have completed, and how many nanoseconds it ran, as
+/// measured by the backend.
 ///
 /// # Safety
 /// `recorder` is NULL or a living handle.

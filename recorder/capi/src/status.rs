@@ -5,9 +5,9 @@ use std::cell::RefCell;
 use std::ffi::{CStr, CString, c_char};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-/// The call did what it says.
+/// The call succeeded.
 pub const RCOMM_RECORDER_OK: i32 = 0;
-/// It did not; `rcomm_recorder_last_error` says why.
+/// The call failed; `rcomm_recorder_last_error` returns the reason.
 pub const RCOMM_RECORDER_FAILED: i32 = 1;
 /// The number of no row: of a table that is full, and of a call site, peer or root that is not known.
 pub const RCOMM_RECORDER_NONE: u32 = u32::MAX;
@@ -76,7 +76,7 @@ pub unsafe extern "C" fn rcomm_recorder_phase(recorder: *const Handle, name: *co
     });
 }
 
-/// Says which step the program is in.
+/// Sets the step that the program is in.
 ///
 /// # Safety
 /// `recorder` is NULL or a living handle.
@@ -89,7 +89,7 @@ pub unsafe extern "C" fn rcomm_recorder_step(recorder: *const Handle, step: i64)
     });
 }
 
-/// Says that the process runs: to be called about once a second, from a thread that waits for nothing.
+/// Updates the heartbeat: to be called about once a second, from a thread that never blocks.
 ///
 /// # Safety
 /// `recorder` is NULL or a living handle.

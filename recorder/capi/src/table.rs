@@ -264,7 +264,7 @@ pub unsafe extern "C" fn rcomm_recorder_call_site(
 ///
 /// # Safety
 /// `recorder` is NULL or a living handle; the texts are NULL or end with a zero byte; `inputs` and
-/// `outputs` hold as many tensors as said, each with as many extents as it has dimensions.
+/// `outputs` hold as many tensors as their counts, each with as many extents as it has dimensions.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rcomm_recorder_signature(
     recorder: *const Handle,

@@ -29,7 +29,7 @@ fn the_header_is_that_of_the_crate() {
     );
 }
 
-/// Where cargo left the library for C: beside the tests.
+/// The C library, which cargo puts next to the tests.
 fn library() -> PathBuf {
     let tests = std::env::current_exe().unwrap();
     let build = tests.ancestors().nth(2).unwrap();

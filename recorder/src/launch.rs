@@ -41,7 +41,7 @@ const DIALECTS: [Dialect; 4] = [
         rank: "RANK",
         world_size: &["WORLD_SIZE"],
         attempt: "TORCHELASTIC_RESTART_COUNT",
-        // torchrun says "none" where it was given no id.
+        // torchrun sets "none" where it was given no id.
         job: |env| env("TORCHELASTIC_RUN_ID").filter(|job| job != "none"),
     },
     Dialect {
@@ -71,8 +71,8 @@ const DIALECTS: [Dialect; 4] = [
 ];
 
 impl Launched {
-    /// What the launcher says, by way of `lookup` (`std::env::var(name).ok()`, say); none if no launcher gave a rank
-    /// and a world size that fit together.
+    /// The launcher's values, read through `lookup` (for example `std::env::var(name).ok()`); none if no
+    /// launcher gave a rank and a world size that fit together.
     pub fn from_environment(lookup: impl Fn(&str) -> Option<String>) -> Option<Self> {
         let text = |name: &str| lookup(name).filter(|value| !value.is_empty());
         let number = |name: &str| text(name)?.trim().parse::<u32>().ok();

@@ -1,4 +1,4 @@
-//! What NCCL's profiler interface says of a communicator beyond its operations.
+//! What NCCL's profiler interface reports of a communicator beyond its operations.
 //!
 //! A ring holds it in tables of its own. A [`Dump`](crate::publish::Dump) carries it as text, among
 //! [`nccl_comm_state`](crate::publish::Dump::nccl_comm_state), the section that PyTorch's dumps keep for NCCL's account

@@ -1,10 +1,10 @@
-//! The table of operations: everything that a recorder, a backend or an analysis asks of one.
+//! The table of operations: every property of one that a recorder, a backend or an analysis uses.
 //!
 //! A row holds the name and the code, what is moved ([`Pattern`]), how the tensors are passed
 //! ([`Layout`]), which lengths may differ ([`Parts`]), whose arrival a member waits for ([`WaitsFor`])
 //! and what a link of the bus carries ([`Bus`]). Backends implement patterns and layouts, so a new
-//! operation of a known pattern is a row here and no new algorithm; a new pattern is an error of the
-//! compiler wherever patterns are told apart.
+//! operation of a known pattern is a row here and no new algorithm; a new pattern is a compile error
+//! wherever patterns are distinguished.
 //!
 //! The codes are part of the ring's layout and of the C binding: append, never renumber.
 
@@ -152,7 +152,7 @@ pub enum WaitsFor {
     Peer,
     /// No other member.
     NoOther,
-    /// The record does not tell.
+    /// The record does not contain it.
     Unknown,
 }
 

@@ -81,7 +81,7 @@ pub enum Recorder {
 }
 
 impl Recorder {
-    /// Whether states come from the device, so that "not started" says that it has not come to an operation.
+    /// Whether states come from the device, so that "not started" means that it has not come to an operation.
     pub const fn sees_device(self) -> bool {
         matches!(self, Self::Nccl | Self::NcclProfiler)
     }
@@ -189,7 +189,7 @@ pub struct Dump {
 }
 
 impl Dump {
-    /// What it says of NCCL's communicators, where that was recorded.
+    /// NCCL's communicators, where these were recorded.
     pub fn communicators(&self) -> Vec<Communicator> {
         let state = self.nccl_comm_state.iter();
         state

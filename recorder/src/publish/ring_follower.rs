@@ -66,7 +66,7 @@ impl RingFollower {
         self.record.dump()
     }
 
-    /// Looks at the ring. Never blocks.
+    /// Reads the ring's changes. Never blocks.
     pub fn look(&mut self) -> RingLook {
         // Taken before the ring is read, so that a concurrent write is found by the next read.
         let rest = (self.reader.stands(), self.reader.owner());
@@ -120,7 +120,7 @@ impl RingFollower {
             let own = slots.stamp(view, index);
             let stamp = match layout.kernels.rows {
                 0 => own,
-                // Busy or not, as the record itself is; the rest says that one of both moved.
+                // The low bits keep whether the record is busy; the rest changes if either of both did.
                 _ => own ^ nccl::kernels(layout).stamp(view, index) << 32,
             };
             // The stamp is stored before its slot is read, as above. A slot whose writer died stays

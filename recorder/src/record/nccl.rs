@@ -27,7 +27,7 @@ pub const PROTOCOLS: [&str; 4] = ["", "LL", "LL128", "SIMPLE"];
 /// How often a row that changes under the reader is looked at.
 const TRIES: u32 = 100;
 
-/// Sets what a dump says of communicators, from the ring that it was read from: for each its hash and own rank, and
+/// Sets a dump's communicators from the ring that it was read from: for each its hash and own rank, and
 /// what is under way.
 pub(crate) fn put_into(dump: &mut Dump, memory: &impl Read, layout: &Layout) {
     let anchor = layout::load_anchor(memory);

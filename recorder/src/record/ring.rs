@@ -121,7 +121,7 @@ impl<const N: usize> SlotRing<N> {
                 let claim = stamp_of(id) | BUSY;
                 match slot[0].compare_exchange(old, claim, Ordering::Acquire, Ordering::Relaxed) {
                     Ok(_) => {
-                        // Whoever sees one of our words must see the claim before it.
+                        // A reader that sees one of our words must see the claim before it.
                         memory.fence(Ordering::Release);
                         fill(slot);
                         slot[0].store(stamp_of(id), Ordering::Release);
@@ -250,7 +250,7 @@ impl LapRing {
         }
         let words = memory.words();
         let position = words[self.head].fetch_add(len as u64, Ordering::Relaxed);
-        // Whoever sees one of our words must see the reservation.
+        // A reader that sees one of our words must see the reservation.
         memory.fence(Ordering::Release);
         let mut at = 0;
         fill(&mut |word| {

@@ -49,7 +49,7 @@ impl SignatureCache {
         outputs: impl ExactSizeIterator<Item = Tensor<'t>> + Clone,
     ) -> Option<SignatureId> {
         let count = inputs.len();
-        // One after the other, not chained: a chain asks for every tensor which of both it is from.
+        // One iterator after the other, not chained: a chain checks for every tensor which of both is next.
         let first = inputs.clone().next().or_else(|| outputs.clone().next());
         let at = row_of(op, count, first.as_ref());
         let row = self.rows[at].as_ref()?;

@@ -150,7 +150,7 @@ pub(super) struct Tables {
     threads: HashIndex<u32>,
     /// By which threads know whose row they remember.
     id: u64,
-    /// Bytes of the arena in use. Whoever adds to a table holds this.
+    /// Bytes of the arena in use. Held by a thread that adds to a table.
     arena_used: Mutex<usize>,
 }
 
@@ -230,7 +230,7 @@ impl Tables {
         let Some(kept) = Arena::new(map, self.layout.arena, &mut used).keep_ranks(ranks) else {
             return false;
         };
-        // Whoever reads only one of these finds runs that do not add up to the size: no members yet.
+        // A reader that sees only one of these finds runs that do not sum to the size: no members yet.
         row[layout::group::RANKS].store(kept, Ordering::Release);
         row[layout::group::SIZE].store(ranks.len() as u64, Ordering::Release);
         true
@@ -424,7 +424,7 @@ impl Tables {
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, usize> {
-        // Nobody leaves the tables half-changed: counts are stored last.
+        // A poisoned lock is harmless: counts are stored last, so the tables are never half-changed.
         self.arena_used
             .lock()
             .unwrap_or_else(PoisonError::into_inner)

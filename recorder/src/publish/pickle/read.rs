@@ -76,7 +76,7 @@ impl Pickle {
         }
     }
 
-    /// Gives back memory beyond `cells` values of each table.
+    /// Frees memory beyond `cells` values of each table.
     pub(in crate::publish) fn shrink_to(&mut self, cells: usize) {
         self.stack.clear();
         self.items.clear();

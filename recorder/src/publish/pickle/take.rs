@@ -11,9 +11,9 @@ pub(in crate::publish) trait Taker {
     /// The next item, which the machine put together. It may be of any kind.
     fn take(&mut self, pickle: &Pickle, item: Cell);
 
-    /// Reads the item at `at` in place by a [`Cursor`](super::Cursor), and gives back where it ends.
+    /// Reads the item at `at` in place by a [`Cursor`](super::Cursor), and returns where it ends.
     /// `None` if the item is in any way unusual: then the machine reads it, and [`Taker::take`] gets
-    /// it. What was noted of it must be forgotten.
+    /// it. Anything noted of it must be dropped.
     fn read(&mut self, pickle: &mut Pickle, input: &[u8], at: usize) -> Option<usize>;
 }
 
@@ -36,7 +36,7 @@ impl Pickle {
             && taker.wants(key.of(input))
     }
 
-    /// Gives `taker` all items since the last MARK, and lets it read what follows. Gives back where it
+    /// Gives `taker` all items since the last MARK, and lets it read what follows. Returns where it
     /// stopped.
     pub(super) fn hand_over(
         &mut self,

@@ -1,4 +1,4 @@
-//! What NCCL's profiler interface says beyond operations: communicators, channels, network links.
+//! What NCCL's profiler interface reports beyond operations: communicators, channels, network links.
 //!
 //! The same rules as for operations: no lock, no allocation, nothing that fails the caller.
 
@@ -119,7 +119,7 @@ impl Links {
                 _ => {}
             }
         }
-        // Two threads that look for one key at once may take two places: readers take the newer one.
+        // Two threads that insert one key at once may take two places: readers take the newer one.
         for at in free.into_iter().chain(places) {
             let seen = self.keys[at].load(Ordering::Relaxed);
             let is_free = seen == 0 || seen == VACANT;
@@ -149,7 +149,7 @@ impl FlightRecorder {
             (Some(rank), Some(size)) => Some(GroupPlace { rank, size }),
             _ => None,
         };
-        // Zero says that a group is no communicator.
+        // Zero means that a group is no communicator.
         let hash = info.hash.max(1);
         let row = self
             .tables
@@ -232,7 +232,7 @@ impl FlightRecorder {
         });
     }
 
-    /// The link at this place, to be told of its progress; none if there are too many.
+    /// A handle on the link at this place, for recording its progress; none if there are too many links.
     pub fn link(&self, place: LinkPlace) -> Option<LinkHandle> {
         let row = u64::from(u16::try_from(place.group.0).ok()?);
         let key = row
@@ -287,7 +287,7 @@ impl FlightRecorder {
             store(link::STEPS, steps);
             store(link::SINCE, since.0);
         };
-        // A row has one number for ever: that of its place behind all others, so that none is 0.
+        // A row keeps one number: that of its place behind all others, so that none is 0.
         let id = (at + self.links.keys.len()) as u64;
         if self.links.ring.update(&self.map, id, fill) == Err(Missed::Reused) {
             let _ = self.links.ring.write(&self.map, id, fill);

@@ -1,6 +1,6 @@
-//! Functions of the program's that the driver calls. They may call nothing of CUDA's or NCCL's, since the driver may
-//! hold locks of its own ("CUDA User Objects" in the CUDA programming guide; `cuLaunchHostFunc` in the driver's
-//! manual). Who does ends the process.
+//! Functions of the program's that the driver calls. They may not call CUDA or NCCL, since the driver may
+//! hold locks of its own ("CUDA User Objects" in the CUDA programming guide; `cuLaunchHostFunc` in the
+//! driver's manual). One that does ends the process.
 
 use crate::handles::refuse;
 use std::cell::Cell;

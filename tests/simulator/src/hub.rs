@@ -281,7 +281,7 @@ impl Clique {
         }
     }
 
-    /// Tells everybody what everybody brought, in order of rank.
+    /// Sends all ranks the payloads of all ranks, in order of rank.
     fn exchange(&self, all: &Brought) {
         let together: Vec<u8> = all
             .values()
@@ -292,8 +292,8 @@ impl Clique {
         }
     }
 
-    /// Tells each rank its place: ranks of one color in order of key, then of rank. Of a shrink all
-    /// colors and keys are 0, so that the ranks close up.
+    /// Sends each rank its place: ranks of one color in order of key, then of rank. Of a shrink all colors
+    /// and keys are 0, so that the ranks close up.
     fn derive(&self, all: &Brought, last_key: &mut u64) {
         let mut colors: BTreeMap<i32, Vec<(i32, usize)>> = BTreeMap::new();
         for (&rank, (request, _)) in all {

@@ -56,7 +56,7 @@ impl Stream {
         stream
     }
 
-    /// What tells it from all others.
+    /// A key that is unique among live streams.
     pub(crate) fn key(&self) -> usize {
         std::ptr::from_ref(self).addr()
     }
@@ -67,7 +67,7 @@ impl Stream {
             if let Some(work) = queue.work.pop_front() {
                 drop(queue);
                 work();
-                // What it holds goes before somebody is told that it has ended.
+                // Drop what it holds before its end is visible to waiters.
                 drop(work);
                 queue = lock(&self.queue);
                 queue.pending -= 1;

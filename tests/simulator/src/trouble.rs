@@ -2,7 +2,7 @@
 //!
 //! | key | effect |
 //! |---|---|
-//! | `version=22105` | what `ncclGetVersion` says |
+//! | `version=22105` | the result of `ncclGetVersion` |
 //! | `hang_after=3` | the fourth operation that this process enqueues, and all later ones, never end |
 //! | `async_error_after=3` | the fourth operation ends the communicator with `ncclRemoteError` |
 //! | `launch_error_after=3` | the fourth operation is refused by the driver |
@@ -63,7 +63,7 @@ pub(crate) enum Fate {
     NeverConnects,
 }
 
-/// Counts one operation of this process and says what becomes of it.
+/// Counts one operation of this process and returns its fate.
 pub(crate) fn next_operation() -> Fate {
     static COUNT: AtomicU64 = AtomicU64::new(0);
     let number = COUNT.fetch_add(1, Ordering::Relaxed);
@@ -81,14 +81,14 @@ pub(crate) fn next_operation() -> Fate {
     }
 }
 
-/// Counts one call of this process and says whether it is taken.
+/// Counts one call of this process and returns whether it is taken.
 pub(crate) fn next_call_is_taken() -> bool {
     static COUNT: AtomicU64 = AtomicU64::new(0);
     let number = COUNT.fetch_add(1, Ordering::Relaxed);
     order("call_error_after").is_none_or(|after| number < after)
 }
 
-/// Counts one allocation and says whether there is memory for it.
+/// Counts one allocation and returns whether there is memory for it.
 pub(crate) fn next_allocation_fits() -> bool {
     static COUNT: AtomicU64 = AtomicU64::new(0);
     let number = COUNT.fetch_add(1, Ordering::Relaxed);

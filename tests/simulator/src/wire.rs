@@ -21,7 +21,7 @@ pub(crate) enum Ask {
     Shrink = 11,
     Gather = 12,
     Scatter = 13,
-    /// Everybody's bytes to everybody.
+    /// All ranks receive the bytes of all ranks.
     Exchange = 14,
 }
 
@@ -131,7 +131,7 @@ pub(crate) struct Reply {
     pub(crate) payload: Vec<u8>,
 }
 
-/// The id of a reply that nobody asked for: the whole clique has failed.
+/// The id of an unsolicited reply: the whole clique has failed.
 pub(crate) const FAILED: u64 = u64::MAX;
 
 impl Reply {

@@ -63,7 +63,7 @@ impl Shared {
     }
 }
 
-/// Part of this process's memory that a file stands behind.
+/// Part of this process's memory that is backed by a file.
 pub(crate) struct Mapping {
     at: usize,
     size: usize,
@@ -272,7 +272,7 @@ fn is_pinned(at: usize, size: usize) -> bool {
     below.is_some_and(|(start, layout)| at + size <= start + layout.size())
 }
 
-/// Waits for the device. The manual says so where it excepts other memory: "This API will not perform any
+/// Waits for the device. The manual implies it where it excepts other memory: "This API will not perform any
 /// implicit synchronization when the pointer was allocated with `cuMemAllocAsync`".
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuMemFree_v2(at: u64) -> c_int {

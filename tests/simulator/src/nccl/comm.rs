@@ -35,7 +35,7 @@ pub(super) fn dismiss(handle: *mut c_void) -> Option<Arc<Comm>> {
     COMMS.remove(handle)
 }
 
-/// Who waits for an answer.
+/// The kind of call that waits for an answer.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum WaitsFor {
     /// A kernel, which ends when the communicator is stopped.
@@ -194,7 +194,7 @@ impl Comm {
         self.settle(status)
     }
 
-    /// What `ncclCommGetAsyncError` says (init.cc): an error of its own, or else one of the connections.
+    /// The result of `ncclCommGetAsyncError` (init.cc): an error of its own, or else one of the connections.
     pub(super) fn async_error(&self) -> c_int {
         match self.state.load(Ordering::Acquire) {
             SUCCESS => self.network.load(Ordering::Acquire),
@@ -215,7 +215,7 @@ impl Comm {
     /// (`ncclRegister`, register/register.cc) and the user's reductions (`ncclRedOpCreatePreMulSum`, enqueue.cc).
     pub(super) fn check_alone(&self, call: &str) {
         if self.has_jobs() {
-            refuse(&format!("{call} beside a launch that is not finished"));
+            refuse(&format!("{call} during a launch that is not finished"));
         }
     }
 

@@ -1,7 +1,8 @@
 //! Communicators made from others: split and shrink.
 //!
-//! As in init.cc (`ncclCommSplit`, 3392; `ncclCommShrink`, 3177; `ncclCommInitChildComm`, 3073 and 3098): "*newcomm should be
-//! NCCL_COMM_NULL until comm split fully complete", and the parent is in progress meanwhile.
+//! As in init.cc (`ncclCommSplit`, 3392; `ncclCommShrink`, 3177; `ncclCommInitChildComm`, 3073 and 3098):
+//! "*newcomm should be NCCL_COMM_NULL until comm split fully complete", and the parent is in progress until
+//! then.
 
 use super::comm::{Comm, WaitsFor, admit, comm_of};
 use super::lifecycle::{ConfigHead, Name, is_blocking, run_or_spawn};
@@ -125,7 +126,7 @@ unsafe fn derive(
             }
             Err(status) => status,
         };
-        // First: whoever stops the communicator waits for this, and has the last word on its state.
+        // First: a thread that stops the communicator waits for this, and sets its final state.
         let status = parent.settle(status);
         drop(job);
         status

@@ -86,7 +86,7 @@ impl Name {
             .all(|(nth, &was)| byte(nth) == was)
     }
 
-    /// Looks at it, as the plugin of a profiler would.
+    /// Reads the name, as the plug-in of a profiler would.
     pub(super) fn look(&self) -> Result<(), c_int> {
         match self.is_intact() {
             true => Ok(()),
@@ -308,9 +308,9 @@ pub unsafe extern "C" fn ncclCommRevoke(handle: *mut c_void, flags: c_int) -> c_
     comm.revoked.store(true, Ordering::Release);
     comm.stop();
     let is_blocking = comm.is_blocking;
-    // What was in progress is joined first, and what it says does not count (`ncclCommRevoke`: the error of
-    // `ncclCommEnsureReady` is dropped, init.cc:2989); then the flags are put back (`commRevokeAsync`, 2958), once
-    // the device has come through what precedes. An error of the connections stays.
+    // What was in progress is joined first, and its result is dropped (`ncclCommRevoke`: the error of
+    // `ncclCommEnsureReady` is dropped, init.cc:2989); then the flags are put back (`commRevokeAsync`, 2958),
+    // once the device has come through what precedes. An error of the connections stays.
     comm.settle(IN_PROGRESS);
     let job = move || {
         comm.drain();

@@ -138,7 +138,7 @@ pub unsafe extern "C" fn ncclRedOpCreatePreMulSum(
     let Some(size) = size_of_type(data_type) else {
         return fail(INVALID_ARGUMENT, "invalid type");
     };
-    // SAFETY: the caller's scalar of that type: on the host, as `ncclScalarHostImmediate` says.
+    // SAFETY: the caller's scalar of that type: on the host, as `ncclScalarHostImmediate` promises.
     let bytes = unsafe { std::slice::from_raw_parts(scalar.cast::<u8>(), size) };
     let factor = match (data_type, bytes) {
         (6, &[a, b]) => rcomm::f16::from_le_bytes([a, b]).to_f64(),

@@ -32,7 +32,7 @@ const SYMMETRIC: c_int = 1;
 const ALIGNMENT: u64 = 4096;
 const CARD: usize = 32;
 
-/// Everybody's part.
+/// The parts of all ranks.
 struct Window {
     comm: usize,
     at: u64,
@@ -47,7 +47,7 @@ static WINDOWS: Handles<Window> = Handles::new("window");
 
 /// Counters of signals, by sender, in memory that all ranks of a communicator reach.
 pub(super) struct Signals {
-    /// Where this process sees everybody's.
+    /// The addresses of all tables in this process, by rank.
     tables: Vec<u64>,
     _own: memory::Shared,
     _mapped: Vec<Mapping>,
@@ -63,7 +63,7 @@ impl Signals {
     }
 }
 
-/// What a rank tells the others of its memory.
+/// A rank's description of its memory, sent to the others.
 fn card(file: (c_int, u64), offset: u64, size: u64) -> Vec<u8> {
     let mut card = Vec::with_capacity(CARD);
     card.extend(u64::from(std::process::id()).to_le_bytes());
@@ -74,7 +74,7 @@ fn card(file: (c_int, u64), offset: u64, size: u64) -> Vec<u8> {
     card
 }
 
-/// Tells everybody, and maps what they tell: where each part is in this process, and how long.
+/// Exchanges the cards of all ranks and maps their memory: where each part is in this process, and how long.
 #[allow(clippy::type_complexity, reason = "addresses and what keeps them")]
 fn exchange(comm: &Comm, card: &[u8]) -> Result<(Vec<(u64, u64)>, Vec<Mapping>), c_int> {
     let mut request = Request::new(Ask::Exchange, comm.next_id(), 0);
@@ -407,7 +407,7 @@ pub unsafe extern "C" fn ncclPutSignal(
             // The target stays mapped until this has run.
             let _window = &target;
             memory::check(source as usize, bytes);
-            // SAFETY: both ranges lie in windows; what runs beside it is the program's affair.
+            // SAFETY: both ranges lie in windows; the program synchronizes concurrent accesses.
             unsafe {
                 std::ptr::copy(
                     source as *const u8,

@@ -1,5 +1,5 @@
-//! Worlds of ranks, for the tests beside: on threads ([`world`]) and as processes that can die
-//! ([`process`]), with faults by name ([`fault`]); and jobs that only their records show
+//! Worlds of ranks for the tests of this crate: on threads ([`world`]) and as processes that can
+//! die ([`process`]), with faults by name ([`fault`]); and jobs that only their records show
 //! ([`generator`]).
 #![forbid(unsafe_code)]
 

@@ -203,8 +203,8 @@ fn list(directory: &Path) -> Vec<PathBuf> {
     entries.flatten().map(|entry| entry.path()).collect()
 }
 
-/// A port that nobody listens on and that the kernel gives to nobody: below the range from which it
-/// takes ports by itself, and from sixteen that belong to this process alone.
+/// A port on which no process listens and which the kernel does not assign: below the range from
+/// which it assigns ports by itself, and from sixteen that belong to this process alone.
 ///
 /// # Panics
 /// If there is none.
@@ -221,7 +221,7 @@ pub fn free_port() -> u16 {
 /// Waits for `look` to find something.
 ///
 /// # Panics
-/// If it has not in [`PATIENCE`]: says what was waited for.
+/// If nothing was found within [`PATIENCE`]; the message names what was waited for.
 pub fn wait_until<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
     let deadline = Instant::now() + PATIENCE;
     loop {

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 const FILE: &str = "librcomm_simulator.so";
 
-/// The shared library that cargo has built beside this program.
+/// The shared library that cargo has built in the directory of this program.
 ///
 /// # Panics
 /// If it is not there.

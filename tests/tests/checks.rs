@@ -107,7 +107,7 @@ fn roots_and_reductions_are_compared_too() {
 
 #[test]
 fn a_message_that_does_not_fit_is_told_to_both_ends_at_last() {
-    // A short message is on its way before anybody can refuse it, a long one is not.
+    // A short message has left before the mismatch can be refused, a long one has not.
     for count in [10, 100_000] {
         let run = |body: fn(World, usize)| {
             on_threads(2, &Carrier::Cpu, checked, |world| body(world, count));

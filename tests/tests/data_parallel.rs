@@ -117,7 +117,7 @@ fn unused_parameters_are_refused_by_name_or_found() {
         };
         let mut lenient = Reducer::new(group, parameters(), options).unwrap();
         for _ in 0..2 {
-            // Rank 0 uses a and b, rank 1 uses b and c; nobody uses d.
+            // Rank 0 uses a and b, rank 1 uses b and c; no rank uses d.
             let first = world.rank() as usize;
             lenient
                 .ready(first + 1, &gradient(0, first + 1, 0))

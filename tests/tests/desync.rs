@@ -25,7 +25,7 @@ fn errors(body: impl Fn(&World) -> rcomm::Result<()> + Sync) -> Vec<(&'static st
         let errors = on_threads(RANKS, &carrier, change, |world| {
             let rank = world.rank();
             match body(&world) {
-                Ok(()) => panic!("{name}: rank {rank} was not told"),
+                Ok(()) => panic!("{name}: rank {rank} got no error"),
                 Err(error) => error,
             }
         });
@@ -34,8 +34,8 @@ fn errors(body: impl Fn(&World) -> rcomm::Result<()> + Sync) -> Vec<(&'static st
     ways.into_iter().map(run).collect()
 }
 
-/// Every rank is told, long before its time-out, and by the first operation: not that a peer is gone, but
-/// that the ranks disagree.
+/// Every rank fails at its first operation, long before its time-out, with an error that names the
+/// disagreement and not a lost peer.
 fn assert_all_disagree(body: impl Fn(&World) -> rcomm::Result<()> + Sync) {
     for (way, errors) in errors(body) {
         for (rank, error) in errors.iter().enumerate() {
@@ -146,7 +146,7 @@ fn a_sender_that_was_done_learns_of_the_wrong_size_from_its_next_operation() {
             result
         }
         _ => {
-            // Whoever leaves now ends the barrier, and what rank 1 reported before is the reason.
+            // A rank that leaves now ends the barrier, and the error is what rank 1 reported before.
             wait(world, "test/refused");
             Err(Error::new(ErrorKind::Mismatch, "takes no part"))
         }

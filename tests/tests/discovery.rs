@@ -56,7 +56,7 @@ fn own_host() -> String {
 #[test]
 fn instances_on_the_nodes_are_found_through_the_store_of_the_job() {
     let (job, store) = hang();
-    wait_until("the endpoints to be told", || {
+    wait_until("the hosts of the job in its store", || {
         hosts_in_store(&store, soon()).ok()
     });
     let client = TcpStore::connect(&*store.host, store.port, Duration::from_secs(20)).unwrap();
@@ -68,7 +68,7 @@ fn instances_on_the_nodes_are_found_through_the_store_of_the_job() {
         };
         let text = serde_json::to_vec(&notice).unwrap();
         let key = EndpointNotice::store_key(0, rank);
-        wait_until("the rank to have told of itself", || {
+        wait_until("the rank to publish its endpoint", || {
             client.check(&[&key]).unwrap().then_some(())
         });
         client.set(&key, &text).unwrap();

@@ -51,7 +51,7 @@ fn ranks_whose_main_threads_are_stuck_answer_at_their_endpoints() {
     let report = ask_until_found(EndpointAddress::Unix(socket.clone()));
     let sentence = &report.findings[0].sentence;
     assert!(sentence.contains("load data"), "{sentence}");
-    assert!(job.dumps().is_empty(), "nobody has timed out");
+    assert!(job.dumps().is_empty(), "no rank has timed out");
     let mode = std::fs::metadata(&socket).unwrap().permissions().mode();
     assert_eq!(mode & 0o777, 0o600);
 }

@@ -1,4 +1,4 @@
-//! Jobs that hang: what is left of them, and what it says.
+//! Jobs that hang: the records that they leave, and what these show.
 #![allow(clippy::unwrap_used)]
 
 use rcomm_analyzer::{Policy, Report, analyze};
@@ -12,14 +12,14 @@ const RANKS: u32 = 4;
 
 fn start(fault: Fault) -> Job {
     Job::start(env!("CARGO_BIN_EXE_rank"), RANKS, fault, |_, command| {
-        // A death is noticed by the connection: nobody is to be too slow before.
+        // A death is noticed by the connection: no rank may time out before.
         if matches!(fault, Fault::None | Fault::Kill) {
             command.env("RCOMM_TIMEOUT_MS", "60000");
         }
     })
 }
 
-/// Waits for the ranks that the fault leaves alive, and returns what they said at the end.
+/// Waits for the ranks that the fault leaves alive, and returns their standard error.
 fn wait_for_the_others(job: &mut Job) -> Vec<(u32, String)> {
     let others = (0..RANKS).filter(|&rank| rank != CULPRIT);
     others
@@ -69,7 +69,7 @@ fn a_rank_that_stops_joining_is_named_by_errors_and_analysis() {
             assert!(error.contains(missing), "{error}");
         }
     }
-    // The culprit is alive and has heard the alarm: it left a dump as well.
+    // The culprit is alive and has received the alarm: it left a dump as well.
     let dumps = wait_until("the dump of the culprit", || {
         let dumps = job.dumps();
         (dumps.len() == RANKS as usize).then_some(dumps)

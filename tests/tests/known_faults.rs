@@ -1,8 +1,8 @@
 //! The dumps of known faults, read and judged as a whole: each scenario in each form, its files in both
 //! orders, against what was injected.
 //!
-//! Four questions of each: who is at fault, what kind of fault it is, where the first wrong thing is, and
-//! whether anybody else is accused.
+//! Four questions of each: which ranks are at fault, what kind of fault it is, where the first wrong
+//! thing is, and whether any other rank is accused.
 
 use rcomm_analyzer::load::{LoadOptions, LoadedDump, load_all};
 use rcomm_analyzer::{Analysis, Code, Extent, Finding, Policy, Report, Severity, Unread};
@@ -11,7 +11,7 @@ use serde::Deserialize;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// What was injected, as `truth.json` tells it.
+/// What was injected, as `truth.json` records it.
 #[derive(Deserialize)]
 struct Truth {
     kind: String,
@@ -160,7 +160,10 @@ fn every_known_fault_is_told_in_every_form_and_file_order() {
             let missed = truth.misses(&forwards);
             if !missed.is_empty() {
                 let first = forwards.findings.first().map(|first| &first.sentence);
-                misses.push(format!("{}: {missed:?}, said {first:?}", folder.display()));
+                misses.push(format!(
+                    "{}: {missed:?}, first finding {first:?}",
+                    folder.display()
+                ));
             }
         }
     }
@@ -172,7 +175,7 @@ fn every_known_fault_is_told_in_every_form_and_file_order() {
     assert!(misses.is_empty(), "{}", misses.join("\n"));
 }
 
-/// Who is accused first, and of what; `None` if no rank is.
+/// The ranks accused first, and the code; `None` if no rank is accused.
 fn accused(report: &Report) -> Option<(Code, Vec<Rank>)> {
     let mut errors = report.findings.iter();
     let first = errors.find(|finding| finding.severity == Severity::Error)?;

@@ -1,4 +1,4 @@
-//! The same program under launchers that are not ours: each tells ranks who they are in its own words.
+//! The same program under launchers of other projects: each passes rank and size in its own variables.
 
 use std::io::Write;
 use std::process::{Command, Output};

@@ -59,7 +59,7 @@ print("rank", rank, flush=True)
 
 fn python(script: &str, port: u16) -> Option<Child> {
     let Ok(python) = std::env::var("RCOMM_TEST_PYTHON") else {
-        // Past the capture of the test's output: a skip is heard.
+        // Past the capture of the test's output, so that a skip is visible.
         let _ = writeln!(
             std::io::stderr(),
             "skipped: RCOMM_TEST_PYTHON names no Python with torch"

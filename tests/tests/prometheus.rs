@@ -17,7 +17,7 @@ fn deploy() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../web/deploy")
 }
 
-/// Whether both programs are there; says so if not.
+/// Whether both programs are installed; prints a line if not.
 fn has_prometheus() -> bool {
     let found = ["prometheus", "promtool"].iter().all(|program| {
         let mut command = Command::new(program);

@@ -266,6 +266,6 @@ fn no_operation_is_left_out() {
     let listed: BTreeSet<OpType> = operations().into_iter().map(|(op, _)| op).collect();
     let missing = OpType::ALL.iter().filter(|op| !listed.contains(op));
     let missing: Vec<&OpType> = missing.collect();
-    // A split is recorded as the gather that it is; what we have no word for is nobody's operation.
+    // A split is recorded as the gather that it is; no operation of ours is recorded as `Other`.
     assert_eq!(missing, [&OpType::Split, &OpType::Other]);
 }

@@ -45,7 +45,7 @@ fn half_a_job_with(
     change(&mut config);
     let builder = World::builder(config).store(store.clone());
     let first = std::thread::spawn(move || builder.init());
-    // Who comes now is second: the store is this job's, with this size.
+    // The next rank to come is second: the store is this job's, with this size.
     let checked_in = ["rcomm/rendezvous/0/job"];
     store.wait(&checked_in, Duration::from_secs(20)).unwrap();
     (first, port)
@@ -152,7 +152,7 @@ fn ranks_that_do_not_come_are_named() {
     );
 }
 
-/// What each of three ranks is told when they were given these secrets.
+/// The error of each of three ranks that were given these secrets.
 fn refusals_of_secrets(secrets: [Option<&str>; 3]) -> Vec<String> {
     // A real store, which goes with rank 0.
     let store = TcpStore::host("127.0.0.1", 0, Duration::from_secs(20)).unwrap();
@@ -162,7 +162,7 @@ fn refusals_of_secrets(secrets: [Option<&str>; 3]) -> Vec<String> {
         let ranks = (0..3).zip(secrets).map(|(rank, secret)| {
             let config = Config {
                 secret: secret.map(rcomm::Secret::from_text),
-                // Rank 0 stays until all have heard.
+                // Rank 0 stays until all have been refused.
                 status_wait: Duration::from_secs(60),
                 ..at(place(rank, 3, port))
             };
@@ -293,7 +293,7 @@ fn members_that_want_different_backends_are_told() {
             },
         );
         let mut errors = errors.into_iter().flatten();
-        let error = errors.next().expect("one of the two is told");
+        let error = errors.next().expect("one of the two fails");
         assert_eq!(error.kind(), ErrorKind::Rendezvous);
         let told = |own: &str, other: &str| {
             let words = format!("wants the backends {own:?}, another member {other:?}");

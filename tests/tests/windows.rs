@@ -57,7 +57,7 @@ fn what_is_put_before_a_signal_is_there_after_it() {
                 let mut got = vec![0; len];
                 window.get(own, 3, &mut got).unwrap();
                 assert!((0..len as u32).all(|at| got[at as usize] == at ^ before << round));
-                // Nobody overwrites what has not been looked at.
+                // No rank overwrites what has not been checked.
                 group.barrier().unwrap();
             }
             // What a neighbour has is read without its help.
@@ -305,7 +305,7 @@ fn windows_are_made_in_the_order_of_the_calls_whether_issued_or_not() {
             let group = world.group();
             let own = group.rank();
             let issue = |len| group.new_window_async(memory(group, road, len)).unwrap();
-            // Some issue what others run, and much else goes on meanwhile.
+            // Some ranks issue what others run blocking, while other operations are in flight.
             let first = issue(1);
             let second = if own == 1 {
                 group.new_window(memory(group, road, 2)).unwrap()

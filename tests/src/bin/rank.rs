@@ -1,5 +1,6 @@
-//! One rank of a test job: trains in two groups until the culprit's fault ends it; or, if it is told to
-//! shrink, sums in one group and goes on when the culprit is killed; or calls the roll without it.
+//! One rank of a test job: trains in two groups until the culprit's fault ends it; or, in the shrinking
+//! scenario, sums in one group and goes on when the culprit is killed; or runs a monitored barrier that
+//! the culprit misses.
 //!
 //! `rank FAULT [STEP [PAUSE_MS]]`: in which step the fault happens, and how long each step loads data.
 #![allow(clippy::print_stderr)]
@@ -93,7 +94,7 @@ fn call_the_roll() -> Result<(), String> {
     let brief = world.group().within(Duration::from_secs(2));
     let work = brief.monitored_barrier_async(RollCall::All).map_err(told)?;
     let Err(error) = work.wait() else {
-        return Err("nobody was missed".to_owned());
+        return Err("no rank was missed".to_owned());
     };
     eprintln!("missed: {error}");
     let mut number = [rank];

@@ -55,7 +55,7 @@ impl Job {
                 }
                 dump.entries
                     .truncate(random.between(all as u64 / 4, all as u64 * 3 / 4) as usize);
-                // What stands behind the entries in a file is lost with them.
+                // What follows the entries in a file is lost with them.
                 for group in &mut dump.groups {
                     group.status = None;
                 }

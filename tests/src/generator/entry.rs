@@ -22,7 +22,7 @@ pub(super) struct Outcome {
 }
 
 impl Outcome {
-    /// As a member of a block shows it whose closing marker alone tells.
+    /// The outcome of a member of a block, in a record where only the closing marker completes.
     pub(super) fn hidden(self) -> Self {
         Self {
             state: EntryState::Scheduled,

@@ -73,16 +73,16 @@ fn try_at(
         | Kind::ShortRing
         | Kind::Dropped => recorder == Recorder::Rcomm,
         Kind::Overrun | Kind::Clocks => recorder == Recorder::Nccl,
-        // Messages that nobody records.
+        // Gloo's recorder records no messages.
         Kind::LostMessage | Kind::MessageSize => recorder != Recorder::NativeGloo,
-        // Nobody tells how long anything took.
+        // Gloo's recorder records no durations.
         Kind::Tiny | Kind::NearTimeout => recorder != Recorder::NativeGloo,
         _ => true,
     };
     if !needs {
         return None;
     }
-    // What is taken from any is told by nobody's order.
+    // A receive from any source fixes no order, so that a wrong size cannot be placed.
     if let Act::Batch { messages, .. } = &programs[rank as usize].acts[at]
         && messages.iter().any(|message| message.any)
         && kind == Kind::MessageSize
@@ -92,7 +92,7 @@ fn try_at(
     let program = &mut programs[rank as usize];
     let group = program.acts[at].group();
     let members = mesh.groups[group].ranks.len();
-    // One against one is told only by the groups that play the same part.
+    // In a group of two, only groups with the same role show which member deviates.
     let told = members > 2 || mesh.siblings(group) > 2;
     let fault = |decidable: bool| {
         Some(Fault {
@@ -116,7 +116,7 @@ fn try_at(
             }
             program.acts.truncate(at);
             // Gloo's recorder names no members of groups: that one left no record shows by the other groups
-            // of the kind, if there are any, and if nobody else is at fault.
+            // of the kind, if there are any, and if no other rank is at fault.
             let lost = kind == Kind::Crash && recorder == Recorder::NativeGloo;
             let shown = group == 0 || mesh.siblings(group) > 1;
             fault(!lost || (shown && spec.faults.len() == 1))
@@ -239,7 +239,7 @@ fn try_at(
             let next = program.acts.get(at + 1)?;
             let (a, b) = (single(&program.acts[at])?, single(next)?);
             let other = next.group();
-            // One against one is told only by the groups that play the same part.
+            // In a group of two, only groups with the same role show which member deviates.
             let told = mesh.siblings(group) > 2 || mesh.siblings(other) > 2;
             if other == group || !waits_for_all(&a) || !waits_for_all(&b) {
                 return None;
@@ -258,7 +258,7 @@ fn try_at(
                 output: vec![parts],
                 ..call.clone()
             };
-            // Where roots are not recorded, an earlier gather of the group tells who it is.
+            // Where roots are not recorded, an earlier gather of the group shows the root.
             let before = program.acts[..at]
                 .iter()
                 .filter(|act| single(act).as_ref() == Some(&call));
@@ -373,7 +373,7 @@ fn try_at(
         Kind::Clocks => two_crashes(mesh, programs, rank, at),
         Kind::Slow => {
             program.late = step_starts(program)?;
-            // In a bare pipeline, or ring, everybody waits for the one before, late or not.
+            // In a bare pipeline, or ring, each rank waits for the one before, late or not.
             let met = spec.tp > 1 || spec.pp == 1;
             // Completions that are noticed by as much too late as a rank is late hide it.
             let noticed = recorder != Recorder::Nccl
@@ -417,8 +417,8 @@ fn step_starts(program: &Program) -> Option<Vec<(usize, u64)>> {
     (late.len() >= 3).then_some(late)
 }
 
-/// Two ranks of different groups of one kind are gone from the same point of the program on, where
-/// nobody of either group has a part in the other's wait.
+/// Two ranks of different groups of one kind are gone from the same point of the program on, where no
+/// member of either group takes part in the other's wait.
 fn two_crashes(mesh: &Mesh, programs: &mut [Program], rank: Rank, at: usize) -> Option<Fault> {
     let act = &programs[rank as usize].acts[at];
     let group = act.group();
@@ -449,7 +449,7 @@ fn two_crashes(mesh: &Mesh, programs: &mut [Program], rank: Rank, at: usize) -> 
     })
 }
 
-/// Nobody leaves it before everybody has come.
+/// Whether no rank leaves the call before all have entered it.
 fn waits_for_all(call: &Call) -> bool {
     !matches!(call.op, OpType::Broadcast | OpType::Gather)
 }

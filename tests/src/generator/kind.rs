@@ -11,7 +11,7 @@ pub enum Kind {
     Crash,
     /// A rank leaves out one collective.
     Skip,
-    /// A rank issues one collective that nobody else does.
+    /// A rank issues one collective that no other rank does.
     Extra,
     /// A rank issues another operation.
     Op,
@@ -27,7 +27,7 @@ pub enum Kind {
     MessageSize,
     /// A rank passes other members to the creation of a group, which the others never meet.
     Members,
-    /// A collective in which everybody arrives and nobody finishes.
+    /// A collective that all ranks enter and none finishes.
     Fabric,
     /// A rank comes late in every step.
     Slow,
@@ -43,7 +43,7 @@ pub enum Kind {
     Sum,
     /// A rank's process is gone (a record that outlives it only).
     Dead,
-    /// An operation fails on one rank while everybody is in it (a record that tells failures only).
+    /// An operation fails on one rank while all ranks are in it (in a record that shows only failures).
     Fails,
     /// A rank's watchdog makes no rounds; the job runs on.
     Stalled,

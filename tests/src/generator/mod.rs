@@ -44,7 +44,7 @@ pub struct Spec {
     pub steps: u32,
     /// Micro-batches of a step.
     pub micro_batches: u32,
-    /// What the program does beside.
+    /// What the program does in addition to the usual.
     pub mix: Mix,
     /// Who records, and what.
     pub recording: Recording,
@@ -52,7 +52,7 @@ pub struct Spec {
     pub faults: Vec<Kind>,
 }
 
-/// What a program does beside the usual.
+/// What a program does in addition to the usual.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Mix {
     /// Parameters are sharded over the data-parallel replicas, and over half of them where there are
@@ -115,7 +115,7 @@ impl Spec {
             Recorder::NativeGloo,
             Recorder::Torchcomms,
         ]);
-        // Gloo records no messages, torchcomms no peers: a pipeline of theirs says too little.
+        // Gloo records no messages, torchcomms no peers: a pipeline of theirs shows too little.
         let pp = match recorder {
             Recorder::NativeGloo => 1,
             Recorder::Torchcomms => pp.min(2),
@@ -123,7 +123,7 @@ impl Spec {
         };
         let (dp, ep) = if tp * pp * dp < 2 { (2, 1) } else { (dp, ep) };
         let window = *random.pick(&[Window::Whole, Window::Whole, Window::Last, Window::Unequal]);
-        // One counter for everything: from the middle of a ring it identifies nothing.
+        // One counter numbers all operations: from the middle of a ring it identifies nothing.
         let window = match recorder {
             Recorder::Torchcomms => Window::Whole,
             _ => window,

@@ -27,7 +27,7 @@ pub(super) struct Message {
     /// Rank of the group at the other end; without meaning where a receive takes from any.
     pub(super) peer: u32,
     pub(super) elements: u64,
-    /// The receiver takes from whoever sends first. Such a message is alone in its batch.
+    /// The receiver takes from the first rank that sends. Such a message is alone in its batch.
     pub(super) any: bool,
 }
 

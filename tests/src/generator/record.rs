@@ -132,7 +132,7 @@ pub(super) fn dumps(
 pub(super) enum Share {
     /// Everything.
     All,
-    /// What the device's backend does, where a host's stands beside it.
+    /// The operations of the device's backend, where the process has a host backend as well.
     Device,
     /// What the host's backend does.
     Host(Recorder),
@@ -186,7 +186,7 @@ fn leave_one_out(name: &str, rank: Rank, dump: &mut Dump) {
     }
 }
 
-/// What a fault leaves in a record beside the operations.
+/// What a fault leaves in a record apart from the operations.
 fn show_outside(kind: Kind, steps: u32, dump: &mut Dump) {
     match kind {
         Kind::Dead => dump.identity.reason = RingReader::OWNER_IS_DEAD.into(),

@@ -155,8 +155,8 @@ impl Script<'_> {
         }
     }
 
-    /// A ring over the group: in each hop everybody sends to the next and receives from the one before,
-    /// in one batch.
+    /// A ring over the group: in each hop every rank sends to the next and receives from the one
+    /// before, in one batch.
     fn pass_around(&mut self, group: usize, line: u32) {
         let (Some(me), members) = (
             self.mesh.member(group, self.rank),

@@ -401,7 +401,7 @@ impl<'a> Cases<'a> {
         group.barrier().unwrap();
     }
 
-    /// Objects at once, beside other operations; some ranks run what others issue.
+    /// Several objects at once, while other operations run; some ranks block where others issue.
     fn check_issued_objects(&mut self, names: &[String]) {
         let (group, own, n) = (self.group, self.own(), self.size());
         let root = n as u32 - 1;
@@ -426,7 +426,11 @@ impl<'a> Cases<'a> {
         );
         let all = (own as u32 == root).then(|| (0..n).collect::<Vec<_>>());
         self.same("gather_object_async", to_root.wait().unwrap(), all);
-        self.same("beside objects", sum.wait().unwrap(), vec![n as u32]);
+        self.same(
+            "with objects in flight",
+            sum.wait().unwrap(),
+            vec![n as u32],
+        );
         let told = told.unwrap().wait().unwrap();
         let expected = (root as usize, "told".to_owned());
         self.same("broadcast_object_async", told, expected);

@@ -1,4 +1,4 @@
-//! What a backend's library cannot do, and says so.
+//! What a backend's library cannot do, and the error that reports it.
 
 use rcomm::{DType, DeviceKind, ProcessGroup, ReduceOp};
 

@@ -115,7 +115,8 @@ fn objects_under_way_wait_for_no_collective_and_are_flushed_at_the_end() {
         let group = world.group();
         if world.rank() == 0 {
             let work = group.recv_object_async::<Vec<u32>>(1, 5).unwrap();
-            // It is in nobody's way, though the other sends only after all of these.
+            // The pending receive blocks none of these, though the other rank sends only after all of
+            // them.
             let told = group.broadcast_object_async("told".to_owned(), 1).unwrap();
             assert_eq!(told.wait().unwrap(), "all");
             group.barrier().unwrap();

@@ -1,4 +1,5 @@
-//! Who is there, who does not come, and how the others go on: monitored barriers, shrinking, goodbyes.
+//! Which ranks are present, which are missing, and how the others go on: monitored barriers,
+//! shrinking, shutdown notices.
 
 use super::{failing, run};
 use rcomm::{Config, ErrorKind, GroupOptions, OpType, ReduceOp, RollCall};
@@ -10,7 +11,7 @@ use std::time::Duration;
 fn ranks_that_are_dropped_let_the_one_with_the_store_go() {
     let change = |config: &mut Config| {
         failing(config);
-        // Nobody sits it out.
+        // Longer than the test: no rank may wait for it to pass.
         config.status_wait = Duration::from_secs(3_600);
     };
     on_threads(4, &Carrier::Cpu, change, |world| {
@@ -117,7 +118,7 @@ fn a_monitored_barrier_may_be_issued_by_some_and_run_by_others() {
                 (work.op(), work.seq()),
                 (OpType::MonitoredBarrier, 3 * round + 1)
             );
-            // Others go on meanwhile.
+            // Other operations run while it is pending.
             let mut sum = [1];
             group.all_reduce(&mut sum, ReduceOp::Sum).unwrap();
             assert_eq!(sum, [3]);
@@ -151,7 +152,7 @@ fn an_issued_monitored_barrier_names_the_absent_and_the_group_goes_on() {
             world.store().set(own, b"1").unwrap();
             world.store().wait(&here, Duration::from_secs(30)).unwrap();
         }
-        // Who comes too late hears what the others heard.
+        // A rank that comes too late gets the same error as the others.
         let work = brief.monitored_barrier_async(RollCall::All).unwrap();
         let error = work.wait().unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Timeout);

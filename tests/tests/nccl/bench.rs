@@ -1,4 +1,5 @@
-//! The program that measures on real devices, as far as the simulator carries it: its numbers are not said.
+//! The program that measures on real devices, as far as the simulator carries it: its numbers are not
+//! printed.
 
 use super::{RANKS, over};
 use rcomm_tests::process::Job;

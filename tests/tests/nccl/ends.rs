@@ -71,7 +71,10 @@ fn memory_and_nan_checks_do_not_wait_for_a_kernel_that_hangs() {
         let ended = job.wait(rank);
         let said = &ended.stderr;
         assert!(ended.status.success(), "rank {rank}: {ended:?}");
-        assert!(said.contains("went on beside it"), "rank {rank}: {said}");
+        assert!(
+            said.contains("went on while it hung"),
+            "rank {rank}: {said}"
+        );
     }
 }
 

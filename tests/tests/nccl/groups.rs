@@ -6,13 +6,13 @@ use std::io::{BufRead, BufReader, Write};
 use std::net::TcpListener;
 use std::process::Command;
 
-/// The lines of what a rank said that begin with this word.
+/// The lines of a rank's output that begin with this word.
 pub(crate) fn lines<'a>(said: &'a str, word: &str) -> Vec<&'a str> {
     let lines = said.lines().filter_map(|line| line.strip_prefix(word));
     lines.map(str::trim).collect()
 }
 
-/// What the scenario says, however the groups were made.
+/// The scenario's output, however the groups were made.
 pub(crate) fn check_split(said: &[String]) {
     // Even ranks in reverse order, odd ones but the last as they are.
     assert_eq!(lines(&said[0], "part:"), ["rank 1 of [2, 0], sum 2"]);
@@ -69,7 +69,7 @@ fn ranks_join_in_every_way_that_they_are_told_to() {
     }
 }
 
-/// What the scenario says, however the new group was made.
+/// The scenario's output, however the new group was made.
 pub(crate) fn check_shrink(job: &mut Job) -> Vec<String> {
     let others = (0..RANKS).filter(|&rank| rank != CULPRIT);
     let said = others.map(|rank| {
@@ -168,7 +168,7 @@ fn two_ranks_on_one_device_are_named_on_all_unless_that_is_allowed() {
         let device = if rank == CULPRIT { 0 } else { rank };
         command
             .env("RCOMM_CUDA_DEVICE", device.to_string())
-            // Each stays until all have said what they know.
+            // Each stays until all have reported their status.
             .env("RCOMM_STATUS_WAIT_MS", "20000");
     };
     for (rank, ended) in fail(start("train", on_one), 0..RANKS).1 {

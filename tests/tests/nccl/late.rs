@@ -88,7 +88,7 @@ fn what_is_left_to_the_library_is_not_freed_under_it() {
             command.env("RCOMM_SIM", "hang_after=4");
         }
     });
-    // They come to their end, although a kernel waits for ever and to free memory is to wait for it.
+    // They end, although a kernel never does and freeing memory waits for it.
     for (rank, ended) in fail(job, 0..RANKS).1 {
         assert_eq!(ended.status.code(), Some(1), "rank {rank}: {ended:?}");
     }

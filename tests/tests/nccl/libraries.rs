@@ -42,7 +42,7 @@ fn a_library_that_is_too_old_is_refused_with_its_version() {
 #[test]
 fn libraries_that_differ_between_ranks_are_named_on_all() {
     let job = start("train", |rank, command| {
-        // Each stays until all have said what they know.
+        // Each stays until all have reported their status.
         command.env("RCOMM_STATUS_WAIT_MS", "20000");
         if rank == CULPRIT {
             command.env("RCOMM_SIM", "version=22707");

@@ -39,7 +39,7 @@ fn over(library: &Path, command: &mut Command) {
         .env("RCOMM_CUDA_LIB", library);
 }
 
-/// A scenario that goes well, however busy the machine is, and what each rank said.
+/// Runs a scenario that succeeds, however busy the machine is, and returns the output of each rank.
 fn run(scenario: &str, change: impl Fn(u32, &mut Command)) -> (Job, Vec<String>) {
     let mut job = start(scenario, |rank, command| {
         command

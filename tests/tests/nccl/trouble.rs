@@ -53,7 +53,7 @@ fn a_rank_that_hangs_in_a_kernel_ends_in_a_time_out_a_dump_and_an_abort() {
     }
 }
 
-/// What the watchdog says of an operation whose start the library is still at.
+/// The watchdog's message for an operation that the library is still starting.
 const STUCK: &str = "all_reduce #1 on group default_pg: not done after 2.0 s; rank 2 is still inside the \
                      library's call that starts it";
 
@@ -141,7 +141,7 @@ fn a_launch_that_fails_is_told_in_the_librarys_words() {
 #[test]
 fn a_device_without_memory_is_named_on_all_ranks() {
     let job = start("train", |rank, command| {
-        // Each stays until all have said what they know.
+        // Each stays until all have reported their status.
         command.env("RCOMM_STATUS_WAIT_MS", "20000");
         on_culprit("no_memory_after=0")(rank, command);
     });
@@ -212,7 +212,7 @@ fn a_slow_start_is_waited_for_and_a_start_too_slow_is_named() {
 fn an_error_of_one_rank_ends_what_is_pending_on_the_others_if_that_is_wanted() {
     for variable in ["RCOMM_NCCL_PROPAGATE_ERROR", "TORCH_NCCL_PROPAGATE_ERROR"] {
         let job = start("linger", |rank, command| {
-            // Nobody times out.
+            // No rank times out.
             command.env("RCOMM_TIMEOUT_MS", "80000").env(variable, "1");
             on_culprit("launch_error_after=4")(rank, command);
         });

@@ -44,7 +44,7 @@ fn windows_are_refused_by_name_where_there_are_none() {
             assert!(lines(&said, "no window:")[0].contains(sentence), "{said}");
         }
     }
-    // A library that cannot be asked says it by giving no window.
+    // A library without the query reports it by giving no window.
     let (_folder, mute) = without(&["ncclCommQueryProperties"]);
     let (_job, said) = run("no_windows", |_, command| {
         over(&mute, command);

@@ -1,4 +1,4 @@
-//! Every code of the report is said of some labelled job, by its own name and of the right ranks.
+//! Every code of the report is found in some labelled job, by its own name and of the right ranks.
 
 use crate::tally::{roots, told, truth};
 use crate::{judge, seeds, warnings};
@@ -67,7 +67,7 @@ fn every_code_is_said_of_a_job_that_has_it() {
                 said += 1;
             } else {
                 others.push(format!(
-                    "seed {seed}: {} said {}",
+                    "seed {seed}: {} judged as {}",
                     truth(&job),
                     told(&report)
                 ));
@@ -76,7 +76,10 @@ fn every_code_is_said_of_a_job_that_has_it() {
                 break;
             }
         }
-        eprintln!("| {code} {} | said of {said} of {jobs} jobs |", code.name());
+        eprintln!(
+            "| {code} {} | found in {said} of {jobs} jobs |",
+            code.name()
+        );
         assert!(said > 0, "{code}: {}", others.join("\n"));
     }
 }
@@ -112,8 +115,8 @@ fn make(seed: u64, cause: Cause) -> Option<(Job, Report)> {
     placed.then_some((job, report))
 }
 
-/// Whether the report says the code: an error first and of the ranks at fault, a warning of nobody else,
-/// a note of the input.
+/// Whether the report has the code: an error first and of the ranks at fault, a warning of no other
+/// rank, a note of the input.
 fn says(job: &Job, report: &Report, code: Code) -> bool {
     let guilty = job.culprits();
     match code.severity() {

@@ -1,4 +1,4 @@
-//! Verdicts on labelled jobs: the true root first, nobody else accused, the healthy left in peace.
+//! Verdicts on labelled jobs: the true root first, no other rank accused, no finding on healthy jobs.
 //!
 //! Jobs come from seeds, so each failure names the seed that makes it again. `RCOMM_VERDICT_SEEDS`
 //! sets the number of seeds per property; each property prints a line of the summary.
@@ -37,7 +37,7 @@ fn judge(job: &Job) -> Report {
     job.judge(&Policy::default())
 }
 
-/// A job with faults that show and can be told, if this seed gives one.
+/// A job with faults that show and can be decided, if this seed gives one.
 fn faulty(seed: u64, salt: u64, most_ranks: u32, faults: Vec<Kind>) -> Option<Job> {
     let mut spec = Spec::random(seed.wrapping_add(salt << 32), most_ranks);
     spec.faults = faults;
@@ -149,8 +149,8 @@ fn the_verdict_does_not_depend_on_the_order_of_files() {
     }
 }
 
-/// Damage to the records of those that are not at fault: who is at fault is found in this share of the
-/// jobs, and nobody else is accused with more than half a conviction.
+/// Damage to the records of ranks that are not at fault: the culprit is found in this share of the jobs,
+/// and no other rank is accused with a confidence above one half.
 fn hold_under(damage: Damage, salt: u64, right: f64) {
     let mut tally = Tally::default();
     let mut unsaid = Vec::new();
@@ -162,7 +162,7 @@ fn hold_under(damage: Damage, salt: u64, right: f64) {
         let Some(mut job) = faulty(seed, salt, 32, vec![kind]) else {
             continue;
         };
-        // Members of a batch stay `scheduled` for ever: without its marker it seems unfinished.
+        // Members of a batch stay `scheduled`: without its marker it seems unfinished.
         let batches = job.spec.pp > 1 && job.spec.recording.batched || job.spec.mix.rings;
         if damage == Damage::OnlyActive && batches {
             continue;
@@ -184,15 +184,15 @@ fn hold_under(damage: Damage, salt: u64, right: f64) {
             }
         }
     }
-    eprintln!("    damage not said: {} jobs", unsaid.len());
+    eprintln!("    damage not reported: {} jobs", unsaid.len());
     assert!(
         unsaid.len() * 20 <= tally.jobs,
-        "{damage:?} is not said in seeds {unsaid:?}"
+        "{damage:?} is not reported in seeds {unsaid:?}"
     );
     tally.hold_or_open(&format!("records {damage:?}"), right);
 }
 
-/// Whether the report says what is wrong with the input.
+/// Whether the report notes what is wrong with the input.
 fn is_said(damage: Damage, lost: Option<Rank>, report: &Report) -> bool {
     let noted = |code: Code| report.problems.iter().any(|problem| problem.code == code);
     match damage {
@@ -205,7 +205,7 @@ fn is_said(damage: Damage, lost: Option<Rank>, report: &Report) -> bool {
         }
         Damage::Stale => noted(Code::N300),
         Damage::MixedVersions => noted(Code::N303),
-        // That a file is cut, its reader says; where only what is active was written, nothing is amiss.
+        // A cut file is reported by its reader; where only what is active was written, nothing is wrong.
         Damage::Cut | Damage::OnlyActive => true,
     }
 }
@@ -248,11 +248,11 @@ fn everybody_inside_and_nobody_done_is_told_apart() {
             tally.take(seed, &job, 0.0);
         }
     }
-    tally.hold("everybody inside", RIGHT);
+    tally.hold("all ranks inside", RIGHT);
 }
 
 /// Whatever innocent dump is lost, no other innocent rank is accused with conviction, and where one is
-/// suspected the finding says what else the records allow.
+/// suspected the finding lists what else the records allow.
 #[test]
 fn no_lost_dump_makes_an_innocent_rank_the_root() {
     let (mut jobs, mut lost, mut suspected, mut wrong) = (0, 0, 0, Vec::new());
@@ -283,7 +283,7 @@ fn no_lost_dump_makes_an_innocent_rank_the_root() {
                     .any(|text| text.starts_with("no certainty"));
                 if one.confidence > 0.5 || (!reason && one.alternatives.is_empty()) {
                     wrong.push(format!(
-                        "seed {seed} without rank {rank}: {} said {}",
+                        "seed {seed} without rank {rank}: {} judged as {}",
                         truth(&rest),
                         told(&report)
                     ));
@@ -299,8 +299,8 @@ fn no_lost_dump_makes_an_innocent_rank_the_root() {
     assert!(jobs > 0 && wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
-/// A job in which each process has two recorders: what the device's backend did stands in one record, what
-/// the host's did in another, and the world is a group of both.
+/// A job in which each process has two recorders: one record holds what the device's backend did, another
+/// what the host's did, and the world is a group of both.
 fn with_two_recorders(seed: u64, faults: Vec<Kind>) -> Job {
     let mut spec = Spec::random(seed.wrapping_add(14 << 32), 32);
     spec.dp = spec.dp.max(2);

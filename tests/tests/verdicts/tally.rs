@@ -17,7 +17,7 @@ pub(crate) fn roots(report: &Report) -> impl Iterator<Item = &Finding> {
     errors.filter(|one| one.caused_by.is_none())
 }
 
-/// Whether the first finding names one of the faults and nobody else.
+/// Whether the first finding names one of the faults and no other rank.
 pub(crate) fn first_is_true(job: &Job, report: &Report) -> bool {
     let Some(first) = report.findings.first() else {
         return false;
@@ -34,9 +34,10 @@ pub(crate) fn first_is_true(job: &Job, report: &Report) -> bool {
     })
 }
 
-/// Whether the report leaves it open: it says nothing, or it is no surer than half and lists the truth.
+/// Whether the report leaves it open: it has no error, or its confidence is at most one half and it
+/// lists the truth.
 pub(crate) fn is_open(job: &Job, report: &Report) -> bool {
-    // Whom nobody can blame may still be listed.
+    // Ranks that no record can blame may still be listed.
     let at = job.faults.iter().map(|fault| fault.rank);
     let truth: Vec<Rank> = job.culprits().into_iter().chain(at).collect();
     let Some(first) = report
@@ -75,7 +76,7 @@ pub(crate) fn truth(job: &Job) -> String {
     format!("{} ({:?})", faults.join(", "), job.spec)
 }
 
-/// At least this share of decidable jobs must be told right.
+/// At least this share of decidable jobs must be judged right.
 pub(crate) const RIGHT: f64 = 0.99;
 
 /// What a property saw.
@@ -92,7 +93,7 @@ pub(crate) struct Tally {
 }
 
 impl Tally {
-    /// Judges a job; roots that are no surer than `unsure` may accuse anybody.
+    /// Judges a job; roots that are no surer than `unsure` may accuse any rank.
     pub(crate) fn take(&mut self, seed: u64, job: &Job, unsure: f64) {
         self.jobs += 1;
         let report = crate::judge(job);
@@ -117,7 +118,7 @@ impl Tally {
             let open = is_open(job, &report);
             self.open += usize::from(open);
             self.misses.push(format!(
-                "{}seed {seed}: {} said {}",
+                "{}seed {seed}: {} judged as {}",
                 if open { "open, " } else { "" },
                 truth(job),
                 told(&report)
@@ -131,7 +132,7 @@ impl Tally {
             .collect();
         if !wrong.is_empty() {
             self.accused.push(format!(
-                "seed {seed}: accused {wrong:?}; {} said {}",
+                "seed {seed}: accused {wrong:?}; {} judged as {}",
                 truth(job),
                 told(&report)
             ));
@@ -142,7 +143,7 @@ impl Tally {
         self.hold_with(name, right, self.right);
     }
 
-    /// Where it cannot always be told, leaving it open is as good.
+    /// Where the records cannot always decide, leaving it open is as good.
     pub(crate) fn hold_or_open(&self, name: &str, right: f64) {
         self.hold_with(name, right, self.right + self.open);
     }
@@ -186,7 +187,7 @@ impl Tally {
     }
 }
 
-/// How sure a finding says that it is.
+/// The confidence of a finding, in classes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Sureness {
     /// Up to 0.5: it may as well be otherwise.
@@ -236,7 +237,7 @@ impl std::fmt::Display for Share {
         let all = self.all.max(1) as f64;
         write!(
             f,
-            "{} of {} right ({:.1} %), said {:.0} % on average",
+            "{} of {} right ({:.1} %), confidence {:.0} % on average",
             self.right,
             self.all,
             self.right as f64 * 100.0 / all,

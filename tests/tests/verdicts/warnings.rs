@@ -54,7 +54,7 @@ fn what_costs_time_or_room_is_warned_of() {
             });
             if !told_it {
                 misses.push(format!(
-                    "seed {seed}: {} said {}",
+                    "seed {seed}: {} judged as {}",
                     truth(&job),
                     told(&report)
                 ));
@@ -93,7 +93,7 @@ fn who_is_late_in_every_step_is_named() {
             .is_some_and(|one| one.code == Code::W220 && one.culprit_ranks == job.culprits());
         if !named {
             misses.push(format!(
-                "seed {seed}: {} said {}",
+                "seed {seed}: {} judged as {}",
                 truth(&job),
                 told(&report)
             ));

@@ -1,9 +1,11 @@
-//! What the NCCL backend costs on a real device: beside calls of NCCL's own, and beside other work.
+//! What the NCCL backend costs on a real device: compared with direct calls of NCCL, and concurrent with
+//! other work.
 //!
-//! `device_bench [--quiet | --host]`, one process for each rank as for `device_rank`. Every rank measures; rank 0 says
-//! what it found, on its standard output. With `--quiet` everything is done and no number is said: where the library
-//! is a simulator they mean nothing. With `--host` it is the host's nanoseconds of a small call alone: over a
-//! simulator the difference to a raw call is what the backend costs without the driver's share.
+//! `device_bench [--quiet | --host]`, one process for each rank as for `device_rank`. Every rank measures;
+//! rank 0 prints the results on its standard output. With `--quiet` everything runs and no number is printed:
+//! where the library is a simulator they mean nothing. With `--host` it is the host's nanoseconds of a small
+//! call alone: over a simulator the difference to a raw call is what the backend costs without the driver's
+//! share.
 #![allow(clippy::print_stdout, clippy::print_stderr)]
 
 mod driver;
@@ -38,7 +40,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// Whether numbers are said.
+/// Whether numbers are printed.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Voice {
     Numbers,
@@ -193,8 +195,8 @@ impl Bench {
         })
     }
 
-    /// A matrix product beside an all-reduce on another stream: how much longer both take than the longer of
-    /// them alone.
+    /// A matrix product concurrent with an all-reduce on another stream: how much longer both take than the
+    /// longer of them alone.
     fn overlap(&self) -> Result<()> {
         let side = if self.voice == Voice::Quiet { 32 } else { 4096 };
         let gemm = Gemm::load(&self.world, &self.device, &self.stream, side)?;

@@ -1,5 +1,5 @@
-//! How communicators end while something of theirs goes on: graphs that hold operations, kernels that hang on two
-//! of them, memory that is registered beside a launch. And what an operation costs the host.
+//! How communicators end while something of theirs goes on: graphs that hold operations, kernels that hang on
+//! two of them, memory that is registered during a launch. And what an operation costs the host.
 
 use super::graph::Graphs;
 use super::{Gpu, all_reduce, count};
@@ -92,7 +92,7 @@ pub(super) fn beside_hung(world: &World, gpu: &Gpu) -> Result<()> {
     drop(gpu.buffer(&[1f32; 100])?);
     let later = group.execute_async(all_reduce(&next)?)?;
     assert!(!work.is_completed(), "what hangs ends when it is aborted");
-    eprintln!("went on beside it");
+    eprintln!("went on while it hung");
     for work in [work, later] {
         let error = work.wait().map(|_| ()).expect_err("the kernels hang");
         eprintln!("lost: {error}");
@@ -110,7 +110,7 @@ pub(super) fn refused_first(world: &World, gpu: &Gpu) -> Result<()> {
     Ok(())
 }
 
-/// Says whether what the abort began came to its end: the world waits ten seconds for that, then leaves it.
+/// Prints whether what the abort began came to its end: the world waits ten seconds for that, then leaves it.
 fn end_in_time(world: World) {
     let begun = Instant::now();
     drop(world);

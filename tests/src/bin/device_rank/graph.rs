@@ -65,7 +65,7 @@ impl Graphs {
     }
 
     fn destroy(&self, executable: Handle) {
-        // SAFETY: the signature is that of cuda.h; nobody uses the graph any more.
+        // SAFETY: the signature is that of cuda.h; the graph is not used afterwards.
         let status = unsafe {
             let destroy: Symbol<'_, unsafe extern "C" fn(Handle) -> c_int> = self
                 .driver
@@ -113,7 +113,7 @@ pub(super) fn capture(world: &World, gpu: &Gpu) -> Result<()> {
         buffer: summed.buffer()?,
         op: ReduceOp::Sum.into(),
     });
-    let refused = blocking.expect_err("nobody can wait for it");
+    let refused = blocking.expect_err("a capture cannot be waited for");
     eprintln!("refused: {refused}");
     let zeroed = DeviceBuffer::zeroed(&gpu.stream, DType::I64, 100);
     let refused = zeroed.map(|_| ()).expect_err("the graph would fill it");
@@ -153,7 +153,7 @@ pub(super) fn capture(world: &World, gpu: &Gpu) -> Result<()> {
 
     keep_memory(world, gpu, &graphs)?;
 
-    // Who does not join the group's stream again learns it from the driver.
+    // A capture that does not join the group's stream again fails with the driver's error.
     graphs.begin(stream);
     drop(group.execute_async(all_reduce(&summed)?)?);
     let (status, _) = graphs.end(stream);
@@ -162,7 +162,7 @@ pub(super) fn capture(world: &World, gpu: &Gpu) -> Result<()> {
     say_communicators(world)
 }
 
-/// A graph keeps what it uses alive, although nobody else does, and for as long as it is there.
+/// A graph keeps what it uses alive, although it holds the last reference, and for as long as it exists.
 fn keep_memory(world: &World, gpu: &Gpu, graphs: &Graphs) -> Result<()> {
     let group = world.group();
     let stream = gpu.stream.as_raw();
@@ -183,7 +183,7 @@ fn keep_memory(world: &World, gpu: &Gpu, graphs: &Graphs) -> Result<()> {
     gpu.stream.synchronize()?;
     assert!(watched.upgrade().is_some(), "the graph is there");
     graphs.destroy(executable);
-    // Whoever uses the device next frees it, once the watchdog has seen that the operation was issued. The
+    // The next use of the device frees it, once the watchdog has seen that the operation was issued. The
     // ranks go on together.
     let begun = Instant::now();
     loop {
@@ -194,7 +194,7 @@ fn keep_memory(world: &World, gpu: &Gpu, graphs: &Graphs) -> Result<()> {
         }
         assert!(
             begun.elapsed() < Duration::from_secs(30),
-            "nobody needs it any more"
+            "memory of the destroyed graph is still held"
         );
     }
     Ok(())

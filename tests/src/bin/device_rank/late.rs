@@ -1,5 +1,5 @@
-//! What the device or the library comes to late: memory that somebody has given up by then stays until it is
-//! through.
+//! Late completion by the device or the library: memory whose operation was given up stays alive until they
+//! are done with it.
 
 use super::stuck::Gate;
 use super::{Gpu, all_reduce, count, window};
@@ -40,7 +40,7 @@ fn watched(gpu: &Gpu, elements: &[u32]) -> Result<(DeviceBuffer, Weak<DeviceBuff
     Ok((memory, weak))
 }
 
-/// Waits until what the library says of the group's communicator is this.
+/// Waits until the library's state of the group's communicator satisfies `is_it`.
 fn await_states(group: &ProcessGroup, is_it: impl Fn(&str) -> bool) {
     let backend = group.backend(DeviceKind::Cuda).expect("it was configured");
     let begun = Instant::now();
@@ -94,7 +94,8 @@ fn catch_up(world: &World, gpu: &Gpu) -> Result<()> {
     Ok(())
 }
 
-/// An operation is given up while the library is at it, and launched all the same: nobody stops that.
+/// An operation is given up while the library is launching it, and is launched all the same: a call into the
+/// library cannot be cancelled.
 pub(super) fn launch(world: &World, gpu: &Gpu) -> Result<()> {
     let group = world.group();
     let (numbers, owner) = watched(gpu, &[1; 256])?;
@@ -106,15 +107,12 @@ pub(super) fn launch(world: &World, gpu: &Gpu) -> Result<()> {
         group.abort("it takes too long");
         issuing.join().expect("the thread that issues")
     })?;
-    // What is on the device by now is done, and says nothing of what is still to come.
+    // What is on the device by now is done, which implies nothing about what is still to come.
     wait_for_device(world, gpu);
     let error = work.wait().map(|_| ()).expect_err("it was given up");
     eprintln!("given up: {error}");
     catch_up(world, gpu)?;
-    assert!(
-        owner.upgrade().is_some(),
-        "nobody knows when it was launched"
-    );
+    assert!(owner.upgrade().is_some(), "the library may still launch it");
     Ok(())
 }
 
@@ -141,7 +139,7 @@ pub(super) fn refused_group(world: &World, gpu: &Gpu) -> Result<()> {
     Ok(())
 }
 
-/// Nobody listens.
+/// An observer that ignores all events.
 struct Deaf;
 
 impl Observer for Deaf {
@@ -170,12 +168,12 @@ pub(super) fn look(world: &World, gpu: &Gpu) -> Result<()> {
     wait_for_device(world, gpu);
     match pending.wait(Deadline::In(Duration::from_secs(60))) {
         Progress::Failed(error) => eprintln!("stopped: {error}"),
-        other => panic!("nobody has reduced anything: {other:?}"),
+        other => panic!("the operation was not aborted: {other:?}"),
     }
     Ok(())
 }
 
-/// The library puts when the deadline has passed, and nobody stops it.
+/// The library puts after the deadline has passed: the call cannot be cancelled.
 pub(super) fn put(world: &World, gpu: &Gpu) -> Result<()> {
     let group = world.group();
     let (window, _) = window::open(group, 64)?;
@@ -188,7 +186,7 @@ pub(super) fn put(world: &World, gpu: &Gpu) -> Result<()> {
         let after = window.put(next, 0, &[1u32]);
         eprintln!(
             "after: {}",
-            after.expect_err("nobody knows what is to come")
+            after.expect_err("the first put may still arrive")
         );
     }
     drop(source);

@@ -1,5 +1,5 @@
 //! One rank of a test job on device memory: over NCCL and a GPU, or what the environment names in their
-//! place. `device_rank SCENARIO`; what it finds it says on its standard error.
+//! place. `device_rank SCENARIO`; it prints its results on standard error.
 #![allow(clippy::print_stderr)]
 
 mod cudarc;
@@ -106,7 +106,7 @@ fn count(group: &ProcessGroup, gpu: &Gpu) -> Result<f32> {
     Ok(sums[0])
 }
 
-/// Says which communicators this rank's record knows.
+/// Prints the communicators in this rank's record.
 fn say_communicators(world: &World) -> Result<()> {
     let path = world.dump()?;
     let bytes = std::fs::read(&path).expect("a dump that was just written");
@@ -154,13 +154,14 @@ fn split(world: &World, gpu: &Gpu) -> Result<()> {
     say_communicators(world)
 }
 
-/// Says what this rank has done, and stays, connections and all, until these have said so as well.
+/// Publishes what this rank has done, and keeps its connections open until these ranks have published the
+/// same.
 fn stay_for(world: &World, what: &str, ranks: impl Iterator<Item = u32>) {
     let key = |rank: u32| format!("test/{what}/{rank}");
     let keys: Vec<String> = ranks.map(key).collect();
     let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
     let store = world.store();
-    // Nobody is there any more where the store is gone.
+    // The store is gone when all other ranks have left.
     let _ = store
         .set(&key(world.rank()), b"1")
         .and_then(|()| store.wait(&keys, Duration::from_secs(60)));
@@ -228,7 +229,7 @@ fn streams(world: &World, gpu: &Gpu) -> Result<()> {
         let work = group.execute_async(all_reduce(&numbers)?)?;
         work.wait_stream(&other)?;
         work.wait_stream(&gpu.stream)?;
-        // The buffer is alive although nobody holds the work.
+        // The buffer is alive although the work was dropped.
         drop(work);
         let size = i64::from(world.size());
         let expected = size.pow(u32::try_from(round).expect("a small number"));
@@ -291,7 +292,7 @@ fn memory(world: &World, gpu: &Gpu) -> Result<()> {
     let [first, second] = twice;
     assert_eq!(first.id, second.id);
     backend.deregister(first)?;
-    // Registered once still: the memory stays, though nobody here has it any more.
+    // Still registered once: the memory stays, though this program holds no handle to it any more.
     drop((second, ours));
     assert_eq!(count(group, gpu)?, world.size() as f32);
     let host = rcomm::Buffer::from_vec(vec![1.0f32; 4]);

@@ -37,8 +37,8 @@ impl Gate {
     }
 
     fn call(&self, name: &[u8], stream: &CudaStream, flags: c_uint) {
-        // SAFETY: both functions have this signature in cuda.h; stream and word are live, and the word is as long
-        // as somebody may wait for it: who shuts a gate opens it.
+        // SAFETY: both functions have this signature in cuda.h; stream and word are live, and the word stays
+        // as long as the device may wait for it: the code that shuts a gate opens it.
         let status = unsafe {
             let call: Symbol<'_, OnWord> = self.driver.get(name).expect("a call on a word");
             call(stream.as_raw(), self.word.address(), 1, flags)

@@ -21,7 +21,7 @@ fn numbers(rank: u32, round: u32, len: usize) -> Vec<u32> {
         .collect()
 }
 
-/// Tells the next rank that all is there, and waits until the one before has said so.
+/// Signals the next rank that all has arrived, and waits for the same signal from the rank before.
 fn pass_on(window: &Window, next: u32, before: u32) -> Result<()> {
     window.signal(next)?;
     window.wait_signal(before)
@@ -72,7 +72,7 @@ pub(super) fn windows(world: &World, gpu: &Gpu) -> Result<()> {
     let theirs = numbers((before + size - 1) % size, 4, LEN);
     assert!(got == theirs[..half]);
     group.barrier()?;
-    // Signals are counted, those of one window apart from another's, and collectives go on beside them.
+    // Signals are counted, those of one window apart from another's, while collectives run.
     let (other, _) = open(group, 8)?;
     let early = other.wait_signal_async(before)?;
     window.signal(next)?;
@@ -80,7 +80,7 @@ pub(super) fn windows(world: &World, gpu: &Gpu) -> Result<()> {
     assert_eq!(count(group, gpu)?, size as f32);
     window.wait_signal(before)?;
     window.wait_signal(before)?;
-    assert!(!early.is_completed(), "nobody has signalled there");
+    assert!(!early.is_completed(), "no rank has signalled that window");
     group.barrier()?;
     other.put(next, 1, &[own, 7])?;
     other.signal(next)?;
@@ -112,7 +112,8 @@ pub(super) fn windows(world: &World, gpu: &Gpu) -> Result<()> {
     Ok(())
 }
 
-/// What the library or the communicator has not is refused in words, and the group goes on.
+/// What the library or the communicator does not support is refused with a sentence, and the group
+/// stays usable.
 pub(super) fn refusals(world: &World, gpu: &Gpu) -> Result<()> {
     let group = world.group();
     match open(group, 64) {

@@ -1,4 +1,4 @@
-//! Which address of this host the other ranks are told.
+//! Chooses the address of this host that the rank publishes to the others.
 //!
 //! The one of the network interface that the configuration names. Without a name, the one from which
 //! this host would speak to the store: where the store can be reached, the other ranks most likely can
@@ -35,7 +35,8 @@ fn without_a_name(place: &Rendezvous) -> Result<IpAddr> {
     let master: Option<IpAddr> = place.master_addr.parse().ok();
     let is_wildcard = master.is_some_and(|master| master.is_unspecified());
     if place.hides_behind_loopback()? || is_wildcard && !place.is_single_host() {
-        // This is the store's own host, and what it calls the store tells nothing of the others.
+        // This is the store's own host; the address it uses for the store may not be reachable from
+        // elsewhere.
         let interfaces = Interfaces::of_host()?;
         if let Some((interface, address)) = interfaces.first_beyond_loopback() {
             tracing::warn!(
@@ -97,7 +98,7 @@ fn can_be_told(address: IpAddr) -> bool {
         }
 }
 
-/// A network interface, with those of its addresses that can be told.
+/// A network interface, with those of its addresses that are known.
 struct Interface {
     name: String,
     is_up: bool,

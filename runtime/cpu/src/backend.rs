@@ -39,7 +39,8 @@ impl CpuFactory {
     ///
     /// # Errors
     /// `InvalidArgument` names an interface that is of no use, and what there is; `Rendezvous` if
-    /// nothing leads to the store; `Io` if no port can be opened; `Store` if the store cannot be told.
+    /// nothing leads to the store; `Io` if no port can be opened; `Store` if the address cannot be
+    /// published.
     pub fn open(world: &WorldContext) -> Result<Self> {
         let mut factory = Self::prepare(world)?;
         let notes = std::mem::take(&mut factory.notes);
@@ -103,7 +104,7 @@ impl BackendFactory for CpuFactory {
 /// One group's operations on the CPU.
 ///
 /// # Thread safety
-/// As [`Backend`] says.
+/// As documented on [`Backend`].
 pub struct CpuBackend {
     pub(super) group: Arc<CpuGroup>,
     collectives: Executor,
@@ -112,7 +113,7 @@ pub struct CpuBackend {
     windows: Mutex<Windows>,
 }
 
-/// The windows that were opened beside a group.
+/// The windows that were opened on a group.
 #[derive(Default)]
 struct Windows {
     opened: u64,

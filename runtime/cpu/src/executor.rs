@@ -39,7 +39,7 @@ impl Turns {
         }
     }
 
-    /// Waits until it is this turn; says whether it had to wait.
+    /// Waits until it is this turn; returns whether it had to wait.
     #[inline]
     pub(super) fn take(&self, turn: u64, policy: &mut WaitPolicy<'_>) -> Result<bool, Interrupted> {
         if self.current.load(Ordering::Acquire) == turn {
@@ -87,7 +87,7 @@ pub(super) struct Issued {
 struct State {
     progress: Progress,
     op: Option<Op<'static>>,
-    /// Threads that sleep until the end. To ring for nobody costs a system call.
+    /// Threads that sleep until the end. Without any, the wake-up, a system call, is skipped.
     sleepers: usize,
 }
 
@@ -186,7 +186,7 @@ struct Shared {
     issued: AtomicU64,
     /// For the thread that waits for tasks.
     bell: Condvar,
-    /// For those who wait until all tasks have ended.
+    /// Notified when all tasks have ended.
     drained: Condvar,
     /// Wakes the thread of sends and receives, which sleeps on sockets.
     wake: OwnedFd,
@@ -209,7 +209,7 @@ struct Queue {
 enum Sleep {
     /// The bell.
     Bell,
-    /// Sockets, and the file descriptor beside the bell.
+    /// Sockets, and the doorbell's file descriptor.
     Sockets,
 }
 
@@ -286,7 +286,7 @@ impl Executor {
         Ok(())
     }
 
-    /// Waits until everything issued has ended; says whether it has.
+    /// Waits until everything issued has ended; returns whether it has.
     pub(super) fn drain(&self, deadline: Deadline) -> bool {
         let deadline = deadline.started();
         let mut queue = lock(&self.shared.queue);
@@ -342,8 +342,8 @@ impl Shared {
         }
     }
 
-    /// Waits until there is a task, or there will be none. Whoever has just issued is likely to issue
-    /// again, so the thread looks for a while before it sleeps.
+    /// Waits until there is a task, or there will be none. A caller that has just issued a task is
+    /// likely to issue another, so the thread polls for a while before it sleeps.
     fn wait_for_tasks(&self, looks: &mut WaitPolicy<'_>) -> MutexGuard<'_, Queue> {
         looks.refresh();
         loop {

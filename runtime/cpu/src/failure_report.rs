@@ -36,7 +36,7 @@ impl CpuGroup {
         error
     }
 
-    /// Whoever waits for this rank in this group need not any more.
+    /// Releases the ranks that wait for this one in this group.
     pub(super) fn hang_up(&self) {
         cut(&self.sockets);
         if let Some(close_guard) = &self.close_guard {
@@ -98,7 +98,7 @@ impl CpuGroup {
         }
     }
 
-    /// A peer's lane has ended: because its process did, or because it gave up and said why.
+    /// A peer's lane has ended: its process exited, or it gave up and reported why.
     pub(super) fn explain_gone(&self, rank: Rank, cause: Option<std::io::Error>) -> Error {
         let stop = Stop::default();
         let deadline = Instant::now() + REASON_TIME;
@@ -111,7 +111,7 @@ impl CpuGroup {
                 let note = String::from_utf8_lossy(&note);
                 let (culprit, why) = note.split_once(' ').unwrap_or(("-", &note));
                 return match culprit.parse() {
-                    // It is about this very rank, or about the one that tells it: no news.
+                    // The report is about this very rank, or about its sender: no news.
                     Ok(culprit) if culprit != rank && culprit != self.mesh.rank() => {
                         Error::new(ErrorKind::PeerLost, format!("{why} (as rank {rank} found)"))
                             .with_rank(culprit)

@@ -8,12 +8,12 @@ use rcomm_core::Secret;
 
 pub use super::p2p::fuzz::receive_any_bytes;
 
-/// Reads `bytes` as each of the fixed heads that ranks send: the first words of a caller, a header before
-/// a collective, an offer of memory, and what is said and asked of a window.
+/// Reads `bytes` as each of the fixed heads that ranks send: a handshake, a header before a collective,
+/// an offer of memory, and the messages of a window.
 pub fn read_first_words(bytes: &[u8]) {
     let identity = Identity::new(1, 4, "job", &Secret::from_text("secret"));
     if let Some(handshake) = bytes.first_chunk::<HANDSHAKE_LEN>() {
-        // What it says does not matter; that it says something does.
+        // Any result will do, as long as there is one.
         let _ = Handshake::decode(handshake, &identity);
     }
     if let Some(op_header) = bytes

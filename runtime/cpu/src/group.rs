@@ -142,8 +142,8 @@ impl CpuGroup {
         self.hang_up();
     }
 
-    /// How a thread of the group looks for more to do. It gives way meanwhile, since the rank's own thread
-    /// may need its processor.
+    /// How a thread of the group polls for more to do. It yields between polls, since the rank's own
+    /// thread may need its processor.
     pub(super) fn idle_looks(&self) -> WaitPolicy<'_> {
         WaitPolicy::new(&self.stop, Deadline::In(Duration::MAX), WaitMode::Aside)
     }
@@ -158,7 +158,7 @@ impl CpuGroup {
         }
     }
 
-    /// Runs a collective in its turn; `started` is told when that has come, and whether it took time.
+    /// Runs a collective in its turn. Calls `started(waited)` once that has come.
     pub(super) fn run_collective(
         &self,
         op: &mut Op<'_>,
@@ -224,7 +224,8 @@ fn received_from(source: Option<usize>) -> Done {
     }
 }
 
-/// The number of something beside a group, most likely nobody else's.
+/// The identifier of something that belongs to a group: a hash, which most likely differs from all
+/// others.
 pub(super) fn derived_id(what: &str, group: u64, number: u64) -> u64 {
     let digest: [u8; 32] = Sha256::new()
         .chain_update(what)

@@ -1,4 +1,4 @@
-//! The first words on a data connection: who calls whom, for which group, with proof of the secret.
+//! The first bytes on a data connection: caller, callee and group, with proof of the secret.
 //!
 //! | from | bytes | what |
 //! |---|---|---|
@@ -84,7 +84,7 @@ impl Verdict {
         (self as u32).to_le_bytes()
     }
 
-    /// The reason for a refusal, in words.
+    /// The reason for a refusal, for an error message.
     pub(super) fn reason(self) -> &'static str {
         match self {
             Self::Welcome => "it accepted",
@@ -96,7 +96,7 @@ impl Verdict {
     }
 }
 
-/// Who we are, as far as a handshake says it.
+/// This rank's identity, as far as a handshake carries it.
 #[derive(Clone)]
 pub(super) struct Identity {
     pub(super) rank: Rank,
@@ -186,7 +186,7 @@ impl Handshake {
         bytes
     }
 
-    /// Reads a handshake addressed to `identity`, or says why it is not for us.
+    /// Reads a handshake addressed to `identity`, or returns why it is not.
     pub(super) fn decode(
         bytes: &[u8; HANDSHAKE_LEN],
         identity: &Identity,

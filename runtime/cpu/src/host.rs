@@ -1,11 +1,12 @@
 //! Which ranks are on this host, and how they come to share memory.
 //!
-//! Ranks are neighbours if they run under one kernel, in one network and process namespace, as one user,
-//! and were given the same [`Config::host_id`](rcomm_core::Config), if any: that is their host's *name*. The first
-//! of them to leave its rank and the name of a unix socket under `cpu/host/<name>` in the store makes the
-//! segment and listens there; the others ask it for the segment, with the same first words as on any
-//! connection ([`handshake`](super::handshake)). Every rank then leaves a [`Note`] under `cpu/host_of/<rank>` with its
-//! host's name, or `-` if it shares no memory: who reads that knows whether to look for the rank in the segment.
+//! Ranks are neighbours if they run under one kernel, in one network and process namespace, as one user, and
+//! were given the same [`Config::host_id`](rcomm_core::Config), if any: that is their host's *name*. The
+//! first of them to leave its rank and the name of a unix socket under `cpu/host/<name>` in the store makes
+//! the segment and listens there; the others ask it for the segment, with the same handshake as on any
+//! connection ([`handshake`](super::handshake)). Every rank then leaves a [`Note`] under `cpu/host_of/<rank>`
+//! with its host's name, or `-` if it shares no memory, so that the others know whether to look for the rank
+//! in the segment.
 
 use super::handshake::{ANSWER_LEN, End, Handshake, Identity, LaneKind, Verdict};
 use super::layout::Layout;
@@ -34,29 +35,29 @@ const GREETING_TIME: Duration = Duration::from_secs(10);
 /// How long to wait in the memory itself for ranks that most likely come to share it, before the store is
 /// asked for them.
 const ENTERING_TIME: Duration = Duration::from_millis(100);
-/// Stands where no memory is shared.
+/// The name of a host whose ranks share no memory.
 const NONE: &str = "-";
-/// Between the parts of a host's name; the first says which machine it is.
+/// Between the parts of a host's name; the first identifies the machine.
 const SEPARATOR: char = ':';
 
 /// What this rank knows of its host.
 pub(super) struct Host {
     name: String,
-    /// What the others are told: the name, and where this rank runs.
+    /// What the other ranks read: the name, and where this rank runs.
     note: Note,
-    /// Ranks of this machine, as far as this one was told.
+    /// Ranks of this machine, as far as known to this one.
     local_ranks: usize,
-    /// Whether it was said that ranks of the same machine cannot share memory, or need not be.
+    /// Whether it was reported that ranks of the same machine cannot share memory, or need not be.
     told_apart: AtomicBool,
     /// What other ranks have left, as far as it was asked for.
     notes: Mutex<HashMap<Rank, Note>>,
     segment: Option<Arc<Segment>>,
-    /// The launcher has said that all ranks are on one host.
+    /// The launcher has declared that all ranks are on one host.
     together: bool,
     store: Arc<dyn Store>,
 }
 
-/// What a rank says of its host: the name, and where on which machine it may run.
+/// What a rank publishes of its host: the name, and where on which machine it may run.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Note {
     name: String,
@@ -109,7 +110,7 @@ impl Host {
                 machine,
             },
             local_ranks: local_ranks as usize,
-            // Who gives hosts names wants them told apart.
+            // A configuration that names hosts keeps them apart on purpose: no report is due.
             told_apart: AtomicBool::new(world.config.host_id.is_some()),
             notes: Mutex::default(),
             segment: None,
@@ -148,12 +149,14 @@ impl Host {
         self.name = name.map_err(|e| Error::io("cannot tell this host from others", e))?;
         let leader = format!("cpu/host/{}", self.name);
         let cannot = |e| Error::io("cannot make memory for the ranks of this host", e);
-        // Every rank listens, so that whoever is told of the first can call it at once.
+        // Every rank listens, so that the others can call the first at once, whichever rank that
+        // is.
         let (socket, listener) = listen().map_err(cannot)?;
         let own = format!("{} {socket}", world.rank);
         let told = self.store.compare_set(&leader, b"", own.as_bytes())?;
         if told == own.as_bytes() {
-            // If it cannot be made, nobody listens any more: the others do without it as well.
+            // If it cannot be made, this rank stops listening, and the others do without it as
+            // well.
             let segment = Segment::create(world.rank, world.world_size as usize);
             let segment = Arc::new(segment.map_err(cannot)?);
             self.segment = Some(segment.clone());
@@ -236,7 +239,7 @@ impl Host {
     }
 
     /// Agrees with these ranks on something, if all of them share memory and there is room in it; `None` if
-    /// not, for all of them. Waits for nobody whose host is known.
+    /// not, for all of them. Waits only for ranks whose host is not known yet.
     ///
     /// # Errors
     /// Those of the store.
@@ -258,7 +261,8 @@ impl Host {
         })
     }
 
-    /// Says once that a rank of this very machine cannot share its memory: that may be a surprise.
+    /// Reports once that a rank of this very machine cannot share its memory: that may be a
+    /// surprise.
     fn say_apart(&self, rank: Rank, of_rank: &str) {
         let machine = self.name.split_inclusive(SEPARATOR).next();
         let is_here = machine.is_some_and(|machine| of_rank.starts_with(machine));
@@ -338,7 +342,7 @@ fn name(boot: &str, id: Option<&str>) -> io::Result<String> {
     Ok(name)
 }
 
-/// A socket of this host that the others can only find if they are told its name.
+/// A socket of this host that the others can find only by its published name.
 fn listen() -> io::Result<(String, UnixListener)> {
     let mut random = [0; 16];
     fill_random(&mut random)?;

@@ -1,6 +1,6 @@
 //! Which ranks of a group share memory with which.
 
-/// The ranks of a group by host. Equal on all of them but for who asks.
+/// The ranks of a group by host. Equal on all of them except for the rank's own position.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Layout {
     /// Ranks of the group, in order; hosts in the order of their first ranks.

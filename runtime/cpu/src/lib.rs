@@ -6,7 +6,7 @@
 //!
 //! | room | holds |
 //! |---|---|
-//! | `address` | which address of this host the other ranks are told |
+//! | `address` | which address of this host is published to the other ranks |
 //! | `mesh`, `handshake` | how ranks find each other, and how strangers are kept out |
 //! | `host`, `layout`, `neighbours` | who shares memory with whom |
 //! | `processors` | whether the ranks of a host have one each |

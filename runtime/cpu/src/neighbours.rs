@@ -7,7 +7,7 @@ use super::transport::tcp::TcpLane;
 use std::io;
 use std::net::TcpStream;
 
-/// Whom of a group this rank shares memory with. By default nobody.
+/// The ranks of a group that this one shares memory with; none by default.
 #[derive(Default)]
 pub(super) struct Neighbours {
     /// The streams, and for each rank of the group its place among those that have one.

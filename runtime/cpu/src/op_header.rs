@@ -1,8 +1,8 @@
-//! What each rank says about an operation before data moves, and whether all said the same.
+//! The description of an operation that each rank sends before data moves, and its comparison.
 //!
-//! Every collective begins with all ranks exchanging an [`OpHeader`]. So a disagreement is found by all
-//! ranks, in the same words, while nothing has been sent that could be misread; and the streams between
-//! them are still in step afterwards.
+//! Every collective begins with all ranks exchanging an [`OpHeader`]. So all ranks find a disagreement,
+//! and report it with the same message, while nothing has been sent that could be misread; and the
+//! streams between them are still in step afterwards.
 
 use rcomm_recorder::model::{DType, OpType, Pattern, ReduceOp};
 
@@ -95,7 +95,7 @@ impl OpHeader {
 
     /// A number that is equal on ranks that agree, and almost surely not on others.
     ///
-    /// Enough for the common case; who finds two that differ compares the headers themselves.
+    /// Enough for the common case; where two differ, the headers themselves are compared.
     #[inline]
     pub(super) fn signature(&self) -> u64 {
         let word = |value: u64, salt: u64| {
@@ -140,16 +140,16 @@ impl std::fmt::Display for OpHeader {
     }
 }
 
-/// Ranks that said different things.
+/// Ranks whose headers differ.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Disagreement {
-    /// The rank of the group that stands alone, or the first of them.
+    /// The rank of the group whose header differs from the others', or the first such rank.
     pub(super) rank: usize,
-    /// What it said, and what the others said.
+    /// Its header and the others', for the error.
     pub(super) message: String,
 }
 
-/// Compares what all ranks said. All ranks come to the same answer.
+/// Compares the headers of all ranks. All ranks come to the same answer.
 pub(super) fn compare(op_headers: &[OpHeader]) -> Result<(), Disagreement> {
     let Some(first) = op_headers.first() else {
         return Ok(());
@@ -160,7 +160,7 @@ pub(super) fn compare(op_headers: &[OpHeader]) -> Result<(), Disagreement> {
     {
         return Ok(());
     }
-    // What most ranks said; of equally many, what the lowest said.
+    // The header that most ranks sent; among equally many, the lowest rank's.
     let votes = |op_header: &OpHeader| {
         op_headers
             .iter()
@@ -228,7 +228,7 @@ mod tests {
             }
             if let Some(op_header) = OpHeader::decode(&bytes) {
                 prop_assert_eq!(OpHeader::decode(&op_header.encode()), Some(op_header));
-                // Whatever it says, comparing it says who stands alone.
+                // Whatever it holds, the comparison names the rank that differs.
                 let other = all_reduce(8);
                 prop_assert!(compare(&[other, op_header, other]).is_err() || op_header.agrees_with(&other));
             }

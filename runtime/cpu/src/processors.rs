@@ -43,7 +43,7 @@ pub(super) fn wait_mode_of(sets: &[Processors]) -> WaitMode {
     }
 }
 
-/// A set in words, for [`from_words`].
+/// A set as text, for [`from_words`].
 pub(super) fn to_words(set: &Processors) -> String {
     let words: Vec<String> = set.iter().map(|word| format!("{word:x}")).collect();
     words.join(",")

@@ -18,7 +18,7 @@ const SPIN: Duration = Duration::from_micros(50);
 /// woken each other one by one. Were it shorter, then ranks that have once fallen asleep would take so long
 /// to come that the others fall asleep in turn, in every operation from then on.
 const YIELD: Duration = Duration::from_millis(1);
-/// How long a thread beside the rank's own gives way before it sleeps.
+/// How long a helper thread yields to the rank's own before it sleeps.
 const LINGER: Duration = Duration::from_micros(200);
 /// Looks between two looks at the clock.
 const LOOKS: u32 = 64;
@@ -30,14 +30,14 @@ const LONGEST_SLEEP: Duration = Duration::from_millis(10);
 /// Whether each rank of this host has a core to itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum WaitMode {
-    /// There is a core for each rank: waiting costs nobody anything.
+    /// There is a core for each rank: a waiter that spins slows no other rank.
     CorePerRank,
-    /// Ranks outnumber cores: who waits should give way.
+    /// Ranks outnumber cores: a waiter should yield.
     Oversubscribed,
     /// What waits is not a rank for its peers but a thread of a rank for something to do: it should give way
     /// to the rank, and not for long.
     Aside,
-    /// The wait will be long, as the caller has said: who waits should sleep.
+    /// The caller expects a long wait: the waiter should sleep.
     Asleep,
 }
 
@@ -63,7 +63,7 @@ impl WaitMode {
     }
 }
 
-/// Tells every waiter of a group to give up, and why.
+/// Makes every waiter of a group give up, with a reason.
 #[derive(Default)]
 pub(crate) struct Stop {
     raised: AtomicBool,
@@ -71,7 +71,7 @@ pub(crate) struct Stop {
 }
 
 impl Stop {
-    /// Raises it. The first reason stays; says whether this was the first.
+    /// Raises it. The first reason stays; returns whether this was the first.
     pub(crate) fn raise(&self, reason: Error) -> bool {
         let mut kept = self.reason.lock().unwrap_or_else(PoisonError::into_inner);
         let first = kept.is_none();
@@ -141,7 +141,7 @@ impl<'a> WaitPolicy<'a> {
         self.idle_since = None;
     }
 
-    /// Looked in vain; says what to do next.
+    /// Counts a look in vain; returns what to do next.
     #[inline]
     pub(crate) fn pause(&mut self) -> Result<Pause, Interrupted> {
         self.looks += 1;

@@ -19,7 +19,7 @@ const MAGIC: u32 = 0x7263_6d31;
 /// More than any rank sends: headers with lists for some ten thousand ranks.
 const MAX_MESSAGE: usize = 1 << 30;
 
-/// What all ranks said of one operation.
+/// The headers of all ranks for one operation.
 #[derive(Default)]
 pub(super) struct Agreement {
     op_headers: Vec<OpHeader>,
@@ -41,7 +41,7 @@ pub(super) struct Circle<'a> {
 }
 
 impl Agreement {
-    /// Tells the others and hears them. Whether they agree is for the caller to say.
+    /// Exchanges headers with the other ranks. The caller compares them.
     pub(super) fn exchange(
         &mut self,
         lanes: &mut Lanes,
@@ -125,8 +125,8 @@ impl Agreement {
         Ok(())
     }
 
-    /// As [`exchange`](Self::exchange) between two ranks, but with `behind` right behind this rank's header, and
-    /// what is behind the other's still to be read. Says how many bytes of `behind` have gone.
+    /// As [`exchange`](Self::exchange) between two ranks, but sends `behind` right behind this rank's header,
+    /// and leaves what follows the other's header unread. Returns how many bytes of `behind` have been sent.
     pub(super) fn greet(
         &mut self,
         lanes: &mut Lanes,
@@ -162,7 +162,7 @@ impl Agreement {
         Ok(sent)
     }
 
-    /// What each rank said.
+    /// The header of each rank.
     pub(super) fn op_headers(&self) -> &[OpHeader] {
         &self.op_headers
     }

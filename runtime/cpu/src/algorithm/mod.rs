@@ -1,7 +1,7 @@
 //! Collectives: what goes to whom, and in which order.
 //!
-//! Ranks that share memory use [`shm_exchange`]. Where several ranks of several hosts are in a group, [`hosts`]
-//! says what is done inside each host and what between them. All others use lanes:
+//! Ranks that share memory use [`shm_exchange`]. Where several ranks of several hosts are in a group,
+//! [`hosts`] divides the work between each host and the network. All others use lanes:
 //!
 //! | pattern | algorithm | bytes that a rank sends, n ranks, s bytes |
 //! |---|---|---|

@@ -1,7 +1,7 @@
 //! all_reduce of two ranks: each sends the other all it has, and both combine.
 //!
-//! If each combined a half and sent its results, it would be as many bytes, and an exchange more to wait for. The
-//! first bytes go right behind the header, so that nobody waits for that either.
+//! If each combined a half and sent its results, that would be as many bytes and one more exchange. The first
+//! bytes are sent right behind the header, which saves another round trip.
 
 use super::LaneEngine;
 use super::agree::Circle;

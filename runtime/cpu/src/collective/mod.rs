@@ -1,7 +1,7 @@
-//! An operation of the public face, taken apart into what the transports know how to do.
+//! Splits a public operation into the patterns that the transports implement.
 //!
-//! There are many collectives, but few patterns: everybody's bytes reduced, one rank's bytes to all,
-//! everybody's bytes to all, a part for each pair. Each [`Op`](rcomm_core::Op) is one or (coalesced) several
+//! There are many collectives, but few patterns: all ranks' bytes reduced, one rank's bytes to all, all
+//! ranks' bytes to all, a part for each pair. Each [`Op`](rcomm_core::Op) is one or (coalesced) several
 //! [`Collective`]s, each with the [`OpHeader`] that all ranks compare first.
 
 mod lists;

@@ -232,7 +232,7 @@ impl Lanes {
         })
     }
 
-    /// Runs the transfers until `enough` says so; the others may be run on later.
+    /// Runs the transfers until `enough` returns true; the others may be continued later.
     pub(super) fn drive_until(
         &mut self,
         transfers: &mut [Transfer<'_>],
@@ -271,7 +271,7 @@ impl Lanes {
             };
             for (peer, interest) in [hears, tells].into_iter().flatten() {
                 match &mut self.lanes[peer] {
-                    // Bytes and room alike are told by the doorbell.
+                    // The doorbell reports bytes and room alike.
                     Some(Lane::Shm(stream)) => {
                         let waits = Waits {
                             to_read: interest == Interest::Read,
@@ -295,7 +295,7 @@ impl Lanes {
         tcp::poll(sockets, None, time).map_err(Failure::Io)
     }
 
-    /// Says who has not answered, if it is the deadline that ended the wait.
+    /// Names the ranks that have not answered, if it is the deadline that ended the wait.
     fn late(&self, why: Interrupted, transfers: &[Transfer<'_>]) -> Failure {
         if !matches!(why, Interrupted::TimedOut) {
             return why.into();
@@ -307,7 +307,7 @@ impl Lanes {
         Failure::Late(missing)
     }
 
-    /// Moves what can be moved now; says whether anything did.
+    /// Moves what can be moved now; returns whether anything did.
     fn advance(&mut self, transfers: &mut [Transfer<'_>]) -> Result<bool, Failure> {
         let mut moved = false;
         self.heard.fill(false);

@@ -11,9 +11,9 @@ const LEAD: usize = 1 << 20;
 
 /// Bytes that are sent to a peer, and are combined in their place with those that it sends.
 ///
-/// Neither rank can wait for the other for ever: who has no room for more has got more than it has sent, and who
-/// may not send has sent more than it has got. They cannot both be the one or the other; and who is the other has
-/// room for what the one has to send.
+/// The two ranks cannot block each other: a rank without room has received more than it has sent, and a rank
+/// that may not send has sent more than it has received. So at most one of them has no room, and at most one
+/// may not send; the latter has room for what the former has to send.
 pub(crate) struct Swap<'a> {
     peer: usize,
     bytes: &'a mut [u8],
@@ -68,7 +68,7 @@ impl<'a> Swap<'a> {
         self.start + self.received - self.done
     }
 
-    /// Whether more is to come, and there is room for it. There is none only as long as it [`tells`](Self::tells).
+    /// Whether more is to come, and there is room for it. While there is no room it [`tells`](Self::tells).
     pub(super) fn hears(&self) -> bool {
         self.received < self.bytes.len() && self.end() < self.scratch.len()
     }
@@ -83,7 +83,7 @@ impl<'a> Swap<'a> {
         self.sent < self.may_send()
     }
 
-    /// Sends, receives and combines what can be now; says whether anything moved.
+    /// Sends, receives and combines what can be now; returns whether anything moved.
     pub(super) fn advance(&mut self, lane: &mut Lane) -> io::Result<bool> {
         let len = self.bytes.len();
         let gone = lane.write(&self.bytes[self.sent..self.may_send()])?;

@@ -56,7 +56,7 @@ pub(crate) struct Wanted {
     pub(crate) streams: usize,
 }
 
-/// A connection that tells when its peer is gone.
+/// A connection whose end shows that its peer is gone.
 enum Watched {
     /// A thread is opening it. One at a time: of two, the peer keeps the one that came last, which need not be
     /// the one that stays here.
@@ -152,8 +152,8 @@ impl Mesh {
         &self.tuning
     }
 
-    /// Whether the ranks of this host have a core each, as far as can be told without memory to share: found
-    /// out when it is first asked, which takes a dozen system calls.
+    /// Whether the ranks of this host have a core each, as far as this is known without shared memory:
+    /// computed on the first call, which takes a dozen system calls.
     pub(crate) fn wait_mode(&self) -> WaitMode {
         let find_out = || WaitMode::of(self.local_ranks as usize);
         *self.wait_mode.get_or_init(find_out)

@@ -14,7 +14,7 @@ pub(crate) enum Failure {
     Interrupted(Interrupted),
     /// The peer's process has ended, or cannot be reached.
     Gone(Rank, Option<io::Error>),
-    /// Somebody answered at the peer's address, but not the peer.
+    /// The peer's address answered, but not as the peer.
     Refused {
         peer: Rank,
         address: SocketAddr,

@@ -2,9 +2,8 @@
 //!
 //! Every rank listens on one port and puts its address under `cpu/addr/<rank>` in the store. Nothing is
 //! connected until it is needed. A *lane* is one connection for one group, one kind of traffic and one
-//! pair of ranks, so that no group's bytes stand in another's way; the higher rank dials, the lower
-//! waits to be called. Who dials or calls without the job's secret is refused and counted (see
-//! [`handshake`](super::handshake)).
+//! pair of ranks, so that no group's bytes block another's; the higher rank dials, the lower accepts. A
+//! connection without the job's secret is refused and counted (see [`handshake`](super::handshake)).
 //!
 //! The thread `rcomm/mesh` answers callers. It never touches a lane that it has handed over.
 

@@ -99,14 +99,14 @@ struct Greeting {
 enum Outcome {
     /// Not all words are here yet.
     More,
-    /// Proof given: it is what it says.
+    /// Proof given: the caller has the identity that it claims.
     Lane(LaneId),
     /// Not one of us, or gone.
     Refused,
 }
 
 impl Reception {
-    /// Nobody has called yet. Only the rank that made the host's shared memory is its keeper.
+    /// No caller yet. Only the rank that made the host's shared memory is its keeper.
     pub(super) fn new(
         identity: Identity,
         desk: Arc<Desk>,
@@ -293,7 +293,7 @@ impl Greeting {
         }
     }
 
-    /// Answers the handshake; says whether it was for us.
+    /// Answers the handshake; returns whether it was addressed to this rank.
     fn answer(&mut self, identity: &Identity) -> bool {
         let mut first = [0; HANDSHAKE_LEN];
         first.copy_from_slice(&self.heard);

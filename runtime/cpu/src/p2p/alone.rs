@@ -1,9 +1,9 @@
-//! One send or receive that meets nothing else on its peer's lane: done at once, without standing in line.
+//! One send or receive that meets nothing else on its peer's lane: done at once, without queueing.
 //!
-//! A send writes its message if nobody writes or waits to write, and leaves the rest of it to
-//! [`advance`](P2p::advance) if not all of it fits. A receive takes its message if that comes next,
-//! whole, and no receive was posted before it. Until then it stands in line like any other, so that
-//! other threads leave it what it will take; and as soon as anything else turns up it goes on as any other.
+//! A send writes its message if no other writes or waits to write, and leaves the rest of it to
+//! [`advance`](P2p::advance) if not all of it fits. A receive takes its message if that comes next, whole,
+//! and no receive was posted before it. Until then it is queued like any other, so that other threads leave
+//! its message to it; and as soon as anything else turns up it goes on as any other.
 
 use super::frame::{EAGER, FRAME, Frame};
 use super::lane::{Incoming, Outgoing, PeerLane, Waiting};
@@ -38,7 +38,7 @@ impl PeerLane {
 }
 
 impl P2p {
-    /// Runs one send or receive to its end; says who sent what was received.
+    /// Runs one send or receive to its end; returns the source of what was received.
     pub(crate) fn run_one(
         &self,
         op: &mut Op<'_>,

@@ -1,9 +1,9 @@
-//! What stands before a message on the wire.
+//! The header before a message on the wire.
 
 use crate::mesh::Failure;
 use rcomm_recorder::model::{DType, Rank};
 
-/// The largest message that is sent before anybody asked for it, in bytes.
+/// The largest message that is sent before its receive is posted, in bytes.
 pub(super) const EAGER: usize = 64 << 10;
 pub(super) const FRAME: usize = 32;
 const MAGIC: u32 = 0x7263_7031;
@@ -27,7 +27,7 @@ pub(super) struct Frame {
     pub(super) kind: FrameKind,
     pub(super) tag: u32,
     pub(super) dtype: DType,
-    /// The sender's name for the message; 0 for one that is sent at once, which nobody answers.
+    /// The sender's identifier of the message; 0 for one that is sent at once, which gets no reply.
     pub(super) id: u64,
     /// Bytes of the message.
     pub(super) len: u64,

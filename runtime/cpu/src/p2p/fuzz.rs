@@ -9,7 +9,7 @@ use rcomm_recorder::model::DType;
 use std::io::Write;
 use std::net::{Shutdown, TcpListener, TcpStream};
 
-/// Receives that wait on the lane: tag, type, bytes, and whether from anybody.
+/// Receives that wait on the lane: tag, type, bytes, and whether from any source.
 const RECEIVES: [(u32, DType, usize, bool); 5] = [
     (0, DType::U8, 16, false),
     (0, DType::U8, 0, true),

@@ -56,7 +56,7 @@ pub(super) enum Outgoing {
 pub(super) struct Waiting {
     pub(super) receive: u64,
     pub(super) tag: u32,
-    /// From any peer: it stands in the lines of all, and only its own thread may pick one.
+    /// From any peer: it is in the queues of all, and only its own thread may pick one.
     pub(super) from_any: bool,
 }
 
@@ -104,7 +104,7 @@ impl PeerLane {
         }
     }
 
-    /// Writes replies as far as they go; says whether any moved.
+    /// Writes replies as far as the lane takes them; returns whether any byte moved.
     pub(super) fn reply(&mut self) -> std::io::Result<bool> {
         let mut moved = false;
         if self.outgoing != Outgoing::Free {
@@ -177,7 +177,7 @@ impl PeerLane {
         first.is_some_and(|first| first.receive == request.id)
     }
 
-    /// Moves a receive on as far as it goes now; says whether anything moved.
+    /// Moves a receive on as far as it goes now; returns whether anything moved.
     pub(super) fn receive(
         &mut self,
         request: &mut Request,

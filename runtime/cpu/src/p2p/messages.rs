@@ -24,7 +24,8 @@ pub(crate) struct P2p {
     pub(super) peers: Vec<Mutex<PeerLane>>,
     pub(super) sockets: Sockets,
     pub(super) neighbours: Neighbours,
-    /// What can be seen of a peer's lane beside its lock; set once it is open, if it goes through memory.
+    /// What can be seen of a peer's lane without its lock; set once the lane is open, if it goes through
+    /// memory.
     pub(super) sights: Vec<OnceLock<Sight>>,
     next: AtomicU64,
 }
@@ -129,7 +130,7 @@ impl P2p {
         }
     }
 
-    /// Moves each request on as far as it goes now; says whether anything moved.
+    /// Moves each request on as far as it goes now; returns whether anything moved.
     pub(crate) fn advance(
         &self,
         op: &mut Op<'_>,

@@ -1,9 +1,9 @@
 //! Messages between two ranks of a group: tags, order, and large ones only when they are expected. They go
 //! through shared memory where all ranks of the group share it, over a socket elsewhere.
 //!
-//! A message of up to [`EAGER`] bytes is sent at once; if nobody receives it yet it is kept. A larger
-//! one is *offered* first, and sent when the receiver has *cleared* it, so a rank never has to keep what
-//! it did not ask for. A *request* is one send or receive; its thread alone touches its buffer, and
+//! A message of up to [`EAGER`] bytes is sent at once; if no receive is posted for it yet it is kept. A
+//! larger one is *offered* first, and sent when the receiver has *cleared* it, so a rank never has to keep
+//! what it did not ask for. A *request* is one send or receive; its thread alone touches its buffer, and
 //! moves it on whenever the lane is free for it. Whatever a request meets on the lane that belongs to
 //! another (a message to be kept, a clearance) it puts where that one finds it.
 //!
@@ -12,12 +12,12 @@
 //!
 //! | file | holds |
 //! |---|---|
-//! | `frame` | what stands before a message on the wire |
-//! | `lane` | one peer's lane, and what came on it for whom |
+//! | `frame` | the header before a message on the wire |
+//! | `lane` | one peer's lane, and the requests that what came on it belongs to |
 //! | `request` | one send or receive |
 //! | `messages` | how requests move on |
 //! | `alone` | one request that meets no other |
-//! | `waiting` | how they wait, and for whom |
+//! | `waiting` | how they wait, and for which peers |
 
 mod alone;
 mod frame;

@@ -31,7 +31,7 @@ pub(super) enum Stage {
     Receive { peer: Option<usize> },
     /// A message is coming in, or was cleared and will.
     Receiving { peer: usize },
-    /// Done; receives say who sent.
+    /// Done; a receive has the message's source.
     Done { source: Option<usize> },
 }
 
@@ -68,7 +68,7 @@ impl Request {
         }
     }
 
-    /// Who sent, once a receive is done.
+    /// The rank that sent the message, once a receive is done.
     pub(crate) fn source(&self) -> Option<usize> {
         match self.stage {
             Stage::Done { source } => source,

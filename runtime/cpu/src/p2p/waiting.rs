@@ -85,7 +85,7 @@ impl P2p {
                 );
                 let is_queued = matches!(request.stage, Stage::SendQueued { .. });
                 if is_of_another || is_queued {
-                    // It is another thread's move: the socket says nothing about it.
+                    // The next move is another thread's, which the socket does not show.
                     shortest = shortest.min(Duration::from_micros(500));
                 }
                 let writes = matches!(request.stage, Stage::SendWriting { .. });
@@ -94,7 +94,7 @@ impl P2p {
                     to_write: writes || !peer.replies.is_empty(),
                 };
                 if let Lane::Shm(stream) = lane {
-                    // Bytes and room alike are told by the doorbell.
+                    // The doorbell reports bytes and room alike.
                     if stream.prepare_sleep(waits).map_err(Failure::Io)? {
                         return Ok(());
                     }

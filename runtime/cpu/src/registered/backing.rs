@@ -1,5 +1,5 @@
-//! What an allocated buffer stands on: a region of this rank's that other ranks may be let into, and how
-//! they are kept out again.
+//! The memory of an allocated buffer: a region of this rank's that other ranks may get access to, and
+//! how that access is revoked.
 
 use super::region::{Region, Whereabouts};
 use super::registry::Registry;
@@ -15,7 +15,7 @@ use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 
-/// Memory that a buffer stands on.
+/// Memory of a buffer.
 pub(crate) struct Backing {
     region: Region,
     registry: Weak<Registry>,
@@ -23,7 +23,7 @@ pub(crate) struct Backing {
     maker: u32,
     /// Whether a rank may have it mapped for collectives.
     is_lent: AtomicBool,
-    /// Whether it was part of a window: others may look at it as long as they like.
+    /// Whether it was part of a window: other ranks may keep it mapped as long as they like.
     is_in_window: AtomicBool,
     /// Whether some of it is this process's alone by now.
     is_cut: AtomicBool,
@@ -46,7 +46,7 @@ impl Backing {
         &self.region
     }
 
-    /// All of it as elements of one type, for the one who has just made it.
+    /// All of it as elements of one type, for the caller that has just made it.
     pub(super) fn into_buffer(
         self: Arc<Self>,
         dtype: DType,
@@ -63,10 +63,10 @@ impl Backing {
             ));
         }
         let start = self.region.start();
-        // SAFETY: mapped and zeroed for at least this many elements (checked) as long as `self` lives. Of
-        // this process nobody else has it: nothing stood on it before (checked), and what holds a backing
-        // later reaches its bytes through a loan of this buffer's (`Exposed`). Other processes write to it
-        // only while such a loan lets them.
+        // SAFETY: mapped and zeroed for at least this many elements (checked) as long as `self` lives.
+        // Nothing else in this process uses it: no buffer was made of it before (checked), and later
+        // holders of the backing reach its bytes through a loan of this buffer's (`Exposed`). Other
+        // processes write to it only while such a loan lets them.
         unsafe { Buffer::from_raw(start, len, dtype, Device::Cpu, Access::Write, self) }
     }
 
@@ -97,12 +97,12 @@ impl Backing {
         self.is_lent.store(true, Ordering::Release);
     }
 
-    /// Puts memory of this process's own in the place of these bytes, with what is in them, so that whoever
-    /// has the file mapped does nothing to them any more. It is not offered again.
+    /// Replaces these bytes by memory of this process's own with the same contents, so that processes that
+    /// have the file mapped cannot change them any more. The region is not offered again.
     ///
     /// # Safety
     /// `place` is the loan of so many bytes of the region, which are [whole pages](Self::whole_pages), and
-    /// nobody in this process writes to them meanwhile.
+    /// no thread of this process writes to them during the call.
     pub(super) unsafe fn cut_off(&self, place: NonNull<u8>, len: usize) {
         self.is_cut.store(true, Ordering::Release);
         let Ok(layout) = Layout::from_size_align(len, 1) else {
@@ -119,13 +119,13 @@ impl Backing {
             )
         };
         let moved = made.and_then(|own| {
-            // SAFETY: `place` is readable for so many bytes from the beginning of a page (the caller), `own` is
-            // writable and nobody else's.
+            // SAFETY: `place` is readable for so many bytes from the beginning of a page (the caller), `own`
+            // is writable and used by nothing else.
             unsafe { copy_while_written(place, own.cast(), layout.size()) };
-            // SAFETY: `own` is a mapping of this length that nobody has yet. It takes the place of whole
-            // pages (the caller; the last one may be in part behind the region, where nothing is), in one
-            // step for all threads of this process, and shows them the same bytes as before: nobody here
-            // writes to these meanwhile (the caller).
+            // SAFETY: `own` is a mapping of this length that nothing else uses yet. It takes the place of
+            // whole pages (the caller; the last one may be in part behind the region, where nothing is),
+            // in one step for all threads of this process, and shows them the same bytes as before: no
+            // thread here writes to these during the call (the caller).
             unsafe {
                 rustix::mm::mremap_fixed(
                     own,
@@ -144,11 +144,11 @@ impl Backing {
     }
 }
 
-/// Copies bytes that other processes may write to meanwhile: word by word, and through no reference, since
-/// there may be one of the caller's that lets nobody write, or lets nobody else read.
+/// Copies bytes that other processes may write to during the copy: word by word, and through no reference,
+/// since the caller may hold one that promises that the bytes do not change, or that it is the only one.
 ///
 /// # Safety
-/// `len` bytes are readable at `from` and writable, by nobody else, at `to`; both are aligned as a `u64`.
+/// `len` bytes are readable at `from` and writable at `to`, which nothing else uses; both are aligned as a `u64`.
 unsafe fn copy_while_written(from: NonNull<u8>, to: *mut u8, len: usize) {
     const WORD: usize = size_of::<u64>();
     let words = len / WORD;
@@ -167,7 +167,7 @@ unsafe fn copy_while_written(from: NonNull<u8>, to: *mut u8, len: usize) {
 
 impl Drop for Backing {
     fn drop(&mut self) {
-        // Before the address can be somebody else's.
+        // Before the address can be reused.
         if let Some(registry) = self.registry.upgrade() {
             registry.forget(self.region.start().addr().get());
         }
@@ -193,7 +193,7 @@ mod tests {
             Arc::get_mut(&mut backing).unwrap().maker = maker;
             backing.lend();
             let other = Region::attach(&backing.region().whereabouts()).unwrap();
-            // SAFETY: inside the mapping, which nobody else uses.
+            // SAFETY: inside the mapping, which nothing else uses.
             unsafe { other.start().as_ptr().write(7) };
             drop(backing);
             assert_eq!(other.is_empty(), is_empty);
@@ -215,7 +215,7 @@ mod tests {
             unsafe { byte(backing.region(), at).write(7) };
         }
         let place = NonNull::new(byte(backing.region(), cut.start)).unwrap();
-        // SAFETY: whole pages to the end of the region, which nobody uses.
+        // SAFETY: whole pages to the end of the region, which nothing else uses.
         unsafe { backing.cut_off(place, cut.len()) };
         for at in [0, cut.start, cut.end - 1] {
             // SAFETY: as above.

@@ -1,9 +1,9 @@
-//! Bytes that a caller lent to an operation, while other ranks are let into them.
+//! Bytes that a caller lent to an operation, while other ranks have access to them.
 //!
-//! A caller must never get memory back that another rank may still be at, however the operation ends. So
-//! whoever gives up an operation in whose midst others may be does not wait for them, who may be frozen: it
-//! puts memory of its own in the place of what it had exposed ([`Backing::cut_off`]). They go on in the
-//! file, which nobody looks at any more, and which stays there for as long as they have it mapped.
+//! A caller must never get memory back that another rank may still access, however the operation ends. A
+//! rank that gives up an operation does not wait for the others, which may be frozen in the midst of it: it
+//! replaces what it had exposed by memory of its own ([`Backing::cut_off`]). The others go on in the file,
+//! which this rank does not read any more, and which exists for as long as they have it mapped.
 
 use super::backing::Backing;
 use super::offer::Offer;
@@ -22,7 +22,7 @@ pub(crate) struct Exposed<'a> {
     len: usize,
     access: Access,
     backing: Option<(Arc<Backing>, Range<usize>)>,
-    /// Whether others may be at it.
+    /// Whether other ranks may access the bytes.
     is_open: bool,
     loan: PhantomData<&'a mut [u8]>,
 }
@@ -59,7 +59,7 @@ impl<'a> Exposed<'a> {
         }
     }
 
-    /// The loan, which nobody else was let into, or will be.
+    /// The loan, to which no other rank had access, or will have.
     pub(crate) fn take_back(self) -> Data<'a> {
         assert!(!self.is_open, "others may be at these bytes");
         match self.access {
@@ -69,7 +69,7 @@ impl<'a> Exposed<'a> {
                 Data::Read(bytes)
             }
             Access::Write => {
-                // SAFETY: as above; exclusive then and now, since nobody else has been let in.
+                // SAFETY: as above; exclusive then and now, since no other rank got access.
                 let bytes =
                     unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr(), self.len) };
                 Data::Write(bytes)
@@ -77,7 +77,7 @@ impl<'a> Exposed<'a> {
         }
     }
 
-    /// What the others are told, who may be at these bytes from now on.
+    /// The offer that the other ranks see. From now on they may access these bytes.
     pub(super) fn open(&mut self) -> Option<Offer> {
         let (backing, bytes) = self.backing.as_ref()?;
         let region = backing.whole_pages(bytes)?;
@@ -99,8 +99,8 @@ impl Drop for Exposed<'_> {
     fn drop(&mut self) {
         if let Some((backing, _)) = self.backing.take().filter(|_| self.is_open) {
             tracing::debug!("memory is taken back from ranks that may be at it");
-            // SAFETY: whole pages, or it would not be open (`open`). Nobody in this process writes there:
-            // these bytes are lent to this for its whole life, and other buffers have other pages.
+            // SAFETY: whole pages, or it would not be open (`open`). No thread of this process writes
+            // there: these bytes are lent to this for its whole life, and other buffers have other pages.
             unsafe { backing.cut_off(self.start, self.len) };
         }
     }
@@ -115,10 +115,10 @@ struct Place {
     _reached: Option<Arc<Reached>>,
 }
 
-/// The time in which the ranks of a group are at each other's bytes: all of them have agreed on the terms,
-/// and none has said yet that it is through.
+/// The time in which the ranks of a group access each other's bytes: all of them have agreed on the terms,
+/// and none has announced yet that it has finished.
 ///
-/// What is believed of the others is what the exchange area believes of them: that they keep to the terms.
+/// The other ranks are trusted as in the exchange area: to keep to the terms.
 pub(crate) struct Meeting<'a> {
     own: Exposed<'a>,
     rank: usize,
@@ -168,7 +168,7 @@ impl<'a> Meeting<'a> {
             places.push(place);
         }
         if places[rank].is_none() {
-            // The terms let nobody in.
+            // The terms give no rank access.
             own.close();
         }
         Self {
@@ -183,19 +183,20 @@ impl<'a> Meeting<'a> {
     pub(crate) fn of(&self, rank: usize) -> &[u8] {
         assert_eq!(self.rule, Rule::Read, "nobody writes to what all read");
         let place = self.places[rank].as_ref().expect("the terms name it");
-        // SAFETY: so many bytes, mapped (`place`) or lent (`own`), which nobody writes to before this rank
-        // has said that it is through, which takes the meeting: the terms have all ranks read only.
+        // SAFETY: so many bytes, mapped (`place`) or lent (`own`), which no rank writes to before this one
+        // has announced that it has finished, which takes the meeting: the terms have all ranks read only.
         unsafe { std::slice::from_raw_parts(place.start.as_ptr(), place.len) }
     }
 
-    /// The bytes of `rank`, and this rank's own, which it was lent for writing and nobody is let into.
+    /// The bytes of `rank`, and this rank's own, which were lent for writing and which no other rank
+    /// may access.
     pub(crate) fn of_and_own(&mut self, rank: usize) -> (&[u8], &mut [u8]) {
         assert!(
             self.places[self.rank].is_none() && self.own.access == Access::Write,
             "bytes that are this rank's alone"
         );
-        // SAFETY: lent for writing and never exposed, or known to all as closed before anybody came (`new`).
-        // They are in no other rank's bytes: those are other mappings.
+        // SAFETY: lent for writing and never exposed, or known to all as closed before any rank had access
+        // (`new`). They are in no other rank's bytes: those are other mappings.
         let own = unsafe { std::slice::from_raw_parts_mut(self.own.start.as_ptr(), self.own.len) };
         (self.of(rank), own)
     }
@@ -223,16 +224,16 @@ impl<'a> Meeting<'a> {
             let start = unsafe { place.start.add(bytes.start) }.as_ptr();
             match place.access {
                 Access::Read => {
-                    // SAFETY: readable for so many bytes, and written by nobody: the terms have nobody write
-                    // to this rank's bytes.
+                    // SAFETY: readable for so many bytes, and not written: under the terms no rank writes to
+                    // this rank's bytes.
                     let bytes = unsafe { std::slice::from_raw_parts(start, bytes.len()) };
                     Data::Read(bytes)
                 }
                 Access::Write => {
-                    // SAFETY: in the mapping of another rank's bytes, or lent to this rank for writing (`new`).
-                    // The terms give this part of everybody's bytes to this rank alone, until it has said that
-                    // it is through, which takes the meeting; `&mut self` has nobody else here at it. Mappings
-                    // of two ranks' bytes do not overlap.
+                    // SAFETY: in the mapping of another rank's bytes, or lent to this rank for writing
+                    // (`new`). The terms give this part of all ranks' bytes to this rank alone, until it has
+                    // announced that it has finished, which takes the meeting; `&mut self` excludes other
+                    // users in this process. Mappings of two ranks' bytes do not overlap.
                     let bytes = unsafe { std::slice::from_raw_parts_mut(start, bytes.len()) };
                     Data::Write(bytes)
                 }
@@ -241,7 +242,7 @@ impl<'a> Meeting<'a> {
         shares.collect()
     }
 
-    /// All ranks have said that they are through.
+    /// All ranks have announced that they have finished.
     pub(super) fn close(mut self) {
         self.own.close();
     }

@@ -1,18 +1,18 @@
 //! Memory of the ranks' own in which the others work directly: what a group has allocated.
 //!
 //! Data of an ordinary buffer cross from rank to rank through slots of memory that all share. A buffer that
-//! was allocated by [`Backend::allocate`](rcomm_core::backend::Backend::allocate) stands on a file that the
+//! was allocated by [`Backend::allocate`](rcomm_core::backend::Backend::allocate) lies in a file that the
 //! other processes of this host can map. In a long operation all ranks show where their bytes are; if all
 //! have such bytes, each rank reads, or reads and writes, the others' where they are, and nothing is copied
 //! that need not be. Otherwise they go on as with ordinary buffers. How the work is divided is the business
-//! of [`algorithm`](super::algorithm); what ranks agree on, and that nobody gets memory back which others
-//! may be at, is settled here.
+//! of [`algorithm`](super::algorithm); this module settles what ranks agree on, and that no caller gets
+//! memory back which other ranks may still access.
 //!
 //! | file | holds |
 //! |---|---|
 //! | `region` | a file and its mapping |
-//! | `backing`, `registry` | the regions that buffers of this rank stand on |
-//! | `exposed` | a caller's loan while others are let into it |
+//! | `backing`, `registry` | the regions that hold buffers of this rank |
+//! | `exposed` | a caller's loan while other ranks have access to it |
 //! | `offer`, `reach` | what ranks show and agree on; the others' regions that are mapped here |
 
 #[allow(unsafe_code)]

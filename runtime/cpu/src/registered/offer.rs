@@ -1,4 +1,4 @@
-//! What a rank says of its memory before an operation, and whether the others believe it.
+//! What a rank publishes of its memory before an operation, and how the others validate it.
 
 use super::region::Whereabouts;
 use std::ops::Range;

@@ -1,4 +1,4 @@
-//! What a group's ranks have mapped of each other, and how they agree to use it.
+//! The regions that a group's ranks have mapped of each other, and how they agree to use them.
 //!
 //! Every rank shows what it offers; all see the same offers and come to the same decision. A region that
 //! was not used in the group before is mapped by all, who then show whether they could. So the ranks of a
@@ -35,7 +35,7 @@ impl Reached {
 pub(crate) enum Rule {
     /// All read.
     Read,
-    /// Each rank is alone at its [share](share_of) of everybody's bytes.
+    /// Each rank alone uses its [share](share_of) of all ranks' bytes.
     Share,
 }
 
@@ -58,7 +58,7 @@ pub(crate) struct Need {
 /// Whose bytes are used and how. Made from what the ranks' headers agree on alone.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Terms {
-    /// By rank; `None` for whom nobody needs to reach.
+    /// By rank; `None` for a rank whose bytes no other needs.
     pub(crate) needs: Vec<Option<Need>>,
     /// How.
     pub(crate) rule: Rule,
@@ -74,7 +74,7 @@ pub(crate) enum Outcome<'a> {
 
 /// How ranks tell each other something, all at once.
 pub(crate) trait Phases {
-    /// Shows these bytes, and waits for everybody's.
+    /// Shows these bytes, and waits for those of all other ranks.
     fn say(&mut self, bytes: &[u8]) -> Result<(), Failure>;
 
     /// What `rank` has shown, and whatever was behind it.
@@ -178,7 +178,7 @@ impl Reach {
             .collect()
     }
 
-    /// Maps what is another rank's; says whether it could.
+    /// Maps the regions of other ranks; returns whether all could be mapped.
     fn map(&mut self, regions: &[(usize, Whereabouts)]) -> bool {
         // A good moment to let go of what others have freed.
         for known in self.known.iter_mut().flat_map(HashMap::values_mut) {
@@ -285,10 +285,10 @@ fn chosen(terms: &Terms, offers: &[Option<Offer>]) -> Option<Vec<Option<Chosen>>
 }
 
 impl Meeting<'_> {
-    /// Says that this rank is through, and waits until all are.
+    /// Announces that this rank has finished, and waits until all have.
     ///
     /// # Errors
-    /// Those of the phases; the bytes are taken back from the others then.
+    /// Those of the phases; then the other ranks' access to the bytes is revoked.
     pub(crate) fn end(self, phases: &mut impl Phases) -> Result<(), Failure> {
         phases.say(&[])?;
         self.close();
@@ -341,7 +341,7 @@ mod tests {
         assert!(chosen(&terms, &[offer(1, 99), None, offer(2, 200)]).is_none());
     }
 
-    /// Ranks 0, which is asked, and 1, which says these words one after the other.
+    /// Rank 0, the one under test, and rank 1, which shows these bytes one after the other.
     struct Pair {
         words: Vec<[u8; INLINE]>,
         said: [[u8; INLINE]; 2],

@@ -1,7 +1,7 @@
 //! A sealed memfd mapped into this process: the memory that ranks of one host can reach in each other.
 //!
 //! Others open the file through `/proc/<pid>/fd/<n>`, which the kernel allows to processes of the same
-//! user alone. A number of a descriptor is soon used again, so the file is told from others by its inode.
+//! user alone. The number of a descriptor is soon used again, so the file is identified by its inode.
 
 use rustix::fs::{FallocateFlags, MemfdFlags, Mode, OFlags, SealFlags};
 use rustix::mm::{Advice, MapFlags, ProtFlags};
@@ -30,8 +30,8 @@ pub(crate) struct Region {
     len: usize,
 }
 
-// SAFETY: a mapping is memory of the process, usable from any thread under the rules of those who hand
-// out access to it.
+// SAFETY: a mapping is memory of the process, usable from any thread under the rules of the types that
+// hand out access to it.
 unsafe impl Send for Region {}
 // SAFETY: as above.
 unsafe impl Sync for Region {}
@@ -43,7 +43,7 @@ impl Region {
         let file = rustix::fs::memfd_create("rcomm-region", flags)?;
         rustix::fs::fchmod(&file, Mode::RUSR | Mode::WUSR)?;
         rustix::fs::ftruncate(&file, len.max(1) as u64)?;
-        // Nobody can cut it and make the others fault.
+        // No process can truncate it and make the others fault.
         let seals = SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;
         rustix::fs::fcntl_add_seals(&file, seals)?;
         let id = rustix::fs::fstat(&file)?.st_ino;
@@ -56,7 +56,8 @@ impl Region {
     /// Also if what is there now is another file, or none of this length, or one that can be cut.
     pub(crate) fn attach(at: &Whereabouts) -> io::Result<Self> {
         let path = format!("/proc/{}/fd/{}", at.pid, at.number);
-        // By now it may be anything: it is not waited for, and becomes nobody's terminal.
+        // By now the path may name anything: opening it must not block, nor make it a controlling
+        // terminal.
         let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
         let file = rustix::fs::open(path, flags, Mode::empty())?;
         let found = rustix::fs::fstat(&file)?;
@@ -124,7 +125,8 @@ impl Region {
         Ok(())
     }
 
-    /// Gives the memory back to the system, whoever still has it mapped: they find zeros there.
+    /// Gives the memory back to the system, even if other processes still have it mapped: they find
+    /// zeros there.
     pub(super) fn empty(&self) {
         let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
         // Only whole pages are given back.
@@ -133,7 +135,7 @@ impl Region {
         let _ = rustix::fs::fallocate(&self.file, flags, 0, len as u64);
     }
 
-    /// Whether there is no memory in it: who made it has [emptied](Self::empty) it, or nobody has used it.
+    /// Whether there is no memory in it: its owner has [emptied](Self::empty) it, or has not used it yet.
     pub(super) fn is_empty(&self) -> bool {
         rustix::fs::fstat(&self.file).is_ok_and(|found| found.st_blocks == 0)
     }
@@ -141,7 +143,7 @@ impl Region {
 
 impl Drop for Region {
     fn drop(&mut self) {
-        // SAFETY: whoever had access to it held whatever owns this.
+        // SAFETY: all access to the mapping goes through the owner of this, so none is left.
         let unmapped = unsafe { rustix::mm::munmap(self.start.as_ptr().cast(), self.len.max(1)) };
         debug_assert!(unmapped.is_ok(), "a mapping is unmapped once");
     }
@@ -169,7 +171,7 @@ mod tests {
     fn emptied_memory_is_zero_to_whoever_still_has_it() {
         let own = Region::create(5000).unwrap();
         let other = Region::attach(&own.whereabouts()).unwrap();
-        // SAFETY: inside the mapping, which nobody else uses.
+        // SAFETY: inside the mapping, which nothing else uses.
         unsafe { own.start().as_ptr().add(4999).write(7) };
         assert!(!other.is_empty());
         // SAFETY: as above.

@@ -1,4 +1,5 @@
-//! What this rank has allocated for others to reach, and what was said about memory that was refused.
+//! What this rank has allocated for others to reach, and what was reported about memory that was
+//! refused.
 
 use super::backing::Backing;
 use rcomm_core::Buffer;
@@ -22,7 +23,7 @@ pub(crate) struct Registry {
     said: Said,
 }
 
-/// What has been said once.
+/// What has been reported once.
 #[derive(Default)]
 struct Said {
     ordinary: AtomicBool,

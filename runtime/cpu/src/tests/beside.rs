@@ -53,7 +53,8 @@ fn two_receivers(wiring: Wiring, first: Option<usize>) {
             for value in 0..2 * ROUNDS as i32 {
                 send_one(rig, 8, value);
             }
-            // Stays until all is received: who takes what is the question here, not who leaves.
+            // Stays until all is received: this test is about who takes what, and not about ranks
+            // that leave.
             rig.run(Op::Barrier).unwrap();
             return;
         }
@@ -167,7 +168,7 @@ fn what_was_kept_goes_before_what_comes() {
 
 #[test]
 fn a_send_stands_behind_those_under_way_and_passes_what_was_only_offered() {
-    /// Sent before anybody asks, and together more than any lane holds.
+    /// Sent before any receive is posted, and together more than any lane holds.
     const EARLY: usize = 15_000;
     const MANY: u32 = 100;
     for &wiring in WIRINGS {

@@ -220,7 +220,7 @@ fn strangers_are_refused_and_counted_and_disturb_nobody() {
             let error = backend.run(&mut Op::Barrier, call, &Deaf).unwrap_err();
             assert_eq!(error.kind(), ErrorKind::Unauthorized, "{error}");
             assert_eq!(error.rank(), Some(0));
-            // One that says nothing at all does not hold up the next.
+            // A connection that sends nothing at all does not hold up the next.
             let _mute = TcpStream::connect(&address).unwrap();
             rig.store.set("refused", b"").unwrap();
         } else {

@@ -1,4 +1,5 @@
-//! Buffers that the ranks allocated: who is let into them, and who gets them back.
+//! Buffers that the ranks allocated: which ranks get access to them, and when their owner gets them
+//! back.
 
 use super::*;
 use rcomm_core::ErrorKind;

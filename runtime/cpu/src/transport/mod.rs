@@ -2,7 +2,7 @@
 //!
 //! Ranks of one host share memory ([`shm`]). To others there are lanes: a [`Lane`] is a stream of bytes in
 //! both directions between two ranks. It never blocks: what does not fit or has not come is tried again
-//! later. Who waits, and how, is not decided here.
+//! later. The callers decide how to wait.
 
 pub(crate) mod handover;
 pub(crate) mod shm;

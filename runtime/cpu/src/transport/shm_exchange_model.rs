@@ -59,7 +59,7 @@ fn walk(protocol: Protocol, own: &Side, other: &Side) {
             false => (own, other),
         };
         written.slots[parity].with_mut(|slot| {
-            // SAFETY: loom checks that nobody else uses the cell now; that is what is tested.
+            // SAFETY: loom checks that no other thread uses the cell now; that is what is tested.
             unsafe { *slot = phase }
         });
         own.flags[parity].store(phase, protocol.store);

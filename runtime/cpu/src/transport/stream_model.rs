@@ -1,7 +1,7 @@
 //! The counts and marks of a stream, model-checked: every order of steps of a writer and a reader.
 //!
 //! The model is one direction of a [stream](super::shm) with room for one value. A cell that is written
-//! while it is read, a value that is not the next one, and a sleeper whom nobody would wake fail it.
+//! while it is read, a value that is not the next one, and a sleeper that is never woken fail it.
 //! Variants that leave out what the protocol relies on must fail, or the model would show nothing.
 
 use loom::cell::UnsafeCell;
@@ -70,7 +70,7 @@ fn hand_over(protocol: Protocol) {
     let reader = thread::spawn(move || {
         for value in 1..=VALUES {
             wait_for(&theirs.written, value);
-            // SAFETY: loom checks that nobody else uses the cell now; that is what is tested.
+            // SAFETY: loom checks that no other thread uses the cell now; that is what is tested.
             theirs.cell.with(|cell| assert_eq!(unsafe { *cell }, value));
             theirs.read.store(value, protocol.store);
         }

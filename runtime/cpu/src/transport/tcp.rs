@@ -3,7 +3,7 @@
 //! A lane may have several *streams*, a socket each, so that one connection's window or one queue of a
 //! network card does not bound it. The bytes of the lane go over them in turn, [`STRIPE`] at a time: which
 //! stream carries a byte follows from its place among the bytes of the lane, so nothing is marked or put in
-//! order, and who reads finds them one after the other while more arrives on the rest.
+//! order, and the reader finds them one after the other while more arrives on the rest.
 
 use super::Interest;
 use rustix::event::{PollFd, PollFlags, Timespec};

@@ -1,9 +1,9 @@
 //! One-sided windows: memory of every member that the others read and write without its help.
 //!
-//! A window has a backend of its own beside its group's. At the start the members tell each other where
+//! A window has a backend of its own, apart from its group's. At the start the members exchange where
 //! their memory is. A member of the same host maps it, if it was allocated for that
 //! ([`Backend::allocate`]); every other one asks by message, and a thread on each rank
-//! (`rcomm/win/<group>`, started only if somebody needs it) answers ([`service`]). Signals are counters,
+//! (`rcomm/win/<group>`, started only if a member needs it) answers ([`service`]). Signals are counters,
 //! one for each sender, in memory that is shared wherever ranks share any.
 
 mod service;
@@ -33,10 +33,10 @@ use std::time::{Duration, Instant};
 
 /// How often a rank that waits for a signal asks whether the sender still lives.
 const DOUBT: Duration = Duration::from_millis(50);
-/// Bytes of what a rank tells about its part.
+/// Bytes of the encoded description of a rank's part.
 const CARD: usize = 64;
 
-/// Reads `bytes` as what a rank says of its part, and as what it asks of another's.
+/// Reads `bytes` as the description of a rank's part, and as a request for another's.
 #[cfg(fuzzing)]
 pub(super) fn read_any_bytes(bytes: &[u8]) {
     if let Some(card) = Card::decode(bytes) {
@@ -45,10 +45,10 @@ pub(super) fn read_any_bytes(bytes: &[u8]) {
     service::read_any_bytes(bytes);
 }
 
-/// What a rank tells the others about its part.
+/// A rank's description of its part, for the other ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Card {
-    /// Ranks with the same number share memory; 0 = with nobody.
+    /// Ranks with the same number share memory; 0 = with no other.
     host: u64,
     pid: u32,
     dtype: DType,
@@ -141,17 +141,17 @@ impl Shared {
             .ok_or_else(|| Error::new(ErrorKind::Backend, "a window's counters are misaligned"))
     }
 
-    /// Counts a signal of `from` and wakes who waits for it.
+    /// Counts a signal of `from` and wakes its waiters.
     fn count_signal(&self, memory: &RemoteMemory, from: usize) -> Result<()> {
         let counter = self.counter(memory, from)?;
         counter.fetch_add(1, Ordering::Release);
-        // Whether somebody sleeps there is no matter.
+        // Whether any thread sleeps there does not matter.
         let _ = futex::wake(counter, futex::Flags::empty(), i32::MAX as u32);
         Ok(())
     }
 }
 
-/// Takes one away, if there is any; says whether.
+/// Takes one away, if there is any; returns whether there was.
 fn take_one(counter: &AtomicU32) -> bool {
     let take = |count: u32| count.checked_sub(1);
     let taken = counter.fetch_update(Ordering::AcqRel, Ordering::Acquire, take);
@@ -169,7 +169,7 @@ impl Observer for Unobserved {
 /// The CPU backend's [`Window`].
 pub(super) struct CpuWindow {
     shared: Arc<Shared>,
-    /// Everybody's part, until the window is closed.
+    /// The parts of all members, until the window is closed.
     reach: RwLock<Vec<Reach>>,
     /// This rank's part, until it is given back.
     memory: Mutex<Option<Arc<Kept>>>,
@@ -249,7 +249,7 @@ impl CpuWindow {
         self.reach.read().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes all parts away: who asks for one finds the window closed.
+    /// Takes all parts away: later accesses find the window closed.
     fn take_reach(&self) -> Vec<Reach> {
         let mut reach = self.reach.write().unwrap_or_else(PoisonError::into_inner);
         std::mem::take(&mut *reach)
@@ -468,7 +468,8 @@ impl Window for CpuWindow {
                 say_bye(shared, peer as u32, deadline)?;
             }
         }
-        // Whose part is still mapped here is told so: it must not be used as memory of one rank again.
+        // A member whose part is still mapped here is informed: that memory must not become memory of
+        // one rank again.
         let still_mapped = |(at, part): (usize, &Reach)| {
             let data = part.data.as_ref().filter(|_| at != shared.rank);
             u8::from(data.is_some_and(|data| !data.is_alone()))
@@ -478,11 +479,12 @@ impl Window for CpuWindow {
             output: Buffer::from_vec(vec![0u8; shared.ranks.len()]),
         };
         drop(reach);
-        // Nobody has said it before it has come here.
+        // No member passes this before this one has come here.
         shared.run(&mut said, 3, deadline)?;
         let is_mapped = said.outputs()[0].as_bytes()?.iter().any(|&said| said != 0);
         if let Some(service) = lock(&self.service).take() {
-            // It ends when the last member has said that it closes, which all have by now. A panic in it was reported.
+            // It ends when the last member has announced that it closes, which all have by now. A panic in it
+            // was reported.
             let _ = service.join();
         }
         let closed = Error::new(ErrorKind::Closed, "the window was closed");
@@ -501,7 +503,7 @@ impl Window for CpuWindow {
             // A panic in it was reported where it happened.
             let _ = service.join();
         }
-        // Waits for whoever is in the middle of a copy.
+        // Waits for copies that are under way.
         drop(self.take_reach());
         drop(lock(&self.memory).take());
     }

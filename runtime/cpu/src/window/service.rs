@@ -1,10 +1,11 @@
-//! Windows by message: what a rank asks of a part that it cannot map, and the thread that answers.
+//! Windows by message: a rank's requests for a part that it cannot map, and the thread that answers
+//! them.
 //!
-//! A request is a head, of one tag, that anybody may send; bytes to be put follow it, bytes that were
-//! asked for come back, each under a tag of its own. Pieces have [`PIECE`] bytes at most, so that nobody
-//! has to keep more. The thread takes requests in the order in which they come, so of one sender they
-//! are carried out in the order in which they were made. It ends when every other member has taken its
-//! leave.
+//! A request is a head, of one tag, from any member; bytes to be put follow it, bytes that were asked
+//! for come back, each under a tag of its own. Pieces have [`PIECE`] bytes at most, so that no rank has
+//! to keep more. The thread takes requests in the order in which they come, so of one sender they are
+//! carried out in the order in which they were made. It ends when every other member has announced its
+//! end.
 
 use super::Shared;
 use rcomm_core::Buffer;

@@ -9,7 +9,7 @@ use std::io;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-/// A mapping on which no buffer of this process stands.
+/// A mapping that holds no buffer of this process.
 pub(super) struct SharedMemory(Region);
 
 impl SharedMemory {
@@ -30,8 +30,8 @@ impl SharedMemory {
 
     /// Access to all of it.
     pub(super) fn access(self: &Arc<Self>) -> RemoteMemory {
-        // SAFETY: mapped, zeroed by the kernel, until `self` goes. No buffer of this process stands on this
-        // mapping, so atomic access is the only one.
+        // SAFETY: mapped, zeroed by the kernel, until `self` goes. This mapping holds no buffer of this
+        // process, so atomic access is the only one.
         unsafe { RemoteMemory::new(self.0.start(), self.0.len(), self.clone()) }
     }
 }
@@ -49,13 +49,13 @@ impl Kept {
         let start = NonNull::new(start).unwrap_or_else(NonNull::dangling);
         let len = memory.size_bytes();
         let kept = Arc::new(Self(memory));
-        // SAFETY: start and length of a buffer of the host's that may be written, and that is in here from
-        // now on, where nobody uses it: it comes out when no access is left (`into_buffer`).
+        // SAFETY: start and length of a buffer of the host's that may be written, and that is kept in here
+        // from now on, unused: it comes out when no access is left (`into_buffer`).
         let access = unsafe { RemoteMemory::new(start, len, kept.clone()) };
         Ok((kept, access))
     }
 
-    /// The buffer, unless somebody in this process still has access.
+    /// The buffer, unless other parts of this process still have access.
     pub(super) fn into_buffer(self: Arc<Self>) -> Option<Buffer<'static>> {
         Arc::into_inner(self).map(|kept| kept.0)
     }

@@ -1,9 +1,9 @@
-//! All ranks hear all headers, and what goes with them: first inside each host, then between hosts.
+//! All ranks receive all headers, and the data that go with them: first inside each host, then between hosts.
 //!
-//! 1. The ranks of a host compare signatures, and show each other the bytes that they bring, in one phase.
-//!    Where signatures differ they show their headers in another.
-//! 2. The first rank of each host tells the other hosts' first ranks what its host said ([`Agreement`]).
-//! 3. It shows the others of its host what it heard: all that was brought, or why there is no agreement.
+//! 1. The ranks of a host compare signatures, and show each other their bytes, in one phase. Where
+//!    signatures differ they show their headers in another.
+//! 2. The first rank of each host sends its host's headers to the other hosts' first ranks ([`Agreement`]).
+//! 3. It shows the other ranks of its host the result: all data, or why there is no agreement.
 
 use super::Ways;
 use super::host_exchange::HostExchange;
@@ -28,7 +28,7 @@ pub(super) enum Bring {
 }
 
 impl Bring {
-    /// Bytes of `rank`, if that can be told.
+    /// Bytes of `rank`, if known.
     fn of(self, rank: usize) -> Option<usize> {
         match self {
             Self::Nothing => Some(0),
@@ -57,7 +57,8 @@ pub(super) struct Heard {
     agreement: Agreement,
 }
 
-/// In the first byte of a leader's line: all agree, or its slot says why not.
+/// In the first byte of a leader's line: all agree. Any other value means that its slot holds the
+/// reason.
 const AGREED: u8 = 1;
 const REFUSED: u8 = 2;
 /// Bytes of that line before what it may hold of all that was brought.
@@ -71,10 +72,10 @@ impl Heard {
         &self.bytes[self.starts[rank]..self.starts[rank + 1]]
     }
 
-    /// Tells all ranks, and hears them.
+    /// Exchanges headers and data with all ranks.
     ///
     /// # Errors
-    /// `Mismatch` on all ranks if one of them said something else.
+    /// `Mismatch` on all ranks if the headers differ.
     pub(super) fn exchange(
         &mut self,
         ways: &mut Ways<'_>,
@@ -118,7 +119,8 @@ impl Heard {
     ) -> Result<Option<Vec<OpHeader>>, Failure> {
         let most = bring.most();
         let is_inline = most <= INLINE;
-        // A list goes with its header: that says how long it is, and what else differs from rank to rank.
+        // A list is sent with its header, which gives its length and whatever else differs from rank to
+        // rank.
         let mut listed = op_header;
         if bring == Bring::List {
             if OP_HEADER_LEN + own.len() > SLOT {
@@ -199,8 +201,8 @@ impl Heard {
         op_headers.collect()
     }
 
-    /// Between hosts. A host whose ranks agree says so with one header; one whose ranks do not sends all
-    /// of theirs.
+    /// Exchanges headers between hosts. A host whose ranks agree sends one header; one whose ranks
+    /// disagree sends all of theirs.
     fn tell(
         &mut self,
         ways: &mut Ways<'_>,
@@ -231,7 +233,7 @@ impl Heard {
             .exchange(ways.lanes, circle, said, &ours, policy)
     }
 
-    /// Whether all hosts said the same; if not, what every rank said counts.
+    /// Compares the hosts' headers; if they differ, compares those of all ranks.
     fn compare(
         &self,
         ways: &Ways<'_>,

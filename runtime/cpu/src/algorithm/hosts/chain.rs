@@ -19,8 +19,8 @@ use crate::wait::WaitPolicy;
 use rcomm_core::arithmetic::{Partial, copy};
 use std::ops::Range;
 
-/// Bytes of a block: enough that the way along the hosts is short beside it, and few enough to stay in a
-/// last-level cache until it is done.
+/// Bytes of a block: large enough to hide the latency of the chain of hosts, and small enough to stay in
+/// a last-level cache until it is done.
 const BLOCK: usize = 8 << 20;
 
 /// The memory that reductions along the hosts use again and again.

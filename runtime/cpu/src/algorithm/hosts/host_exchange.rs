@@ -6,7 +6,8 @@ use crate::wait::WaitPolicy;
 use rcomm_core::arithmetic::HandOver;
 use rcomm_recorder::model::Rank;
 
-/// The ranks of this host. One that is alone there has nobody to wait for, and no exchange area.
+/// The ranks of this host. A rank that is alone on its host waits for no other, and has no exchange
+/// area.
 pub(super) struct HostExchange {
     shm_exchange: Option<ShmExchange>,
     hand_over: HandOver,
@@ -62,8 +63,8 @@ impl HostExchange {
         }
     }
 
-    /// The next phase, in which these bytes are shown, and the first `used` of each slot. Says whether all
-    /// have the same signature.
+    /// Runs the next phase, which shows these bytes and the first `used` of each slot. Returns whether all
+    /// ranks have the same signature.
     pub(super) fn meet(
         &mut self,
         inline: &[u8],

@@ -55,7 +55,7 @@ pub(crate) struct HostsEngine {
 /// Whether the ranks of every host have an exchange area.
 #[derive(Clone, Copy)]
 enum Terms {
-    /// Nobody has asked yet.
+    /// No operation has asked yet.
     Unknown,
     /// They have.
     Nested,
@@ -82,7 +82,7 @@ struct Ways<'a> {
 }
 
 impl HostsEngine {
-    /// Tells the other hosts in the group's `store` whether this one has an exchange area.
+    /// Publishes in the group's `store` whether this host has an exchange area.
     ///
     /// # Errors
     /// Those of the store.
@@ -116,8 +116,8 @@ impl HostsEngine {
         })
     }
 
-    /// Asks whether every host has an exchange area: once, by the first operation, so that nobody waits for
-    /// another host when a group is made.
+    /// Asks whether every host has an exchange area: once, by the first operation, so that making a group
+    /// does not wait for other hosts.
     fn terms(&mut self, policy: &mut WaitPolicy<'_>) -> Result<Terms, Failure> {
         let several = (0..self.layout.hosts()).filter(|&at| self.layout.ranks_of(at).len() > 1);
         let several: Vec<usize> = several.collect();

@@ -1,12 +1,13 @@
-//! Long operations in registered buffers: no slots, each rank works in the others' memory.
+//! Long operations in registered buffers: without slots, since each rank works in the others'
+//! memory.
 //!
 //! | operation | whose buffers are needed | what a rank does |
 //! |---|---|---|
-//! | all_reduce | everybody's | combines its share of all, and writes it to all |
-//! | reduce | everybody's | combines its share of all into the root's |
-//! | broadcast | everybody's; else the root's | copies its share to all; else all of the root's |
-//! | all_gather, all_to_all | everybody's inputs | copies what is for it |
-//! | reduce_scatter | everybody's inputs | combines what is for it |
+//! | all_reduce | all ranks' | combines its share of all, and writes it to all |
+//! | reduce | all ranks' | combines its share of all into the root's |
+//! | broadcast | all ranks'; else the root's | copies its share to all; else all of the root's |
+//! | all_gather, all_to_all | all ranks' inputs | copies what is for it |
+//! | reduce_scatter | all ranks' inputs | combines what is for it |
 //!
 //! The order of combination is that of ranks, as everywhere.
 

@@ -125,7 +125,8 @@ impl ShmEngine {
 }
 
 impl PhaseContext<'_, '_> {
-    /// Lines and slots carry all; the longest part has so many bytes where ranks have told each other.
+    /// Runs the operation through lines and slots. The longest part's length is known where the ranks
+    /// have exchanged their lengths.
     fn by_shm_exchange(
         &mut self,
         collective: Collective<'_>,

@@ -10,7 +10,7 @@ use rcomm_core::arithmetic::{self, copy};
 use std::ops::Range;
 
 /// The longest operation whose ranks exchange places, in bytes. The shares of a longer one leave out some
-/// phases, so not everybody would write where it has read: from 512 KiB on that is a quarter slower.
+/// phases, so some ranks would not write where they have read: from 512 KiB on that is a quarter slower.
 const EXCHANGED: usize = 256 << 10;
 
 fn traffic_of(len: usize) -> Traffic {
@@ -46,7 +46,7 @@ impl Shares {
         start + part.start..start + part.end
     }
 
-    /// Bytes for a part of this chunk, whoever combines it.
+    /// Bytes for a part of this chunk, whichever rank combines it.
     fn width(self, chunk: usize) -> usize {
         let parts = (0..self.size).map(|rank| self.part(rank, chunk).len());
         parts.max().unwrap_or(0).next_multiple_of(64)

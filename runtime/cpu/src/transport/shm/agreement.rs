@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 /// Things that can be agreed on in the life of a segment.
 const ACCORDS: usize = 1024;
-/// Bytes of one: its number, what was said (hashed), its length, and its first bytes.
+/// Bytes of one: its number, the hash of what was agreed on, its length, and its first bytes.
 const ACCORD: usize = 64;
 const SAID: usize = 8;
 const LEN: usize = 16;
@@ -16,14 +16,15 @@ const TEXT: usize = 24;
 const TEXT_LEN: usize = ACCORD - TEXT;
 /// A number is looked for in so many places, from the one that it points at.
 const PLACES: usize = 32;
-/// How long who has decided may take to write down what it said.
+/// How long the rank that has decided may take to write its bytes down.
 const WRITING: Duration = Duration::from_millis(200);
 
 /// Bytes of the table.
 pub(super) const ACCORDS_LEN: usize = ACCORDS * ACCORD;
 
-/// Agrees on `words` under `number`, in the table that begins at `start`. Waits for nobody. `None` if
-/// there is no place for it: since places are never given back, there is none for the others either.
+/// Agrees on `words` under `number`, in the table that begins at `start`. Does not wait for the other
+/// ranks to call. `None` if there is no place for it: since places are never given back, there is
+/// none for the others either.
 pub(super) fn agree(table: &Mapping, start: usize, number: u64, words: &[u8]) -> Option<Agreement> {
     let number = number.max(1);
     let first = (number % ACCORDS as u64) as usize;
@@ -33,7 +34,7 @@ pub(super) fn agree(table: &Mapping, start: usize, number: u64, words: &[u8]) ->
             continue;
         }
         let own = hash(words);
-        // An exchange that finds zero decides, whoever took the place.
+        // The first to replace the zero decides, whichever rank took the place.
         let said = table.long(place + SAID);
         return Some(
             match said.compare_exchange(0, own, Ordering::AcqRel, Ordering::Acquire) {
@@ -49,7 +50,7 @@ pub(super) fn agree(table: &Mapping, start: usize, number: u64, words: &[u8]) ->
     None
 }
 
-/// Sets a word that is zero; says what it holds then.
+/// Sets a word that is zero; returns what it holds then.
 fn set_once(word: &AtomicU64, value: u64) -> u64 {
     match word.compare_exchange(0, value, Ordering::AcqRel, Ordering::Acquire) {
         Ok(_) => value,
@@ -71,7 +72,7 @@ fn write(table: &Mapping, place: usize, words: &[u8]) {
         let word = table.long(place + TEXT + at * 8);
         word.store(u64::from_le_bytes(bytes), Ordering::Relaxed);
     }
-    // One more than there are, since zero is what stands there before.
+    // One more than the length, since zero means that none is written yet.
     let len = words.len() as u64 + 1;
     table.long(place + LEN).store(len, Ordering::Release);
 }

@@ -12,8 +12,8 @@ pub(super) struct Mapping {
     len: usize,
 }
 
-// SAFETY: a mapping is memory of the process; it may be used from any thread, under the rules of those
-// who hand out references into it.
+// SAFETY: a mapping is memory of the process; it may be used from any thread, under the rules of the
+// types that hand out references into it.
 unsafe impl Send for Mapping {}
 // SAFETY: as above.
 unsafe impl Sync for Mapping {}
@@ -47,8 +47,8 @@ impl Mapping {
 
     pub(super) fn word(&self, offset: usize) -> &AtomicU32 {
         assert_eq!(offset % 4, 0, "words are aligned");
-        // SAFETY: four aligned bytes inside the mapping, which lives as long as `self`; everybody
-        // uses them as an atomic word only.
+        // SAFETY: four aligned bytes inside the mapping, which lives as long as `self`; all
+        // processes use them as an atomic word only.
         unsafe { AtomicU32::from_ptr(self.at(offset, 4).cast()) }
     }
 
@@ -68,7 +68,7 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // SAFETY: nobody holds a reference into it any more: they borrow from `self`.
+        // SAFETY: no reference into it is left: all of them borrow from `self`.
         let unmapped = unsafe { rustix::mm::munmap(self.start.as_ptr().cast(), self.len) };
         debug_assert!(unmapped.is_ok(), "a mapping is unmapped once");
     }

@@ -6,21 +6,21 @@
 //! come the areas of the groups, all of one length and empty until used. An area is a [`ShmExchange`], and behind it
 //! the rings of a [stream](ShmStream) for each pair of ranks.
 //!
-//! An *exchange area* has, for each rank of the group, two *lines*, used in turn, and room for *slots*, one behind
-//! the other and then from the beginning again; all ranks go through the same *phases* 1, 2, 3, ... In
-//! phase p a rank writes its slot p, which does not overlap its slot p - 1, and its line p % 2, then
-//! stores p into the line's flag; it waits until every line p % 2 of the others shows p, and then reads
-//! those lines and slots. That is all the synchronisation there is. It is enough: a rank overwrites what
-//! it wrote in phase p when it enters phase p + 2 at the earliest, which it does only after it has seen
-//! everybody's flag p + 1, which they stored after they had read everything of phase p. For the same
-//! reason two ranks may swap the places of their slots, which are two for each, used in turn, when both have
-//! been used: a place is used again two phases later at the earliest.
+//! An *exchange area* has, for each rank of the group, two *lines*, used in turn, and room for *slots*, one
+//! behind the other and then from the beginning again; all ranks go through the same *phases* 1, 2, 3, ... In
+//! phase p a rank writes its slot p, which does not overlap its slot p - 1, and its line p % 2, then stores p
+//! into the line's flag; it waits until every line p % 2 of the others shows p, and then reads those lines
+//! and slots. That is all the synchronisation there is. It is enough: a rank overwrites what it wrote in
+//! phase p when it enters phase p + 2 at the earliest, which it does only after it has seen the flag p + 1 of
+//! all ranks, which they stored after they had read everything of phase p. For the same reason two ranks may
+//! swap the places of their slots, which are two for each, used in turn, when both have been used: a place is
+//! used again two phases later at the earliest.
 //!
-//! Whoever has the segment is a rank of this job: it was handed to a process of the same user, which knows
-//! the job's secret. Of such a rank it is believed that it keeps to the phases: what it writes out of turn
-//! spoils results, as wrong numbers would, and may be seen by halves; any bytes are numbers, and lengths
-//! among them are checked as those that come by a socket are. A rank that dies has not stored the flag of
-//! what it left half done, so nobody reads that.
+//! Only ranks of this job have the segment: it is handed to processes of the same user that know the job's
+//! secret. Such a rank is trusted to keep to the phases: what it writes out of turn spoils results, as wrong
+//! numbers would, and may be read half-written. Any bytes are valid numbers, and lengths among them are
+//! checked as those that come by a socket are. A rank that dies has not stored the flag of what it left half
+//! done, so no other reads that.
 //!
 //! A waiter that has looked long enough sleeps on the flag (a futex). The writer wakes it if it has seen
 //! the waiter's mark. There is deliberately no fence between its flag and that look: the mark can be

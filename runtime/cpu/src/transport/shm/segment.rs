@@ -64,7 +64,7 @@ pub(crate) struct Segment {
     /// Bytes from one area to the next.
     stride: usize,
     rank: Rank,
-    /// Tells when a process ends; opened when first asked.
+    /// One pidfd for each rank, which shows when its process ends; opened when first needed.
     processes: Vec<OnceLock<OwnedFd>>,
 }
 
@@ -75,7 +75,7 @@ impl Segment {
         let file = rustix::fs::memfd_create("rcomm", flags)?;
         let len = Self::table_len(world_size) + GROUPS * Self::stride(world_size);
         rustix::fs::ftruncate(&file, len as u64)?;
-        // Nobody can cut it and make the others fault.
+        // No process can truncate it and make the others fault.
         let seals = SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;
         rustix::fs::fcntl_add_seals(&file, seals)?;
         let segment = Self::map(file, rank, world_size)?;
@@ -241,8 +241,8 @@ impl Segment {
         matches!(rustix::event::poll(&mut poll, Some(&now)), Ok(1))
     }
 
-    /// Agrees with the other ranks that say something under this number. Waits for nobody. `None` if there
-    /// is no room for it, for all of them.
+    /// Agrees with the other ranks that call this with the same number. Does not wait for them to call.
+    /// `None` if there is no room for it, for all of them.
     pub(crate) fn agree(&self, number: u64, words: &[u8]) -> Option<Agreement> {
         let start = Self::accords_at(self.world_size);
         agree(&self.table, start, number, words)
@@ -278,7 +278,7 @@ impl Segment {
         Mapping::new(&self.file, self.area(at) + start, len)
     }
 
-    /// Counts a rank that has left the group of an area; says how many have.
+    /// Counts a rank that has left the group of an area; returns how many have.
     pub(super) fn leave_area(&self, at: usize) -> usize {
         let left = self.table.word(self.group_entry(at) + 4);
         left.fetch_add(1, Ordering::AcqRel) as usize + 1

@@ -19,7 +19,7 @@ const CONTROL: usize = 512;
 /// Bytes between a rank's two lines; two cache lines, since they are fetched in pairs.
 const LINE: usize = 128;
 
-/// Bytes that a line carries beside its flag and signature.
+/// Bytes that a line carries besides its flag and signature.
 pub(crate) const INLINE: usize = 48;
 /// Most bytes of one slot.
 pub(crate) const SLOT: usize = 192 << 10;
@@ -116,7 +116,7 @@ impl From<io::Error> for ShmExchangeError {
     }
 }
 
-/// Who writes slots in the phases of an operation.
+/// Which ranks write slots in the phases of an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Traffic {
     /// Some: the others only read.
@@ -126,7 +126,7 @@ pub(crate) enum Traffic {
     Exchange,
 }
 
-/// Where everybody's slot of a phase is.
+/// Where the slots of all ranks are in a phase.
 #[derive(Clone, Copy)]
 struct Place {
     start: usize,
@@ -153,7 +153,7 @@ pub(crate) struct ShmExchange {
     /// The number of the next phase that exchanges slots. Phases without slots do not count, so that each
     /// rank writes where it has read whatever is between.
     exchange: u32,
-    /// Whether it has seen everybody's flag of that phase.
+    /// Whether it has seen the flags of all ranks for that phase.
     complete: bool,
     huge_pages: Option<io::Result<()>>,
 }
@@ -189,8 +189,8 @@ impl ShmExchange {
         })
     }
 
-    /// Whether it could ask for huge pages, said once. Without them it works as well, only slower; and to ask
-    /// is not to get: most systems do not give them here.
+    /// Whether huge pages could be requested; an error is returned once. Without them the area works as well,
+    /// only slower. Success is no promise: most systems do not give them here.
     pub(crate) fn huge_pages(&mut self) -> io::Result<()> {
         self.huge_pages.take().unwrap_or(Ok(()))
     }
@@ -214,13 +214,13 @@ impl ShmExchange {
         align(size * CONTROL, PAGE) + rank * slots_len(size) + place.start
     }
 
-    /// Says which traffic the phases to come have, on all ranks alike.
+    /// Sets the traffic of the phases to come, on all ranks alike.
     #[inline]
     pub(crate) fn expect(&mut self, traffic: Traffic) {
         self.traffic = traffic;
     }
 
-    /// Begins with the slots anew, on all ranks at once: after a phase whose slots nobody reads, since
+    /// Begins with the slots anew, on all ranks at once: after a phase whose slots are not read, since
     /// the ranks do not agree how long they are.
     pub(crate) fn restart_slots(&mut self) {
         // The next one may begin where this phase's is.
@@ -272,9 +272,8 @@ impl ShmExchange {
         let start = self.slot_at(self.rank, self.place(self.phase.wrapping_add(1), used));
         // SAFETY: this rank alone writes its slot of a phase, through `&mut self` alone. All may still read
         // the slots of this phase only, which this one does not overlap (`turn`): they have finished with
-        // all before it, whoever wrote them, since this rank has seen all flags of this phase
-        // (`complete`; see the head of this module). `Slots` reads those of this phase. Any bytes are
-        // valid.
+        // all earlier slots of all ranks, since this rank has seen all flags of this phase (`complete`; see
+        // the head of this module). `Slots` reads those of this phase. Any bytes are valid.
         let next = unsafe { std::slice::from_raw_parts_mut(self.area.at(start, used), used) };
         (Slots { shm_exchange: self }, next)
     }
@@ -301,7 +300,7 @@ impl ShmExchange {
     }
 
     /// One phase: shows the others `signature`, up to [`INLINE`] bytes and the first `used` bytes of the
-    /// slot, and waits until all have done the same. Says whether all signatures are equal.
+    /// slot, and waits until all have done the same. Returns whether all signatures are equal.
     ///
     /// Ranks whose signatures are equal must agree on `used` as well: the next slot begins behind it.
     ///
@@ -385,7 +384,8 @@ impl ShmExchange {
         let line = self.line(self.rank, self.phase);
         self.area.long(line + 8).store(signature, Ordering::Relaxed);
         let to = self.area.at(line + 16, INLINE);
-        // SAFETY: this rank alone writes its lines, and nobody reads this one now, as in `next_slot`.
+        // SAFETY: this rank alone writes its lines, and no rank reads this one now, as in
+        // `next_slot`.
         unsafe { std::ptr::copy_nonoverlapping(inline.as_ptr(), to, inline.len()) };
         let flag = self.area.word(line);
         flag.store(self.phase, Ordering::Release);
@@ -517,14 +517,14 @@ impl Drop for ShmExchange {
     }
 }
 
-/// Tells the others on an exchange area that this rank leaves it, while its own thread may be waiting there.
+/// Announces on an exchange area that this rank leaves it, while its own thread may be waiting there.
 pub(crate) struct CloseGuard {
     control: Mapping,
     rank: usize,
 }
 
 impl CloseGuard {
-    /// Whoever waits for this rank need not any more.
+    /// Releases the ranks that wait for this one.
     pub(crate) fn leave(&self) {
         let control = self.rank * CONTROL;
         let left = self.control.word(control + 3 * LINE);
@@ -535,7 +535,7 @@ impl CloseGuard {
     }
 }
 
-/// Wakes whoever sleeps on this word.
+/// Wakes all threads that sleep on this word.
 pub(super) fn wake(flag: &AtomicU32) {
     // There may be no sleeper any more; that is no error.
     let _ = futex::wake(flag, futex::Flags::empty(), i32::MAX as u32);

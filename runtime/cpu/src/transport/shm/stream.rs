@@ -4,18 +4,18 @@
 //! stores how many it has written in all; the reader copies them out, then stores how many it has read in
 //! all.
 //!
-//! A few bytes go another way, in one cache line or two instead of two or three: beside the ring there are
-//! *cells*, used in turn. A cell has bytes, their place among those of the ring, and last of all its own
-//! number, which says that it is there. The reader looks at the count of the ring first and at the next cell
-//! then. So if it sees bytes of the ring that were written after a cell, it sees the cell as well, and keeps
-//! their order. Where all cells are full, their bytes go by the ring.
+//! A few bytes go another way, in one cache line or two instead of two or three: in *cells* outside the
+//! ring, used in turn. A cell has bytes, their place among those of the ring, and last of all its own
+//! number, whose arrival completes the cell. The reader looks at the count of the ring first and at the next
+//! cell then. So if it sees bytes of the ring that were written after a cell, it sees the cell as well, and
+//! keeps their order. Where all cells are full, their bytes go by the ring.
 //!
-//! Who finds the ring full (or empty) for so long that it sleeps leaves a mark first and looks once
-//! more; who makes room (or writes) looks for the mark afterwards. Between the store and the look there is
-//! a full fence on both sides, so one of the two sees the other.
+//! An end that finds the ring full (or empty) for so long that it sleeps leaves a mark first and looks once
+//! more; the other end makes room (or writes), and looks for the mark afterwards. Between the store and the
+//! look there is a full fence on both sides, so one of the two sees the other.
 //!
 //! The pair has a socket too. It is the doorbell that wakes a sleeper, so that one can sleep on several
-//! streams at once; and its end tells that the other rank has left, or died.
+//! streams at once; and its end shows that the other rank has left, or died.
 
 use super::mapping::Mapping;
 use super::shm_exchange::RING_HEAD;
@@ -78,8 +78,8 @@ pub(crate) struct Blank {
     cells_read: u64,
 }
 
-/// A look at what comes from the other end, beside the rank's end itself: it only tells that there is
-/// more, so that one may wait for it while others use the end.
+/// A view of what comes from the other end, apart from the rank's end itself: it only shows that
+/// there is more, so that one thread may wait for that while others use the end.
 pub(crate) struct Sight {
     rings: Arc<Mapping>,
     into: usize,
@@ -92,7 +92,7 @@ impl Sight {
         let next = since.cells_read + 1;
         let number = self.rings.long(ShmStream::cell(self.into, next) + NUMBER);
         let written = self.rings.long(self.into + WRITTEN);
-        // Whoever sees it reads under the end's lock, and looks again there.
+        // A thread that sees it takes the end's lock to read, and looks again there.
         number.load(Ordering::Relaxed) >> 8 >= next
             || written.load(Ordering::Relaxed) != since.written
     }
@@ -165,7 +165,7 @@ impl ShmStream {
         &self.socket
     }
 
-    /// A look at what comes, beside this end.
+    /// A view of what comes, apart from this end.
     pub(crate) fn sight(&self) -> Sight {
         Sight {
             rings: self.rings.clone(),
@@ -342,7 +342,7 @@ impl ShmStream {
     fn pass_cell(&mut self) {
         self.cell_done = 0;
         self.cells_read += 1;
-        // Nobody sleeps for it: what finds no cell goes by the ring.
+        // No thread sleeps until a cell is free: bytes that find none go by the ring.
         self.count(self.into, CELLS_READ)
             .store(self.cells_read, Ordering::Release);
     }
@@ -437,12 +437,12 @@ impl ShmStream {
     #[cold]
     fn wake(&self, mark: &AtomicU32) {
         if mark.swap(0, Ordering::Relaxed) != 0 {
-            // A full socket wakes the sleeper as well, and one that is gone has nobody to wake.
+            // A full socket wakes the sleeper as well, and a closed one has no sleeper.
             let _ = (&*self.socket).write(&[1]);
         }
     }
 
-    /// Leaves a mark before its thread sleeps on the socket; says whether it need not sleep.
+    /// Leaves a mark before its thread sleeps on the socket; returns whether it need not sleep.
     pub(crate) fn prepare_sleep(&mut self, waits: Waits) -> io::Result<bool> {
         let mut drained = [0; 64];
         loop {

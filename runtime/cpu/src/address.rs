@@ -40,8 +40,8 @@ fn without_a_name(place: &Rendezvous) -> Result<IpAddr> {
         let interfaces = Interfaces::of_host()?;
         if let Some((interface, address)) = interfaces.first_beyond_loopback() {
             tracing::warn!(
-                "{} does not say how other hosts reach this one: other ranks are told {address}, of \
-                 the network interface {interface}. RCOMM_SOCKET_IFNAME names another",
+                "{} gives no address at which other hosts reach this one: using {address}, of the \
+                 network interface {interface}. Set RCOMM_SOCKET_IFNAME to choose another",
                 place.master_addr
             );
             return Ok(address);

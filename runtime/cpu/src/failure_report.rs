@@ -29,7 +29,7 @@ impl CpuGroup {
                 error
             );
             if let Err(unheard) = self.store.set(&note_key(self.mesh.rank()), note.as_bytes()) {
-                tracing::debug!(%unheard, "the others were not told why this rank gave up");
+                tracing::debug!(%unheard, "failed to publish why this rank gave up");
             }
         }
         self.hang_up();

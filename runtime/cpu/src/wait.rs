@@ -228,7 +228,7 @@ mod tests {
                     std::thread::sleep(time);
                 }
                 Err(Interrupted::TimedOut) => break,
-                Err(Interrupted::Stopped(_)) => unreachable!("nobody stops it"),
+                Err(Interrupted::Stopped(_)) => unreachable!("the wait is not stopped"),
             }
         }
         assert!(looked && slept);

@@ -329,7 +329,7 @@ impl Mesh {
                 Err(error) if error.kind() == io::ErrorKind::TimedOut => {
                     tries += 1;
                     if tries == 1 {
-                        tracing::warn!(rank = handshake.to, %address, "no answer: trying on");
+                        tracing::warn!(rank = handshake.to, %address, "no answer: retrying");
                     }
                 }
                 Err(error) => {

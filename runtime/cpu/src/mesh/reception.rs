@@ -148,7 +148,7 @@ impl Reception {
             match rustix::event::poll(&mut sockets, policy.as_ref()) {
                 Ok(_) | Err(rustix::io::Errno::INTR) => {}
                 Err(error) => {
-                    tracing::error!(%error, "cannot wait for other ranks; no more will be heard");
+                    tracing::error!(%error, "failed to poll connections: no more are accepted");
                     return;
                 }
             }
@@ -171,7 +171,7 @@ impl Reception {
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(error) => {
                     // Out of file descriptors, or a caller that left at once: others may still come.
-                    tracing::warn!(%error, "a rank's call could not be taken");
+                    tracing::warn!(%error, "failed to accept a connection");
                     std::thread::sleep(Duration::from_millis(1));
                     return;
                 }
@@ -309,7 +309,7 @@ impl Greeting {
         };
         let mut nonce = [0; 32];
         if let Err(error) = fill_random(&mut nonce) {
-            tracing::error!(%error, "no random numbers: a rank's call was refused");
+            tracing::error!(%error, "no random numbers: refused a connection");
             return false;
         }
         answer[4..36].copy_from_slice(&nonce);

@@ -98,7 +98,7 @@ impl<'a> Exposed<'a> {
 impl Drop for Exposed<'_> {
     fn drop(&mut self) {
         if let Some((backing, _)) = self.backing.take().filter(|_| self.is_open) {
-            tracing::debug!("memory is taken back from ranks that may be at it");
+            tracing::debug!("revoking exposed memory that peers may still access");
             // SAFETY: whole pages, or it would not be open (`open`). No thread of this process writes
             // there: these bytes are lent to this for its whole life, and other buffers have other pages.
             unsafe { backing.cut_off(self.start, self.len) };
@@ -155,7 +155,7 @@ impl<'a> Meeting<'a> {
                     assert!(own.is_open && own.len == need.len, "it was exposed");
                     assert!(
                         need.access == Access::Read || own.access == Access::Write,
-                        "nobody writes to what is lent for reading"
+                        "a buffer lent for reading is not written"
                     );
                     Place {
                         start: own.start,
@@ -181,7 +181,11 @@ impl<'a> Meeting<'a> {
 
     /// The bytes of `rank`, where all only read.
     pub(crate) fn of(&self, rank: usize) -> &[u8] {
-        assert_eq!(self.rule, Rule::Read, "nobody writes to what all read");
+        assert_eq!(
+            self.rule,
+            Rule::Read,
+            "bytes that all ranks read stay as they are"
+        );
         let place = self.places[rank].as_ref().expect("the terms name it");
         // SAFETY: so many bytes, mapped (`place`) or lent (`own`), which no rank writes to before this one
         // has announced that it has finished, which takes the meeting: the terms have all ranks read only.
@@ -215,10 +219,10 @@ impl<'a> Meeting<'a> {
         let share = self.share();
         assert!(
             share.start <= bytes.start && bytes.start <= bytes.end && bytes.end <= share.end,
-            "a rank is at its own share only"
+            "a rank uses its own share only"
         );
         let shares = self.places.iter().map(|place| {
-            let place = place.as_ref().expect("whoever shares shares with all");
+            let place = place.as_ref().expect("the bytes of all ranks are mapped");
             assert!(bytes.end <= place.len, "bytes that every rank has");
             // SAFETY: inside what is mapped or lent, as just checked.
             let start = unsafe { place.start.add(bytes.start) }.as_ptr();

@@ -173,7 +173,7 @@ fn an_abort_ends_what_waits_and_all_that_comes() {
                         tag: 0,
                     })
                 });
-                let error = Error::new(ErrorKind::Aborted, "somebody said so");
+                let error = Error::new(ErrorKind::Aborted, "aborted by the test");
                 rig.backend.abort(&AbortReason { error });
                 assert_eq!(
                     waiting.join().unwrap().unwrap_err().kind(),
@@ -183,7 +183,7 @@ fn an_abort_ends_what_waits_and_all_that_comes() {
             assert!(pending.wait(LONG.into()).has_ended());
             assert!(pending.reclaim().is_some());
             let later = rig.run(Op::Barrier).unwrap_err();
-            assert_eq!(later.to_string(), "somebody said so");
+            assert_eq!(later.to_string(), "aborted by the test");
             rig.store.set("aborted", b"").unwrap();
         });
     }

@@ -103,7 +103,7 @@ fn sleep_and_wake(protocol: Protocol) {
     fence();
     let stays_awake = protocol.looks_again && count.load(Ordering::Acquire) == 1;
     let is_woken = mover.join().unwrap();
-    assert!(stays_awake || is_woken, "it sleeps, and nobody wakes it");
+    assert!(stays_awake || is_woken, "it sleeps, and is never woken");
 }
 
 /// What a reader takes: a value of the ring, or that of the cell.

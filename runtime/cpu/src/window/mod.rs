@@ -307,7 +307,7 @@ fn reach_of(shared: &Shared, memory: &RemoteMemory, own: &Card, said: &[u8]) -> 
             match region.map(|region| SharedMemory::attach(&region)) {
                 Some(Ok(mapped)) => Some(Arc::new(mapped).access()),
                 Some(Err(error)) => {
-                    tracing::debug!(rank, %error, "a window of this host is asked by message");
+                    tracing::debug!(rank, %error, "cannot map a window of this host: using messages");
                     None
                 }
                 None => None,

@@ -178,7 +178,7 @@ impl Service {
         while self.left > 0 {
             if let Err(error) = self.answer() {
                 if !self.shared.stop.is_raised() {
-                    tracing::warn!(%error, "a window answers no more");
+                    tracing::warn!(%error, "window service stopped");
                     self.shared.stop.raise(error);
                 }
                 return;

@@ -1,7 +1,7 @@
-//! What moves the bytes, seen from the group: [`Backend`] starts or runs operations, [`Pending`] is
-//! one that was started.
+//! The interface between a group and what moves the bytes: [`Backend`] starts or runs operations,
+//! [`Pending`] is one that was started.
 //!
-//! A backend knows nothing of sequence numbers beyond what a [`Call`] tells it, records nothing and
+//! A backend knows no sequence numbers beyond those in a [`Call`], records nothing and
 //! dumps nothing: the group does. It answers for three things. Operations of a group happen in the
 //! order of their turns. A buffer is given up only when nothing can touch it any more. And every
 //! wait ends, by completion, deadline or abort.
@@ -32,9 +32,9 @@ pub struct WorldContext {
     pub rank: Rank,
     /// Ranks in the world.
     pub world_size: u32,
-    /// Rank among the processes of this host, where the launcher told.
+    /// Rank among the processes of this host, if the launcher sets it.
     pub local_rank: Option<u32>,
-    /// Processes of the job on this host, where the launcher told.
+    /// Processes of the job on this host, if the launcher sets it.
     pub local_world_size: Option<u32>,
     /// The job's name, equal on all ranks.
     pub job: String,
@@ -56,7 +56,7 @@ pub struct GroupContext {
     /// This process's rank in the group.
     pub group_rank: u32,
     /// A number that is the same on all members and that no two live groups of the world with a
-    /// common member share: what tells their traffic apart on shared connections.
+    /// common member share: it separates their traffic on shared connections.
     pub wire_id: u64,
     /// The world's store, under a prefix for this group and backend.
     pub store: Arc<dyn Store>,
@@ -89,7 +89,7 @@ pub trait BackendFactory: Send + Sync {
     fn connect(&self, group: GroupContext, deadline: Deadline) -> Result<Arc<dyn Backend>>;
 
     /// What other ranks need to find this one: keys of [`WorldContext::store`], and values. The world writes
-    /// them, in one request with what it has to say itself, before it makes the first group.
+    /// them, in one request with its own keys, before it makes the first group.
     fn announcement(&self) -> Vec<(String, Vec<u8>)> {
         Vec::new()
     }
@@ -130,8 +130,8 @@ pub type OpenBackend = Box<dyn FnOnce(&WorldContext) -> Result<Arc<dyn BackendFa
 
 /// The backends that a type of [`World`](crate::World) comes with.
 pub trait BackendSet {
-    /// Those that a world of this configuration needs. The first is opened first, before this rank tells the
-    /// others where it is; it takes host memory, and is what the world itself uses to compare and to agree.
+    /// The backends that a world of this configuration needs. The first is opened first, before this rank
+    /// publishes its address; it takes host memory, and the world itself uses it to compare and to agree.
     fn backends(config: &Config) -> Vec<OpenBackend>;
 }
 
@@ -157,14 +157,14 @@ pub struct Call {
 pub struct Done {
     /// How long it ran, where the backend measures.
     pub duration: Option<Duration>,
-    /// Who sent, as a rank of the group: of a receive from any.
+    /// The sender's rank in the group, for a receive from any rank.
     pub source: Option<u32>,
     /// The CUDA graph that it was captured into, by the driver's number, of an operation that was issued:
     /// nothing more is known of it then.
     pub graph_id: Option<u64>,
 }
 
-/// Where an issued operation stands.
+/// The state of an issued operation.
 #[derive(Clone, Debug)]
 pub enum Progress {
     /// Waiting for its turn.
@@ -204,10 +204,10 @@ impl<S: Stream + ?Sized> Stream for Arc<S> {
 /// # Thread safety
 /// The caller and the watchdog look at it at the same time.
 pub trait Pending: Send + Sync {
-    /// Where it stands. Never waits.
+    /// Its state. Never waits.
     fn progress(&self) -> Progress;
 
-    /// Waits until it has ended or the deadline has passed, and says where it stands then.
+    /// Waits until it has ended or the deadline has passed; returns its state then.
     fn wait(&self, deadline: Deadline) -> Progress;
 
     /// Has a stream of a device wait for the end of the operation, and the host for nothing.
@@ -222,19 +222,19 @@ pub trait Pending: Send + Sync {
     }
 
     /// The operation with its buffers, once, after it has ended and the backend has provably let go
-    /// of them. Until then, and for ever if that cannot be proved, `None`.
+    /// of them. `None` until then, and always if that cannot be proved.
     fn reclaim(&self) -> Option<Op<'static>>;
 }
 
-/// Who wants to know at once that an issued operation has moved on.
+/// A listener for the progress of an issued operation.
 ///
 /// # Blocking
-/// Called on the backend's thread: implementations are short and wait for nobody.
+/// Called on the backend's thread: implementations are short and wait for no other thread.
 pub trait Observer: Send + Sync {
     /// It has started.
     fn started(&self);
 
-    /// It has ended: [`Pending::progress`] says how.
+    /// It has ended: [`Pending::progress`] returns how.
     fn ended(&self);
 }
 
@@ -285,8 +285,8 @@ pub trait Backend: Send + Sync {
     /// Has let go of all buffers when it returns, also with an error. Provided: over copies that the
     /// backend owns, by `issue`; a backend that cares for speed does better.
     ///
-    /// `observer` is told of the start if the operation had to wait for its turn, and of no end: the
-    /// caller sees that by itself.
+    /// Calls `observer.started` if the operation had to wait for its turn, and never `observer.ended`: the
+    /// caller sees the end by itself.
     ///
     /// # Blocking
     /// Until the end of the operation, the call's deadline, or an abort.
@@ -367,7 +367,7 @@ pub trait Backend: Send + Sync {
         Ok(None)
     }
 
-    /// What it can say of its communicators, for a dump.
+    /// The state of its communicators, as far as it is known, for a dump.
     ///
     /// # Blocking
     /// For a second at most, and for no peer.
@@ -390,10 +390,10 @@ pub trait Backend: Send + Sync {
     }
 }
 
-/// What a backend says of one of its communicators.
+/// The state of one of a backend's communicators.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct CommState {
-    /// What tells it from all others; the same on all its ranks.
+    /// Identifies it among all communicators; the same on all its ranks.
     pub id: String,
     /// Names and values.
     pub facts: Vec<(String, String)>,
@@ -437,7 +437,7 @@ pub trait Window: Send + Sync {
     /// Takes one signal of `peer` away, waiting for it if there is none.
     fn wait_signal(&self, peer: u32, deadline: Deadline) -> Result<()>;
 
-    /// Takes one signal of `peer` away if there is one, and says whether. Never waits.
+    /// Takes one signal of `peer` away if there is one; returns whether there was. Never waits.
     fn take_signal(&self, peer: u32) -> Result<bool>;
 
     /// The part of `peer` in this process's own address space.
@@ -453,11 +453,11 @@ pub trait Window: Send + Sync {
     /// Until all members have come, or the deadline.
     fn close(&self, deadline: Deadline) -> Result<Option<Buffer<'static>>>;
 
-    /// Ends the window at once, for this rank alone, whoever else still holds it: when this returns nobody
-    /// uses its memory but who has it [mapped](Self::map_remote).
+    /// Ends the window at once, for this rank alone, even if other ranks still hold it: when this returns, only
+    /// holders of a [mapping](Self::map_remote) use its memory.
     ///
-    /// The default does nothing. That will do for memory which its owner keeps alive for as long as anybody
-    /// reaches it.
+    /// The default does nothing. That is enough for memory which its owner keeps alive for as long as any rank
+    /// can reach it.
     fn give_up(&self) {}
 }
 

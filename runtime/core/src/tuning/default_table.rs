@@ -1,4 +1,4 @@
-//! The table that is in force unless somebody says otherwise.
+//! The table that is in force unless the configuration changes it.
 
 use super::{Algorithm, Choice, Pattern, Topology};
 use Algorithm::{Chain, Direct, Exchange, Nested, Notice, Shares, Slots, Swap, Whole};

@@ -15,7 +15,7 @@
 //!     streams      2
 //! ".parse()?;
 //! assert_eq!(tuning.streams(), 2);
-//! // What it does not say is as it was.
+//! // Other lines are as they were.
 //! assert!(tuning.to_string().contains("all_reduce      memory    any    any    shares"));
 //! # Ok::<(), rcomm::Error>(())
 //! ```
@@ -69,23 +69,23 @@ macro_rules! words {
 words! {
     /// What bytes go where. Every collective is one of these.
     Pattern {
-        /// Everybody gets the reduction of all.
+        /// Each rank gets the reduction of all.
         AllReduce = "all_reduce",
         /// The root gets the reduction of all.
         Reduce = "reduce",
-        /// Everybody gets its part of the reduction.
+        /// Each rank gets its part of the reduction.
         ReduceScatter = "reduce_scatter",
-        /// Everybody gets the root's bytes.
+        /// Each rank gets the root's bytes.
         Broadcast = "broadcast",
-        /// Everybody gets everybody's part.
+        /// Each rank gets the parts of all.
         AllGather = "all_gather",
-        /// Everybody sends a part to everybody.
+        /// Each rank sends a part to each rank.
         AllToAll = "all_to_all",
-        /// The root gets everybody's part.
+        /// The root gets the parts of all.
         Gather = "gather",
-        /// Everybody gets its part of the root's bytes.
+        /// Each rank gets its part of the root's bytes.
         Scatter = "scatter",
-        /// Nobody leaves before all have come.
+        /// No rank leaves before all have come.
         Barrier = "barrier",
     }
 }
@@ -214,7 +214,7 @@ impl Tuning {
     /// Puts lines before those that are there.
     ///
     /// # Errors
-    /// `InvalidArgument` quotes the line that is none, and says what it may be.
+    /// `InvalidArgument` quotes the invalid line and lists what it may be.
     pub fn put_before(&mut self, lines: &str) -> Result<()> {
         let mut choices = Vec::new();
         for line in lines
@@ -234,7 +234,7 @@ impl Tuning {
     }
 
     /// # Errors
-    /// `InvalidArgument` says what it may be.
+    /// `InvalidArgument` gives the valid range.
     pub(crate) fn set_streams(&mut self, count: &str) -> Result<()> {
         let parsed = count.trim().parse().ok();
         let parsed = parsed.filter(|count| (1..=MOST_STREAMS).contains(count));

@@ -1,4 +1,4 @@
-//! [`FakeBackend`]: who waits for whom, and who meets whom.
+//! [`FakeBackend`]: one rank's operations, and how they meet those of the other ranks.
 
 use super::carry_out::carry_out;
 use super::fabric::{FabricState, FakeFabric, FakeFault, FakeFaultKind, Message};
@@ -193,7 +193,7 @@ impl Backend for FakeBackend {
             self.fault_at(&state, call.seq)
         };
         match fault {
-            // Held by its caller only: nobody will ever meet it.
+            // Only its caller holds the ticket: the other ranks never meet it.
             Some(FakeFaultKind::Stall) => return Ok(ticket),
             Some(FakeFaultKind::Skip) => {
                 ticket.end(Progress::Completed(Done::default()));
@@ -259,7 +259,7 @@ impl Backend for FakeBackend {
     }
 }
 
-/// Who a message goes between.
+/// One end of a message: its direction, its peer and its tag.
 struct Ends {
     is_send: bool,
     peer: Option<u32>,

@@ -12,7 +12,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 /// What a rank does wrong, at the operation of its group with this sequence number.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FakeFault {
-    /// Who, by its rank in the world.
+    /// The rank at fault, by its number in the world.
     pub rank: Rank,
     /// In which group, by name.
     pub group: String,
@@ -29,7 +29,7 @@ pub enum FakeFaultKind {
     Stall,
     /// Its operation ends well at once, and the others wait for it.
     Skip,
-    /// It tells the others of another operation than the one it was given.
+    /// It presents another operation to the others than the one it was given.
     Lie,
 }
 
@@ -48,7 +48,7 @@ pub(super) struct FabricState {
 /// One group as the fabric sees it.
 #[derive(Default)]
 pub(super) struct Meeting {
-    /// Who has come to each turn.
+    /// The ticket of each member that has come, for each turn.
     pub(super) turns: BTreeMap<u64, Vec<Option<Arc<Ticket>>>>,
     /// Sends and receives that wait for their other half, in order of issue.
     pub(super) mail: Vec<Message>,

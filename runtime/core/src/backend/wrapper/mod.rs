@@ -1,7 +1,7 @@
 //! [`Wrapper`]: before each collective, all ranks compare over a side group what they are about to do.
 //!
 //! The side group is a backend of its own with the same members. It carries one small `all_gather` for
-//! each collective; only when all ranks have said the same does the collective reach the backend that
+//! each collective; only when all statements are equal does the collective reach the backend that
 //! is wrapped. So ranks that disagree all get an error that names those that differ and what each of
 //! them issued, whatever the wrapped backend would have made of it; and a rank that does not come is
 //! named before anything has been started. This costs a round of messages for each collective: it is
@@ -238,7 +238,7 @@ impl Checked {
         let Stage::Comparing { op, .. } = std::mem::replace(&mut *stage, Stage::Passing) else {
             return;
         };
-        // The backend may call the observer at once, who asks for the progress.
+        // The backend may call the observer at once, and the observer takes this lock to read the progress.
         drop(stage);
         let observer = self.observer.lock();
         let Some(observer) = observer.unwrap_or_else(PoisonError::into_inner).take() else {
@@ -253,7 +253,7 @@ impl Checked {
         };
         *self.lock() = next;
         self.moved.notify_all();
-        // What the observer was told while the operation was on its way, it could not see.
+        // While the operation was being passed on, the observer could not see an end that the backend reported.
         if self.progress().has_ended() {
             observer.ended();
         }
@@ -294,7 +294,7 @@ impl Pending for Checked {
                 return Progress::Queued;
             }
             if let Some(side) = side {
-                // A backend that tells its observer of nothing is waited for by its own means.
+                // A backend that does not call its observer is waited for by `Pending::wait`.
                 side.wait(deadline);
                 self.look();
             }

@@ -1,4 +1,4 @@
-//! What a rank says of a collective before it, and what all ranks' statements come to.
+//! What a rank states about a collective before it runs, and how all ranks' statements are compared.
 
 #![deny(clippy::wildcard_enum_match_arm)]
 
@@ -16,7 +16,7 @@ const NAMED: usize = 8;
 /// In place of an input without a NaN.
 const NONE: u32 = u32::MAX;
 
-/// One rank's view of one collective, in words that are equal on ranks that agree.
+/// One rank's view of one collective, as text that is equal on ranks that agree.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Statement {
     /// Of the whole text, of which the wire may carry the beginning only.
@@ -120,9 +120,9 @@ fn agreed_buffers(op: &Op<'_>) -> String {
     }
 }
 
-/// Fails, in the same words on all ranks, unless all statements are equal and without a NaN.
+/// Fails, with the same message on all ranks, unless all statements are equal and without a NaN.
 ///
-/// `said[r]` is what rank r of the group said, one after the other; `ranks` are their ranks in the
+/// `said` holds the statements of the group's ranks, one after the other; `ranks` are their ranks in the
 /// world.
 pub(super) fn compare(said: &[u8], ranks: &[Rank]) -> Result<()> {
     let mut camps: Vec<(Statement, Vec<Rank>)> = Vec::new();
@@ -412,7 +412,7 @@ mod tests {
     proptest! {
         #[test]
         fn any_bytes_are_a_statement_or_an_error(bytes in proptest::collection::vec(any::<u8>(), 2 * STATEMENT_LEN)) {
-            // What it says does not matter; that it says something does.
+            // The result does not matter, only that there is one.
             let _ = compare(&bytes, &[0, 1]);
         }
     }

@@ -1,5 +1,5 @@
-//! What an operation costs besides its data: checks, the issue lock, the record, the turn, and what the
-//! watchdog is told. One rank, which exchanges nothing with anybody, its ring of the default size.
+//! What an operation costs besides its data: checks, the issue lock, the record, the turn, and the report
+//! to the watchdog. One rank, which exchanges no data, its ring of the default size.
 
 #![allow(clippy::unwrap_used, missing_docs)]
 

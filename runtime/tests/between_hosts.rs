@@ -1,4 +1,4 @@
-//! Ranks on different hosts reach each other, and say which addresses they use.
+//! Ranks on different hosts reach each other, and log which addresses they use.
 //!
 //! Hosts are network namespaces with cables between them. Ranks are processes: this test starts itself
 //! once for each.
@@ -235,7 +235,7 @@ impl Network {
     }
 
     /// Runs ranks 0 and 1 on the first host, 2 and 3 on the second, where `first` is the first host's
-    /// name; on the first host itself that name stands for its loopback interface.
+    /// name; on the first host itself that name resolves to its loopback interface.
     fn run(&self, master_addr: &str, socket_ifname: Option<&str>, expected: &str, streams: usize) {
         let folder = tempfile::tempdir().unwrap();
         for (host, known) in ["127.0.1.1 first", "10.77.1.1 first"].iter().enumerate() {

@@ -1,8 +1,8 @@
-//! Processes that the system allows no huge pages, or no memory that others can map: they go on with what
-//! there is, and say so once.
+//! Processes to which the system refuses huge pages, or memory that others can map: they go on without,
+//! and log that once.
 //!
-//! Ranks are processes: this test starts itself once for each, which then has the system refuse the call by
-//! a filter (seccomp).
+//! Ranks are processes: this test starts itself once for each, which then makes the system refuse the call
+//! by a filter (seccomp).
 #![allow(clippy::unwrap_used, clippy::print_stderr)]
 
 mod job;
@@ -13,7 +13,7 @@ use std::process::Stdio;
 
 const RANKS: u32 = 2;
 const COUNT: usize = 100_000;
-/// What a child says where there are no filters.
+/// What a child prints where there are no filters.
 const NO_FILTER: &str = "no filter";
 
 /// Has this thread, and those that it starts, get `errno` for a call, if its third argument is this one.
@@ -87,7 +87,7 @@ fn rank_process() {
     }
     let own = Rank::open(&folder, (rank, RANKS), Config::default());
     let mut group = own.connect(1);
-    // The ranks share memory by now, whoever may make no more.
+    // The ranks share memory by now, even if one may make no more.
     if refused == "memory"
         && rank == 1
         && let Err(error) = refuse(libc::SYS_memfd_create, None, libc::EPERM)
@@ -114,11 +114,11 @@ fn rank_process() {
         };
         group.run(&mut op).unwrap();
     }
-    // Nobody leaves while another still reads.
+    // No rank leaves while another still reads.
     group.run(&mut Op::Barrier).unwrap();
 }
 
-/// What the ranks said on standard error; `None` if this system has no filters.
+/// What the ranks wrote to standard error; `None` if this system has no filters.
 fn said(refused: &str) -> Option<Vec<String>> {
     let folder = tempfile::tempdir().unwrap();
     let ranks: Vec<_> = (0..RANKS)

@@ -1,4 +1,4 @@
-//! Ranks of one host that may make no memory to share: they use sockets, and say so once.
+//! Ranks of one host that may make no memory to share: they use sockets, and log that once.
 //!
 //! Ranks are processes: this test starts itself once for each, with a limit on the size of files that no
 //! shared memory fits under.
@@ -33,7 +33,7 @@ fn rank_process() {
         group.run(&mut op).unwrap();
         drop(op);
         assert!(data.iter().all(|&sum| sum == 6));
-        // Nobody leaves while another still reads.
+        // No rank leaves while another still reads.
         group.run(&mut Op::Barrier).unwrap();
     }
 }

@@ -1,4 +1,4 @@
-//! What is said where NCCL or the CUDA driver is not there, or is something else.
+//! The errors where NCCL or the CUDA driver is missing, or the file is another library.
 #![allow(clippy::unwrap_used)]
 
 use rcomm::backend::nccl::{CudaDriver, NcclLibrary, NcclOptions, Search};

@@ -15,7 +15,7 @@ use std::time::Duration;
 const LONG: Duration = Duration::from_secs(30);
 const SHORT: Duration = Duration::from_millis(100);
 
-/// A port that nobody listens on and that the kernel gives to nobody: below the range from which it
+/// A port that has no listener and that the kernel does not assign: below the range from which it
 /// takes ports by itself, and from sixteen that belong to this process alone.
 fn free_port() -> u16 {
     static NEXT: AtomicU32 = AtomicU32::new(0);
@@ -114,7 +114,7 @@ fn what_an_attempt_met_is_not_hidden_by_a_last_one_that_had_no_time() {
 fn an_addition_in_a_hurry_does_not_wait_for_a_server_that_has_stopped_answering() {
     let (keep, kept) = mpsc::channel();
     let port = stranger(move |mut socket| {
-        // Greets as a store does, and says no more: the client's nonce comes back.
+        // Greets as a store does, and sends no more: the client's nonce comes back.
         let mut hello = [0; 10];
         socket.read_exact(&mut hello).unwrap();
         socket.write_all(&hello[6..]).unwrap();
@@ -281,7 +281,7 @@ fn wrong_jobs_are_refused_before_any_deadline() {
     assert!(text.contains("two jobs share MASTER_PORT"), "{text}");
 }
 
-/// Stands between one client and a server, and counts how often the client spoke after it had been answered.
+/// A proxy between one client and a server, which counts how often the client sent after it had been answered.
 fn counted(server: u16) -> (u16, Arc<AtomicU32>) {
     let turns = Arc::new(AtomicU32::new(0));
     let counter = turns.clone();

@@ -1,4 +1,4 @@
-//! Our stores beside PyTorch's: either client at either server, and both in one file.
+//! This crate's stores and PyTorch's: either client at either server, and both in one file.
 //!
 //! Needs `RCOMM_TEST_PYTHON`, a Python that has torch; skips aloud without.
 
@@ -116,7 +116,9 @@ fn our_client_uses_pytorchs_server(kind: &str) {
     stdout.read_line(&mut line).unwrap();
     let store = TcpStore::connect("127.0.0.1", line.trim().parse().unwrap(), LONG).unwrap();
     // The key is not there yet: with the legacy server this takes the second way.
-    let late = store.get("from_torch", SHORT).expect_err("nobody set it");
+    let late = store
+        .get("from_torch", SHORT)
+        .expect_err("the key is never set");
     assert_eq!(late.kind(), ErrorKind::Timeout, "{late}");
     std::thread::scope(|scope| {
         let waiting = scope.spawn(|| store.get("from_torch", LONG).unwrap());
@@ -137,7 +139,7 @@ fn our_client_uses_pytorchs_server(kind: &str) {
     );
     let late = store
         .wait(&["x", "never"], SHORT)
-        .expect_err("nobody sets it");
+        .expect_err("the key is never set");
     assert!(
         late.to_string().contains("\"never\" did not come"),
         "{late}"

@@ -254,7 +254,7 @@ fn limits_are_held_and_what_is_above_is_disconnected() {
         raw.expect(b"ping");
         raw.expect_closed();
     }
-    // As many keys as are allowed are counted, and waited for by nobody else.
+    // The largest allowed number of keys is accepted.
     let mut raw = Raw::new(&server);
     let all = vec![&b""[..]; 131_072];
     raw.ask(&keyed(0x05, &all), &[1]);
@@ -429,7 +429,7 @@ fn client_that_does_not_read_is_held_back_and_then_served() {
     let mut slow = Raw::new(&server);
     let value = vec![b'x'; 1 << 20];
     slow.send(&set(b"/v", &value));
-    // 300 MiB of replies that nobody reads at first.
+    // 300 MiB of replies that the client does not read at first.
     slow.send(&get(b"/v").repeat(300));
     slow.send(b"\x0Dlast");
     let mut other = Raw::new(&server);

@@ -1,6 +1,6 @@
 //! A small job over the CPU backend alone, for tests and benches. Ranks are processes: the program that runs, started
 //! once more for each.
-#![allow(dead_code, reason = "who includes it uses a part of it")]
+#![allow(dead_code, reason = "each test that includes it uses a part of it")]
 
 use rcomm::backend::cpu::CpuFactory;
 use rcomm::backend::{BackendFactory, Call, Done, GroupContext, Observer, WorldContext};

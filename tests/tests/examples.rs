@@ -1,5 +1,10 @@
 //! The examples that check themselves, run as jobs of several processes.
 
+#![expect(
+    clippy::print_stderr,
+    reason = "the reason for a skipped test is part of its result"
+)]
+
 use rcomm_tests::process::run;
 use std::path::PathBuf;
 

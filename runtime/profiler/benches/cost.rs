@@ -1,5 +1,5 @@
-//! What the plug-in costs NCCL: an operation with all its events, as NCCL 2.29 and later report them, and single
-//! events, beside a plug-in that does nothing and one that prints a line for each event.
+//! What the plug-in costs NCCL: an operation with all its events, as NCCL 2.29 and later report them, and
+//! single events, compared with a plug-in that does nothing and one that prints a line for each event.
 //!
 //! `cargo bench -p rcomm-nccl-profiler`. Calls go through tables of functions, as NCCL's do.
 

@@ -33,7 +33,7 @@ pub mod event {
     pub const P2P_API: u64 = 1 << 10;
 }
 
-/// States that events are said to be in.
+/// States that NCCL reports events to be in.
 pub mod state {
     use std::ffi::c_int;
 
@@ -59,7 +59,7 @@ pub mod state {
 pub type Logger =
     Option<unsafe extern "C" fn(c_int, c_ulong, *const c_char, c_int, *const c_char, ...)>;
 
-/// What an event says of itself.
+/// The description of an event.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct Descriptor<K, U> {

@@ -25,7 +25,7 @@ pub(crate) struct Task<'t> {
     pub(crate) named: Option<Named<'t>>,
 }
 
-/// What a task of version 3 says of its communicator.
+/// How a task of version 3 names its communicator.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Named<'t> {
     pub(crate) name: &'t [u8],

@@ -1,7 +1,7 @@
 //! What NCCL is given to name contexts and events: numbers, not addresses.
 //!
 //! NCCL hands a handle back as it was, to threads and, for network transfers on behalf of another process, to
-//! processes that it does not mean anything to. So a handle says which place it is for and which use of that place; a
+//! processes where it has no meaning. So a handle holds its place and the number of that place's use; a
 //! handle of an earlier use finds nothing.
 
 use std::ffi::c_void;

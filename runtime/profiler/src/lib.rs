@@ -1,13 +1,13 @@
 //! A profiler plug-in for NCCL, versions 3 to 6 of its interface: the ring of rcomm's flight recorder under every NCCL
 //! program, with no change to it.
 //!
-//! `NCCL_PROFILER_PLUGIN` names the library. NCCL loads it with the first communicator and tells it of each
-//! communicator and operation; the plug-in keeps one ring for the process, `<rank>.<attempt>.nccl.ring`, which
-//! `rcomm-fr`, `rcomm-top` and `rcomm-web` read. See `docs/NCCL-ANY.md`.
+//! `NCCL_PROFILER_PLUGIN` names the library. NCCL loads it with the first communicator and reports each
+//! communicator and operation to it; the plug-in keeps one ring for the process,
+//! `<rank>.<attempt>.nccl.ring`, which `rcomm-fr`, `rcomm-top` and `rcomm-web` read. See `docs/NCCL-ANY.md`.
 //!
-//! The plug-in never fails NCCL: every event is answered with success. It starts no thread. Where no ring can be made
-//! it says so in one line on standard error, asks for no events and stays silent. A child made by `fork` records
-//! nothing: the ring is its parent's.
+//! The plug-in never fails NCCL: every event is answered with success. It starts no thread. Where no ring can
+//! be made it prints one line on standard error, asks for no events and stays silent. A child made by `fork`
+//! records nothing: the ring is its parent's.
 
 #![warn(missing_docs)]
 
@@ -305,7 +305,8 @@ unsafe extern "C" fn start_v3(
     place: *mut *mut c_void,
     descriptor: *mut DescriptorV3,
 ) -> c_int {
-    // SAFETY: NCCL passes a descriptor whose kind says which of its facts are there, with texts that end with a zero.
+    // SAFETY: NCCL passes a descriptor whose kind determines which of its fields are valid, with texts that
+    // end with a zero.
     unsafe {
         let it = &*descriptor;
         answer(place, |process| match u64::from(it.kind) {

@@ -51,7 +51,7 @@ impl Events {
     }
 }
 
-/// What a communicator says of the process, where no launcher does.
+/// The identity of the process within a communicator, used where no launcher gives one.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct FirstCommunicator {
     pub(crate) hash: u64,
@@ -59,7 +59,7 @@ pub(crate) struct FirstCommunicator {
     pub(crate) size: u32,
 }
 
-/// How the ring of this process is to be made; a sentence if its rank cannot be told.
+/// How the ring of this process is to be made; a sentence if its rank is unknown.
 pub(crate) fn ring_config(
     lookup: impl Fn(&str) -> Option<String>,
     events: Events,

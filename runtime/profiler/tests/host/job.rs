@@ -167,7 +167,7 @@ pub(crate) fn rank() {
     let mut out = std::io::stdout();
     out.write_all(b"there\n").expect("the test reads it");
     out.flush().expect("the test reads it");
-    // The test says when it is over, by closing the pipe.
+    // The test ends the wait by closing the pipe.
     let mut rest = Vec::new();
     let _ = std::io::stdin().read_to_end(&mut rest);
     if rest == b"close" {

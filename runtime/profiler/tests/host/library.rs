@@ -1,4 +1,5 @@
-//! NCCL's side of the interface: it loads the plug-in as NCCL does, and says what NCCL says.
+//! NCCL's side of the interface: it loads the plug-in as NCCL does, and makes the calls that NCCL
+//! makes.
 
 use libloading::Library;
 use rcomm_nccl_profiler::abi::{
@@ -71,7 +72,7 @@ impl Call {
     }
 }
 
-/// The library that cargo has built beside this test.
+/// The library that cargo has built in the directory of this test.
 pub(crate) fn path() -> PathBuf {
     let test = std::env::current_exe().expect("a test is a file");
     let deps = test.parent().expect("in a folder");
@@ -225,7 +226,7 @@ impl Plugin {
         Handle(handle)
     }
 
-    /// Whether NCCL of this version tells of calls.
+    /// Whether NCCL of this version reports calls.
     pub(crate) fn has_calls(&self) -> bool {
         self.version >= 5
     }

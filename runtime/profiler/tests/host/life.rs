@@ -350,7 +350,7 @@ fn abort(plugin: &Plugin) {
     operation(plugin, &comm, &small(), Until::Done);
     operation(plugin, &comm, &small(), Until::Running);
     std::thread::scope(|scope| {
-        // The proxy thread is still at it.
+        // The proxy thread is still running.
         scope.spawn(|| operation(plugin, &comm, &small(), Until::OneChannelLeft));
         plugin.finalize(&comm);
     });

@@ -1,10 +1,10 @@
-//! How long ranks take to find each other, and to make a group, beside PyTorch with gloo.
+//! How long ranks take to find each other, and to make a group, compared with PyTorch and gloo.
 //!
 //! `cargo run --release -p rcomm-tests --bin peers-startup [-- --ranks 2,8,32]`, with `RCOMM_TEST_PYTHON`
-//! naming a Python that has torch; without, ours is measured alone and the program says so. Every rank is
-//! a process. Told are: the time from the word to all of them, which are up and have loaded what they need,
-//! until the last has its world; and the time of a group of all ranks, on the slowest, several times in
-//! each job. Jobs of both kinds take turns.
+//! naming a Python that has torch; without, ours is measured alone and the program prints that. Every rank
+//! is a process. Printed are: the time from the start signal to all of them, which are up and have loaded
+//! what they need, until the last has its world; and the time of a group of all ranks, on the slowest,
+//! several times in each job. Jobs of both kinds take turns.
 
 #![allow(clippy::print_stdout, clippy::print_stderr)]
 
@@ -30,7 +30,7 @@ struct Arguments {
 
 #[derive(Subcommand)]
 enum Role {
-    /// One rank: says that it is up, waits for a line, and then says how long everything took.
+    /// One rank: reports that it is up, waits for a line, and then reports how long everything took.
     Rank,
 }
 

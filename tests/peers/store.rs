@@ -1,12 +1,13 @@
-//! Our store server beside PyTorch's: how many operations a second, how long a barrier, a connection.
+//! Our store server compared with PyTorch's: operations a second, the time of a barrier and of a
+//! connection.
 //!
-//! `cargo run --release -p rcomm-tests --bin peers-store [-- --rounds 9]`, with `RCOMM_TEST_PYTHON`
-//! naming a Python that has torch. Both servers are processes of their own; one load, written here,
-//! drives them by turns, so that a machine that speeds up or slows down does so for both. The load has one
-//! core and the servers another, unless `--anywhere`: left to the system, the two sides of a connection
-//! often end up on one core, and then it is the core that is measured. Printed are
-//! the medians over the rounds, and the median, least and greatest ratio within a round (above 1: ours
-//! is faster). Without torch, ours is measured alone and the program says so.
+//! `cargo run --release -p rcomm-tests --bin peers-store [-- --rounds 9]`, with `RCOMM_TEST_PYTHON` naming
+//! a Python that has torch. Both servers are processes of their own; one load, written here, drives them
+//! by turns, so that a machine that speeds up or slows down does so for both. The load has one core and
+//! the servers another, unless `--anywhere`: left to the system, the two sides of a connection often end
+//! up on one core, and then it is the core that is measured. Printed are the medians over the rounds, and
+//! the median, least and greatest ratio within a round (above 1: ours is faster). Without torch, ours is
+//! measured alone and the program prints that.
 
 #![allow(clippy::print_stdout, clippy::print_stderr)]
 
@@ -129,7 +130,7 @@ fn string(bytes: &[u8]) -> Vec<u8> {
 /// One operation of the load: its request for a connection's number, and the length of its reply.
 #[derive(Clone, Copy, Debug)]
 enum Operation {
-    /// A SET, and a PING that tells when it is done.
+    /// A SET, followed by a PING whose reply shows that it is done.
     Set,
     Get,
     Add,

@@ -1,4 +1,4 @@
-//! Any text as a filter: no panic, and what was read is said as it was written.
+//! Any text as a filter: no panic, and a parsed filter prints as it was written.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

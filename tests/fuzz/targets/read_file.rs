@@ -1,5 +1,5 @@
-//! Any bytes as a file that somebody names: archives, what is packed, and all that the other targets
-//! read, told apart by their content. No panic, and every file is read or complained of.
+//! Any bytes as a file given by the user: archives, what is packed, and all that the other targets
+//! read, distinguished by their content. No panic, and every file is read or reported as a problem.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

@@ -1,6 +1,6 @@
-//! A ring whose words were changed by whoever: no panic, no index astray, and what was read can be
-//! written. The input is a list of changes: an offset in the file (4 bytes) and what stands there then
-//! (8 bytes).
+//! A ring whose words were changed arbitrarily: no panic, no index out of range, and what was read can
+//! be written. The input is a list of changes: an offset in the file (4 bytes) and the new content
+//! there (8 bytes).
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

@@ -1,4 +1,4 @@
-//! Our collectives beside those of MPI libraries and of gloo: the ratio, measured fairly.
+//! Our collectives compared with those of MPI libraries and of gloo: the ratio, measured fairly.
 //!
 //! `cargo run --release -p rcomm-tests --bin peers-collectives -- --ranks 2`, with `RCOMM_TEST_PYTHON`
 //! naming a Python that has torch. It builds and starts what is there: ours over shared memory and over
@@ -50,10 +50,10 @@ struct Arguments {
     /// Counts only rounds whose probes are below so many nanoseconds, and waits for such a time.
     #[arg(long, default_value_t = f64::INFINITY)]
     near: f64,
-    /// Who takes part, with commas; the others are compared with the first. Beside these there are
-    /// rcomm-registered, which is ours with buffers that the group allocated, rcomm-tcp, and
-    /// gloo-busy-ring, gloo-cpp and gloo-cpp-ring, which are other ways of gloo's C++; rcomm=PROGRAM and
-    /// the like are other builds of this program.
+    /// The peers, with commas; the others are compared with the first. Also available are rcomm-registered, which
+    /// is ours with buffers that the group allocated, rcomm-tcp, and gloo-busy-ring, gloo-cpp and
+    /// gloo-cpp-ring, which are other ways of gloo's C++; rcomm=PROGRAM and the like are other builds of
+    /// this program.
     #[arg(
         long,
         value_delimiter = ',',

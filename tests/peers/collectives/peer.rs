@@ -1,4 +1,4 @@
-//! Somebody who is measured: a job of ranks that wait for orders.
+//! A peer to be measured: a job of ranks that wait for orders.
 
 use anyhow::{Context, Result, bail, ensure};
 use std::io::{BufRead, BufReader, ErrorKind, Write};
@@ -94,7 +94,7 @@ impl Drop for Folder {
     }
 }
 
-/// Builds a peer's program; the error says what failed.
+/// Builds a peer's program; the error names what failed.
 fn build(name: &str, compiler: &str, source: &str, libraries: &[&str]) -> Result<Program, String> {
     let at = std::env::temp_dir().join(format!("rcomm-peer-{name}-{}", std::process::id()));
     let built = Command::new(compiler)
@@ -111,7 +111,7 @@ fn build(name: &str, compiler: &str, source: &str, libraries: &[&str]) -> Result
 }
 
 impl Peer {
-    /// Starts a job of `ranks` ranks; the inner error says what is missing for it here.
+    /// Starts a job of `ranks` ranks; the inner error names what is missing for it on this machine.
     pub(crate) fn start(name: &str, ranks: u32) -> Result<Result<Self, String>> {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
         let port = listener.local_addr()?.port();
@@ -147,7 +147,7 @@ impl Peer {
                 command.args(["-n", &ranks.to_string()]);
                 let crowded = cores < ranks as usize;
                 if name == "openmpi" {
-                    // It refuses the superuser unless told twice.
+                    // Open MPI refuses to run as the superuser unless both variables are set.
                     command.env("OMPI_ALLOW_RUN_AS_ROOT", "1");
                     command.env("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1");
                     if crowded {

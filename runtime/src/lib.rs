@@ -17,7 +17,7 @@
 //! | where | what |
 //! |---|---|
 //! | [`World`], [`Config`], [`Rendezvous`] | one process's place in a job |
-//! | [`ProcessGroup`], [`Work`], [`Window`] | groups of ranks, and operations under way |
+//! | [`ProcessGroup`], [`Work`], [`Window`] | groups of ranks, and operations in flight |
 //! | [`Op`], [`Buffer`], [`Reduction`] | operations as data |
 //! | [`store`] | key-value stores, that of PyTorch's dialect among them |
 //! | [`backend`] | the CPU and NCCL backends, and the traits for one of your own |

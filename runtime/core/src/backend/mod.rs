@@ -78,7 +78,7 @@ pub trait BackendFactory: Send + Sync {
     /// The name by which a configuration asks for it, and that records carry.
     fn name(&self) -> &'static str;
 
-    /// Whose memory it takes.
+    /// The kind of device whose memory it takes.
     fn device(&self) -> DeviceKind;
 
     /// Connects this rank to the members of a group.
@@ -116,7 +116,7 @@ pub trait BackendFactory: Send + Sync {
     }
 }
 
-/// What came of a rank's value in [`BackendFactory::agree`].
+/// The result of a rank's [`BackendFactory::agree`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Agreement {
     /// It was the first, or the first gave the same.
@@ -148,11 +148,11 @@ pub struct Call {
     pub turn: u64,
     /// When to give up.
     pub deadline: Deadline,
-    /// What the caller knows about it: of use to some backends, binding to none.
+    /// What the caller knows about it: hints that a backend may ignore.
     pub hints: Hints,
 }
 
-/// What came of an operation besides what it wrote.
+/// The result of an operation besides what it wrote.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Done {
     /// How long it ran, where the backend measures.
@@ -169,7 +169,7 @@ pub struct Done {
 pub enum Progress {
     /// Waiting for its turn.
     Queued,
-    /// Under way.
+    /// Running.
     Started,
     /// Ended well. Stays so.
     Completed(Done),
@@ -202,7 +202,7 @@ impl<S: Stream + ?Sized> Stream for Arc<S> {
 /// An operation that was issued.
 ///
 /// # Thread safety
-/// The caller and the watchdog look at it at the same time.
+/// The caller and the watchdog use it at the same time.
 pub trait Pending: Send + Sync {
     /// Its state. Never waits.
     fn progress(&self) -> Progress;
@@ -210,7 +210,7 @@ pub trait Pending: Send + Sync {
     /// Waits until it has ended or the deadline has passed; returns its state then.
     fn wait(&self, deadline: Deadline) -> Progress;
 
-    /// Has a stream of a device wait for the end of the operation, and the host for nothing.
+    /// Makes a stream of a device wait for the end of the operation. The host does not wait.
     ///
     /// # Errors
     /// `Unsupported` if it does not run on a stream, or on one of another kind.
@@ -343,8 +343,8 @@ pub trait Backend: Send + Sync {
 
     /// Memory for a window or for collectives, all zero, that other members can reach fastest.
     ///
-    /// It goes with the last buffer over it; of what may be under way on it by then,
-    /// [`ProcessGroup::allocate`](crate::ProcessGroup::allocate) speaks.
+    /// It is freed with the last buffer over it; [`ProcessGroup::allocate`](crate::ProcessGroup::allocate)
+    /// describes what happens to operations that still run on it then.
     fn allocate(&self, dtype: DType, len: usize) -> Result<Buffer<'static>> {
         let _ = (dtype, len);
         Err(self.refuse("memory for windows"))
@@ -361,7 +361,7 @@ pub trait Backend: Send + Sync {
     }
 
     /// Where the first NaN in memory of its device is, as an element; `None` if there is none, or the
-    /// backend cannot look. For debugging: the host waits for what is under way on that memory.
+    /// backend cannot look. For debugging: the host waits for the operations that run on that memory.
     fn find_nan(&self, memory: &Buffer<'_>) -> Result<Option<u64>> {
         let _ = memory;
         Ok(None)
@@ -376,7 +376,7 @@ pub trait Backend: Send + Sync {
     }
 
     /// Whether the process is to end after an operation of this backend has failed, once the dump is written:
-    /// where what is left of the operation would harm whatever the process does next.
+    /// where the remains of the operation would harm whatever the process does next.
     fn ends_process(&self) -> bool {
         false
     }
@@ -443,7 +443,7 @@ pub trait Window: Send + Sync {
     /// The part of `peer` in this process's own address space.
     ///
     /// # Errors
-    /// `Unsupported` where it cannot be mapped; `put` and `get` reach it all the same.
+    /// `Unsupported` where it cannot be mapped; `put` and `get` still reach it.
     fn map_remote(&self, peer: u32) -> Result<RemoteMemory>;
 
     /// Ends the window; all members call it. Gives this rank's memory back, unless a member still has
@@ -504,7 +504,7 @@ struct News {
 }
 
 impl News {
-    /// Longest sleep between two looks at a backend that reports nothing.
+    /// Longest sleep between two polls of a backend that reports nothing.
     const LOOK: Duration = Duration::from_millis(10);
 
     fn tell(&self) {

@@ -1,7 +1,7 @@
 //! Where a rank's dump goes: [`DumpWriter`], and [`FileDumpWriter`], which writes files.
 //!
-//! A dump that cannot be written is one line in the log; the job goes on. What a dump holds is the
-//! recorder's affair, and when one is made the watchdog's, its monitor's and the alarm's.
+//! A dump that cannot be written is logged, and the job continues. The recorder decides what a dump holds;
+//! the watchdog, its monitor and the failure broadcast decide when one is made.
 
 use crate::op::error::{Error, ErrorKind, Result};
 use crate::watch::watchdog::Watch;
@@ -109,7 +109,7 @@ impl Dumps {
         reason.clone_into(&mut dump.identity.reason);
         let states = &mut dump.nccl_comm_state;
         for state in self.watch.groups().iter().flat_map(|it| it.comm_state()) {
-            // Two groups may know of one thing.
+            // Two groups may report the same fault.
             if states.iter().all(|(id, _)| *id != state.id) {
                 states.push((state.id, state.facts));
             }

@@ -1,12 +1,12 @@
 //! The rank's endpoint: where it listens, and how others find it.
 //!
-//! | key, in the root store | holds | who writes |
+//! | key, in the root store | holds | writer |
 //! |---|---|---|
 //! | `rcomm/endpoint/<attempt>/<rank>` | address and host, in JSON: `{"address":"unix:/...","host":"node1"}` | every rank that has one |
 //!
-//! What it answers, and on which thread, is the recorder's affair
-//! ([`Endpoint`]). It reads the ring and takes no lock of an operation, so it answers while the program is
-//! stuck. An endpoint that cannot be opened is a line in the log: the job goes on.
+//! The recorder defines what it answers, and on which thread ([`Endpoint`]). It reads the ring and takes no
+//! lock of an operation, so it answers while the program is stuck. An endpoint that cannot be opened is
+//! logged, and the job continues.
 
 use crate::op::error::{Error, ErrorKind};
 use crate::watch::dump_writer::Dumps;
@@ -61,7 +61,7 @@ pub(crate) fn serve(
     match served {
         Ok(served) => Some(served),
         Err(error) => {
-            tracing::warn!(%error, "this rank has no endpoint; its ring can be read all the same");
+            tracing::warn!(%error, "this rank has no endpoint; its ring can still be read");
             None
         }
     }

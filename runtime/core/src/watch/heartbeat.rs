@@ -94,8 +94,8 @@ impl Listener {
                     silent = in_words(heard.1.elapsed()),
                     "the watchdog has stopped making rounds; operations are not watched"
                 );
-                // First the flag: the others shall write what they see at this moment, too. A store
-                // that does not answer keeps this rank from its dump for a second only.
+                // The flag first, so that the others write their dumps at about this moment, too. A store
+                // that does not answer delays this rank's dump by a second at most.
                 self.broadcast.raise(&Incident::of_rank(STUCK));
                 self.broadcast.dump(STUCK);
                 reported = true;

@@ -1,4 +1,4 @@
-//! What looks after a world: the watchdog, the propagation of failures, dumps, the heartbeat of the watchdog
+//! What watches over a world: the watchdog, the propagation of failures, dumps, the heartbeat of the watchdog
 //! itself, and the endpoint.
 
 pub(crate) mod dump_writer;

@@ -1,4 +1,4 @@
-//! [`Watchdog`]: looks after every operation under way, also those without a waiter.
+//! [`Watchdog`]: watches every operation in flight, including those without a waiter.
 //!
 //! On its rounds it settles what has ended and retires it. What is overdue or has failed is a fault:
 //! it raises the flag so that the other ranks write dumps, makes this rank's dump, collects the others'
@@ -43,7 +43,7 @@ pub(crate) struct Watch {
     groups: Mutex<Vec<Weak<Group>>>,
     inbox: Mutex<Inbox>,
     wake: Condvar,
-    /// Rounds made: what the heartbeat monitor looks at.
+    /// Rounds made: the counter that the heartbeat monitor reads.
     rounds: AtomicU64,
 }
 
@@ -102,7 +102,7 @@ impl Watch {
     }
 }
 
-/// Blocking calls under way in one group, readable without a lock.
+/// Blocking calls in flight in one group, readable without a lock.
 ///
 /// There is room for a few at once; more are watched by their own deadline alone.
 #[derive(Default)]
@@ -251,7 +251,7 @@ struct Rounds {
     /// When the next part of the ring is touched; `None` before the world is made and once all was.
     touch_at: Option<Instant>,
     in_flight_ops: Vec<Arc<InFlightOp>>,
-    /// Since when a blocking call has been seen under way.
+    /// When each blocking call was first seen in flight.
     first_seen: HashMap<u64, Instant>,
 }
 
@@ -428,7 +428,7 @@ impl Rounds {
     reason = "a process that ends must report why, even without a log"
 )]
 fn end_process(last_words: &str) -> ! {
-    eprintln!("rcomm ends the process, as it is configured to do after a failure: {last_words}");
+    eprintln!("rcomm ends the process, as configured for a failure: {last_words}");
     std::process::abort()
 }
 

@@ -1,7 +1,7 @@
 //! Every option with its default, and the one place that reads the environment.
 //!
 //! [`Config::default`] reads nothing; [`Config::from_environment`] starts from it and takes over what
-//! is set. Other rooms get their options from here.
+//! is set. Other modules get their options from here.
 //!
 //! | variable | option | default |
 //! |---|---|---|
@@ -78,7 +78,7 @@ pub struct Config {
     pub ring_entries: u32,
     /// Where dumps go. Made when the first dump is written.
     pub dump_dir: PathBuf,
-    /// In which form.
+    /// The form of dump files.
     pub dump_format: DumpFormat,
     /// Stems of FIFOs: any byte written to `<stem><rank>.pipe` asks for a dump.
     pub dump_pipes: Vec<PathBuf>,
@@ -88,13 +88,13 @@ pub struct Config {
     pub nan_check: NanCheck,
     /// Where the rank answers status requests, while it runs or hangs.
     pub endpoint: EndpointChoice,
-    /// What must be sent to an endpoint over TCP; `None` = [`Secret::endpoint_token`].
+    /// The token that clients send to an endpoint over TCP; `None` = [`Secret::endpoint_token`].
     pub endpoint_token: Option<EndpointToken>,
-    /// How often the watchdog looks at pending work that did not report by itself.
+    /// How often the watchdog polls pending work that did not report by itself.
     pub watchdog_interval: Duration,
-    /// After what silence of the watchdog its monitor makes a dump.
+    /// How long the watchdog may make no round before its monitor makes a dump.
     pub heartbeat_timeout: Duration,
-    /// How often a rank looks whether another has raised the alarm. Shorter than `status_wait`.
+    /// How often a rank polls for an alarm of another rank. Shorter than `status_wait`.
     pub signal_interval: Duration,
     /// How long a rank that timed out waits for the status of the others.
     pub status_wait: Duration,
@@ -140,7 +140,7 @@ impl BackendOptions {
 /// What a rank does when it learns from the store that another has failed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Propagation {
-    /// It makes its dump and goes on: what can no longer end fails by itself.
+    /// It makes its dump and continues: an operation that can no longer end fails by itself.
     #[default]
     DumpOnly,
     /// It makes its dump, then aborts all its groups with an error that names the rank.

@@ -14,7 +14,7 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
-/// What a new group shall be like.
+/// Options of a new group.
 #[derive(Clone, Debug, Default)]
 pub struct GroupOptions {
     /// What it is for (`dp`, `tp`, `pp`); what records and errors call it.
@@ -40,7 +40,7 @@ impl GroupOptions {
 pub(crate) enum Origin<'a> {
     /// Nothing.
     New,
-    /// Some members of this group, which goes on.
+    /// Some members of this group, which stays open.
     Split(&'a Group),
     /// The members that are left of this group, which was aborted.
     Shrink(&'a Group),

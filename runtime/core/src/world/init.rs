@@ -107,8 +107,8 @@ pub(crate) fn meet(
             None => Agreed::from_words(words, config),
         };
     }
-    // The rank that serves the store keeps it until all ranks that came have read the
-    // reason, and no longer. So a request from here on may find the store gone, which hides no reason.
+    // The rank that serves the store keeps it until all ranks that came have read the reason, and no
+    // longer. So a request from here on may find the store gone, which hides no reason.
     let heard = notes.add("refusal heard", 1).and_then(|heard| {
         if heard >= notes.add(&count, 0)? {
             notes.set("refusal heard by all", b"1")?;
@@ -124,9 +124,9 @@ pub(crate) fn meet(
     Err(Error::new(ErrorKind::Rendezvous, verdict))
 }
 
-/// What a rank leaves that was given no secret.
+/// The fingerprint of a rank that was given no secret.
 const NO_SECRET: &str = "none";
-/// Below `rcomm/<attempt>` holds [`YES`] and rank 0's words, or why the job cannot start. Set once.
+/// Below `rcomm/<attempt>` holds [`YES`] and rank 0's settings, or why the job cannot start. Set once.
 pub(crate) const ALL_HERE: &str = "all here";
 const YES: &str = "yes\n";
 /// Ranks that a message lists.
@@ -136,7 +136,7 @@ fn here(place: &Rendezvous, rank: Rank) -> String {
     format!("here/{}/{rank}", place.crew())
 }
 
-/// Where rank 0's words are, until all are here.
+/// The key of rank 0's settings, until all ranks have come.
 fn run(place: &Rendezvous) -> String {
     format!("run/{}", place.crew())
 }
@@ -176,7 +176,7 @@ fn judge(notes: &dyn Store, place: &Rendezvous, deadline: Deadline) -> Result<St
     Ok(compare_secrets(given).unwrap_or_else(|| format!("{YES}{words}")))
 }
 
-/// What is wrong with the secrets that the ranks were given, if anything is.
+/// The error if the secrets that the ranks were given differ.
 fn compare_secrets(given: &[Vec<u8>]) -> Option<String> {
     let first = given.first()?;
     let other = |(rank, given): (Rank, &Vec<u8>)| (given != first).then_some(rank);
@@ -294,7 +294,7 @@ pub(crate) fn open_recorder(place: &Rendezvous, config: &Config) -> Result<Fligh
             RingDir::Dir(dir) => Placement::Dir(dir.clone()),
             RingDir::Memory => Placement::Memory,
         },
-        // The watchdog touches it once the world is there.
+        // The watchdog touches it once the world is made.
         touch: Touch::Ahead,
         attempt: place.attempt,
         entries: config.ring_entries,
@@ -313,7 +313,7 @@ pub(crate) fn ring_place(recorder: &FlightRecorder) -> String {
     }
 }
 
-/// A directory name for this run, whatever is in the job's name.
+/// A directory name for this run, safe for any job name.
 pub(crate) fn run_name(job: &str, run: &str) -> String {
     let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '-' | '_');
     let job: String = job

@@ -1,7 +1,7 @@
-//! [`World`]: one process's place in a job, and everything that hangs from it.
+//! [`World`]: one process's place in a job; it owns the groups, the threads, the ring and the store.
 //!
 //! Making a world finds the other ranks, agrees with them on the secret and the name of this run,
-//! opens the ring, and starts the threads. Nothing of it is global: it all goes with the world.
+//! opens the ring, and starts the threads. Nothing of it is global: dropping the world frees it all.
 
 pub mod config;
 pub(crate) mod group_init;
@@ -88,7 +88,7 @@ pub(crate) struct WorldShared {
     pub(crate) watch: Arc<Watch>,
     dumps: Arc<Dumps>,
     dump_dir: PathBuf,
-    /// The first is the world's own means to compare and to agree.
+    /// The world itself uses the first to compare and to agree.
     pub(crate) factories: Vec<Arc<dyn BackendFactory>>,
     pub(crate) next_id: AtomicU32,
     /// Ranks that the program has not excluded.
@@ -137,7 +137,7 @@ impl<B: BackendSet> WorldBuilder<B> {
     /// Until all ranks have come, or [`Config::init_timeout`] has passed.
     ///
     /// # Errors
-    /// `Rendezvous` says which ranks did not come, or what they do not agree on: two ranks of one number,
+    /// `Rendezvous` names the ranks that did not come, or what they do not agree on: two ranks of one number,
     /// two jobs at one store, world sizes or job secrets that differ.
     pub fn init(self) -> Result<World<B>> {
         let mut config = self.config;
@@ -198,7 +198,7 @@ impl<B: BackendSet> WorldBuilder<B> {
             endpoint::serve(&place, &config, &context.secret, &recorder, &dumps, &root).unzip();
         #[cfg(not(feature = "endpoint"))]
         let announcement = None;
-        // What others need to find this rank goes to the store at once.
+        // One request carries all keys by which others find this rank.
         let full_name = |key: String| backends.inner().name(&backends.name(&key));
         let notes_of = |factory: &Arc<dyn BackendFactory>| {
             let notes = factory.announcement().into_iter();
@@ -292,7 +292,7 @@ fn leave(store: &dyn Store, notes: Vec<(String, Vec<u8>)>) -> Result<()> {
     store.multi_set(&notes)
 }
 
-/// The FIFOs that ask for dumps. One that cannot be made is a line in the log: the job goes on.
+/// The FIFOs that ask for dumps. One that cannot be made is logged, and the job continues.
 fn open_pipes(stems: &[PathBuf], rank: Rank) -> Vec<DumpPipe> {
     let open = |stem: &PathBuf| match DumpPipe::create(stem, rank) {
         Ok(pipe) => Some(pipe),
@@ -316,7 +316,7 @@ impl<B: BackendSet> World<B> {
         Self::builder(config).init()
     }
 
-    /// A world of which more than the configuration is to be chosen.
+    /// A builder, for choosing more than the configuration: the store, backends, the dump writer.
     pub fn builder(config: Config) -> WorldBuilder<B> {
         WorldBuilder {
             config,
@@ -344,7 +344,7 @@ impl<B> World<B> {
         &self.shared.place
     }
 
-    /// The options in force.
+    /// The options of this world.
     pub fn config(&self) -> &Config {
         &self.shared.config
     }
@@ -403,18 +403,18 @@ impl<B> World<B> {
         self.shared.new_group(ranks, options, Origin::New)
     }
 
-    /// Goes on without these ranks, after they were lost: [`group`](Self::group) is from now on the
-    /// group of those that are left, who all call this with the same list
+    /// Continues without these ranks, after they were lost: from now on [`group`](Self::group) is the group of
+    /// those that are left. They all call this with the same list
     /// ([`find_absent`](ProcessGroup::find_absent) makes one). Ranks keep their numbers in the world.
     ///
-    /// Groups with a member that is lost are aborted; others go on. The store must still be there: a
+    /// Groups with a member that is lost are aborted; others continue. The store must still be there: a
     /// world without rank 0 can shrink only if another process serves its store.
     ///
     /// # Blocking
     /// Until all that are left have come, or the world's time-out has passed.
     ///
     /// # Errors
-    /// As [`ProcessGroup::shrink`]; the world is as it was then, and may try again.
+    /// As [`ProcessGroup::shrink`]; the world is then unchanged, and the call may be repeated.
     pub fn shrink(&mut self, excluding: &[Rank]) -> Result<()> {
         for group in self.shared.watch.groups() {
             let lost = excluding
@@ -423,7 +423,7 @@ impl<B> World<B> {
             if let Some(lost) = lost
                 && group.refusal().is_none()
             {
-                let message = format!("rank {lost} was lost, and the others go on without it");
+                let message = format!("rank {lost} was lost, and the others continue without it");
                 let error = Error::new(ErrorKind::Aborted, message).with_rank(*lost);
                 group.close(None, error.in_group(group.label()));
             }
@@ -435,7 +435,7 @@ impl<B> World<B> {
         tracing::warn!(
             ?excluding,
             left,
-            "the world goes on without some of its ranks"
+            "the world continues without some of its ranks"
         );
         Ok(())
     }
@@ -463,7 +463,7 @@ impl<B> World<B> {
     /// world's time-out at most.
     ///
     /// # Errors
-    /// The first that a group reports; the rest is closed all the same. The ring is kept then.
+    /// The first error that a group reports; everything else is still closed. The ring is kept then.
     pub fn shutdown(mut self) -> Result<()> {
         let deadline = Deadline::In(self.shared.config.timeout).started();
         let mut result = Ok(());
@@ -543,8 +543,8 @@ impl WorldShared {
         }
     }
 
-    /// The same for a rank that is dropped, if another serves the store. That one waits for a while only,
-    /// so this one does not insist: a store that is gone costs nothing, one that is frozen a second.
+    /// As `say_goodbye`, for a rank that is dropped, if another serves the store. That one waits for a
+    /// short time, so this one does not retry: a store that is gone costs nothing, a frozen one costs a second.
     fn say_goodbye_in_passing(&self) {
         if self.place.rank == 0 || self.place.uses_agent_store {
             return;
@@ -557,7 +557,7 @@ impl WorldShared {
     fn count_goodbye(&self, within: Duration) -> Result<()> {
         let left = self.left.load(Ordering::Relaxed);
         let notes = self.notes();
-        // Those whom the world has gone on without are not counted among those that are left.
+        // Excluded ranks are not counted among those that are left.
         let count = notes.add_within(&format!("goodbye/{left}"), 1, within)?;
         if count >= i64::from(left) {
             notes.set(&self.all_gone(), b"1")?;

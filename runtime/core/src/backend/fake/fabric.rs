@@ -25,7 +25,7 @@ pub struct FakeFault {
 /// What a rank does wrong.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FakeFaultKind {
-    /// Its operation never gets under way.
+    /// Its operation never starts.
     Stall,
     /// Its operation ends well at once, and the others wait for it.
     Skip,
@@ -52,7 +52,7 @@ pub(super) struct Meeting {
     pub(super) turns: BTreeMap<u64, Vec<Option<Arc<Ticket>>>>,
     /// Sends and receives that wait for their other half, in order of issue.
     pub(super) mail: Vec<Message>,
-    /// Why a member takes part no more, by group rank.
+    /// Why a member no longer takes part, by group rank.
     pub(super) left: HashMap<u32, Error>,
 }
 

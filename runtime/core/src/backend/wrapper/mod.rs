@@ -144,7 +144,7 @@ impl Backend for Wrapper {
 
     fn shutdown(&self, deadline: Deadline) -> Result<()> {
         let deadline = deadline.started();
-        // What has been compared is with the wrapped backend by then.
+        // After this every compared operation has been passed to the wrapped backend.
         self.side.shutdown(deadline)?;
         self.inner.shutdown(deadline)
     }

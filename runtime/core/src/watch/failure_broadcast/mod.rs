@@ -40,7 +40,7 @@ pub(crate) const FLAG: &str = "exception_dump";
 const MOST_ANSWERS: i64 = 16;
 /// How long a rank reads the answers that have come.
 const READING: Duration = Duration::from_millis(500);
-/// For how long another rank's alarm is taken for the reason of what happens here.
+/// For how long another rank's alarm is reported as the likely cause of this rank's faults.
 const RECENT: Duration = Duration::from_secs(60);
 
 /// One fault, from the flag to the answers.
@@ -212,7 +212,7 @@ impl FailureBroadcast {
     /// # Blocking
     /// Until the exchange has ended, or for as long as the configuration allows.
     pub(crate) fn answers(&self, incident: &Incident) -> String {
-        // The thread may have another incident in hand.
+        // The thread may be busy with another incident.
         let patience = self.parts.status_wait + READING * 2;
         let mut progress = incident.wait(patience, |progress| progress.answers.is_some());
         progress.answers.take().unwrap_or_default()
@@ -375,7 +375,7 @@ impl Responder {
 
     /// Makes this rank's dump, then publishes its status, for every alarm that was not answered yet.
     ///
-    /// In this order: the rank that raised the alarm cleans up once it has all answers, and a dump shall
+    /// In this order: the rank that raised the alarm cleans up once it has all answers, and a dump must
     /// show what was pending before that.
     fn answer(&mut self, raised: i64) -> Result<()> {
         let first = (self.answered + 1).max(raised - MOST_ANSWERS);
@@ -392,8 +392,8 @@ impl Responder {
         told
     }
 
-    /// Ends everything pending on this rank, since another has failed. After dump and answer, which shall
-    /// show what was pending.
+    /// Ends everything pending on this rank, since another has failed. After the dump and the answer, which
+    /// must show what was pending.
     fn give_up(&self, cause: Option<&str>) {
         let error = match cause.and_then(|cause| cause.split_once(": ")) {
             Some((who, why)) => {

@@ -260,7 +260,7 @@ impl Connection {
         if self.read_u8(deadline)? == WAIT_CANCELED {
             return Ok(Waited::TimedOut);
         }
-        // The keys came while we gave up; the cancellation is answered all the same.
+        // The keys came while we gave up; the server still answers the cancellation.
         self.read_u8(deadline)?;
         Ok(Waited::Came)
     }
@@ -314,7 +314,7 @@ impl Connection {
         if left.is_zero() {
             return Err(Broken::Late);
         }
-        // A deadline beyond what the kernel counts is looked at again when that has passed.
+        // One poll waits for an hour at most: the caller polls again until a later deadline.
         let limit = Timespec::try_from(left.min(Duration::from_secs(3600)));
         let limit = limit.map_err(|_| Broken::Late)?;
         match poll(&mut [PollFd::new(&self.socket, event)], Some(&limit)) {

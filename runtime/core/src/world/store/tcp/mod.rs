@@ -1,7 +1,7 @@
 //! A store over TCP, wire-compatible with PyTorch's `TCPStore` in both directions.
 //!
 //! [`TcpStoreServer`] serves our clients and PyTorch's, [`TcpStore`] talks to our server and to
-//! PyTorch's (libuv and legacy). `protocol` holds the words of both ends.
+//! PyTorch's (libuv and legacy). `protocol` holds the wire format of both ends.
 
 mod client;
 mod protocol;

@@ -142,7 +142,7 @@ pub(super) struct Scanner {
 }
 
 impl Scanner {
-    /// Goes on in `request`: the bytes from the request's first one on, of which earlier calls may have
+    /// Continues in `request`: the bytes from the request's first one on, of which earlier calls may have
     /// seen a part. Returns its length once all of it is there, and is then ready for the next request.
     pub(super) fn advance(&mut self, request: &[u8]) -> Result<Option<usize>, Violation> {
         let op = match self.op {

@@ -298,7 +298,7 @@ impl TcpStore {
                 if keys.len() <= ASKED {
                     missing.retain(|key| !matches!(self.check(&[key]), Ok(true)));
                 }
-                // They may all have come just now; they were late all the same.
+                // They may all have come just now, but after the deadline.
                 if missing.is_empty() {
                     missing = keys.to_vec();
                 }

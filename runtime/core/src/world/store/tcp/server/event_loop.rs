@@ -302,7 +302,7 @@ impl EventLoop {
         Ok(used)
     }
 
-    /// Sends what can be sent, goes on with requests that were held back if the peer has read enough,
+    /// Sends what can be sent, continues with requests that were held back if the peer has read enough,
     /// and asks epoll for what the connection needs next.
     fn settle(&mut self, id: ConnectionId) -> Link {
         let connection = loop {

@@ -124,7 +124,7 @@ coded! {
         F8E5M2 = 15, "Float8_e5m2";
         /// Unsigned 16-bit integer.
         U16 = 16, "UInt16";
-        /// A type we have no word for.
+        /// A type without a code of its own.
         Other = 255, "Other";
     }
 }

@@ -39,8 +39,8 @@ impl Changes {
         (self.first + 1..=self.look).contains(&look)
     }
 
-    /// Reads the ring: its dump with those entries that changed after read number `since`, and the
-    /// number of this read. Since number 0, all entries have changed.
+    /// Polls the ring: its dump with those entries that changed after look number `since`, and the
+    /// number of this look. Since number 0, all entries have changed.
     pub(crate) fn since(
         &mut self,
         memory: &impl Read,

@@ -43,7 +43,7 @@ fn peer(op: OpType, peers: &str) -> Peer {
     }
 }
 
-/// The operation behind any recorder's spelling; [`OpType::Other`] if there is no word for it.
+/// The operation behind any recorder's spelling; [`OpType::Other`] for an unknown one.
 pub(super) fn op_type(name: &str) -> OpType {
     if let Some(op) = OpType::from_name(name) {
         return op;

@@ -216,7 +216,7 @@ impl FlightRecorder {
         }
     }
 
-    /// Records with whom a send or receive is, where that was not known when it was issued.
+    /// Records the peer of a send or receive, where it was not known when it was issued.
     pub fn set_peer(&self, ticket: Ticket, peer: u32) {
         self.update(ticket, |words| {
             let (_, root) = halves(words[slot::ENDS].load(Ordering::Relaxed));

@@ -73,7 +73,7 @@ impl FlightRecorder {
         };
         let bytes = (end * 8).next_multiple_of(GROWTH).min(self.layout.bytes);
         if directory::reserve(file, have * 8, bytes).is_err() {
-            // What does not fit is counted, and the rest of the ring is used on.
+            // An item that does not fit is counted, and the rest of the ring is still used.
             *growth = Growth::Stopped;
             return false;
         }

@@ -103,7 +103,7 @@ whole! {
     u8 => |value: u8| value;
 }
 
-/// Whose memory is measured.
+/// Which memory is measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Home {
     /// The caller's.

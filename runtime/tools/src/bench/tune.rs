@@ -12,7 +12,7 @@ use std::io::Write;
 use std::num::NonZeroU32;
 use std::process::{Command, Stdio};
 
-/// The program's answer, as far as it is needed here.
+/// The program's answer, reduced to the fields needed here.
 #[derive(Deserialize)]
 struct Answer {
     rows: Vec<Row>,

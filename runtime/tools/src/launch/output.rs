@@ -84,8 +84,8 @@ impl Sink {
             .spawn(move || {
                 let mut open = true;
                 for piece in queue {
-                    // A reader that went away (`| head`) must not stop the ranks: what they write
-                    // from here on is taken and dropped.
+                    // A reader that went away (`| head`) must not stop the ranks: their later output is
+                    // read and dropped.
                     open = open
                         && stream
                             .write_all(&piece)
@@ -159,7 +159,7 @@ impl Sinks {
             .push(format!("rcomm-run: {sentence}\n").into_bytes());
     }
 
-    /// Whether the stream keeps up with what it is given.
+    /// Whether the stream accepts more without delay.
     pub(super) fn has_room(&mut self, stream: Stream) -> bool {
         let sink = self.sink(stream);
         sink.forward();

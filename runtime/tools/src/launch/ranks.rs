@@ -153,13 +153,13 @@ impl Rank {
 
     fn signal(&self, signal: Signal) {
         if !self.ended {
-            // It may have ended this moment; that is found out soon enough.
+            // It may have ended this moment; the next poll finds that out.
             let _ = kill_process_group(self.pid, signal);
         }
     }
 }
 
-/// What there is to be looked at.
+/// The event sources of a wait.
 #[derive(Clone, Copy)]
 enum Source {
     Signals,
@@ -386,7 +386,7 @@ impl Ranks {
         }
         let now = Instant::now();
         match &mut self.ending {
-            // Asked twice: no more patience.
+            // A second request: kill the ranks at once.
             Some(ending) => {
                 *ending = Ending {
                     terminate: None,
@@ -484,7 +484,7 @@ fn command_of(options: &Options, job: &Job, secret: &str, local_rank: u32) -> Co
 }
 
 fn name_of(signal: Signal) -> String {
-    // `Signal(9, "SIGKILL")` would do for a log, not for a sentence.
+    // `Signal(9, "SIGKILL")` suits a log, not a sentence.
     let name = signal_hook::low_level::signal_name(signal.as_raw());
     name.map_or_else(|| format!("signal {}", signal.as_raw()), str::to_owned)
 }

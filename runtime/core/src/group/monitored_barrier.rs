@@ -71,7 +71,7 @@ impl ProcessGroup {
     ///
     /// # Errors
     /// `InvalidArgument` if the list holds the caller or a rank that is not a member; `Mismatch` if
-    /// another member wants to exclude others; `Timeout` names who did not come.
+    /// another member wants to exclude others; `Timeout` names the ranks that did not come.
     pub fn shrink(&self, excluding: &[Rank], options: &GroupOptions) -> Result<ProcessGroup> {
         let refuse = |kind, message: String| Error::new(kind, message).in_group(self.desc());
         let mut excluding = excluding.to_vec();
@@ -167,7 +167,7 @@ impl ProcessGroup {
         let list: Vec<String> = absent.iter().map(Rank::to_string).collect();
         // In brackets, since an empty value counts as none.
         let list = format!("[{}]", list.join(","));
-        // The first verdict counts; where there is one, what was found here does not.
+        // The first verdict counts; a later finding is dropped.
         let agreed = store.compare_set(&verdict, b"", list.as_bytes())?;
         let agreed: Vec<Rank> = serde_json::from_slice(&agreed).map_err(|error| {
             Error::new(
@@ -184,7 +184,7 @@ impl ProcessGroup {
         Ok(agreed)
     }
 
-    /// The group's own corner of the store.
+    /// A view of the store under the group's own prefix.
     fn notes(&self) -> Result<Arc<dyn Store>> {
         let world = self.group.world()?;
         let prefix = format!(
@@ -262,7 +262,7 @@ impl MonitoredBarrier {
         Ok(verdict)
     }
 
-    /// Comes, and hears the verdict.
+    /// Announces this rank, then waits for the verdict.
     fn answer(&self, share: &Share) -> Result<String> {
         let verdict = key(share, VERDICT);
         let here = key(share, &self.rank.to_string());

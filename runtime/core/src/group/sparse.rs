@@ -1,7 +1,7 @@
-//! Sums of sparse tensors, of which each rank holds other places.
+//! Sums of sparse tensors, where each rank holds values at other places.
 //!
 //! Ranks exchange how many places each of them has, then the places, then the values (the way of
-//! gloo's sparse all-reduce), and each adds up what comes to the same place, in order of ranks: so all
+//! gloo's sparse all-reduce), and each adds up the values of one place in order of ranks: so all
 //! end with the same bits.
 
 use crate::arithmetic;

@@ -42,7 +42,7 @@ pub(crate) struct OpInfo {
     pub(crate) is_p2p: bool,
     /// Whether it is one of its backend's collectives, which have turns.
     pub(crate) takes_turn: bool,
-    /// Whether it ends by itself whatever its group does: the watchdog finds it never overdue.
+    /// Whether it ends by itself whatever its group does: the watchdog never treats it as overdue.
     pub(crate) ends_itself: bool,
     pub(crate) timeout: Duration,
 }
@@ -123,7 +123,7 @@ impl InFlightOp {
         })
     }
 
-    /// Takes what the backend made of the operation; it may have ended already.
+    /// Stores the backend's handle on the operation, which may have ended already.
     pub(crate) fn launched(&self, pending: Arc<dyn Pending>) {
         // Set once, by the issuing thread.
         let _ = self.pending.set(pending);
@@ -280,10 +280,10 @@ fn status_of(outcome: &Result<Done>) -> WorkStatus {
 
 type Unpack<T> = Box<dyn FnOnce(&InFlightOp, Done) -> Result<T> + Send>;
 
-/// An operation under way, which holds `T` (the buffers, mostly) and gives it back.
+/// An operation under way, which holds `T` (the buffers, mostly) and returns it.
 ///
-/// Dropping it lets the operation go on: the watchdog looks after it, and the buffers are freed once
-/// the backend has let go of them. It is also a `Future` of what [`wait`](Self::wait) returns, for any
+/// If it is dropped the operation continues: the watchdog looks after it, and the buffers are freed once
+/// the backend no longer uses them. It is also a `Future` of what [`wait`](Self::wait) returns, for any
 /// executor.
 ///
 /// # Thread safety
@@ -308,8 +308,7 @@ impl<T> Work<T> {
         }
     }
 
-    /// Of an operation that gives its value another way than by its buffers; `take` has it after the
-    /// end.
+    /// An operation that returns its value other than in its buffers; `take` reads it after the end.
     pub(crate) fn pending_job(
         in_flight: Arc<InFlightOp>,
         take: impl FnOnce() -> Option<T> + Send + 'static,
@@ -337,22 +336,22 @@ impl<T> Work<T> {
         }
     }
 
-    /// Waits for the end and gives the buffers back.
+    /// Waits for the end and returns the buffers.
     ///
     /// # Blocking
     /// Until the operation ends, which its time-out guarantees.
     ///
     /// # Errors
-    /// `Timeout` names group, operation, sequence number, and who had and had not arrived.
-    /// `Aborted`, `PeerLost` and `Mismatch` likewise say what happened. The buffers are freed as soon as
-    /// the backend has let go of them; [`finish`](Self::finish) returns them.
+    /// `Timeout` names group, operation, sequence number, and the ranks that had and had not arrived.
+    /// `Aborted`, `PeerLost` and `Mismatch` likewise describe what happened. The buffers are freed as soon as
+    /// the backend no longer uses them; [`finish`](Self::finish) returns them.
     pub fn wait(mut self) -> Result<T> {
         self.in_flight.wait(self.latest());
         self.take_result()
     }
 
-    /// As [`wait`](Self::wait), but gives the operation and its buffers back after an error too, where
-    /// the backend has let go of them.
+    /// As [`wait`](Self::wait), but returns the operation and its buffers after an error too, if the
+    /// backend no longer uses them.
     pub fn finish(self) -> (Result<()>, Option<Op<'static>>) {
         self.in_flight.wait(self.latest());
         let result = self.verdict().map(|_| ());
@@ -360,7 +359,7 @@ impl<T> Work<T> {
         (result, pending.and_then(|pending| pending.reclaim()))
     }
 
-    /// Waits for the end, or for this long; the operation goes on in either case.
+    /// Waits for the end, or for this long; the operation continues in either case.
     pub fn wait_timeout(&self, timeout: Duration) -> WorkStatus {
         self.in_flight.wait(Deadline::In(timeout))
     }
@@ -437,13 +436,13 @@ impl<T> Work<T> {
     /// It must be short, and must not wait for the group.
     pub fn on_completion(&self, callback: impl FnOnce(&Result<Done>) + Send + 'static) {
         self.in_flight.audience().callbacks.push(Box::new(callback));
-        // It may have ended between the caller's last look and the push.
+        // It may have ended between the caller's last poll and the push.
         if self.in_flight.is_announced() {
             self.in_flight.call_audience();
         }
     }
 
-    /// When even a backend that does not honour deadlines is given up: the watchdog has had the time
+    /// When to stop waiting even for a backend that ignores deadlines: the watchdog has had the time
     /// to find the operation overdue, to make its dump, and to abort.
     fn latest(&self) -> Deadline {
         Deadline::At(self.in_flight.due() + self.in_flight.group.patience())

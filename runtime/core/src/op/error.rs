@@ -64,7 +64,7 @@ struct Facts {
     op: Option<OpType>,
     rank: Option<Rank>,
     source: Option<Arc<dyn std::error::Error + Send + Sync>>,
-    /// The group can be used on, whatever the kind.
+    /// The group is still usable, whatever the kind.
     spares_group: bool,
     /// What was learnt later; the sentence ends with it.
     more: String,
@@ -175,7 +175,7 @@ impl Error {
         self.0.source.as_deref()
     }
 
-    /// Whether the group can be used on: the ranks still agree on what comes next, since nothing was
+    /// Whether the group is still usable: the ranks still agree on what comes next, since nothing was
     /// sent, or since all of it was (a monitored barrier that failed, a value of another type).
     pub fn is_recoverable(&self) -> bool {
         let before_it_was_sent = matches!(

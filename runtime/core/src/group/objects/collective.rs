@@ -121,7 +121,7 @@ impl ProcessGroup {
         })
     }
 
-    /// The root's object for this rank. Elsewhere than on the root, `objects` is not looked at.
+    /// The root's object for this rank. `objects` is ignored on other ranks than the root.
     ///
     /// # Errors
     /// `InvalidArgument` if the root does not give one for each rank; else as
@@ -240,7 +240,7 @@ fn gather(
     Ok(place.is(root).then_some(parts))
 }
 
-/// What the root gives, written; nothing elsewhere.
+/// The root's values, encoded; nothing elsewhere.
 fn parts_of<T: Serialize>(place: Place, objects: &[T], root: u32) -> Vec<Vec<u8>> {
     if place.is(root) {
         objects.iter().map(encode).collect()

@@ -1,9 +1,9 @@
-//! Operations that go another way than [`Op`]s do: made of several, carried by a window, or settled
-//! through the store. They are numbered and recorded as all others are.
+//! Operations that are not a single [`Op`] of a backend: made of several, carried by a window, or
+//! settled through the store. They are numbered and recorded as all others are.
 //!
-//! One that is made of collectives has its turns set apart when it is issued, so whatever is issued
-//! later comes later on every rank, whether the operation is carried out on the caller's thread
-//! ([`carry_out`](ProcessGroup::carry_out)) or on the group's thread `rcomm/pending_job/<group>`
+//! An operation that is made of collectives reserves its turns when it is issued, so operations issued
+//! later come later on every rank, whether it runs on the caller's thread
+//! ([`carry_out`](ProcessGroup::carry_out)) or on the group's thread `rcomm/aside/<group>`
 //! ([`set_aside`](ProcessGroup::set_aside)). One that is made of messages takes no turn, and waits for
 //! no other operation ([`issue_in_steps`](ProcessGroup::issue_in_steps)).
 
@@ -26,7 +26,7 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-/// An operation that goes another way than [`Op`]s do, as it is recorded.
+/// An operation that is not a single [`Op`] of a backend, as it is recorded.
 pub(crate) struct Noted<'a> {
     pub(crate) op: OpType,
     /// What carries it.
@@ -58,7 +58,7 @@ pub(crate) enum End {
     Own,
 }
 
-/// What an operation may have of its group's backend: the collectives that were set apart for it, or
+/// An operation's access to its group's backend: the collectives that were reserved for it, or
 /// messages.
 pub(crate) struct Share {
     group: Arc<Group>,
@@ -74,7 +74,7 @@ pub(crate) struct Share {
 }
 
 impl Share {
-    /// When what carries the operation has to have given up.
+    /// The deadline for the transport that carries the operation.
     pub(crate) fn deadline(&self) -> Deadline {
         self.deadline
     }
@@ -116,7 +116,7 @@ impl Share {
             deadline: self.deadline,
             hints: self.hints,
         };
-        // A backend is asked to issue by one at a time.
+        // Backends require that operations are issued one at a time.
         let _issue = self.group.lock();
         self.group.lanes[self.lane]
             .backend
@@ -169,7 +169,7 @@ impl Observer for Silent {
 }
 
 impl Group {
-    /// Gives a number and a record to an operation, and sets its collectives' turns apart.
+    /// Gives a number and a record to an operation, and reserves its collectives' turns.
     pub(crate) fn note(
         self: &Arc<Self>,
         noted: &Noted<'_>,
@@ -256,7 +256,7 @@ impl Group {
 }
 
 impl ProcessGroup {
-    /// SeqIds and records what `body` does, and settles its error as an operation's.
+    /// Numbers and records what `body` does, and settles its error as an operation's.
     pub(crate) fn carry_out<R>(
         &self,
         noted: &Noted<'_>,
@@ -281,7 +281,7 @@ impl ProcessGroup {
         result
     }
 
-    /// SeqIds and records an operation that ends by itself, and has it watched.
+    /// Numbers and records an operation that ends by itself, and has it watched.
     pub(crate) fn watch_over(
         &self,
         noted: &Noted<'_>,
@@ -307,7 +307,7 @@ impl ProcessGroup {
         let group = &self.group;
         group.worker().start(group.label())?;
         let (op_info, tickets, mut share) = group.note(noted, self.options(), site)?;
-        // As for whatever is issued: the watchdog is to end it, the deadline only if that cannot.
+        // As for any issued operation: the watchdog ends it, and the deadline only if the watchdog cannot.
         share.deadline = Deadline::At(share.due + group.patience());
         let in_flight = InFlightOp::new(group.clone(), op_info, tickets);
         let made = Arc::new(Mutex::new(None));

@@ -113,7 +113,7 @@ impl Group {
         lane.map(|lane| &lane.backend)
     }
 
-    /// What its backends say of their communicators.
+    /// The state of its backends' communicators.
     pub(crate) fn comm_state(&self) -> impl Iterator<Item = CommState> {
         self.lanes.iter().flat_map(|lane| lane.backend.comm_state())
     }
@@ -160,7 +160,7 @@ impl Group {
         self.recorder.set_group_timeout(self.handle, timeout);
     }
 
-    /// What errors and logs call the group.
+    /// The group's name in errors and logs.
     pub(crate) fn label(&self) -> &str {
         match self.info.desc.as_str() {
             "" | "undefined" => &self.info.name,
@@ -187,16 +187,16 @@ impl Group {
 
     /// How long after its deadline an operation may still be in clean-up.
     pub(crate) fn patience(&self) -> Duration {
-        // The flag in the store, the others' answers, the dump, and then some.
+        // Time for the flag in the store, the status exchange, the dump, and a margin.
         self.config.status_wait * 2 + Duration::from_secs(20)
     }
 
-    /// What was set aside.
+    /// Runs the group's queued jobs.
     pub(super) fn worker(&self) -> &Worker {
         &self.worker
     }
 
-    /// What is under way in steps.
+    /// Runs the group's operations that consist of steps.
     pub(super) fn sequencer(&self) -> &StepSequencer {
         &self.sequencer
     }
@@ -288,7 +288,7 @@ impl Group {
         self.watch.wake();
     }
 
-    /// Refuses what comes from now on, waits for what is pending, and closes the backends.
+    /// Refuses new operations, waits for pending ones, and closes the backends.
     pub(crate) fn shut_down(&self, deadline: Deadline) -> Result<()> {
         let closed = Error::new(ErrorKind::Closed, "the group was shut down");
         if self.closed.set(closed).is_err() {

@@ -1,4 +1,4 @@
-//! [`ProcessGroup`]: what programs hold of a group.
+//! [`ProcessGroup`]: a program's handle on a group.
 
 use super::group::Group;
 use super::issue::CallOptions;
@@ -15,7 +15,7 @@ use std::panic::Location;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Ranks that do things together.
+/// A set of ranks that communicate.
 ///
 /// A cheap handle: clones are the same group. All members must issue the same collectives in the same
 /// order. Ranks in arguments are ranks of the group.
@@ -26,8 +26,8 @@ use std::time::Duration;
 ///
 /// # Errors
 /// After an error that [`is_recoverable`](Error::is_recoverable), found before anything was sent in most
-/// cases, the group can be used on. Any other has aborted the group on this rank: pending and later
-/// operations fail, and say why.
+/// cases, the group is still usable. Any other has aborted the group on this rank: pending and later
+/// operations fail with its reason.
 ///
 /// # Thread safety
 /// Any thread may issue. Operations of one group happen in the order of issue, so threads that issue
@@ -35,7 +35,7 @@ use std::time::Duration;
 #[derive(Clone)]
 pub struct ProcessGroup {
     pub(crate) group: Arc<Group>,
-    /// What this handle's calls use in place of the group's time-out.
+    /// The time-out of this handle's calls, in place of the group's.
     timeout: Option<Duration>,
     /// Passed to the backend with this handle's calls.
     hints: Hints,
@@ -139,7 +139,7 @@ impl ProcessGroup {
         }
     }
 
-    /// What each call of this handle asks for.
+    /// The options of each call of this handle.
     pub(crate) fn options(&self) -> CallOptions<'_> {
         CallOptions {
             timeout: self.timeout(),

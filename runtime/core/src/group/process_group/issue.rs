@@ -1,4 +1,4 @@
-//! The road of every operation: check, take the issue lock, give the sequence number, record, hand to
+//! The path of every operation: check, take the issue lock, give the sequence number, record, hand to
 //! the backend, release the lock.
 
 use super::group::Group;
@@ -19,7 +19,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-/// What a handle asks for each of its calls.
+/// The options that a handle passes with each of its calls.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct CallOptions<'a> {
     pub(crate) timeout: Duration,

@@ -84,7 +84,7 @@ trait Begin: Send + Sync {
 
 type Then<R> = Box<dyn FnMut(Op<'static>) -> Result<Next<R>> + Send>;
 
-/// One operation in steps, as those who watch it see it.
+/// One operation in steps, as its observers see it.
 pub(super) struct Steps<R> {
     own: Weak<Self>,
     share: Share,
@@ -139,7 +139,7 @@ impl<R: Send + 'static> Steps<R> {
         }
     }
 
-    /// What came of it, once.
+    /// Its result, once.
     pub(super) fn take(&self) -> Option<R> {
         lock(&self.made).take()
     }
@@ -185,7 +185,7 @@ impl<R: Send + 'static> Steps<R> {
         }
     }
 
-    /// Takes the next step if one has ended. On the group's thread alone.
+    /// Issues the next step if one has ended. On the group's thread alone.
     fn go_on(&self) {
         let step = match &*lock(&self.stage) {
             Stage::UnderWay(Some(step)) => step.clone(),
@@ -221,7 +221,7 @@ impl<R: Send + 'static> Steps<R> {
             observer.ended();
         }
         if let Some(next) = self.queue.and_then(|queue| self.sequencer().leave(queue)) {
-            // Not from here: a queue that was aborted is as deep as it is long.
+            // Queued, not called: in an aborted queue each call would nest in the one before.
             self.sequencer().thread.push(Box::new(move || next.begin()));
         }
         self.sequencer().thread.release();

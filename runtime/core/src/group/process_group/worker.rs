@@ -13,9 +13,9 @@ use std::thread::JoinHandle;
 
 type Job = Box<dyn FnOnce() + Send>;
 
-/// What was set aside in one group.
+/// The job queue of one group and its thread.
 pub(super) struct Worker {
-    /// What the thread is called, between `rcomm/` and the group.
+    /// The thread's name between `rcomm/` and the group.
     kind: &'static str,
     job_queue: Arc<JobQueue>,
     thread: Mutex<Option<JoinHandle<()>>>,
@@ -30,7 +30,7 @@ struct JobQueue {
 #[derive(Default)]
 struct Queue {
     jobs: VecDeque<Job>,
-    /// Set aside and not done.
+    /// Queued or running.
     open: usize,
     closed: bool,
 }
@@ -40,7 +40,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Worker {
-    /// Nothing yet, for a thread of this name.
+    /// An empty queue, for a thread of this name.
     pub(super) fn new(kind: &'static str) -> Self {
         Self {
             kind,
@@ -63,7 +63,7 @@ impl Worker {
         Ok(())
     }
 
-    /// Adds to what is to be done.
+    /// Queues a job.
     pub(super) fn push(&self, job: Job) {
         let mut queue = lock(&self.job_queue.queue);
         queue.open += 1;
@@ -72,12 +72,12 @@ impl Worker {
         self.job_queue.bell.notify_all();
     }
 
-    /// Something has begun that counts as not done until it is released.
+    /// Counts something that has begun as not done until [`release`](Self::release).
     pub(super) fn hold(&self) {
         lock(&self.job_queue.queue).open += 1;
     }
 
-    /// It is done.
+    /// Ends one [`hold`](Self::hold).
     pub(super) fn release(&self) {
         lock(&self.job_queue.queue).open -= 1;
         self.job_queue.bell.notify_all();
@@ -128,7 +128,7 @@ impl JobQueue {
     }
 }
 
-/// One operation that was set aside, as those who watch it see it.
+/// One queued operation, as its observers see it.
 pub(super) struct PendingJob {
     progress: Mutex<Progress>,
     ended: Condvar,

@@ -156,14 +156,14 @@ impl RemoteMemory {
         Ok(unsafe { self.start.as_ptr().add(offset) })
     }
 
-    /// A byte; the caller has asked `range`.
+    /// A byte; the caller has checked `range`.
     fn byte(&self, offset: usize) -> &AtomicU8 {
         debug_assert!(offset < self.len);
         // SAFETY: inside the memory, accessed only by atomic operations.
         unsafe { AtomicU8::from_ptr(self.start.as_ptr().add(offset)) }
     }
 
-    /// Eight bytes; the caller has asked `range` and aligned `offset`.
+    /// Eight bytes; the caller has checked `range` and aligned `offset`.
     fn long_at(&self, offset: usize) -> &AtomicU64 {
         debug_assert!(offset + WORD <= self.len);
         // SAFETY: inside the memory and aligned, accessed only by atomic operations.

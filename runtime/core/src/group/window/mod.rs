@@ -1,7 +1,7 @@
 //! [`Window`]: memory of all members of a group that each reads and writes without the others' help.
 //!
-//! The public face over a backend's windows: typed, recorded, with the group's time-outs. What carries
-//! the bytes is the backend's.
+//! The public interface over a backend's windows: typed, recorded, with the group's time-outs. The
+//! backend moves the bytes.
 
 #[allow(unsafe_code)]
 mod memory;
@@ -44,7 +44,7 @@ use std::sync::{Arc, Mutex};
 /// # Ok(()) }
 /// ```
 ///
-/// Dropped without [`close`](Self::close) it ends at once, and what peers still want of it fails.
+/// Dropped without [`close`](Self::close) it ends at once, and peers' later accesses to it fail.
 ///
 /// # Errors
 /// `InvalidArgument` for a peer, range or element type that does not fit; nothing happened then. Any
@@ -56,7 +56,7 @@ pub struct Window {
     group: ProcessGroup,
     inner: Arc<dyn backend::Window>,
     dtype: DType,
-    /// What this rank has put aside.
+    /// This rank's asynchronous calls that have not ended.
     outstanding: Arc<OutstandingCalls>,
 }
 
@@ -64,9 +64,9 @@ impl ProcessGroup {
     /// Memory, all zero, of the kind that other members reach fastest, for a window or for collectives: memory of
     /// the host is such that its processes can map it.
     ///
-    /// Long collectives of ranks that all share memory, and all call them with such buffers, are done in these
-    /// without copies on the way; parts of one will do that begin with a page and end with one, or with the
-    /// buffer. Results are the same whichever ranks use such buffers:
+    /// Where all ranks of a group share memory and all call a long collective with such buffers, it works in
+    /// these without copies on the way. Parts of a buffer qualify if they begin at a page and end at one, or
+    /// with the buffer. Results are the same whichever ranks use such buffers:
     ///
     /// ```no_run
     /// # fn step(group: &rcomm::ProcessGroup) -> rcomm::Result<()> {
@@ -77,11 +77,11 @@ impl ProcessGroup {
     /// # Ok(()) }
     /// ```
     ///
-    /// Each call takes a file descriptor, and memory in whole pages, which the system has back as soon as the
-    /// buffer is dropped. A rank that gives up in the middle of an operation has its buffer for itself from then
-    /// on, with what is in it: the others do nothing to it any more. Where the system lets a process make no such
-    /// memory, this is ordinary memory, and a warning says so once. A child that this process forks shares it, too:
-    /// what it writes there is its parent's.
+    /// Each call takes a file descriptor, and memory in whole pages, which return to the system as soon as the
+    /// buffer is dropped. If a rank aborts in the middle of an operation, the others no longer access its buffer,
+    /// which keeps what it holds. Where the system does not let a process make such memory, this is ordinary
+    /// memory, and a warning is logged once. A child that this process forks shares it, too: what it writes there
+    /// is its parent's.
     ///
     /// Memory of a device goes with the last buffer over it, too, at once. Operations of the group keep theirs until
     /// they are done. Kernels and copies of the program's own are not waited for: keep the buffer until the program
@@ -113,7 +113,7 @@ impl ProcessGroup {
     /// Makes `memory` readable and writable by the other members. All members call it, each with its
     /// own part; parts may differ in length (none at all will do), not in element type.
     ///
-    /// Any memory that the caller gives up will do; what [`allocate`](Self::allocate) returns is
+    /// Any memory that the caller hands over will do; what [`allocate`](Self::allocate) returns is
     /// fastest, and all that can be [mapped](Window::map_remote).
     ///
     /// # Blocking

@@ -1,4 +1,4 @@
-//! What a window was asked to do at once and has not done yet.
+//! Asynchronous calls of a window that have not ended.
 
 use crate::op::deadline::Deadline;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};

@@ -1,4 +1,4 @@
-//! A signal that was asked for and may not have come yet.
+//! A wait for a signal that may not have come yet.
 
 use crate::backend::{Done, Pending, Progress, Window};
 use crate::op::Op;
@@ -6,7 +6,7 @@ use crate::op::deadline::Deadline;
 use crate::op::error::ErrorKind;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 
-/// Takes one signal of a peer, whenever it is looked at or waited for.
+/// Takes one signal of a peer, when polled or waited for.
 pub(super) struct SignalWait {
     pub(super) window: Arc<dyn Window>,
     pub(super) peer: u32,
@@ -36,7 +36,7 @@ impl Pending for SignalWait {
         if !progress.has_ended() {
             match self.window.wait_signal(self.peer, deadline) {
                 Ok(()) => *progress = Progress::Completed(Done::default()),
-                // That is this wait's time-out; the operation's is the watchdog's matter.
+                // That is this wait's time-out; the watchdog enforces the operation's.
                 Err(error) if error.kind() == ErrorKind::Timeout => {}
                 Err(error) => *progress = Progress::Failed(error),
             }

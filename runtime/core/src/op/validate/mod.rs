@@ -16,7 +16,7 @@ impl<'a> Op<'a> {
     ///
     /// # Errors
     /// `InvalidArgument` or `Unsupported`, naming operation and argument. Nothing was sent: the group
-    /// can be used on.
+    /// is still usable.
     #[inline]
     pub fn validate(&self, own: u32, size: u32) -> Result<()> {
         if self.is_plain(own, size) {

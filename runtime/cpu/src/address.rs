@@ -1,8 +1,8 @@
 //! Chooses the address of this host that the rank publishes to the others.
 //!
-//! The one of the network interface that the configuration names. Without a name, the one from which
-//! this host would speak to the store: where the store can be reached, the other ranks most likely can
-//! too, and a job that meets on the loopback interface stays there.
+//! It is the one of the network interface that the configuration names; without a name, the source
+//! address of this host's route to the store: where the store can be reached, the other ranks most
+//! likely can too, and a job that meets on the loopback interface stays there.
 
 use nix::net::if_::InterfaceFlags;
 use rcomm_core::backend::support::addresses_of;
@@ -14,11 +14,11 @@ use std::fmt;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
-/// The address to listen on, and to tell.
+/// The address to listen on and to publish.
 ///
 /// # Errors
-/// `InvalidArgument` if the interface that the configuration names is of no use, `Rendezvous` if
-/// nothing leads to the store. Both say which interfaces there are.
+/// `InvalidArgument` if the interface that the configuration names cannot be used, `Rendezvous` if
+/// there is no route to the store. Both list the host's interfaces.
 pub(super) fn choose(config: &Config) -> Result<IpAddr> {
     match (&config.socket_ifname, &config.rendezvous) {
         (Some(name), place) => {
@@ -26,7 +26,7 @@ pub(super) fn choose(config: &Config) -> Result<IpAddr> {
             Interfaces::of_host()?.address_on(name, route)
         }
         (None, Some(place)) => without_a_name(place),
-        // The ranks met in a way of their own: nothing is known of other hosts.
+        // Without a rendezvous address, other hosts are unknown.
         (None, None) => Ok(Ipv4Addr::LOCALHOST.into()),
     }
 }
@@ -88,8 +88,8 @@ fn address_towards(target: SocketAddr) -> io::Result<IpAddr> {
     Ok(SocketAddr::try_from(local)?.ip())
 }
 
-/// Whether the address means the same on another host. A link-local one of IPv6 does not: it needs the
-/// number of an interface, which every host counts for itself.
+/// Whether the address is valid on another host. A link-local one of IPv6 is not: it needs the number
+/// of an interface, which each host numbers for itself.
 fn can_be_told(address: IpAddr) -> bool {
     !address.is_unspecified()
         && match address {

@@ -38,9 +38,9 @@ impl CpuFactory {
     /// the loopback interface.
     ///
     /// # Errors
-    /// `InvalidArgument` names an interface that is of no use, and what there is; `Rendezvous` if
-    /// nothing leads to the store; `Io` if no port can be opened; `Store` if the address cannot be
-    /// published.
+    /// `InvalidArgument` if the configured interface cannot be used (it lists those of the host);
+    /// `Rendezvous` if there is no route to the store; `Io` if no port can be opened; `Store` if the
+    /// address cannot be published.
     pub fn open(world: &WorldContext) -> Result<Self> {
         let mut factory = Self::prepare(world)?;
         let notes = std::mem::take(&mut factory.notes);

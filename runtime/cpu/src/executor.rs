@@ -438,7 +438,7 @@ fn run_p2p(shared: &Shared, group: &CpuGroup) {
             looks.refresh();
             continue;
         }
-        // A stop is seen above, for each task with its own deadline.
+        // The check above detects a stop, for each task with its own deadline.
         if let Ok(Pause::Sleep(time)) = looks.pause() {
             let mut drained = [0; 8];
             let _ = rustix::io::read(&shared.wake, &mut drained);

@@ -32,7 +32,7 @@ pub(super) struct CpuGroup {
     pub(super) stop: Stop,
     pub(super) turns: Turns,
     pub(super) engine: Mutex<CollectiveEngine>,
-    /// Ends the waits of those who share memory with this rank.
+    /// Ends the waits of ranks that share memory with this one.
     pub(super) close_guard: Option<CloseGuard>,
     pub(super) p2p: P2p,
     pub(super) sockets: Sockets,
@@ -65,8 +65,9 @@ impl CollectiveEngine {
 }
 
 impl CpuGroup {
-    /// What becomes of the group where some of its ranks share memory with this one, or with each other:
-    /// the engine of its collectives, and whom its messages reach through memory. `None` if none do.
+    /// The group's parts that use shared memory, where some of its ranks share memory with this one or
+    /// with each other: the engine of its collectives, and the peers that its messages reach through
+    /// memory. `None` if none do.
     pub(super) fn share(
         &mut self,
         id: u64,

@@ -7,9 +7,9 @@
 //! | dialer | 32 | HMAC over the same under another label |
 //! | acceptor | 4 | [`Verdict`] |
 //!
-//! Numbers are little-endian. Both ends prove that they know the job's secret before either believes
-//! a word; the labels keep one end's proof from being played back as the other's. The bytes that
-//! follow are not encrypted: the secret keeps strangers out, not listeners.
+//! Numbers are little-endian. Both ends prove that they know the job's secret before either trusts the
+//! other; the labels keep one end's proof from being played back as the other's. The bytes that follow
+//! are not encrypted: the secret keeps strangers out, not listeners.
 
 use rcomm_core::Secret;
 use rcomm_core::tuning::MOST_STREAMS;
@@ -131,7 +131,7 @@ impl Identity {
         self.secret.tag(&[end.label(), handshake, nonce])
     }
 
-    /// Whether `proof` is what `end` must have sent; compared in constant time.
+    /// Whether `proof` is the one that `end` must send; compared in constant time.
     pub(super) fn believes(
         &self,
         end: End,

@@ -32,15 +32,15 @@ use std::time::Duration;
 
 /// How long a neighbour may take over its first words.
 const GREETING_TIME: Duration = Duration::from_secs(10);
-/// How long to wait in the memory itself for ranks that most likely come to share it, before the store is
-/// asked for them.
+/// How long to look in the shared memory for ranks that most likely join it soon, before asking the store
+/// for them.
 const ENTERING_TIME: Duration = Duration::from_millis(100);
 /// The name of a host whose ranks share no memory.
 const NONE: &str = "-";
 /// Between the parts of a host's name; the first identifies the machine.
 const SEPARATOR: char = ':';
 
-/// What this rank knows of its host.
+/// What this rank has learned about its host.
 pub(super) struct Host {
     name: String,
     /// What the other ranks read: the name, and where this rank runs.
@@ -49,7 +49,7 @@ pub(super) struct Host {
     local_ranks: usize,
     /// Whether it was reported that ranks of the same machine cannot share memory, or need not be.
     told_apart: AtomicBool,
-    /// What other ranks have left, as far as it was asked for.
+    /// The notes of other ranks, as far as they were asked for.
     notes: Mutex<HashMap<Rank, Note>>,
     segment: Option<Arc<Segment>>,
     /// The launcher has declared that all ranks are on one host.
@@ -214,8 +214,8 @@ impl Host {
         Ok(Layout::new(&names, rank))
     }
 
-    /// Whether the ranks of this machine have a processor each, as far as they share no memory and their notes
-    /// say; else as `counted`, which knows how many they are and not where each runs.
+    /// Whether the ranks of this machine have a processor each, from the notes of ranks that share no memory;
+    /// otherwise `counted`, which is based on the number of ranks and not on where each runs.
     pub(super) fn wait_mode(&self, rank: Rank, counted: WaitMode) -> WaitMode {
         let Some((machine, own)) = self.note.machine.as_ref() else {
             return counted;
@@ -286,8 +286,8 @@ impl Host {
         u64::from_le_bytes(start).max(1)
     }
 
-    /// The exchange area of these ranks of this host, `rank` being this one's place among them; `None` if there is
-    /// none to be had, for all of them.
+    /// The exchange area of these ranks of this host, `rank` being this one's place among them; `None` if
+    /// there is none, for all of them.
     pub(super) fn shm_exchange(
         &self,
         key: u64,

@@ -1,4 +1,4 @@
-//! Which ranks of a group share memory with which.
+//! Which ranks of a group share memory with each other.
 
 /// The ranks of a group by host. Equal on all of them except for the rank's own position.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -11,7 +11,7 @@ pub(super) struct Layout {
 }
 
 impl Layout {
-    /// Ranks whose hosts have the same name share memory; one without a name is alone.
+    /// Ranks whose hosts have the same name share memory; a rank whose host has no name is alone.
     pub(super) fn new<N: PartialEq>(names: &[Option<N>], rank: usize) -> Self {
         let mut hosts: Vec<Vec<usize>> = Vec::new();
         let mut places = Vec::with_capacity(names.len());

@@ -4,21 +4,21 @@
 //! checks that ranks make of each other, and needs no device. A backend of the program's own may use it
 //! by [`CpuFactory::open`].
 //!
-//! | room | holds |
+//! | module | holds |
 //! |---|---|
 //! | `address` | which address of this host is published to the other ranks |
 //! | `mesh`, `handshake` | how ranks find each other, and how strangers are kept out |
-//! | `host`, `layout`, `neighbours` | who shares memory with whom |
+//! | `host`, `layout`, `neighbours` | which ranks share memory |
 //! | `processors` | whether the ranks of a host have one each |
 //! | `transport` | streams of bytes between two ranks; memory shared by those of a host |
 //! | `lanes` | all streams of a group, and transfers that run over them at once |
 //! | `op_header` | what ranks compare before data moves |
-//! | `collective`, `algorithm` | operations taken apart, and what goes to whom |
+//! | `collective`, `algorithm` | operations split into patterns, and which bytes go to which rank |
 //! | `p2p` | tagged messages |
-//! | `backend`, `group`, `failure_report` | what the rest of the crate sees; what runs an operation; how it ends |
+//! | `backend`, `group`, `failure_report` | the crate's public types; running an operation; reporting its failure |
 //! | `executor`, `wait` | turns, threads, and how to wait |
-//! | `registered` | memory of the ranks' own in which the others work directly |
-//! | `window` | memory that the others read and write |
+//! | `registered` | ranks' own memory in which the others work directly |
+//! | `window` | one-sided windows: memory that the others read and write |
 //!
 //! A blocking collective runs on its caller's thread as soon as it is its turn. Issued ones run on the
 //! group's thread `rcomm/cpu/<group>`, issued sends and receives on `rcomm/p2p/<group>`; both start

@@ -31,7 +31,8 @@ impl Neighbours {
         Some((streams, places[peer]?))
     }
 
-    /// How many sockets the lane to `peer` has: one that goes through memory needs it to ring only.
+    /// How many sockets the lane to `peer` has. A lane through memory needs one, for its doorbell
+    /// only.
     pub(super) fn streams(&self, peer: usize, mesh: &Mesh) -> usize {
         match self.place_of(peer) {
             Some(_) => 1,

@@ -9,7 +9,7 @@ use rcomm_recorder::model::{DType, OpType, Pattern, ReduceOp};
 /// Bytes of a header on the wire.
 pub(super) const OP_HEADER_LEN: usize = 64;
 const MAGIC: u32 = 0x7263_6e31;
-/// In place of a root or reduction where there is none.
+/// In place of a root or reduction where an operation has none.
 const NONE: u32 = u32::MAX;
 
 /// One rank's view of one collective. Counts are in elements.
@@ -67,7 +67,7 @@ impl OpHeader {
         bytes
     }
 
-    /// Reads a header; `None` if these bytes are none.
+    /// Reads a header; `None` if these bytes are not a valid one.
     pub(super) fn decode(bytes: &[u8; OP_HEADER_LEN]) -> Option<Self> {
         let word = |at: usize| {
             u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]])

@@ -1,8 +1,8 @@
-//! How a thread waits for a peer: look again, then give way, then sleep.
+//! How a thread waits for a peer: it polls, then yields, then sleeps.
 //!
-//! A waiter looks again for about as long as waking up would cost. Where ranks outnumber cores the
-//! peer may need this very core, so it gives way at once instead. After that it sleeps, a few
-//! milliseconds at most, so that a stop, a deadline or a dead peer is seen soon whatever woke it.
+//! A waiter polls for about as long as waking up would cost. Where ranks outnumber cores the peer
+//! may need this very core, so it yields at once instead. After that it sleeps, a few milliseconds
+//! at most, so that a stop, a deadline or a dead peer is seen soon whatever woke it.
 
 use rcomm_core::Deadline;
 use rcomm_core::Error;
@@ -14,9 +14,9 @@ use std::time::{Duration, Instant};
 
 /// About what waking a sleeping thread costs.
 const SPIN: Duration = Duration::from_micros(50);
-/// How long a crowded rank gives way before it sleeps: longer than it takes until the ranks of a host have
-/// woken each other one by one. Were it shorter, then ranks that have once fallen asleep would take so long
-/// to come that the others fall asleep in turn, in every operation from then on.
+/// How long a rank of an oversubscribed host yields before it sleeps: longer than it takes until the ranks
+/// of a host have woken each other one by one. Were it shorter, then ranks that have once fallen asleep
+/// would take so long to come that the others fall asleep in turn, in every operation from then on.
 const YIELD: Duration = Duration::from_millis(1);
 /// How long a helper thread yields to the rank's own before it sleeps.
 const LINGER: Duration = Duration::from_micros(200);
@@ -34,8 +34,8 @@ pub(crate) enum WaitMode {
     CorePerRank,
     /// Ranks outnumber cores: a waiter should yield.
     Oversubscribed,
-    /// What waits is not a rank for its peers but a thread of a rank for something to do: it should give way
-    /// to the rank, and not for long.
+    /// The waiter is not a rank that waits for its peers but a helper thread that waits for something to do:
+    /// it should yield to the rank, and not for long.
     Aside,
     /// The caller expects a long wait: the waiter should sleep.
     Asleep,

@@ -1,4 +1,4 @@
-//! All ranks hear all headers, and the few bytes that go with each, in ⌈log2 n⌉ messages.
+//! Sends all headers, and the few bytes that go with each, to all ranks in ⌈log2 n⌉ messages.
 //!
 //! The algorithm is Bruck's all-gather (1997). A *block* is one rank's header and its inline bytes.
 //! Blocks are kept in the order own, own + 1, own + 2, ... (modulo n); in the round of distance d = 1,
@@ -13,7 +13,7 @@ use crate::wait::WaitPolicy;
 
 /// Magic, operation's count, distance, blocks, bytes: what precedes the blocks of a message.
 const HEAD: usize = 24;
-/// A message of one header, without what is behind that.
+/// A message of one header, without the data that follow it.
 const GREETING: usize = HEAD + OP_HEADER_LEN;
 const MAGIC: u32 = 0x7263_6d31;
 /// More than any rank sends: headers with lists for some ten thousand ranks.
@@ -33,7 +33,7 @@ pub(super) struct Agreement {
     rank: usize,
 }
 
-/// Who takes part, by ranks of the group, and which of them this rank is.
+/// The participants, by ranks of the group, and which of them this rank is.
 #[derive(Clone, Copy)]
 pub(super) struct Circle<'a> {
     pub(super) members: &'a [usize],

@@ -64,7 +64,8 @@ pub(super) fn all_reduce(
                 0 => range.start..range.start,
                 _ => segment(range, round - 1),
             };
-            // Each part falls into what is final, what arrives, and what is still ours to send.
+            // Each part consists of final bytes, bytes that arrive, and bytes that this rank still
+            // has to send.
             let (mut contributions, mut arriving) = (Vec::new(), Vec::new());
             let mut result: &[u8] = &[];
             let mut rest = &mut *data;

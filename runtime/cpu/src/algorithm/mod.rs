@@ -1,4 +1,4 @@
-//! Collectives: what goes to whom, and in which order.
+//! Algorithms of collectives: which bytes go to which rank, and in which order.
 //!
 //! Ranks that share memory use [`shm_exchange`]. Where several ranks of several hosts are in a group,
 //! [`hosts`] divides the work between each host and the network. All others use lanes:
@@ -148,9 +148,9 @@ impl LaneEngine {
     }
 }
 
-/// What the plan has for this; `allows` says what can be done at all.
+/// Returns the plan's choice for this operation, among the algorithms that `allows` permits.
 ///
-/// The choice depends only on what headers agree on, and on the plan, which all ranks have in common.
+/// The choice depends only on the plan and on what headers agree on, so all ranks choose the same.
 fn choose(
     plan: &Plan,
     collective: &Collective<'_>,

@@ -104,7 +104,7 @@ impl Data<'_> {
     }
 }
 
-/// What a transport is asked to do. Ranks are ranks of the group.
+/// A transport's task. Ranks are ranks of the group.
 pub(super) enum Collective<'a> {
     Barrier,
     AllReduce {

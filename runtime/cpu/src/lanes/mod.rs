@@ -49,12 +49,12 @@ impl<'a> Transfer<'a> {
         Self::send_rest(peer, bytes, 0)
     }
 
-    /// A send of which `done` bytes have gone already.
+    /// A send of which `done` bytes were sent already.
     pub(super) fn send_rest(peer: usize, bytes: &'a [u8], done: usize) -> Self {
         Self::send_behind(peer, &[], bytes, done)
     }
 
-    /// A send of `bytes` behind a `head`, of which `done` bytes have gone already.
+    /// A send of `bytes` behind a `head`, of which `done` bytes were sent already.
     pub(super) fn send_behind(peer: usize, head: &'a [u8], bytes: &'a [u8], done: usize) -> Self {
         Self::Send {
             peer,
@@ -64,7 +64,7 @@ impl<'a> Transfer<'a> {
         }
     }
 
-    /// Bytes that have gone.
+    /// Bytes sent so far.
     pub(super) fn sent(&self) -> usize {
         match self {
             Self::Send { done, .. } => *done,
@@ -92,7 +92,7 @@ impl<'a> Transfer<'a> {
         }
     }
 
-    /// The peer it still has to hear from.
+    /// The peer from which bytes are still expected.
     fn hears(&self) -> Option<usize> {
         match self {
             Self::Receive { peer, bytes, done } if *done < bytes.len() => Some(*peer),
@@ -107,7 +107,7 @@ impl<'a> Transfer<'a> {
         }
     }
 
-    /// The peer it still has to send to.
+    /// The peer that bytes still have to be sent to.
     fn tells(&self) -> Option<usize> {
         match self {
             Self::Send {
@@ -143,7 +143,7 @@ pub(super) struct Lanes {
     neighbours: Neighbours,
     /// Every socket of this group, for [`cut`].
     sockets: Sockets,
-    /// Which directions an earlier transfer of the list holds, in one pass.
+    /// The directions that an earlier transfer of the list holds, in one pass.
     heard: Vec<bool>,
     told: Vec<bool>,
 }
@@ -155,7 +155,7 @@ pub(super) type Sockets = Arc<Mutex<Vec<Arc<TcpStream>>>>;
 pub(super) fn cut(sockets: &Sockets) {
     let sockets = sockets.lock().unwrap_or_else(PoisonError::into_inner);
     for socket in &*sockets {
-        // One that is already down needs no more.
+        // A socket that is already down needs no shutdown.
         let _ = socket.shutdown(Shutdown::Both);
     }
 }
@@ -265,7 +265,8 @@ impl Lanes {
         for transfer in transfers {
             let hears = transfer.hears().map(|peer| (peer, Interest::Read));
             let tells = match transfer {
-                // Nothing to pass on yet: room to write would wake us for nothing.
+                // Nothing to pass on yet: waiting for room to write would wake this rank for
+                // nothing.
                 Transfer::Relay { received, sent, .. } if received == sent => None,
                 other => other.tells().map(|peer| (peer, Interest::Write)),
             };
@@ -335,7 +336,7 @@ impl Lanes {
                     .map_err(|error| Failure::Gone(self.ranks[peer], Some(error)))?;
                 *done += some;
                 moved |= some > 0;
-                // Done with this one: the next of the list may use the lane in this pass.
+                // This transfer is done: the next of the list may use the lane in this pass.
                 self.heard[peer] = *done < bytes.len();
             }
             if let Some(peer) = transfer.tells()

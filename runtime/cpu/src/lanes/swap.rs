@@ -1,11 +1,13 @@
-//! Two ranks send each other as many bytes, and each combines what comes with what it has sent for it.
+//! Two ranks send each other the same number of bytes, and each combines what it receives with what it
+//! has sent.
 
 use crate::transport::Lane;
 use std::io;
 
-/// Combined at a time, but for the last bytes: whole elements, and the same blocks of them on both ranks.
+/// Bytes that are combined at a time, except for the last: whole elements, in the same blocks on both
+/// ranks.
 const GRAIN: usize = 4 << 10;
-/// Bytes that are sent before as many have come: as few calls as can be, whose bytes are still in the caches when
+/// How far sending may run ahead of receiving, in bytes: few calls, whose bytes are still in the caches when
 /// the peer reads them.
 const LEAD: usize = 1 << 20;
 
@@ -17,11 +19,11 @@ const LEAD: usize = 1 << 20;
 pub(crate) struct Swap<'a> {
     peer: usize,
     bytes: &'a mut [u8],
-    /// Combines into the first what has come for it.
+    /// Combines into the first argument what was received for it.
     combine: &'a dyn Fn(&mut [u8], &[u8]),
     sent: usize,
     received: usize,
-    /// Bytes that are combined: none before it is sent, since the peer wants it as it was.
+    /// Bytes that are combined: none before it is sent, since the peer needs it uncombined.
     done: usize,
     /// From `start` on: what was received and is not combined yet.
     scratch: &'a mut [u8],
@@ -29,8 +31,8 @@ pub(crate) struct Swap<'a> {
 }
 
 impl<'a> Swap<'a> {
-    /// Of `bytes`, the first `sent` have gone already. What comes goes through `scratch`, which has room for a few
-    /// thousand bytes at least, or for all.
+    /// Of `bytes`, the first `sent` were sent already. Received bytes go through `scratch`, which has room
+    /// for a few thousand bytes at least, or for all.
     pub(crate) fn new(
         peer: usize,
         bytes: &'a mut [u8],
@@ -58,12 +60,12 @@ impl<'a> Swap<'a> {
         self.peer
     }
 
-    /// Bytes that have gone.
+    /// Bytes sent so far.
     pub(super) fn sent(&self) -> usize {
         self.sent
     }
 
-    /// Where the next bytes that come go in `scratch`.
+    /// Where the next received bytes go in `scratch`.
     fn end(&self) -> usize {
         self.start + self.received - self.done
     }
@@ -73,12 +75,12 @@ impl<'a> Swap<'a> {
         self.received < self.bytes.len() && self.end() < self.scratch.len()
     }
 
-    /// Up to where bytes may be sent now.
+    /// How many bytes may have been sent by now.
     fn may_send(&self) -> usize {
         self.bytes.len().min(self.received + LEAD)
     }
 
-    /// Whether there is more to send, now rather than when more has come.
+    /// Whether there is more to send now, without receiving more first.
     pub(super) fn tells(&self) -> bool {
         self.sent < self.may_send()
     }

@@ -1,4 +1,5 @@
-//! [`Mesh`]: one rank's end of all connections; who calls whom, and whether the other still lives.
+//! [`Mesh`]: one rank's end of all connections; which rank dials which, and whether the peer still
+//! lives.
 
 use super::failure::Failure;
 use super::reception::{Desk, LaneId, Reception, milliseconds};
@@ -22,9 +23,9 @@ use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// How long a rank waits for a call before it asks whether the caller still lives.
+/// How long a rank waits for a peer to connect before it checks whether the peer still lives.
 const DOUBT: Duration = Duration::from_millis(50);
-/// How long one try to connect may take.
+/// The time-out of one attempt to connect.
 const CONNECT_TIME: Duration = Duration::from_secs(2);
 
 /// This rank's end of all connections of the world.
@@ -46,7 +47,7 @@ pub(crate) struct Mesh {
     thread: Mutex<Option<JoinHandle<()>>>,
 }
 
-/// A lane that is asked for.
+/// A requested lane.
 #[derive(Clone, Copy)]
 pub(crate) struct Wanted {
     pub(crate) group: u64,
@@ -58,15 +59,15 @@ pub(crate) struct Wanted {
 
 /// A connection whose end shows that its peer is gone.
 enum Watched {
-    /// A thread is opening it. One at a time: of two, the peer keeps the one that came last, which need not be
-    /// the one that stays here.
+    /// A thread is opening it. One at a time: of two, the peer keeps the one that came last, which need not
+    /// be the one that this rank keeps.
     Dialling,
     Open(TcpStream),
 }
 
 impl Mesh {
-    /// Starts to listen. The caller leaves in the store what the others need to know: under which keys, and
-    /// what.
+    /// Starts to listen. Returns the keys and values that the caller publishes in the store for the other
+    /// ranks.
     ///
     /// # Errors
     /// `Io` if the address cannot be listened on; `Store` if the store fails.
@@ -127,7 +128,7 @@ impl Mesh {
         self.identity.rank
     }
 
-    /// Callers that were refused: strangers, other jobs, other protocols.
+    /// Connections that were refused: strangers, other jobs, other protocols.
     pub(crate) fn refused(&self) -> u64 {
         self.desk.refused.load(Ordering::Relaxed)
     }
@@ -147,7 +148,7 @@ impl Mesh {
         lock(&self.watched).clear();
     }
 
-    /// Which algorithm is used for what.
+    /// Which algorithm is used for which operations.
     pub(crate) fn tuning(&self) -> &Tuning {
         &self.tuning
     }
@@ -159,12 +160,12 @@ impl Mesh {
         *self.wait_mode.get_or_init(find_out)
     }
 
-    /// What this rank shares with the others of its host.
+    /// The memory that this rank shares with the others of its host.
     pub(crate) fn host(&self) -> &Host {
         &self.host
     }
 
-    /// What this rank has allocated for the others to reach.
+    /// The memory that this rank has allocated for the others to reach.
     pub(crate) fn registry(&self) -> &Arc<Registry> {
         &self.registry
     }
@@ -194,7 +195,8 @@ impl Mesh {
             .collect()
     }
 
-    /// As [`connect`](Self::connect), but does not wait to be called: `None` if it has not been yet.
+    /// As [`connect`](Self::connect), but does not wait for the peer to connect: `None` if it has
+    /// not yet.
     pub(crate) fn try_connect(
         &self,
         wanted: Wanted,
@@ -216,7 +218,7 @@ impl Mesh {
         Ok(Some(ids.filter_map(|id| arrived.remove(&id)).collect()))
     }
 
-    /// Whether `peer` is known to be gone. Opens a connection to it for that purpose if need be.
+    /// Whether `peer` is known to be gone. Opens a connection to it to find out, if there is none.
     pub(crate) fn is_gone(&self, peer: Rank, policy: &mut WaitPolicy<'_>) -> Result<bool, Failure> {
         let mut watched = lock(&self.watched);
         match watched.get(&peer) {
@@ -255,7 +257,8 @@ impl Mesh {
         }
     }
 
-    /// A connection to `peer` for nothing but its end; `None` if it has never been there.
+    /// A connection to `peer` that is only watched for its end; `None` if the peer has never been
+    /// there.
     fn dial_to_watch(
         &self,
         peer: Rank,
@@ -321,7 +324,8 @@ impl Mesh {
         let address = self.address_of(handshake.to, policy)?;
         let gone = |error| Failure::Gone(handshake.to, Some(error));
         let mut tries = 0;
-        // One try: a rank listens before it gives its address away, so a refusal means that it ended.
+        // One attempt: a rank listens before it publishes its address, so a refusal means that it
+        // ended.
         let stream = loop {
             policy.check()?;
             match TcpStream::connect_timeout(&address, CONNECT_TIME) {
@@ -408,7 +412,7 @@ fn address_key(rank: Rank) -> String {
     format!("cpu/addr/{rank}")
 }
 
-/// First words over a socket, with patience.
+/// A handshake over a socket, under a wait policy.
 struct Talk<'a, 'p> {
     stream: &'a TcpStream,
     peer: Rank,

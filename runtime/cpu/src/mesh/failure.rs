@@ -1,4 +1,4 @@
-//! Why a lane did not come about, or broke.
+//! Why a lane could not be opened, or broke.
 
 use crate::handshake::Verdict;
 use crate::wait::Interrupted;
@@ -7,7 +7,7 @@ use rcomm_recorder::model::Rank;
 use std::io;
 use std::net::SocketAddr;
 
-/// Why a lane did not come about, or broke. Ranks are ranks of the world.
+/// Why a lane could not be opened, or broke. Ranks are ranks of the world.
 #[derive(Debug)]
 pub(crate) enum Failure {
     /// The deadline passed, or the group was stopped.
@@ -20,13 +20,13 @@ pub(crate) enum Failure {
         address: SocketAddr,
         verdict: Option<Verdict>,
     },
-    /// The peer's address in the store is none.
+    /// The peer's entry in the store is not an address.
     Address { peer: Rank, text: String },
     /// The deadline passed, and these had not answered.
     Late(Vec<Rank>),
     /// This rank's own buffers cannot be used so.
     Argument(Error),
-    /// The peer sent what no rank sends.
+    /// The peer sent bytes that violate the protocol.
     Garbled(Rank, String),
     /// The ranks do not agree on the operation.
     Mismatch(Rank, String),

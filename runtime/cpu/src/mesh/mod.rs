@@ -17,7 +17,7 @@ pub(super) use failure::Failure;
 use std::io;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// What a rank leaves in the world's store so that others find it: keys, and what is under them.
+/// What a rank publishes in the world's store so that others find it: keys and their values.
 pub(crate) type Notes = Vec<(String, Vec<u8>)>;
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

@@ -1,4 +1,4 @@
-//! The thread `rcomm/mesh`: takes callers through their first words, and hands lanes over.
+//! The thread `rcomm/mesh`: performs handshakes with callers, and hands lanes over.
 
 use super::{fill_random, lock};
 use crate::handshake::{
@@ -16,9 +16,9 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant};
 
-/// Callers that may be in the middle of their first words at one time.
+/// Most handshakes under way at one time.
 const MAX_GREETINGS: usize = 1024;
-/// How long a caller may take over its first words.
+/// The time-out of a handshake.
 const GREETING_TIME: Duration = Duration::from_secs(10);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -30,7 +30,7 @@ pub(super) struct LaneId {
     pub(super) stream: u32,
 }
 
-/// What the listening thread and the others share.
+/// The state that the listening thread shares with the others.
 pub(super) struct Desk {
     pub(super) arrived: Mutex<HashMap<LaneId, TcpStream>>,
     pub(super) bell: Condvar,
@@ -45,7 +45,7 @@ pub(super) fn milliseconds(count: i64) -> Timespec {
     }
 }
 
-/// The listening thread: takes every caller through its first words, none at another's cost.
+/// The listening thread: performs the handshake with every caller, without one delaying another.
 pub(super) struct Reception {
     identity: Identity,
     desk: Arc<Desk>,
@@ -56,7 +56,7 @@ pub(super) struct Reception {
     greetings: Vec<Greeting>,
 }
 
-/// How a caller came.
+/// How a caller connected.
 enum Caller {
     /// From anywhere, for a lane.
     Tcp(TcpStream),
@@ -87,21 +87,21 @@ impl Caller {
     }
 }
 
-/// One caller in the middle of its first words.
+/// One handshake under way.
 struct Greeting {
     stream: Caller,
     since: Instant,
     heard: Vec<u8>,
-    /// The handshake, and the nonce that we answered with.
+    /// The handshake, and the nonce of the reply.
     answered: Option<(Handshake, [u8; HANDSHAKE_LEN], [u8; 32])>,
 }
 
 enum Outcome {
-    /// Not all words are here yet.
+    /// Not all bytes are here yet.
     More,
     /// Proof given: the caller has the identity that it claims.
     Lane(LaneId),
-    /// Not one of us, or gone.
+    /// The caller is not a rank of this job, or is gone.
     Refused,
 }
 
@@ -127,7 +127,7 @@ impl Reception {
     pub(super) fn work(mut self) {
         while !self.desk.stop.load(Ordering::Acquire) {
             let mut sockets = vec![PollFd::new(&*self.wake, PollFlags::IN)];
-            // With all places taken, new callers wait in the queue of the system.
+            // At the limit, new callers wait in the system's queue.
             if self.greetings.len() < MAX_GREETINGS {
                 sockets.push(PollFd::new(&self.listener, PollFlags::IN));
                 if let Some((listener, _)) = &self.keeper {
@@ -179,14 +179,14 @@ impl Reception {
         }
     }
 
-    /// Takes the calls of this host's ranks; other users' are dropped.
+    /// Accepts connections of this host's ranks; those of other users are dropped.
     fn accept_neighbours(&mut self) {
         let Some((listener, _)) = &self.keeper else {
             return;
         };
         while self.greetings.len() < MAX_GREETINGS {
             let Ok((stream, _)) = listener.accept() else {
-                // None there, or one that left at once.
+                // No caller, or one that left at once.
                 return;
             };
             let user = rustix::net::sockopt::socket_peercred(&stream).map(|peer| peer.uid);
@@ -207,8 +207,9 @@ impl Reception {
                 Outcome::More if !expired => at += 1,
                 Outcome::Lane(id) => {
                     let greeting = self.greetings.swap_remove(at);
-                    // Before the lane is handed over: its user may write at once. Four bytes always
-                    // fit into a fresh socket; a broken one shows at first use.
+                    // This is sent before the lane is handed over, since its user may write at
+                    // once. Four bytes always fit into a fresh socket; a broken one shows at first
+                    // use.
                     let welcome = Verdict::Welcome.to_bytes();
                     match (greeting.stream, &self.keeper) {
                         (Caller::Tcp(stream), _) if id.kind != LaneKind::Segment => {

@@ -28,7 +28,7 @@ impl PeerLane {
         let Some(lane) = self.lane.as_mut().filter(|_| is_next) else {
             return Found::Other;
         };
-        // What fails here fails again where it is looked into.
+        // A failure here occurs again where the lane is read in full, which reports it.
         let found = lane.read_behind(head, into).unwrap_or(Found::Other);
         if found == Found::All {
             self.waiting.pop_front();

@@ -1,4 +1,4 @@
-//! A lane whose other end sends whatever the fuzzer likes.
+//! A lane whose other end sends the fuzzer's bytes.
 
 use super::frame::{EAGER, FRAME, Frame};
 use super::lane::{MAX_KEPT, PeerLane, Waiting};
@@ -33,7 +33,7 @@ pub fn receive_any_bytes(bytes: &[u8]) -> std::io::Result<()> {
 
     let mut lane = PeerLane::new();
     lane.lane = Some(Lane::Tcp(TcpLane::new(vec![here])?));
-    // One message of this rank was offered and not answered.
+    // This rank has offered one message, which was not answered.
     lane.offered.push(1);
     let mut requests = Vec::new();
     for (id, (tag, dtype, len, from_any)) in (10..).zip(RECEIVES) {
@@ -58,7 +58,7 @@ pub fn receive_any_bytes(bytes: &[u8]) -> std::io::Result<()> {
             let result = lane.receive(request, buffer, 0, 1);
             match request.keep_mismatch(result) {
                 Ok(some) => moved |= some,
-                // The group ends with it.
+                // An error ends the group.
                 Err(_) => return Ok(()),
             }
             assert!(lane.kept_bytes <= MAX_KEPT + EAGER + FRAME);

@@ -1,4 +1,4 @@
-//! One peer's lane, and what came on it for whom.
+//! One peer's lane, and the requests that what came on it belongs to.
 
 use super::frame::{FRAME, Frame, FrameKind};
 use super::request::{Request, Stage};
@@ -18,7 +18,7 @@ pub(super) struct Kept {
 }
 
 impl Kept {
-    /// What it counts for among the bytes that are kept.
+    /// Its share of the limit on kept bytes.
     fn cost(&self) -> usize {
         FRAME + self.message.as_ref().map_or(0, Vec::len)
     }
@@ -51,7 +51,7 @@ pub(super) enum Outgoing {
     Send(u64),
 }
 
-/// A receive not yet met by a message.
+/// A receive that no message has matched yet.
 #[derive(Clone, Copy)]
 pub(super) struct Waiting {
     pub(super) receive: u64,
@@ -60,7 +60,7 @@ pub(super) struct Waiting {
     pub(super) from_any: bool,
 }
 
-/// One peer's lane and all that is under way on it.
+/// One peer's lane and all requests under way on it.
 pub(super) struct PeerLane {
     pub(super) lane: Option<Lane>,
     pub(super) incoming: Incoming,
@@ -68,7 +68,7 @@ pub(super) struct PeerLane {
     /// Frames to be written before anything else, and how much of the first is written.
     pub(super) replies: VecDeque<[u8; FRAME]>,
     pub(super) replied: usize,
-    /// Receives not yet met by a message, in order.
+    /// Receives that no message has matched yet, in order.
     pub(super) waiting: VecDeque<Waiting>,
     /// Offers that were cleared, and the receive that each is for.
     pub(super) cleared: Vec<(Frame, u64)>,
@@ -76,9 +76,9 @@ pub(super) struct PeerLane {
     pub(super) kept_bytes: usize,
     /// Sends that have not started, in order.
     pub(super) queue: VecDeque<u64>,
-    /// Our offers that have not been answered, by the message's id.
+    /// This rank's offers that have not been answered, by the message's id.
     pub(super) offered: Vec<u64>,
-    /// Answers to our offers.
+    /// Answers to this rank's offers.
     pub(super) answers: Vec<Frame>,
 }
 
@@ -215,7 +215,7 @@ impl PeerLane {
             return Ok(true);
         }
         moved |= match self.read_on(Some((request, &mut *bytes, at)), rank) {
-            // What came before the end is still to be had, by the threads that it was kept for.
+            // The threads that messages were kept for can still take what came before the end.
             Err(Failure::Gone(..)) if self.keeps_what_is_waited_for() => return Ok(moved),
             read => read?,
         };
@@ -231,8 +231,8 @@ impl PeerLane {
         Ok(moved)
     }
 
-    /// Reads what there is, for `mine` or for whom it belongs to; stops at what another request must
-    /// read itself.
+    /// Reads what has arrived, for `mine` or for the request that it belongs to; stops at what
+    /// another request must read itself.
     pub(super) fn read_on(
         &mut self,
         mut mine: Option<(&mut Request, &mut [u8], usize)>,
@@ -312,7 +312,7 @@ impl PeerLane {
                         message: Some(message),
                     });
                     self.next_frame();
-                    // It may be just what this request waits for.
+                    // What was read may be for this very request.
                     return Ok(true);
                 }
                 Incoming::Skip { left } => {
@@ -341,7 +341,7 @@ impl PeerLane {
         };
     }
 
-    /// Decides whom the frame that just came is for.
+    /// Decides which request the frame that just came is for.
     fn meet(&mut self, frame: Frame, reader: Option<u64>, rank: Rank) -> Result<Incoming, Failure> {
         let next = Incoming::Frame {
             bytes: [0; FRAME],
@@ -358,7 +358,7 @@ impl PeerLane {
                     !from_any || reader == Some(receive)
                 });
                 match first {
-                    // What was kept earlier goes first.
+                    // A message kept earlier goes first.
                     Some(first) if !self.kept.iter().any(same_tag) => {
                         let receive = self.waiting[first].receive;
                         self.waiting.remove(first);
@@ -459,7 +459,7 @@ mod tests {
         let mut into = [0];
         assert!(lane.receive(&mut any, &mut into, 0, 1).unwrap());
         assert_eq!((into, any.source()), ([5], Some(0)));
-        // There is none for the other.
+        // No message is left for the second.
         let end = lane.receive(&mut second, &mut [0], 0, 1);
         assert!(matches!(end, Err(Failure::Gone(1, Some(_)))));
     }

@@ -54,7 +54,7 @@ impl P2p {
         Self { neighbours, ..self }
     }
 
-    /// Takes a place in the order of sends or receives, for each of `op`'s in order.
+    /// Queues each send or receive of `op`, in order.
     pub(crate) fn post(&self, op: &Op<'_>, requests: &mut Vec<Request>) {
         if let Op::Coalesced(ops) = op {
             ops.iter().for_each(|op| self.post(op, requests));
@@ -96,7 +96,7 @@ impl P2p {
         Some(Request::new(id, tag, buffer.dtype(), stage))
     }
 
-    /// The name of the next request.
+    /// The identifier of the next request.
     #[inline]
     pub(super) fn next_id(&self) -> u64 {
         self.next.fetch_add(1, Ordering::Relaxed)
@@ -162,7 +162,7 @@ impl P2p {
         request.keep_mismatch(result)
     }
 
-    /// Takes requests that will not be run on out of all queues.
+    /// Removes requests that will not be continued from all queues.
     pub(crate) fn withdraw(&self, requests: &[Request]) {
         for peer in &self.peers {
             let mut peer = lock(peer);

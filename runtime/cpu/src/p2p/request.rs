@@ -10,7 +10,7 @@ pub(crate) struct Request {
     pub(super) tag: u32,
     pub(super) dtype: DType,
     pub(super) stage: Stage,
-    /// Why it ended without its message, where the others of its batch may go on.
+    /// Why it ended without its message, although the others of its batch may continue.
     pub(super) failure: Option<Failure>,
 }
 
@@ -22,14 +22,14 @@ pub(super) enum Stage {
         peer: usize,
         frame: [u8; FRAME],
         done: usize,
-        /// Only the frame: an offer.
+        /// Only the frame is written: an offer.
         offer: bool,
     },
     /// Offered, waiting to be cleared.
     SendOffered { peer: usize },
     /// Waiting for a message, from this peer or any.
     Receive { peer: Option<usize> },
-    /// A message is coming in, or was cleared and will.
+    /// A message is coming in, or was cleared and will come.
     Receiving { peer: usize },
     /// Done; a receive has the message's source.
     Done { source: Option<usize> },

@@ -1,4 +1,4 @@
-//! How requests wait, and for whom.
+//! How requests wait, and for which peers.
 
 use super::lane::Incoming;
 use super::messages::{P2p, lock};
@@ -11,11 +11,11 @@ use rcomm_recorder::model::Rank;
 use std::os::fd::OwnedFd;
 use std::time::Duration;
 
-/// How often a request whose lane is not there yet asks whether the peer still lives.
+/// How often a request whose lane is not open yet checks whether the peer still lives.
 const DOUBT: Duration = Duration::from_millis(50);
 
 impl P2p {
-    /// Whom these requests wait for.
+    /// The ranks that these requests wait for.
     pub(crate) fn missing(&self, requests: &[Request]) -> Vec<Rank> {
         let mut missing: Vec<Rank> = requests
             .iter()
@@ -27,7 +27,7 @@ impl P2p {
         missing
     }
 
-    /// Asks whether peers that have not connected still live.
+    /// Checks whether peers that have not connected still live.
     pub(super) fn check_peers(
         &self,
         requests: &[Request],

@@ -25,7 +25,7 @@ pub(crate) struct Backing {
     is_lent: AtomicBool,
     /// Whether it was part of a window: other ranks may keep it mapped as long as they like.
     is_in_window: AtomicBool,
-    /// Whether some of it is this process's alone by now.
+    /// Whether some of it has been replaced by memory of this process alone.
     is_cut: AtomicBool,
 }
 
@@ -82,7 +82,7 @@ impl Backing {
         Some(backing.region.whereabouts())
     }
 
-    /// Where others find these bytes, to be let into them: `None` unless the pages that they are in hold
+    /// Where other ranks find these bytes, to map them: `None` unless the pages that they are in hold
     /// nothing else.
     pub(super) fn whole_pages(&self, bytes: &Range<usize>) -> Option<Whereabouts> {
         let page = rustix::param::page_size();
@@ -171,7 +171,7 @@ impl Drop for Backing {
         if let Some(registry) = self.registry.upgrade() {
             registry.forget(self.region.start().addr().get());
         }
-        // A forked child has the mapping and its own copy of the buffer, but the memory is its parent's.
+        // A forked child inherits the mapping and a copy of the buffer, but the memory is its parent's.
         let is_maker = self.maker == std::process::id();
         let is_lent = self.is_lent.load(Ordering::Acquire);
         if is_maker && is_lent && !self.is_in_window.load(Ordering::Acquire) {

@@ -16,7 +16,7 @@ use std::ops::Range;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-/// A loan that other ranks may be let into.
+/// A loan that other ranks may get access to.
 pub(crate) struct Exposed<'a> {
     start: NonNull<u8>,
     len: usize,
@@ -89,7 +89,7 @@ impl<'a> Exposed<'a> {
         })
     }
 
-    /// All ranks know that none is at these bytes any more.
+    /// All ranks know that none accesses these bytes any more.
     pub(super) fn close(&mut self) {
         self.is_open = false;
     }

@@ -6,7 +6,7 @@ use std::ops::Range;
 /// Bytes of an offer among the inline bytes of a phase.
 pub(super) const OFFER_LEN: usize = 32;
 
-/// Bytes of one rank's that the others may be let into.
+/// Bytes of one rank's that the others may get access to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Offer {
     /// The region that they are in.

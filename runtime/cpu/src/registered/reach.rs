@@ -1,8 +1,8 @@
 //! The regions that a group's ranks have mapped of each other, and how they agree to use them.
 //!
 //! Every rank shows what it offers; all see the same offers and come to the same decision. A region that
-//! was not used in the group before is mapped by all, who then show whether they could. So the ranks of a
-//! group know the same regions at any time, and know for each whether it is of use.
+//! was not used in the group before is mapped by all ranks, which then show whether they could. So the
+//! ranks of a group know the same regions at any time, and for each whether it can be used.
 
 use super::exposed::{Exposed, Meeting};
 use super::offer::Offer;
@@ -121,7 +121,7 @@ impl Reach {
         self.known.iter_mut().for_each(HashMap::clear);
     }
 
-    /// Agrees with the others whether they let each other in, by the first of these terms that can be.
+    /// Agrees with the others on mutual access, by the first of these terms that is possible for all.
     ///
     /// # Errors
     /// Those of the phases; `Io` if a region that was mapped before cannot be mapped again.
@@ -207,7 +207,7 @@ impl Reach {
         could
     }
 
-    /// Takes in whether all have mapped them.
+    /// Records whether all have mapped them.
     fn remember(&mut self, regions: &[(usize, Whereabouts)], is_reached: bool) {
         for (rank, region) in regions {
             let known = &mut self.known[*rank];

@@ -50,10 +50,10 @@ impl Region {
         Self::map(file, id, len)
     }
 
-    /// The memory that another process of this host has there.
+    /// Maps the memory that another process of this host has there.
     ///
     /// # Errors
-    /// Also if what is there now is another file, or none of this length, or one that can be cut.
+    /// Also if the file there is now another one, has another length, or can be truncated.
     pub(crate) fn attach(at: &Whereabouts) -> io::Result<Self> {
         let path = format!("/proc/{}/fd/{}", at.pid, at.number);
         // By now the path may name anything: opening it must not block, nor make it a controlling

@@ -74,7 +74,7 @@ impl Registry {
         self.find(start..start + memory.size_bytes()).is_some()
     }
 
-    /// Takes in whether huge pages could be asked for.
+    /// Records whether huge pages could be requested.
     pub(crate) fn note_huge_pages(&self, asked: io::Result<()>) {
         if let Err(error) = asked
             && !self.said.small_pages.swap(true, Ordering::Relaxed)
@@ -120,7 +120,8 @@ impl Registry {
     }
 }
 
-/// Whether the system makes no such memory for this process, or not in this number: not that there is none.
+/// Whether the system does not make such memory for this process, or not so many; running out of memory is
+/// no refusal.
 fn is_refusal(error: &io::Error) -> bool {
     let known = [
         Errno::PERM,

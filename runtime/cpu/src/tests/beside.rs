@@ -53,8 +53,8 @@ fn two_receivers(wiring: Wiring, first: Option<usize>) {
             for value in 0..2 * ROUNDS as i32 {
                 send_one(rig, 8, value);
             }
-            // Stays until all is received: this test is about who takes what, and not about ranks
-            // that leave.
+            // Stays until all is received: this test is about which receive takes what, and not
+            // about ranks that leave.
             rig.run(Op::Barrier).unwrap();
             return;
         }

@@ -91,7 +91,8 @@ fn sums_of_any_floats_are_the_same_bits_on_every_rank_and_wiring() {
 #[test]
 fn two_ranks_combine_any_number_of_floats_to_the_same_bits() {
     for wiring in [Wiring::Tcp, Wiring::Streams(3)] {
-        // Around what goes with the header, what is combined at once, and what is sent ahead of the other.
+        // Sizes around the limits of inline data, of what is combined at once, and of what is sent ahead
+        // of the peer.
         for count in [1, 1023, 1025, 65_535, 65_537, 70_001, 400_003] {
             let of_rank = |rank: usize| -> Vec<f32> {
                 let at = |at: usize| f32::from_bits((at * 2 + rank) as u32 ^ 0x7f80_0000);

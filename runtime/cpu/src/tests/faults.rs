@@ -251,7 +251,7 @@ fn strangers_are_refused_and_counted_and_disturb_nobody() {
     });
 }
 
-/// A rank that knows the secret and then sends whatever comes to mind.
+/// A rank that knows the secret and then sends arbitrary bytes.
 fn rank_1_raves(kind: LaneKind, noise: &[u8]) {
     world(2, Wiring::Tcp, |rig| {
         if rig.rank == 1 {

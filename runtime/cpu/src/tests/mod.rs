@@ -1,4 +1,4 @@
-//! Ranks as threads over one store, each with its own mesh: what they do is what processes do.
+//! Ranks as threads over one store, each with its own mesh, so that they behave as processes do.
 
 mod beside;
 mod collectives;

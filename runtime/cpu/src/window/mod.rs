@@ -31,7 +31,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// How often a rank that waits for a signal asks whether the sender still lives.
+/// How often a rank that waits for a signal checks whether the sender still lives.
 const DOUBT: Duration = Duration::from_millis(50);
 /// Bytes of the encoded description of a rank's part.
 const CARD: usize = 64;
@@ -108,7 +108,7 @@ struct Reach {
     data: Option<RemoteMemory>,
     /// Its counters, if these are mapped here.
     counters: Option<RemoteMemory>,
-    /// One conversation at a time with a part that is asked by message.
+    /// One exchange of messages at a time with a part that is not mapped.
     talk: Mutex<()>,
 }
 

@@ -24,7 +24,7 @@ const HEAD: usize = 24;
 /// The most bytes of one request.
 const PIECE: usize = 4 << 20;
 
-/// What is asked of a part.
+/// The kinds of request for a part.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Request {
     Put { offset: usize, len: usize },
@@ -140,7 +140,7 @@ pub(super) fn say_signal(shared: &Shared, peer: u32, deadline: Deadline) -> Resu
     send(shared, peer, HEAD_TAG, &Request::Signal.encode(), deadline)
 }
 
-/// Takes leave: nothing more will be asked.
+/// Announces that this rank sends no more requests.
 pub(super) fn say_bye(shared: &Shared, peer: u32, deadline: Deadline) -> Result<()> {
     send(shared, peer, HEAD_TAG, &Request::Bye.encode(), deadline)
 }

@@ -1,9 +1,10 @@
-//! Reductions along the hosts: each takes over what those before it have combined, and adds its own ranks.
+//! Reductions along a chain of hosts: each host receives the combined data of those before it, and combines
+//! its own ranks' data with them.
 //!
 //! The data go in *blocks*. Of each block every rank that has a stripe passes it on in *chunks*, as much as
 //! the slots of a phase hold: in one phase the ranks of a host show each other what each combines, and while
-//! a host combines a chunk, the host before is at the next one. On the last host the stripe is done; it
-//! travels back to the first as it comes, and the ranks of each host put their stripes together.
+//! a host combines a chunk, the host before it combines the next one. On the last host the stripe is done;
+//! it travels back to the first as it comes, and the ranks of each host put their stripes together.
 //!
 //! No two ranks can wait for each other: in the phases of a block bytes flow from each host to the next
 //! only, and what a host sends in one phase the next has room for as soon as it gets there; afterwards, on

@@ -9,13 +9,14 @@
 //! | all_gather ([`spread`]) | each host's part to each other | parts put together after | s (h-1) ranks of a host |
 //! | all_to_all, gather, scatter | as over [`LaneEngine`], by streams in memory inside a host | | |
 //!
-//! A *stripe* is the part of the data for which one rank of each host answers: as many as the host with the
-//! fewest ranks has. So all ranks send between hosts at the same time, each over a lane of its own.
+//! A *stripe* is the part of the data that one rank of each host sends. There are as many stripes as the host
+//! with the fewest ranks has ranks. So all ranks send between hosts at the same time, each over a lane of its
+//! own.
 //!
 //! Reductions combine in order of ranks. So the sum of the first host goes to the second, which adds its
-//! ranks' values one by one and passes it on; the last has the result, and it travels back. That is what
-//! makes the bits those of every other algorithm here, and it costs no more bytes than a ring. Where the
-//! ranks of a host are not neighbours in the group, reductions go over [`LaneEngine`] instead.
+//! ranks' values one by one and passes it on; the last has the result, and it travels back. So the result has
+//! the same bits as that of every other algorithm here, and costs no more bytes than a ring. Where the ranks
+//! of a host are not neighbours in the group, reductions go over [`LaneEngine`] instead.
 
 mod agree;
 mod chain;
@@ -220,7 +221,7 @@ impl HostsEngine {
     }
 }
 
-/// Where a host's first rank leaves whether it has an exchange area.
+/// The key under which a host's first rank publishes whether its host has an exchange area.
 fn shm_exchange_key(host: usize) -> String {
     format!("board/{host}")
 }

@@ -115,7 +115,7 @@ pub(super) fn all_gather(
     if host_exchange.size() == 1 {
         return Ok(());
     }
-    // Who of this host has which ranks' parts, and shows them in this order.
+    // Which rank of this host has which ranks' parts, and shows them in this order.
     let mut items: Vec<Vec<usize>> = vec![Vec::new(); here];
     for rank in 0..place.size {
         items[layout.place_of(rank).1 % here].push(rank);

@@ -23,7 +23,7 @@ use rcomm_core::arithmetic;
 use rcomm_core::tuning::{Algorithm, Pattern, Plan};
 use std::ops::Range;
 
-/// After so many bytes a rank looks whether it should give up.
+/// A rank checks after this many bytes whether it should give up.
 const PIECE: usize = 1 << 20;
 
 /// What of an operation the table of choices goes by, if it can be done in registered buffers. Follows from
@@ -41,7 +41,7 @@ pub(super) fn extent(collective: &Collective<'_>, size: usize) -> Option<(Patter
             };
             Some((Pattern::AllGather, bytes))
         }
-        // Parts of their own may each be registered or not.
+        // Separate parts may each be registered or not.
         Collective::ReduceScatter {
             inputs: Inputs::Even(bytes, _),
             ..
@@ -54,7 +54,7 @@ pub(super) fn extent(collective: &Collective<'_>, size: usize) -> Option<(Patter
     }
 }
 
-/// For which sizes ranks ask each other whether their buffers are registered.
+/// The sizes for which ranks ask each other whether their buffers are registered.
 pub(super) struct Spans(Vec<(Pattern, Range<usize>)>);
 
 impl Spans {

@@ -14,7 +14,7 @@ const SAID: usize = 8;
 const LEN: usize = 16;
 const TEXT: usize = 24;
 const TEXT_LEN: usize = ACCORD - TEXT;
-/// A number is looked for in so many places, from the one that it points at.
+/// A number is searched in this many places, from the one at the number modulo `ACCORDS`.
 const PLACES: usize = 32;
 /// How long the rank that has decided may take to write its bytes down.
 const WRITING: Duration = Duration::from_millis(200);

@@ -191,8 +191,8 @@ impl Segment {
 
     /// Whether the ranks that are here have a processor each.
     ///
-    /// They do unless some processors are all that more ranks than they are may run on. Of sets that
-    /// overlap without one holding the other this may say yes too often.
+    /// They do unless some set of processors is smaller than the number of ranks that may run on no
+    /// others. Where sets overlap without one containing the other, the answer may be yes too often.
     pub(crate) fn wait_mode(&self) -> WaitMode {
         let sets = (0..self.world_size).filter_map(|rank| {
             let entry = HEAD + rank * RANK;
@@ -226,7 +226,7 @@ impl Segment {
                 // Another thread may have been first; either handle will do.
                 Ok(process) => drop(slot.set(process)),
                 Err(rustix::io::Errno::SRCH) => return true,
-                // No handle to be had: the deadline will have to do.
+                // No pidfd available; rely on the deadline.
                 Err(_) => return false,
             }
         }

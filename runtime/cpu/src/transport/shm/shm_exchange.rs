@@ -305,7 +305,7 @@ impl ShmExchange {
     /// Ranks whose signatures are equal must agree on `used` as well: the next slot begins behind it.
     ///
     /// # Errors
-    /// After any, the exchange area is of no more use.
+    /// After any, the exchange area cannot be used any more.
     #[inline]
     pub(crate) fn turn(
         &mut self,

@@ -106,7 +106,7 @@
 // The others may take long: sleep at once.
 #define RCOMM_WAIT_LONG 2
 
-// The call did what it says.
+// The call succeeded.
 #define RCOMM_OK 0
 
 // A deadline passed.
@@ -228,7 +228,7 @@ int32_t rcomm_broadcast(const struct rcomm_group *group,
                         uint32_t root,
                         struct rcomm_work **work);
 
-// Nobody leaves before everybody has come.
+// No rank returns before all have entered.
 //
 // # Safety
 // See "Handles and memory" in rcomm.h.
@@ -245,8 +245,8 @@ int32_t rcomm_all_gather_single(const struct rcomm_group *group,
                                 uint8_t dtype,
                                 struct rcomm_work **work);
 
-// `output` ends as the reduction of everybody's part for this rank: `input` holds `count` elements for
-// each.
+// `output` ends as the reduction, over all ranks, of the part for this rank: `input` holds `count`
+// elements for each.
 //
 // # Safety
 // See "Handles and memory" in rcomm.h.
@@ -318,8 +318,8 @@ int32_t rcomm_group_timeout(const struct rcomm_group *group, uint64_t *timeout_m
 int32_t rcomm_group_extend_timeout(const struct rcomm_group *group, uint64_t extra_ms);
 
 // Another handle of the same group, to be freed, with terms for what is called with it: it may take
-// `timeout_ms` (0 = the time-out of `group`), and the wait for other ranks will be as `wait` says
-// (`RCOMM_WAIT_UNKNOWN` and so on), which changes how long a core is kept busy and nothing else.
+// `timeout_ms` (0 = the time-out of `group`), and `wait` (`RCOMM_WAIT_UNKNOWN` and so on) hints how
+// long the other ranks may take, which changes how long a core is kept busy and nothing else.
 //
 // # Safety
 // `group` is a living handle; `handle` may be written.
@@ -346,13 +346,13 @@ int32_t rcomm_group_abort(const struct rcomm_group *group, const char *reason);
 // Waits for what is pending, closes the group, and frees this handle.
 //
 // # Safety
-// `group` is a living handle that nobody uses any more.
+// `group` is a living handle that is not used afterwards.
 int32_t rcomm_group_destroy(struct rcomm_group *group);
 
 // Frees this handle; the group goes on. NULL is nothing.
 //
 // # Safety
-// `group` is NULL or a living handle that nobody uses any more.
+// `group` is NULL or a living handle that is not used afterwards.
 void rcomm_group_free(struct rcomm_group *group);
 
 // `outputs[r]`, of `counts[r]` elements, ends as rank r's `input`.
@@ -377,7 +377,8 @@ int32_t rcomm_all_gather(const struct rcomm_group *group,
                          uint8_t dtype,
                          struct rcomm_work **work);
 
-// `output` ends as the reduction of everybody's `inputs[own rank]`; `inputs[r]` has `counts[r]` elements.
+// `output` ends as the reduction of `inputs[own rank]` over all ranks; `inputs[r]` has `counts[r]`
+// elements.
 //
 // # Safety
 // See "Handles and memory" in rcomm.h.
@@ -389,7 +390,7 @@ int32_t rcomm_reduce_scatter_v(const struct rcomm_group *group,
                                struct rcomm_reduction reduction,
                                struct rcomm_work **work);
 
-// `output`, of `count` elements, ends as the reduction of everybody's `inputs[own rank]`.
+// `output`, of `count` elements, ends as the reduction of `inputs[own rank]` over all ranks.
 //
 // # Safety
 // See "Handles and memory" in rcomm.h.
@@ -463,7 +464,7 @@ int32_t rcomm_scatter(const struct rcomm_group *group,
                       uint32_t root,
                       struct rcomm_work **work);
 
-// Each of `buffers` (there are `length`, of `counts[i]` elements) ends as the reduction of everybody's, as
+// Each of `buffers` (there are `length`, of `counts[i]` elements) ends as its reduction over all ranks, as
 // one operation.
 //
 // # Safety
@@ -525,8 +526,8 @@ int32_t rcomm_recv(const struct rcomm_group *group,
                    uint32_t tag,
                    struct rcomm_work **work);
 
-// Receives `count` elements from anybody. Blocking, `*source` (unless NULL) is who sent; with `work`,
-// `rcomm_work_source` says it.
+// Receives `count` elements from any rank. Blocking, `*source` (unless NULL) is the sender's rank; with
+// `work`, `rcomm_work_source` returns it.
 //
 // # Safety
 // See "Handles and memory" in rcomm.h; `source` is NULL or may be written.
@@ -559,7 +560,7 @@ int32_t rcomm_broadcast_object(const struct rcomm_group *group,
                                char **out,
                                struct rcomm_work **work);
 
-// `*out` is a JSON array of everybody's `json`, by rank.
+// `*out` is a JSON array of the `json` of all ranks, by rank.
 //
 // # Safety
 // See "Handles and memory" in rcomm.h; `json` is a text that ends with a zero byte; `out` may be
@@ -569,7 +570,7 @@ int32_t rcomm_all_gather_object(const struct rcomm_group *group,
                                 char **out,
                                 struct rcomm_work **work);
 
-// On the root, `*out` is a JSON array of everybody's `json`, by rank; elsewhere `null`.
+// On the root, `*out` is a JSON array of the `json` of all ranks, by rank; elsewhere `null`.
 //
 // # Safety
 // See "Handles and memory" in rcomm.h; `json` is a text that ends with a zero byte; `out` may be
@@ -622,19 +623,19 @@ int32_t rcomm_work_text(const struct rcomm_work *work, char **out);
 // Frees a text that a function of this header gave. NULL is nothing.
 //
 // # Safety
-// `text` is NULL or such a text, which nobody uses any more.
+// `text` is NULL or such a text, and is not used afterwards.
 void rcomm_text_free(char *text);
 
-// The sum of everybody's sparse tensors (COO), with each place once, in ascending order: `*sum`, or what
-// `rcomm_work_sparse` takes from `work`.
+// The sum of the sparse tensors (COO) of all ranks, with each place once, in ascending order: `*sum`, or
+// what `rcomm_work_sparse` takes from `work`.
 //
 // The tensor has `dims` dimensions of the sizes in `shape`, the first `sparse_dims` of them sparse.
 // `indices` holds a row of `places` indices for each sparse dimension, `values` a block of elements (one
 // for each index in the remaining dimensions) for each place.
 //
 // # Safety
-// `group` is a living handle; `shape`, `indices` and `values` hold what is said above, and are copied;
-// `sum` may be written, or is NULL if `work` is not; `work` is NULL or may be written.
+// `group` is a living handle; `shape`, `indices` and `values` hold what is described above, and are
+// copied; `sum` may be written, or is NULL if `work` is not; `work` is NULL or may be written.
 int32_t rcomm_all_reduce_sparse(const struct rcomm_group *group,
                                 const uint64_t *shape,
                                 size_t dims,
@@ -665,7 +666,7 @@ int32_t rcomm_sparse_get(const struct rcomm_sparse *sparse,
 // Frees a sparse tensor. NULL is nothing.
 //
 // # Safety
-// `sparse` is NULL or a living handle that nobody uses any more.
+// `sparse` is NULL or a living handle that is not used afterwards.
 void rcomm_sparse_free(struct rcomm_sparse *sparse);
 
 // The text of the last error that a function returned to this thread; empty if none did. Valid until
@@ -690,7 +691,7 @@ int32_t rcomm_window_allocate(const struct rcomm_group *group,
                               struct rcomm_window **window,
                               struct rcomm_work **work);
 
-// Makes a window over memory of C's, which must stay where it is, and be used by nobody else, until
+// Makes a window over memory of C's, which must stay where it is, and must not be used otherwise, until
 // the window is closed or freed. With `work` as `rcomm_window_allocate`.
 //
 // # Safety
@@ -733,7 +734,7 @@ int32_t rcomm_window_get(const struct rcomm_window *window,
                          size_t count,
                          struct rcomm_work **work);
 
-// Tells `peer` that everything put there before has arrived. Signals are counted.
+// Signals `peer` that all earlier puts to it have arrived. Signals are counted.
 //
 // # Safety
 // See "Handles and memory" in rcomm.h.
@@ -763,13 +764,13 @@ int32_t rcomm_window_map(const struct rcomm_window *window,
 // Ends the window, once all members have called this, and frees the handle.
 //
 // # Safety
-// `window` is a living handle that nobody uses any more.
+// `window` is a living handle that is not used afterwards.
 int32_t rcomm_window_close(struct rcomm_window *window);
 
 // Ends the window at once and frees the handle: what peers still want of it fails. NULL is nothing.
 //
 // # Safety
-// `window` is NULL or a living handle that nobody uses any more.
+// `window` is NULL or a living handle that is not used afterwards.
 void rcomm_window_free(struct rcomm_window *window);
 
 // Waits for the end of the operation, which its time-out guarantees, and returns how it ended.
@@ -778,8 +779,8 @@ void rcomm_window_free(struct rcomm_window *window);
 // `work` is a living handle.
 int32_t rcomm_work_wait(const struct rcomm_work *work);
 
-// Waits for `timeout_ms` at most (0 = looks only). `*ended` is 1 if the operation has ended, and then
-// the code says how; otherwise 0, and it goes on.
+// Waits for `timeout_ms` at most (0 = only checks). `*ended` is 1 if the operation has ended, and then
+// the returned code is its result; otherwise 0, and it goes on.
 //
 // # Safety
 // `work` is a living handle; `ended` may be written.
@@ -789,14 +790,14 @@ int32_t rcomm_work_test(const struct rcomm_work *work,
 
 // Whether the memory may be used again: `*released` is 1 once the operation was seen to end by
 // `rcomm_work_wait` or `rcomm_work_test` and the backend has let go. After an error it may stay 0: the
-// memory must then be left alone for ever. That of a window is the window's until it is closed.
+// memory must then never be used again. That of a window is the window's until it is closed.
 //
 // # Safety
 // `work` is a living handle; `released` may be written.
 int32_t rcomm_work_released(const struct rcomm_work *work,
                             int32_t *released);
 
-// Who sent, as a rank of the group: of a receive from anybody that has ended well.
+// The sender, as a rank of the group: of a receive from any rank that has ended well.
 //
 // # Safety
 // `work` is a living handle; `source` may be written.
@@ -811,7 +812,7 @@ int32_t rcomm_work_abort(const struct rcomm_work *work, const char *reason);
 // Frees the handle; an operation that has not ended goes on, over its memory. NULL is nothing.
 //
 // # Safety
-// `work` is NULL or a living handle that nobody uses any more.
+// `work` is NULL or a living handle that is not used afterwards.
 void rcomm_work_free(struct rcomm_work *work);
 
 // Joins the job that the environment describes (`RANK`, `WORLD_SIZE`, `MASTER_ADDR`, `MASTER_PORT`, or
@@ -846,7 +847,7 @@ int32_t rcomm_world_place(const struct rcomm_world *world, uint32_t *rank, uint3
 int32_t rcomm_world_group(const struct rcomm_world *world, struct rcomm_group **group);
 
 // Makes a group of these ranks of the world, in this order, for this purpose. Its members call this,
-// and nobody else.
+// and no other rank.
 //
 // # Safety
 // `world` is a living handle, `ranks` holds `count` ranks, `purpose` is a text that ends with a zero
@@ -861,13 +862,13 @@ int32_t rcomm_new_group(const struct rcomm_world *world,
 // freed before.
 //
 // # Safety
-// `world` is a living handle that nobody uses any more.
+// `world` is a living handle that is not used afterwards.
 int32_t rcomm_shutdown(struct rcomm_world *world);
 
 // Aborts all groups and frees the world: the way out after an error. NULL is nothing.
 //
 // # Safety
-// `world` is NULL or a living handle that nobody uses any more.
+// `world` is NULL or a living handle that is not used afterwards.
 void rcomm_world_free(struct rcomm_world *world);
 
 #ifdef __cplusplus

@@ -61,7 +61,7 @@ pub const RCOMM_WAIT_SHORT: u8 = 1;
 /// The others may take long: sleep at once.
 pub const RCOMM_WAIT_LONG: u8 = 2;
 
-/// The call did what it says.
+/// The call succeeded.
 pub const RCOMM_OK: i32 = 0;
 /// A deadline passed.
 pub const RCOMM_TIMEOUT: i32 = 1;

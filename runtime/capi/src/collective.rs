@@ -80,7 +80,7 @@ pub unsafe extern "C" fn rcomm_broadcast(
     }
 }
 
-/// Nobody leaves before everybody has come.
+/// No rank returns before all have entered.
 ///
 /// # Safety
 /// See "Handles and memory" in rcomm.h.
@@ -118,8 +118,8 @@ pub unsafe extern "C" fn rcomm_all_gather_single(
     }
 }
 
-/// `output` ends as the reduction of everybody's part for this rank: `input` holds `count` elements for
-/// each.
+/// `output` ends as the reduction, over all ranks, of the part for this rank: `input` holds `count`
+/// elements for each.
 ///
 /// # Safety
 /// See "Handles and memory" in rcomm.h.

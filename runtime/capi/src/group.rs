@@ -108,8 +108,8 @@ pub unsafe extern "C" fn rcomm_group_extend_timeout(group: *const Group, extra_m
 }
 
 /// Another handle of the same group, to be freed, with terms for what is called with it: it may take
-/// `timeout_ms` (0 = the time-out of `group`), and the wait for other ranks will be as `wait` says
-/// (`RCOMM_WAIT_UNKNOWN` and so on), which changes how long a core is kept busy and nothing else.
+/// `timeout_ms` (0 = the time-out of `group`), and `wait` (`RCOMM_WAIT_UNKNOWN` and so on) hints how
+/// long the other ranks may take, which changes how long a core is kept busy and nothing else.
 ///
 /// # Safety
 /// `group` is a living handle; `handle` may be written.
@@ -177,7 +177,7 @@ pub unsafe extern "C" fn rcomm_group_abort(group: *const Group, reason: *const c
 /// Waits for what is pending, closes the group, and frees this handle.
 ///
 /// # Safety
-/// `group` is a living handle that nobody uses any more.
+/// `group` is a living handle that is not used afterwards.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rcomm_group_destroy(group: *mut Group) -> i32 {
     call(|| {
@@ -190,7 +190,7 @@ pub unsafe extern "C" fn rcomm_group_destroy(group: *mut Group) -> i32 {
 /// Frees this handle; the group goes on. NULL is nothing.
 ///
 /// # Safety
-/// `group` is NULL or a living handle that nobody uses any more.
+/// `group` is NULL or a living handle that is not used afterwards.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rcomm_group_free(group: *mut Group) {
     // SAFETY: `group` is NULL or a handle of this type that the caller gives up.

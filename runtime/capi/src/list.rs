@@ -62,7 +62,8 @@ pub unsafe extern "C" fn rcomm_all_gather(
     }
 }
 
-/// `output` ends as the reduction of everybody's `inputs[own rank]`; `inputs[r]` has `counts[r]` elements.
+/// `output` ends as the reduction of `inputs[own rank]` over all ranks; `inputs[r]` has `counts[r]`
+/// elements.
 ///
 /// # Safety
 /// See "Handles and memory" in rcomm.h.
@@ -90,7 +91,7 @@ pub unsafe extern "C" fn rcomm_reduce_scatter_v(
     }
 }
 
-/// `output`, of `count` elements, ends as the reduction of everybody's `inputs[own rank]`.
+/// `output`, of `count` elements, ends as the reduction of `inputs[own rank]` over all ranks.
 ///
 /// # Safety
 /// See "Handles and memory" in rcomm.h.
@@ -274,7 +275,7 @@ pub unsafe extern "C" fn rcomm_scatter(
     }
 }
 
-/// Each of `buffers` (there are `length`, of `counts[i]` elements) ends as the reduction of everybody's, as
+/// Each of `buffers` (there are `length`, of `counts[i]` elements) ends as its reduction over all ranks, as
 /// one operation.
 ///
 /// # Safety

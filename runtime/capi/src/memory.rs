@@ -29,7 +29,7 @@ pub(crate) unsafe fn input(
 /// `count` elements to be written.
 ///
 /// # Safety
-/// They are there, and nobody else uses them until the operation has let go of them.
+/// They are valid, and used by no other code until the operation has released them.
 pub(crate) unsafe fn output(
     data: *mut c_void,
     count: usize,

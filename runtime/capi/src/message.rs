@@ -75,8 +75,8 @@ pub unsafe extern "C" fn rcomm_recv(
     }
 }
 
-/// Receives `count` elements from anybody. Blocking, `*source` (unless NULL) is who sent; with `work`,
-/// `rcomm_work_source` says it.
+/// Receives `count` elements from any rank. Blocking, `*source` (unless NULL) is the sender's rank; with
+/// `work`, `rcomm_work_source` returns it.
 ///
 /// # Safety
 /// See "Handles and memory" in rcomm.h; `source` is NULL or may be written.

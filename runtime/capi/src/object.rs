@@ -31,8 +31,8 @@ unsafe fn give_value(out: *mut *mut c_char, value: &Value) -> Result<()> {
     unsafe { put(out, json.into_raw()) }
 }
 
-/// Starts what `start` does, and gives the value that `read` makes of its result to C: at once, or to
-/// whoever asks the work for it.
+/// Starts what `start` does, and gives the value that `read` makes of its result to C: at once, or when it
+/// is taken from the work.
 ///
 /// # Safety
 /// `group` is a living handle; `out` and `work` are NULL or may be written.
@@ -85,7 +85,7 @@ pub unsafe extern "C" fn rcomm_broadcast_object(
     unsafe { exchange(group, out, work, start, |value| value) }
 }
 
-/// `*out` is a JSON array of everybody's `json`, by rank.
+/// `*out` is a JSON array of the `json` of all ranks, by rank.
 ///
 /// # Safety
 /// See "Handles and memory" in rcomm.h; `json` is a text that ends with a zero byte; `out` may be
@@ -106,7 +106,7 @@ pub unsafe extern "C" fn rcomm_all_gather_object(
     unsafe { exchange(group, out, work, start, Value::Array) }
 }
 
-/// On the root, `*out` is a JSON array of everybody's `json`, by rank; elsewhere `null`.
+/// On the root, `*out` is a JSON array of the `json` of all ranks, by rank; elsewhere `null`.
 ///
 /// # Safety
 /// See "Handles and memory" in rcomm.h; `json` is a text that ends with a zero byte; `out` may be
@@ -220,7 +220,7 @@ pub unsafe extern "C" fn rcomm_work_text(work: *const WorkHandle, out: *mut *mut
 /// Frees a text that a function of this header gave. NULL is nothing.
 ///
 /// # Safety
-/// `text` is NULL or such a text, which nobody uses any more.
+/// `text` is NULL or such a text, and is not used afterwards.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rcomm_text_free(text: *mut c_char) {
     if !text.is_null() {

@@ -50,16 +50,16 @@ unsafe fn sum<T: Element>(
     unsafe { yield_to(group, under_way, work, made) }
 }
 
-/// The sum of everybody's sparse tensors (COO), with each place once, in ascending order: `*sum`, or what
-/// `rcomm_work_sparse` takes from `work`.
+/// The sum of the sparse tensors (COO) of all ranks, with each place once, in ascending order: `*sum`, or
+/// what `rcomm_work_sparse` takes from `work`.
 ///
 /// The tensor has `dims` dimensions of the sizes in `shape`, the first `sparse_dims` of them sparse.
 /// `indices` holds a row of `places` indices for each sparse dimension, `values` a block of elements (one
 /// for each index in the remaining dimensions) for each place.
 ///
 /// # Safety
-/// `group` is a living handle; `shape`, `indices` and `values` hold what is said above, and are copied;
-/// `sum` may be written, or is NULL if `work` is not; `work` is NULL or may be written.
+/// `group` is a living handle; `shape`, `indices` and `values` hold what is described above, and are
+/// copied; `sum` may be written, or is NULL if `work` is not; `work` is NULL or may be written.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rcomm_all_reduce_sparse(
     group: *const Group,
@@ -184,7 +184,7 @@ pub unsafe extern "C" fn rcomm_sparse_get(
 /// Frees a sparse tensor. NULL is nothing.
 ///
 /// # Safety
-/// `sparse` is NULL or a living handle that nobody uses any more.
+/// `sparse` is NULL or a living handle that is not used afterwards.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rcomm_sparse_free(sparse: *mut Sparse) {
     // SAFETY: `sparse` is NULL or a handle of this type that the caller gives up.

@@ -1,4 +1,4 @@
-//! How a call ends: a code, and a text for whoever asks.
+//! How a call ends: a code, and a text on request.
 
 use crate::code::{RCOMM_OK, RCOMM_PANIC};
 use rcomm::{Error, ErrorKind, Result};
@@ -57,7 +57,7 @@ pub(crate) unsafe fn borrow<'a, T: Sync>(handle: *const T, what: &str) -> Result
 /// A handle that C gives up.
 ///
 /// # Safety
-/// As [`borrow`]; nobody uses it any more.
+/// As [`borrow`]; the handle is not used afterwards.
 pub(crate) unsafe fn consume<T>(handle: *mut T, what: &str) -> Result<Box<T>> {
     if handle.is_null() {
         return Err(refused(format!("{what} is NULL")));

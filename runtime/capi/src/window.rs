@@ -90,7 +90,7 @@ pub unsafe extern "C" fn rcomm_window_allocate(
     unsafe { open(group, window, work, memory) }
 }
 
-/// Makes a window over memory of C's, which must stay where it is, and be used by nobody else, until
+/// Makes a window over memory of C's, which must stay where it is, and must not be used otherwise, until
 /// the window is closed or freed. With `work` as `rcomm_window_allocate`.
 ///
 /// # Safety
@@ -188,7 +188,7 @@ pub unsafe extern "C" fn rcomm_window_get(
     })
 }
 
-/// Tells `peer` that everything put there before has arrived. Signals are counted.
+/// Signals `peer` that all earlier puts to it have arrived. Signals are counted.
 ///
 /// # Safety
 /// See "Handles and memory" in rcomm.h.
@@ -266,7 +266,7 @@ pub unsafe extern "C" fn rcomm_window_map(
 /// Ends the window, once all members have called this, and frees the handle.
 ///
 /// # Safety
-/// `window` is a living handle that nobody uses any more.
+/// `window` is a living handle that is not used afterwards.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rcomm_window_close(window: *mut Window) -> i32 {
     call(|| {
@@ -281,7 +281,7 @@ pub unsafe extern "C" fn rcomm_window_close(window: *mut Window) -> i32 {
 /// Ends the window at once and frees the handle: what peers still want of it fails. NULL is nothing.
 ///
 /// # Safety
-/// `window` is NULL or a living handle that nobody uses any more.
+/// `window` is NULL or a living handle that is not used afterwards.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rcomm_window_free(window: *mut Window) {
     // SAFETY: `window` is NULL or a handle of this type that the caller gives up.

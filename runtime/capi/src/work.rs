@@ -99,7 +99,7 @@ where
 }
 
 impl WorkHandle {
-    /// Waits for this long at most; says whether it has ended, and how.
+    /// Waits for this long at most; returns whether the operation has ended, or its error.
     fn wait(&self, timeout: Duration) -> Result<bool> {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         if let State::UnderWay(work) = &*state {
@@ -223,8 +223,8 @@ pub unsafe extern "C" fn rcomm_work_wait(work: *const WorkHandle) -> i32 {
     })
 }
 
-/// Waits for `timeout_ms` at most (0 = looks only). `*ended` is 1 if the operation has ended, and then
-/// the code says how; otherwise 0, and it goes on.
+/// Waits for `timeout_ms` at most (0 = only checks). `*ended` is 1 if the operation has ended, and then
+/// the returned code is its result; otherwise 0, and it goes on.
 ///
 /// # Safety
 /// `work` is a living handle; `ended` may be written.
@@ -247,7 +247,7 @@ pub unsafe extern "C" fn rcomm_work_test(
 
 /// Whether the memory may be used again: `*released` is 1 once the operation was seen to end by
 /// `rcomm_work_wait` or `rcomm_work_test` and the backend has let go. After an error it may stay 0: the
-/// memory must then be left alone for ever. That of a window is the window's until it is closed.
+/// memory must then never be used again. That of a window is the window's until it is closed.
 ///
 /// # Safety
 /// `work` is a living handle; `released` may be written.
@@ -263,7 +263,7 @@ pub unsafe extern "C" fn rcomm_work_released(work: *const WorkHandle, released: 
     })
 }
 
-/// Who sent, as a rank of the group: of a receive from anybody that has ended well.
+/// The sender, as a rank of the group: of a receive from any rank that has ended well.
 ///
 /// # Safety
 /// `work` is a living handle; `source` may be written.
@@ -307,7 +307,7 @@ pub unsafe extern "C" fn rcomm_work_abort(
 /// Frees the handle; an operation that has not ended goes on, over its memory. NULL is nothing.
 ///
 /// # Safety
-/// `work` is NULL or a living handle that nobody uses any more.
+/// `work` is NULL or a living handle that is not used afterwards.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rcomm_work_free(work: *mut WorkHandle) {
     // SAFETY: `work` is NULL or a handle of this type that the caller gives up.

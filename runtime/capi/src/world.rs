@@ -95,7 +95,7 @@ pub unsafe extern "C" fn rcomm_world_group(world: *const World, group: *mut *mut
 }
 
 /// Makes a group of these ranks of the world, in this order, for this purpose. Its members call this,
-/// and nobody else.
+/// and no other rank.
 ///
 /// # Safety
 /// `world` is a living handle, `ranks` holds `count` ranks, `purpose` is a text that ends with a zero
@@ -125,7 +125,7 @@ pub unsafe extern "C" fn rcomm_new_group(
 /// freed before.
 ///
 /// # Safety
-/// `world` is a living handle that nobody uses any more.
+/// `world` is a living handle that is not used afterwards.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rcomm_shutdown(world: *mut World) -> i32 {
     call(|| {
@@ -138,7 +138,7 @@ pub unsafe extern "C" fn rcomm_shutdown(world: *mut World) -> i32 {
 /// Aborts all groups and frees the world: the way out after an error. NULL is nothing.
 ///
 /// # Safety
-/// `world` is NULL or a living handle that nobody uses any more.
+/// `world` is NULL or a living handle that is not used afterwards.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rcomm_world_free(world: *mut World) {
     // SAFETY: `world` is NULL or a handle of this type that the caller gives up.

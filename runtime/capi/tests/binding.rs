@@ -61,7 +61,7 @@ fn every_operation_has_its_function_with_the_arguments_of_its_kind() {
     }
 }
 
-/// Where cargo left the library for C: beside the tests.
+/// The library for C, which cargo leaves in the directory of the tests.
 fn library() -> PathBuf {
     let tests = std::env::current_exe().unwrap();
     let build = tests.ancestors().nth(2).unwrap();

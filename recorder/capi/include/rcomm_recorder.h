@@ -40,7 +40,7 @@
 // No rank leaves before every rank has come.
 #define RCOMM_RECORDER_BARRIER 6
 
-// A barrier in which the root names who did not come.
+// A barrier in which the root names the ranks that did not come.
 #define RCOMM_RECORDER_MONITORED_BARRIER 7
 
 // Every rank ends with a list of all inputs.

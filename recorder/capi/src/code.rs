@@ -12,7 +12,7 @@ pub const RCOMM_RECORDER_REDUCE: u8 = 4;
 pub const RCOMM_RECORDER_BROADCAST: u8 = 5;
 /// No rank leaves before every rank has come.
 pub const RCOMM_RECORDER_BARRIER: u8 = 6;
-/// A barrier in which the root names who did not come.
+/// A barrier in which the root names the ranks that did not come.
 pub const RCOMM_RECORDER_MONITORED_BARRIER: u8 = 7;
 /// Every rank ends with a list of all inputs.
 pub const RCOMM_RECORDER_ALL_GATHER: u8 = 8;

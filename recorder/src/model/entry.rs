@@ -51,7 +51,7 @@ pub struct Frame {
 /// A call stack, innermost frame first, as indices into the dump's frames.
 pub type Stack = Vec<u32>;
 
-/// What an operation looked like, apart from when and who: everything that members can disagree on.
+/// An operation without its times and ranks: everything that members can disagree on.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Signature {
     /// Backend that carried it (`nccl`, `gloo`, `cpu`, ...); empty if unknown.

@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 
 /// How far one group has come on one rank.
 ///
-/// -1 = none yet. What is counted depends on who recorded: NCCL's recorder and ours count collective
+/// -1 = none yet. What is counted depends on the recorder: NCCL's recorder and ours count collective
 /// sequence numbers, PyTorch's hook and gloo count operation ids, and both of these leave
 /// `last_started` at -1.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]

@@ -1,6 +1,6 @@
 //! Reads one endpoint.
 //!
-//! One request, one connection, one deadline over both. What comes back is trusted in nothing.
+//! One request, one connection, one deadline over both. Nothing in the answer is trusted.
 
 use super::answer::{
     CHANGE_HEADER, ENTRIES_HEADER, EndpointAddress, EndpointToken, PeerEndpoint, RankAnswer,
@@ -37,7 +37,7 @@ pub struct EndpointClient {
 }
 
 impl EndpointClient {
-    /// A client of the endpoint at this address; TCP endpoints want a token.
+    /// A client of the endpoint at this address; TCP endpoints require a token.
     pub fn new(address: EndpointAddress, token: Option<EndpointToken>) -> Self {
         Self { address, token }
     }

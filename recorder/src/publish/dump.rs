@@ -164,7 +164,7 @@ pub struct ThreadInfo {
 pub struct Dump {
     /// Version of the file that this came from.
     pub version: FormatVersion,
-    /// Who wrote it.
+    /// The recorder that wrote it.
     pub recorder: Recorder,
     /// Whose it is.
     pub identity: Identity,
@@ -202,7 +202,7 @@ impl Dump {
         let first = self.first_of_newest(most);
         if first > 0 {
             self.entries.drain(..first);
-            // A record that is kept for long is not to keep the room of what it lost.
+            // A record that is kept for long must not keep the memory of removed entries.
             if self.entries.capacity() > 2 * self.entries.len() {
                 self.entries.shrink_to_fit();
             }

@@ -322,7 +322,7 @@ fn router(
     handlers: Arc<Mutex<Handlers>>,
     token: Option<EndpointToken>,
 ) -> Router {
-    // A process lives longer than it takes looks of a microsecond each.
+    // Above an earlier process's numbers, since a look takes longer than a microsecond.
     let first = wall_now().cast_unsigned() / 1_000;
     let changes = Mutex::new(Changes::numbered_from(first, recorder.memory().1));
     let served = Arc::new(Served {

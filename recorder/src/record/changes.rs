@@ -1,8 +1,8 @@
 //! Finds the slots of a ring that changed since an earlier read.
 //!
 //! Writers need no extra work: every write changes a slot's stamp, so comparing stamps finds the
-//! changes. Each read has a number, and each slot stores the number of the read that first saw its
-//! stamp.
+//! changes. Each read (a "look") has a number, and each slot stores the number of the look that first
+//! saw its stamp.
 
 use super::decode;
 use super::layout::Layout;
@@ -25,7 +25,7 @@ pub(crate) struct Changes {
 }
 
 impl Changes {
-    /// Looks are numbered from `first` on: a number that no earlier process of this rank came to.
+    /// Looks are numbered from `first` on, which no earlier process of this rank has reached.
     pub(crate) fn numbered_from(first: u64, layout: &Layout) -> Self {
         Self {
             slots: vec![SlotSeen::default(); layout.slots.rows],

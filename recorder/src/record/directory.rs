@@ -235,7 +235,7 @@ fn set_aside(path: &Path, place: RingId<'_>) -> Result<()> {
         looks += 1;
         std::thread::sleep(std::time::Duration::from_millis(1));
     }
-    // Still locked by us here, so of several that want the name one moves the file.
+    // Still locked by us here, so only one of several contenders for the name moves the file.
     let previous = path.with_extension("previous.ring");
     match fs::rename(path, &previous) {
         Err(error) if error.kind() != ErrorKind::NotFound => {

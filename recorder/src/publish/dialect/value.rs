@@ -130,7 +130,7 @@ pub(super) fn set_scalar(draft: &mut Fields, field: Field, value: Scalar<'_>) ->
         Field::TimeCreated => draft.time_created_ns = value.time()?,
         Field::TimeStarted => draft.time_started_ns = value.time()?,
         Field::TimeCompleted => draft.time_completed_ns = value.time()?,
-        // A duration that cannot be read is a duration that was not measured.
+        // An unreadable duration counts as not measured.
         Field::Duration => draft.duration_ms = value.float(),
         Field::Timeout => draft.timeout_ms = value.int()?,
         Field::Retired => draft.retired = value.flag()?,

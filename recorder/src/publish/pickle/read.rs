@@ -127,7 +127,7 @@ impl Pickle {
 
     fn run(&mut self, input: &[u8], taker: &mut impl Taker) -> Result<Cell, Fault> {
         let mut at = 0;
-        // Where on the stack the items lie that the taker wants.
+        // Where on the stack the taker's items lie.
         let mut wanted = NOWHERE;
         loop {
             let here = at;

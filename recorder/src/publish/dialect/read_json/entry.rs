@@ -96,7 +96,7 @@ impl FieldSeed<'_> {
                 Some(())
             }
             Field::Unknown => Some(()),
-            // Lists that are none are lists that were not recorded.
+            // A value that is no list means that the list was not recorded.
             Field::InputSplits | Field::OutputSplits | Field::Frames => {
                 (value == Scalar::None).then_some(())
             }

@@ -27,7 +27,7 @@ pub(super) fn read(bytes: &[u8], builder: &mut Builder) -> Option<ReadProblem> {
         (bytes.len(), Cause::Cut)
     } else {
         let at = offset(bytes, error.line(), error.column());
-        // The parser's own words, without its position: we give the byte.
+        // The parser's message without its position: ours is in bytes.
         let what = error.to_string();
         let what = what.split(" at line ").next().unwrap_or_default();
         (at, Cause::Damaged(what.to_owned()))

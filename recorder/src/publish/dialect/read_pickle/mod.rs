@@ -91,9 +91,9 @@ pub(super) fn run(
     fault.map_or(Ok(()), Err)
 }
 
-/// What an entry takes in a file, about.
+/// The approximate size of an entry in a file.
 const BYTES_OF_ENTRY: usize = 160;
-/// EntryReading for which there is room from the start.
+/// Most entries for which memory is reserved in advance.
 const MOST_RESERVED: usize = 1 << 14;
 const TEXT_SLOTS: usize = 256;
 /// Keys of an entry that are recognised by place.

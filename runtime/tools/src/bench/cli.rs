@@ -69,7 +69,7 @@ pub struct Args {
     pub(crate) format: Format,
 }
 
-/// What else there is to do.
+/// Other commands.
 #[derive(Clone, Debug, Subcommand)]
 pub(crate) enum Command {
     /// Measures which algorithm is best for what on this machine, and writes the table for RCOMM_TUNING_FILE.
@@ -168,7 +168,7 @@ pub(crate) enum Calls {
 pub(crate) enum Bind {
     /// Rank r on core r, and on the first again after the last.
     Core,
-    /// Wherever the system puts them.
+    /// Unpinned: the system places them.
     None,
 }
 

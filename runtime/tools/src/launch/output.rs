@@ -166,7 +166,7 @@ impl Sinks {
         sink.waiting.is_empty()
     }
 
-    /// Whether all has been written and the threads have ended; asked until it is so.
+    /// Whether all has been written and the threads have ended; polled until then.
     pub(super) fn is_done(&mut self) -> bool {
         let (stdout, stderr) = (self.stdout.is_done(), self.stderr.is_done());
         stdout && stderr

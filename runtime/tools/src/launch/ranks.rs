@@ -1,4 +1,4 @@
-//! The ranks of this host: started, listened to, and ended together.
+//! The ranks of this host: started, watched, and ended together.
 
 use super::nodes::{Job, Nodes};
 use super::options::Options;
@@ -168,7 +168,7 @@ enum Source {
     Output(usize, usize),
 }
 
-/// How far ending the ranks has come.
+/// The progress of ending the ranks.
 struct Ending {
     /// When SIGTERM is due, unless it has been sent.
     terminate: Option<Instant>,

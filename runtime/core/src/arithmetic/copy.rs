@@ -35,10 +35,10 @@ impl HandOver {
     const SLOW: f64 = 3.5;
     /// One of so many is timed: to read the clock twice is not free.
     const TIMED: u32 = 8;
-    /// So many slow bytes are no accident: a thread may have been put aside, and the first round through
+    /// So many slow bytes are no accident: fewer may be a preempted thread, and the first round through
     /// memory that was not used for a while is slow anywhere.
     const ACCIDENT: usize = 4 << 20;
-    /// For so many bytes the verdict holds. Trying again then costs a fiftieth.
+    /// The verdict holds for so many bytes. Trying again after that costs a fiftieth.
     const HOLDS: usize = 2 << 30;
 
     /// Whether a piece of `len` bytes would be streamed.

@@ -1,7 +1,7 @@
 //! A few bytes of two ranks, combined without setting up the loops of [`fold`](super::fold), which takes
 //! longer than what they would do.
 //!
-//! A loss, a count, a flag: what programs reduce when they reduce little. The rest is left to the loops.
+//! For small reductions such as a loss, a count or a flag. The loops do the rest.
 
 use super::fold::{Combine, Max, Min, Sum};
 use rcomm_recorder::model::{DType, ReduceOp};

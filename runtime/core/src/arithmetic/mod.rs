@@ -5,8 +5,8 @@
 //! give the same bits on every rank, on every processor, over every transport.
 //!
 //! Loops are written once (`fold`) and compiled for AVX-512, for AVX2 with F16C, and for any
-//! processor; which one runs is asked of the processor. A few bytes of two ranks need none (`few`). Plain
-//! copies are next door (`copy`). This room moves no data between ranks.
+//! processor; the choice is made at run time. A few bytes of two ranks need no loop (`few`). `copy` has
+//! plain copies. This module moves no data between ranks.
 
 mod copy;
 mod few;
@@ -27,7 +27,7 @@ use rcomm_recorder::model::{DType, ReduceOp};
 /// The instruction sets that the loops are compiled for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Level {
-    /// Whatever the build's target has.
+    /// The instruction set of the build's target.
     Portable,
     /// AVX2 and F16C.
     #[cfg(target_arch = "x86_64")]
@@ -71,7 +71,7 @@ impl Level {
 
 /// Whether elements of this type can be combined this way.
 ///
-/// Complex numbers have no order, floats no bits to combine, and a truth value no average.
+/// Complex numbers have no order, floats have no bitwise reductions, and truth values no average.
 pub const fn is_supported(op: ReduceOp, dtype: DType) -> bool {
     use DType::*;
     match op {

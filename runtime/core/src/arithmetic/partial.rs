@@ -1,6 +1,6 @@
 //! Reductions in several steps: what has been combined so far, on its way from one host to the next.
 //!
-//! A reduction that stops after some ranks and goes on elsewhere must give the bits of one that does not
+//! A reduction that stops after some ranks and continues elsewhere must give the bits of one that does not
 //! stop. So what travels is what [`combine`](super::combine) keeps in its registers: `f32` for narrow
 //! floats, which are rounded once, at the end; and sums, not averages, which are divided once.
 

@@ -1,7 +1,7 @@
 //! Typed memory that an operation reads or fills: lent, owned or foreign, on the host or a device.
 //!
-//! A [`Buffer`] is what the typed face turns slices and vectors into, and all that a backend sees of
-//! them. Its lifetime is the loan: a blocking call passes `Buffer<'_>` over the caller's slices and
+//! The typed interface turns slices and vectors into a [`Buffer`], and a backend sees nothing else of
+//! them. A buffer's lifetime is the loan: a blocking call passes `Buffer<'_>` over the caller's slices and
 //! the borrow checker makes sure that no backend keeps one; an asynchronous operation needs
 //! `Buffer<'static>`, which owns its memory or keeps the owner alive. Making one allocates nothing.
 
@@ -359,9 +359,9 @@ impl<'a> Buffer<'a> {
         }
     }
 
-    /// Gives the memory up without freeing it.
+    /// Leaks the memory.
     ///
-    /// For backends that cannot prove that a device has let go of it: better lost than corrupted.
+    /// For backends that cannot prove that a device no longer uses it: a leak is better than corruption.
     pub fn leak(self) {
         std::mem::forget(self);
     }
@@ -405,10 +405,10 @@ impl<'a> Buffer<'a> {
 }
 
 impl Buffer<'static> {
-    /// Takes the vector over; [`into_vec`](Self::into_vec) gives it back. Nothing is copied.
+    /// Takes ownership of the vector; [`into_vec`](Self::into_vec) returns it. Nothing is copied.
     pub fn from_vec<T: Element>(vec: Vec<T>) -> Self {
         let mut vec = ManuallyDrop::new(vec);
-        // Not from a slice: a pointer to one must not be used for the room behind it.
+        // Not from a slice: a pointer to one must not be used for the capacity behind it.
         let data = NonNull::new(vec.as_mut_ptr()).map_or_else(NonNull::dangling, NonNull::cast);
         Self {
             data,

@@ -27,8 +27,8 @@ impl<'a> Op<'a> {
             .map_err(|wrong| self.refusal(wrong))
     }
 
-    /// Whether nothing can be wrong with it, as far as that is seen at a glance: of what is called most
-    /// often, over slices of the caller's. All else is looked at in full.
+    /// A cheap check that accepts the most frequent operations over the caller's slices. All others are
+    /// checked in full.
     #[inline]
     fn is_plain(&self, own: u32, size: u32) -> bool {
         // A loan is of host memory, and Rust sees to it that no other overlaps one for writing.

@@ -1,4 +1,4 @@
-//! The backends that every [`World`](crate::World) comes with: the one place that lists them.
+//! The backends that every [`World`](crate::World) includes: the only list of them.
 
 use rcomm_core::Config;
 use rcomm_core::backend::{BackendSet, OpenBackend};

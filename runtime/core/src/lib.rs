@@ -17,7 +17,7 @@
 //! | [`tuning`] | which algorithm is used for what |
 //! | [`data_parallel`] | gradients, averaged in buckets |
 //!
-//! What only backends use of it is public here and not re-exported by `rcomm`: [`arithmetic`],
+//! Items that only backends use are public here and not re-exported by `rcomm`: [`arithmetic`],
 //! [`backend::support`], and [`tuning::Plan`].
 // invariant 8
 #![deny(unsafe_code)]

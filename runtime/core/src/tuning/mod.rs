@@ -48,7 +48,7 @@ macro_rules! words {
             /// All of them.
             pub const ALL: &[Self] = &[$(Self::$variant),*];
 
-            /// Its word in the table.
+            /// Its name in the table.
             pub const fn name(self) -> &'static str {
                 match self { $(Self::$variant => $word,)* }
             }
@@ -103,13 +103,13 @@ words! {
 }
 
 words! {
-    /// How it is done.
+    /// The algorithm.
     Algorithm {
         /// In memory, one phase: every rank reads all inputs and combines them by itself.
         Whole = "whole",
         /// In memory: every rank combines a share of each chunk, and takes over the others' shares.
         Shares = "shares",
-        /// In memory: chunks are shown in slots, and read by whom they are for.
+        /// In memory: chunks are written to slots, from which their receivers read them.
         Slots = "slots",
         /// In memory: ranks work in each other's buffers, where all that takes are registered
         /// ([`ProcessGroup::allocate`](crate::ProcessGroup::allocate)); else the next line that fits is taken.
@@ -117,7 +117,7 @@ words! {
         /// The data go with the notices that ranks compare anyway, in a number of messages that grows with
         /// the logarithm of the ranks (or hosts). For up to 128 KiB in all.
         Notice = "notice",
-        /// Two ranks send each other all they have, and both combine it.
+        /// Two ranks send each other their whole input, and both combine the two.
         Swap = "swap",
         /// Every pair of ranks that has bytes for each other exchanges them.
         Exchange = "exchange",
@@ -130,7 +130,7 @@ words! {
 }
 
 impl Algorithm {
-    /// The algorithms that there are, those for fewer bytes first.
+    /// The algorithms for this pattern and topology, those for fewer bytes first.
     pub fn of(pattern: Pattern, topology: Topology) -> &'static [Self] {
         use Algorithm::*;
         match (topology, pattern) {
@@ -151,7 +151,7 @@ impl Algorithm {
         }
     }
 
-    /// Whether it can be done among so many ranks.
+    /// Whether it works among this many ranks.
     pub fn suits(self, ranks: usize) -> bool {
         self != Self::Swap || ranks == 2
     }
@@ -168,7 +168,7 @@ pub struct Choice {
     pub ranks: Option<usize>,
     /// Most bytes; `None` for any number.
     pub bytes: Option<usize>,
-    /// What is done.
+    /// The algorithm to use.
     pub algorithm: Algorithm,
 }
 
@@ -190,7 +190,7 @@ impl Default for Tuning {
 }
 
 impl Tuning {
-    /// The table that these lines are, and nothing else: as it is printed.
+    /// The table of exactly these lines, in the form in which it is printed.
     pub(crate) fn from_table(lines: &str) -> Result<Self> {
         let mut tuning = Self {
             choices: Vec::new(),
@@ -245,7 +245,7 @@ impl Tuning {
         Ok(())
     }
 
-    /// What counts for a group of so many ranks.
+    /// The lines that count for a group of this many ranks.
     pub fn plan(&self, topology: Topology, ranks: usize) -> Plan {
         let counts = |choice: &&Choice| {
             choice.topology == topology
@@ -397,7 +397,7 @@ impl Plan {
         found.unwrap_or(Algorithm::Exchange)
     }
 
-    /// From which size to which, in bytes, this algorithm is the first choice.
+    /// The range of sizes, in bytes, for which this algorithm is the first choice.
     pub fn span(&self, pattern: Pattern, algorithm: Algorithm) -> Range<usize> {
         let of_pattern = self.choices.iter();
         let mut least = 0;
@@ -413,7 +413,7 @@ impl Plan {
         0..0
     }
 
-    /// Up to how many bytes this algorithm is the first choice.
+    /// The most bytes for which this algorithm is the first choice.
     pub fn most(&self, pattern: Pattern, algorithm: Algorithm) -> usize {
         let of_pattern = self
             .choices

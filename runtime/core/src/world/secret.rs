@@ -1,7 +1,7 @@
 //! The job's secret: what a process must know to speak to the ranks of a job.
 //!
 //! The launcher makes it (`RCOMM_JOB_SECRET`), or rank 0 does and leaves it in the store. It never
-//! goes over a data connection itself: hellos carry an HMAC-SHA256 of what both ends know, and tokens
+//! goes over a data connection itself: handshakes carry an HMAC-SHA256 of what both ends know, and tokens
 //! for other uses are derived from it under a label.
 
 use crate::op::error::{Error, Result};
@@ -48,19 +48,19 @@ impl Secret {
         &self.0
     }
 
-    /// A key for another use, which does not give the secret away.
+    /// A key for another use, which does not reveal the secret.
     pub fn derive(&self, label: &str) -> Self {
         Self(self.tag(&[b"derive", label.as_bytes()]))
     }
 
-    /// What a reader must send to a rank's endpoint over TCP, unless the job was given a token.
+    /// The token that a reader sends to a rank's endpoint over TCP, unless the job was given another.
     pub fn endpoint_token(&self) -> EndpointToken {
         let key = self.derive("endpoint token");
         let text = key.0.map(|byte| format!("{byte:02x}")).concat();
         EndpointToken::new(text).expect("64 hexadecimal digits are a token")
     }
 
-    /// The proof that one knows the secret, over these parts in this order.
+    /// A proof of knowing the secret, over these parts in this order.
     pub fn tag(&self, parts: &[&[u8]]) -> [u8; Self::TAG_LEN] {
         self.mac(parts).finalize().into_bytes().into()
     }

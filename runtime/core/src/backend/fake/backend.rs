@@ -20,7 +20,7 @@ pub struct FakeBackend {
 pub(super) struct Ticket {
     state: Mutex<TicketState>,
     moved: Condvar,
-    /// Until the end: it holds this operation in turn.
+    /// `Some` until the end, which breaks the cycle: the observer holds this operation.
     observer: Mutex<Option<Arc<dyn Observer>>>,
 }
 
@@ -97,7 +97,7 @@ impl FakeBackend {
         state.faults.iter().find(here).map(|fault| fault.kind)
     }
 
-    /// Comes to a collective; the last to come carries it out.
+    /// Joins a collective; the last rank to join carries it out.
     fn join(&self, state: &mut FabricState, ticket: &Arc<Ticket>, turn: u64) {
         let size = self.group.size() as usize;
         let meeting = state.groups.entry(self.group.wire_id).or_default();

@@ -1,4 +1,4 @@
-//! What a collective does, for all ranks at once.
+//! Carries out a collective for all ranks at once.
 
 #![deny(clippy::wildcard_enum_match_arm)]
 
@@ -136,7 +136,7 @@ fn part(bytes: &[u8], at: usize, parts: usize) -> &[u8] {
 fn move_bytes(ops: &mut [Op<'static>]) -> Result<()> {
     let size = ops.len();
     let reductions: Vec<Reduction> = ops.iter().filter_map(Op::reduction).collect();
-    // What each rank's i-th output ends as.
+    // The final value of each rank's i-th output.
     let mut results: Vec<Vec<Option<Vec<u8>>>> = Vec::new();
     for own in 0..size {
         let outputs = 0..ops[own].outputs().len();
@@ -153,7 +153,7 @@ fn move_bytes(ops: &mut [Op<'static>]) -> Result<()> {
     Ok(())
 }
 
-/// What rank `own`'s output `at` ends as; `None` where it stays as it is.
+/// The final value of rank `own`'s output `at`; `None` if it is unchanged.
 fn output_of(
     ops: &[Op<'_>],
     reductions: &[Reduction],
@@ -203,7 +203,7 @@ fn output_of(
     Ok(Some(bytes))
 }
 
-/// What comes to rank `own` in an all-to-all of uneven parts.
+/// The data for rank `own` in an all-to-all of uneven parts.
 fn collect_splits(ops: &[Op<'_>], own: usize) -> Result<Vec<u8>> {
     let mut bytes = Vec::new();
     for op in ops {

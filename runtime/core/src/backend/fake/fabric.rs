@@ -1,4 +1,4 @@
-//! What the ranks of one test share, and what they are to do wrong.
+//! The state that the ranks of one test share, and their faults.
 
 use super::backend::{FakeBackend, Ticket};
 use crate::backend::{Backend, BackendFactory, GroupContext};
@@ -9,16 +9,16 @@ use rcomm_recorder::model::Rank;
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// What a rank does wrong, at the operation of its group with this sequence number.
+/// A fault of a rank, at the operation of its group with this sequence number.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FakeFault {
     /// The rank at fault, by its number in the world.
     pub rank: Rank,
-    /// In which group, by name.
+    /// The name of the group.
     pub group: String,
-    /// When: `collective_seq_id` of the operation.
+    /// `collective_seq_id` of the operation.
     pub seq: u64,
-    /// What.
+    /// The kind of fault.
     pub kind: FakeFaultKind,
 }
 
@@ -27,7 +27,7 @@ pub struct FakeFault {
 pub enum FakeFaultKind {
     /// Its operation never starts.
     Stall,
-    /// Its operation ends well at once, and the others wait for it.
+    /// Its operation succeeds at once, and the others wait for it.
     Skip,
     /// It presents another operation to the others than the one it was given.
     Lie,

@@ -3,7 +3,7 @@
 //! For tests of programs and of this crate: any world size, no sockets, no shared memory. All ranks of
 //! a test share a [`FakeFabric`]; the last rank to come to an operation carries it out for all, under
 //! one lock. [`FakeFault`]s make a rank stall, skip or lie at a given operation, which is how hangs and
-//! mismatches are made to order.
+//! mismatches are produced on request.
 
 mod backend;
 mod carry_out;

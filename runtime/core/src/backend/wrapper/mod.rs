@@ -8,7 +8,7 @@
 //! for finding errors, and off unless asked for
 //! ([`Config::debug`](crate::Config::debug), [`Config::nan_check`](crate::Config::nan_check)).
 //!
-//! Sends and receives pass through: only two ranks know of them. What is compared is in `statement`.
+//! Sends and receives pass through: only two ranks issue them. What is compared is in `statement`.
 
 mod nan;
 mod statement;
@@ -27,7 +27,7 @@ use statement::{STATEMENT_LEN, Statement, compare};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-/// Checks what ranks issue before the backend that it wraps gets to see it.
+/// Compares what ranks issue before it passes that to the wrapped backend.
 pub struct Wrapper {
     inner: Arc<dyn Backend>,
     side: Arc<dyn Backend>,
@@ -70,7 +70,7 @@ fn exchange(statement: &Statement, size: usize) -> Op<'static> {
     }
 }
 
-/// What came of the comparison.
+/// The result of the comparison.
 fn judge(heard: Option<Op<'_>>, ranks: &[Rank]) -> Result<()> {
     let Some(Op::AllGatherSingle { output, .. }) = heard else {
         return Err(Error::new(
@@ -116,7 +116,7 @@ impl Backend for Wrapper {
         if let Stage::Comparing { side: place, .. } = &mut *checked.lock() {
             *place = Some(side);
         }
-        // It may have ended before its place was filled.
+        // The comparison may have ended before `side` was set.
         checked.look();
         Ok(checked)
     }
@@ -197,7 +197,7 @@ struct Checked {
     inner: Arc<dyn Backend>,
     ranks: Arc<[Rank]>,
     call: Call,
-    /// Until the operation is passed on: it holds this in turn.
+    /// `Some` until the operation is passed on, which breaks the cycle: the observer holds this.
     observer: Mutex<Option<Arc<dyn Observer>>>,
 }
 
@@ -211,7 +211,7 @@ enum Stage {
     Passing,
     /// With the wrapped backend.
     Passed(Arc<dyn Pending>),
-    /// Goes no further; the operation until it is reclaimed.
+    /// Refused; holds the operation until it is reclaimed.
     Refused(Error, Option<Op<'static>>),
 }
 

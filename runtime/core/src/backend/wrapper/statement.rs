@@ -11,7 +11,7 @@ use sha2::{Digest, Sha256};
 /// Bytes of a statement on the wire.
 pub(super) const STATEMENT_LEN: usize = 512;
 const HEAD: usize = 24;
-/// Ranks that an error names before it counts.
+/// The most ranks that an error names; it counts the rest.
 const NAMED: usize = 8;
 /// In place of an input without a NaN.
 const NONE: u32 = u32::MAX;
@@ -159,7 +159,7 @@ pub(super) fn compare(said: &[u8], ranks: &[Rank]) -> Result<()> {
     }
 }
 
-/// Most ranks are taken to be right; of camps of one size, that of the lowest rank.
+/// The majority is presumed right; of camps of equal size, that of the lowest rank.
 fn disagreement(mut camps: Vec<(Statement, Vec<Rank>)>) -> Error {
     let mut largest = 0;
     for at in 1..camps.len() {

@@ -14,7 +14,7 @@
 //! | job | `TORCHELASTIC_RUN_ID` | `PMIX_NAMESPACE`, `OMPI_MCA_ess_base_jobid` | | `SLURM_JOB_ID`, `SLURM_STEP_ID` |
 //! | attempt | `TORCHELASTIC_RESTART_COUNT` | | | `SLURM_RESTART_COUNT` |
 //!
-//! They are asked in this order, and the first whose rank is there is believed: `mpirun` inside a Slurm
+//! They are tried in this order, and the first that sets a rank counts: `mpirun` inside a Slurm
 //! allocation is Open MPI. `MASTER_ADDR` and `MASTER_PORT` count under every launcher. Where they are
 //! missing: a job whose ranks are all on one host meets on `127.0.0.1`, a Slurm step on the first host
 //! of its node list, and the port is derived from the job's id (20000 to 29999).
@@ -78,7 +78,7 @@ fn refused(message: String) -> Error {
 }
 
 impl Rendezvous {
-    /// A place that the program knows by itself; the local rank is left open.
+    /// A place that the program gives itself, without a local rank.
     ///
     /// # Errors
     /// [`ErrorKind::Rendezvous`] if the rank is not less than the world size or the port is 0.
@@ -109,7 +109,7 @@ impl Rendezvous {
         self.local_world_size == Some(self.world_size)
     }
 
-    /// Whether the store goes with this process.
+    /// Whether this process serves the store, which then ends with it.
     pub(crate) fn serves_store(&self) -> bool {
         self.rank == 0 && !self.uses_agent_store
     }
@@ -172,7 +172,7 @@ impl Rendezvous {
     /// Connects to the job's store, which rank 0 serves unless the launcher's agent does.
     ///
     /// The server listens on the addresses of `master_addr` only. One exception: where that is a name
-    /// which this host takes for its loopback (as `/etc/hosts` often has it) and other hosts may be in
+    /// which this host resolves to its loopback (as `/etc/hosts` often does) and other hosts may be in
     /// the job, it listens on all addresses and logs that.
     ///
     /// # Errors
@@ -207,7 +207,7 @@ impl Rendezvous {
     /// Registers this rank in the store, and verifies that it is the right store.
     ///
     /// Catches, with one call to the store and no waiting: a rank that was started twice, another
-    /// job's store on our port, and ranks that disagree on the world size. Call it once per process.
+    /// job's store on this port, and ranks that disagree on the world size. Call it once per process.
     ///
     /// # Errors
     /// [`ErrorKind::Rendezvous`] names which of these it is; the store's own errors are passed on.
@@ -228,12 +228,12 @@ impl Rendezvous {
         }
     }
 
-    /// A part of keys that ranks of another job, or of another world size, do not have in common with this.
+    /// A part of keys that differs between jobs and between world sizes.
     pub(crate) fn crew(&self) -> String {
         format!("{}/{}", self.world_size, self.job)
     }
 
-    /// Judges what came of the first requests of a batch, which left `own`.
+    /// Checks the replies to the first requests of a batch, which wrote `own`.
     pub(crate) fn checked_in(
         &self,
         store: &(impl Store + ?Sized),

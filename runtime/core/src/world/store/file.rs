@@ -1,7 +1,7 @@
 //! A store in a file that processes share.
 //!
 //! The file is a log of records, each a key and a value behind their `u32` little-endian lengths; the
-//! last record of a key holds. A key of the user is written as `/key`, its removal as a record named
+//! last record of a key counts. A key of the user is written as `/key`, its removal as a record named
 //! `-/key`. Writers append under an exclusive `flock`, readers read under a shared one. This is the
 //! layout of PyTorch's `FileStore` (2.x), so ranks of both kinds may share a file.
 
@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 
 /// A lock is held for microseconds: one that is not free after this long belongs to a stopped process.
 const LOCK_TIMEOUT: Duration = Duration::from_secs(60);
-/// Between two looks at the file, at first and at most.
+/// The pause between two polls of the file: the first, and the longest.
 const POLL: (Duration, Duration) = (Duration::from_millis(1), Duration::from_millis(16));
 /// Counters of the processes that have the file open and that are done with it: PyTorch's names.
 const REFERENCES: &str = "refcount/";
@@ -38,7 +38,7 @@ pub struct FileStore {
 
 struct Log {
     file: File,
-    /// How much of the file `table` has taken in: always the end of a record.
+    /// How much of the file `table` includes: always the end of a record.
     read: u64,
     table: Table,
 }
@@ -54,7 +54,7 @@ impl FileStore {
     ///
     /// # Errors
     /// [`ErrorKind::Io`] if the file cannot be opened or locked, [`ErrorKind::Store`] if it holds
-    /// something else than a store.
+    /// anything other than a store.
     pub fn open(path: impl AsRef<Path>, world_size: Option<u32>) -> Result<Self> {
         let path = path.as_ref().to_path_buf();
         let file = OpenOptions::new()
@@ -164,7 +164,7 @@ impl FileStore {
         })
     }
 
-    /// Looks at the file until `look` answers or `timeout` has passed.
+    /// Polls the file until `look` returns a value or `timeout` has passed.
     fn poll<T>(
         &self,
         timeout: Duration,

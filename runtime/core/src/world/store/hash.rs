@@ -30,7 +30,7 @@ impl HashStore {
         result
     }
 
-    /// Asks `take` again after every change until it answers or `timeout` has passed.
+    /// Calls `take` again after every change until it returns a value or `timeout` has passed.
     fn take_when<T>(
         &self,
         timeout: Duration,

@@ -28,25 +28,25 @@ use std::time::{Duration, Instant};
 pub enum BatchRequest<'a> {
     /// As [`Store::set`].
     Set {
-        /// What is set.
+        /// The key to set.
         key: &'a str,
-        /// To what.
+        /// The new value.
         value: &'a [u8],
     },
     /// As [`Store::add`].
     Add {
         /// The counter.
         key: &'a str,
-        /// How much.
+        /// The number to add.
         delta: i64,
     },
     /// As [`Store::compare_set`].
     CompareSet {
-        /// What is compared and set.
+        /// The key to compare and set.
         key: &'a str,
-        /// With what.
+        /// The expected value.
         expected: &'a [u8],
-        /// To what.
+        /// The new value.
         desired: &'a [u8],
     },
 }
@@ -69,7 +69,7 @@ impl<'a> BatchRequest<'a> {
     }
 }
 
-/// What came of a [`BatchRequest`].
+/// The reply to a [`BatchRequest`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum BatchReply {
     /// It was set.
@@ -125,10 +125,10 @@ pub trait Store: Send + Sync {
     /// Removes `key`; returns whether it was there.
     fn delete(&self, key: &str) -> Result<bool>;
 
-    /// How many keys there are.
+    /// The number of keys.
     fn num_keys(&self) -> Result<u64>;
 
-    /// The names of all keys, in no order.
+    /// The names of all keys, in no particular order.
     fn list_keys(&self) -> Result<Vec<String>>;
 
     /// Adds `value` to the end of what `key` holds (nothing, if absent), and wakes its waiters.
@@ -140,7 +140,7 @@ pub trait Store: Send + Sync {
     /// Sets every pair, in order. A reader may see the first without the last.
     fn multi_set(&self, pairs: &[(&str, &[u8])]) -> Result<()>;
 
-    /// Makes these requests in this order, and returns what came of each. Over a network that is one round
+    /// Makes these requests in this order, and returns their replies. Over a network that is one round
     /// trip. Others may see the first done and the last not.
     ///
     /// # Errors
@@ -174,7 +174,7 @@ pub trait Store: Send + Sync {
 /// Queues have names of their own: a key and a queue may share a name. A queue that is not empty
 /// satisfies `wait` and `check` for its name; `num_keys` and `list_keys` leave queues out.
 pub trait QueueStore: Store {
-    /// Adds `value` to the end of the queue and wakes one that waits for it.
+    /// Adds `value` to the end of the queue and wakes one waiter.
     fn queue_push(&self, key: &str, value: &[u8]) -> Result<()>;
 
     /// Takes the first value of the queue, once there is one.
@@ -190,7 +190,7 @@ pub trait QueueStore: Store {
     fn queue_len(&self, key: &str) -> Result<u64>;
 }
 
-/// Which of the keys are there now, as far as that could be found out until then. All are asked for at
+/// Which of the keys are there now, as far as that could be determined by then. All are asked for at
 /// once, and in halves where one is missing: a few round trips where few are.
 pub(crate) fn which_came(store: &dyn Store, keys: &[&str], until: Instant) -> Vec<bool> {
     if keys.is_empty() || Instant::now() >= until {

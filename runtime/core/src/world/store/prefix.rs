@@ -1,11 +1,11 @@
-//! A part of a store under a name of its own.
+//! A part of a store, under a prefix.
 
 use super::{BatchReply, BatchRequest, QueueStore, Store};
 use crate::op::error::Result;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// A [`Store`] whose key `k` is the key `prefix/k` of the store beneath, as PyTorch's `PrefixStore`
+/// A [`Store`] whose key `k` is the key `prefix/k` of the underlying store, as PyTorch's `PrefixStore`
 /// spells it.
 ///
 /// `num_keys` and `list_keys` cover the keys under the prefix only, and name them without it.
@@ -23,12 +23,12 @@ impl<S: Store + ?Sized> PrefixStore<S> {
         Self { prefix, store }
     }
 
-    /// The store beneath.
+    /// The underlying store.
     pub fn inner(&self) -> &Arc<S> {
         &self.store
     }
 
-    /// What the store beneath calls `key`.
+    /// The name of `key` in the underlying store.
     pub(crate) fn name(&self, key: &str) -> String {
         format!("{}{key}", self.prefix)
     }

@@ -1,11 +1,11 @@
-//! What a store keeps in memory, and what each operation does to it.
+//! The contents of a store in memory, and the effect of each operation.
 //!
 //! One set of rules for the in-process store, the file store's view of its file, and the TCP server.
 //! Nothing here waits, wakes a waiter or does I/O. Keys and values are bytes without an encoding.
 
 use std::collections::{HashMap, VecDeque};
 
-/// Why a counter could not be added to.
+/// Why an addition to a counter failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum AddError {
     /// The key holds something that is not a decimal number.

@@ -11,14 +11,14 @@ use std::io;
 use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
 use std::time::{Duration, Instant};
 
-/// Between two attempts to connect, at first and at most.
+/// The pause between two attempts to connect: the first, and the longest.
 const RETRY: (Duration, Duration) = (Duration::from_micros(200), Duration::from_millis(100));
 /// After this long without success a log line gives the obstacle.
 const SAY_AFTER: Duration = Duration::from_secs(5);
-/// A server that is alive answers what needs no waiting at once: so long beyond a caller's time-out it
-/// may take.
+/// A live server answers a request that needs no waiting at once. A reply may come this long after a
+/// caller's time-out.
 pub(super) const GRACE: Duration = Duration::from_secs(2);
-/// One attempt to connect: the host's next address may be the one that answers.
+/// The limit of one attempt to connect: the host's next address may be the one that answers.
 const ATTEMPT: Duration = Duration::from_secs(10);
 /// An attempt with less time than this may end without a reply for that reason alone.
 const HEARING: Duration = Duration::from_secs(1);
@@ -28,7 +28,7 @@ const READ: usize = 16 << 10;
 /// The nonce of a PING whose reply shows that the requests before it have landed.
 pub(super) const NONCE: u32 = 0x5245_4144;
 
-/// Why a connection is of no use any more.
+/// Why a connection is no longer usable.
 #[derive(Debug)]
 pub(super) enum Broken {
     /// The deadline passed.
@@ -247,7 +247,7 @@ impl Connection {
     }
 
     /// The reply to a WAIT or BARRIER that was sent. If it does not come, the wait is cancelled, and
-    /// the connection can be used on.
+    /// the connection stays usable.
     pub(super) fn read_wait(&mut self, deadline: Instant) -> Result<Waited, Broken> {
         match self.read_answer(deadline) {
             Ok(true) => return Ok(Waited::Came),

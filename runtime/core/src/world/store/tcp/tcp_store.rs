@@ -262,7 +262,7 @@ impl TcpStore {
                 .then(&wait);
             let all = checked(all)?;
             let answered = self.try_call(|connection, deadline| {
-                // All but the wait is answered at once, however short the caller's time-out.
+                // Everything but the wait is answered at once, however short the caller's time-out.
                 let deadline = deadline.min(until + GRACE);
                 connection.send(all.bytes(), deadline)?;
                 missed = !connection.read_answer(deadline)?;
@@ -288,9 +288,9 @@ impl TcpStore {
         self.came(values, keys, timeout)
     }
 
-    /// What a wait brought, or the error that names the keys that are still not there.
+    /// The result of a wait, or the error that names the keys that are still missing.
     fn came<T>(&self, result: Option<T>, keys: &[&str], timeout: Duration) -> Result<T> {
-        /// So many keys are asked after one by one.
+        /// The most keys that are checked one by one.
         const ASKED: usize = 64;
         result.map_or_else(
             || {

@@ -4,7 +4,7 @@ use crate::world::store::tcp::protocol::Scanner;
 use rustix::fd::OwnedFd;
 use rustix::io::Errno;
 
-/// Buffers that a connection has no use for at the moment go back here, so that an idle connection
+/// The pool to which connections return buffers that they do not need, so that an idle connection
 /// holds none and a busy one need not allocate.
 #[derive(Default)]
 pub(super) struct Buffers(Vec<Vec<u8>>);
@@ -25,7 +25,7 @@ impl Buffers {
     }
 }
 
-/// Whether the peer can still be talked to.
+/// Whether the connection is still usable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Link {
     Open,
@@ -42,7 +42,7 @@ pub(super) struct Connection {
     pub(super) outbox: Vec<u8>,
     /// How much of `outbox` is sent.
     sent: usize,
-    /// Too many replies are unread: no request is looked at until the peer has read them.
+    /// Too many replies are unread: no request is served until the peer has read them.
     pub(super) paused: bool,
     /// What epoll reports of the socket.
     pub(super) interest: rustix::event::epoll::EventFlags,

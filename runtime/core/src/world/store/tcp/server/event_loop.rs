@@ -13,11 +13,11 @@ use slab::Slab;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// One read takes so much at most.
+/// The most bytes that one read takes.
 const READ: usize = 256 << 10;
-/// Above so many bytes of unread replies, a connection's requests wait.
+/// Above this many bytes of unread replies, a connection's requests wait.
 const BACK_PRESSURE: usize = 1 << 20;
-/// So many connections are accepted before others get their turn.
+/// The most connections that are accepted before others get their turn.
 const ACCEPTS: usize = 128;
 /// How long to wait for a free file descriptor before accepting is tried again.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);

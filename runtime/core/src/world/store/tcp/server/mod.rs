@@ -42,7 +42,7 @@ pub struct TcpStoreServer {
 impl TcpStoreServer {
     /// Listens on `port` of each address, or on a port that the kernel chooses if it is 0.
     ///
-    /// An address that this host does not have is passed over as long as another one is left.
+    /// An address that this host does not have is skipped as long as another one is left.
     /// `::` takes IPv4 as well.
     ///
     /// # Errors

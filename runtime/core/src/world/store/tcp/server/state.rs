@@ -31,7 +31,7 @@ pub(super) struct State {
 }
 
 impl State {
-    /// Does what `request` asks and adds the reply, if there is one now, to `out`.
+    /// Executes `request` and adds its reply, if there is one now, to `out`.
     pub(super) fn apply(
         &mut self,
         from: ConnectionId,
@@ -203,7 +203,7 @@ impl State {
         }
     }
 
-    /// A value came into the queue `key`: one that waits for it is served.
+    /// A value came into the queue `key`: serves one waiter.
     fn wake_first(&mut self, key: &[u8]) {
         let Some(connections) = self.waiting.get_mut(key) else {
             return;

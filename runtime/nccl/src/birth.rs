@@ -1,5 +1,5 @@
-//! Communicators on their way into the world: joined with a unique id, split from another, or made of
-//! what is left of one.
+//! Creation of communicators: joined with a unique id, split from another, or shrunk to the ranks that are
+//! left of one.
 //!
 //! A [`Birth`] is begun and then polled until it ends, so the caller can wait with a deadline. The library
 //! works in the background until then. Where the communicator is configured as blocking, the call runs on a
@@ -24,7 +24,7 @@ use std::ffi::c_int;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, TryRecvError, channel};
 
-/// Which communicator a rank joins, and as whom.
+/// Which communicator a rank joins, and as which rank.
 pub(super) struct Seat {
     /// One id, or several for a faster start of large worlds (2.23); the same on all ranks. None for a
     /// child.
@@ -65,7 +65,7 @@ impl WarmUp {
     }
 }
 
-/// What a birth has come to.
+/// The result of one step of a birth.
 pub(super) enum Step {
     /// Nothing yet.
     NotYet,
@@ -146,7 +146,7 @@ impl Birth {
     /// Begins to split ranks off a communicator: all its ranks call this. Those of one `color` come
     /// together, in the order of their ranks in the new one; of no color, they get nothing.
     ///
-    /// Nothing else may be called on the parent until this has come to an end.
+    /// No other call may be made on the parent until this has ended.
     ///
     /// # Errors
     /// `Unsupported` where the library has no such function; `Backend` with its words.

@@ -78,7 +78,7 @@ enum Verdict {
 
 const COUNTER: &str = "arrived";
 const VERDICT: &str = "verdict";
-/// So many values are asked for at once: an answer stays small.
+/// At most this many values are requested at once, so that a reply stays small.
 const AT_ONCE: usize = 256;
 const PATIENCE: Duration = Duration::from_secs(10);
 
@@ -93,7 +93,7 @@ pub(super) fn arrive(meeting: &Meeting, card: &Card) -> Result<()> {
     meeting.store.add(COUNTER, 1).map(drop)
 }
 
-/// The unique ids, once all ranks have come.
+/// The unique ids, once all ranks have arrived.
 ///
 /// # Errors
 /// `Rendezvous` names ranks that do not fit together; `PeerLost` names the rank that gave up; `Store`.

@@ -83,7 +83,7 @@ struct Handle(NcclComm);
 unsafe impl Send for Handle {}
 
 impl Comm {
-    /// How long the library may take to abort what is dropped before its thread is left to it.
+    /// How long the library may take to abort what is dropped before the aborting thread is detached.
     const LAST_ABORT: Duration = Duration::from_secs(10);
     /// How long a call on the communicator may take until it counts as one that does not return.
     const CALL: Duration = Duration::from_secs(1);
@@ -369,7 +369,7 @@ impl Comm {
         std::mem::forget(std::mem::take(&mut *orphans));
         drop(orphans);
         let _ending = self.ending.lock().unwrap_or_else(PoisonError::into_inner);
-        // What is in a call on it keeps the lock: later calls find that.
+        // A call on it that has not returned holds the lock; later calls find that.
         if let Some(mut handle) = self.lock_within(Duration::ZERO) {
             self.take(&mut handle);
         }

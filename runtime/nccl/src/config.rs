@@ -7,7 +7,7 @@ use std::ffi::{CString, c_int};
 /// Whether calls of the library's wait for peers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Blocking {
-    /// They do not: they are asked until they are done. From NCCL 2.23 on each call starts a thread of the
+    /// They do not: they are polled until they are done. From NCCL 2.23 on each call starts a thread of the
     /// library's, which costs several times what the call does.
     No,
     /// They do, as in PyTorch. What may have to connect to peers (making a communicator, and the first operation of
@@ -33,7 +33,7 @@ pub struct CommOptions {
     pub net_name: Option<String>,
     /// Whether a group that is split off shares its parent's resources (2.18).
     pub split_share: Option<bool>,
-    /// Whether what is left of a group shares its parent's resources (2.27).
+    /// Whether the shrunk communicator shares its parent's resources (2.27).
     pub shrink_share: Option<bool>,
     /// Whether the network may reduce (2.27).
     pub collnet: Option<bool>,

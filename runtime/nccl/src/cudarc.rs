@@ -58,7 +58,7 @@ impl DeviceBuffer {
     ) -> Result<Self> {
         let theirs = view.stream().clone();
         let stream = CudaStream::from_cudarc(device, &theirs)?;
-        // Has the slice's stream wait for what others of cudarc's streams have in hand.
+        // Makes the slice's stream wait for the pending work of cudarc's other streams.
         let (at, _noted) = view.device_ptr(&theirs);
         // SAFETY: `len` elements of `T` at this address, by cudarc; the caller vouches for the owner.
         unsafe { Self::foreign(&stream, at, T::DTYPE, view.len(), owner) }

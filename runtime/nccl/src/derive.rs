@@ -1,5 +1,5 @@
-//! Groups from groups: splitting one with `ncclCommSplit`, and going on with what is left of one by
-//! `ncclCommShrink`.
+//! Groups from groups: splitting one with `ncclCommSplit`, and continuing with the remaining ranks of
+//! one by `ncclCommShrink`.
 //!
 //! Both are calls that all ranks concerned must make, so each rank leaves a note in the store when it
 //! arrives: a rank that times out can name those that did not arrive. Where the library has no such
@@ -26,7 +26,7 @@ impl NcclBackend {
     /// Until all ranks of this group take part, or the deadline.
     ///
     /// # Errors
-    /// `Unsupported` where the library cannot split; `Timeout` names who did not come.
+    /// `Unsupported` where the library cannot split; `Timeout` names the ranks that did not arrive.
     pub(super) fn derive_by_split(
         &self,
         group: Option<&GroupContext>,
@@ -45,7 +45,7 @@ impl NcclBackend {
         let nth = self.splits.fetch_add(1, Ordering::Relaxed);
         let notes = Notes::new(&self.group, format!("split/{nth}"));
         notes.leave("here", b"1")?;
-        // Groups of one split have no member in common, so their first members tell them apart.
+        // Groups of one split have no member in common, so their first members distinguish them.
         let first = group
             .map(|group| self.rank_here(group.info.ranks[0]))
             .transpose()?;
@@ -163,7 +163,7 @@ impl NcclBackend {
     }
 }
 
-/// This rank's place in the new group; any for who gets none.
+/// This rank's place in the new group; any value for a rank that gets none.
 fn seat_in(group: Option<&GroupContext>) -> Seat {
     Seat {
         ids: Vec::new(),

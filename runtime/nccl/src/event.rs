@@ -8,7 +8,7 @@ use std::ptr::null_mut;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-/// Whether events tell the time.
+/// Whether events record the time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum EventTiming {
     /// They do, which costs the device a little.
@@ -49,7 +49,7 @@ impl Event {
         self.raw
     }
 
-    /// Marks the end of what is enqueued on `stream` so far.
+    /// Marks the end of what has been enqueued on `stream`.
     pub(super) fn record(&self, stream: &CudaStream) -> Result<()> {
         // SAFETY: event and stream are live and of one context.
         let status = unsafe { (self.device.driver().table().event_record)(self.raw, stream.raw()) };
@@ -59,7 +59,7 @@ impl Event {
     /// Whether everything before the mark is done.
     ///
     /// # Errors
-    /// `Backend` if it failed: the context is of no use any more then.
+    /// `Backend` if it failed: the context is unusable then.
     pub(super) fn is_done(&self) -> Result<bool> {
         // SAFETY: the event is live.
         let status = unsafe { (self.device.driver().table().event_query)(self.raw) };
@@ -150,8 +150,8 @@ impl Drop for Mark {
     fn drop(&mut self) {
         if let Some(event) = self.event.take() {
             let mut free = self.pool.free();
-            // Recording it again is allowed at any time: waits refer to the record that they saw. After a burst of
-            // operations what is more than that goes.
+            // Recording it again is allowed at any time: waits refer to the record that they saw. Events
+            // beyond the limit, left over from a burst of operations, are destroyed.
             if free.len() < EventPool::MOST {
                 free.push(event);
             }

@@ -36,7 +36,7 @@ pub(super) struct Shared {
     pub(super) aborted: OnceLock<Error>,
     /// Operations whose buffers the device never gave back.
     pub(super) leaked: AtomicU64,
-    /// How long a rank that gives up waits for the others to say what became of them.
+    /// How long a rank that gives up waits for the others to report their outcome.
     pub(super) patience: Duration,
     pub(super) nans: Arc<NanFinder>,
     pub(super) ras: Arc<Ras>,

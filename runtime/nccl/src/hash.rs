@@ -1,5 +1,5 @@
-//! NCCL's own number of a communicator, which its logs (`commId`), its monitor and its profilers show: so that a
-//! dump and what they say can be joined.
+//! NCCL's own number of a communicator, which its logs (`commId`), its monitor and its profilers show: it
+//! joins a dump with their output.
 //!
 //! No function of `nccl.h` gives it up to 2.30; the formulas are those of `init.cc` (`commHash` in
 //! `ncclCommInitRankFunc`), `misc/utils.cc` and `include/bitops.h`: one up to 2.25.1, another from 2.26.2 on. Those

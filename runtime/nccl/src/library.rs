@@ -164,8 +164,9 @@ impl NcclLibrary {
         &self.table
     }
 
-    /// The name of a communicator, never freed: the library keeps the pointer (`parseCommConfig`, init.cc) and
-    /// hands it to the plugin of a profiler, which may look at it for as long as it is loaded. Each is made once.
+    /// The name of a communicator, never freed: the library keeps the pointer (`parseCommConfig`, init.cc)
+    /// and hands it to the plug-in of a profiler, which may read it for as long as it is loaded. Each is made
+    /// once.
     ///
     /// # Errors
     /// `InvalidArgument` for one with a NUL byte.

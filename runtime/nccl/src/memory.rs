@@ -20,7 +20,7 @@ use std::fmt;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-/// Who keeps a device buffer's memory alive, and on which stream the program uses it.
+/// The owner that keeps a device buffer's memory alive, and the stream on which the program uses it.
 struct Owner {
     stream: Arc<CudaStream>,
     #[allow(dead_code, reason = "held, not read")]
@@ -109,8 +109,8 @@ impl LibraryAllocation {
 impl Drop for LibraryAllocation {
     fn drop(&mut self) {
         if !self.is_zeroed() {
-            // The library unmaps it, and waits for nothing (`ncclMemFree`, allocator.cc). Who uses the device
-            // next tries again.
+            // The library unmaps it, and waits for nothing (`ncclMemFree`, allocator.cc). The next use of the
+            // device tries again.
             let again = Self {
                 device: self.device.clone(),
                 library: self.library.clone(),

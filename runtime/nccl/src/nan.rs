@@ -170,7 +170,8 @@ impl NanFinder {
     /// Nothing is looked at while that is being captured.
     ///
     /// # Blocking
-    /// Until the buffer's stream has come so far, whatever others of the device do; or the group is aborted.
+    /// Until the buffer's stream has finished its pending work, independent of other streams of the device;
+    /// or the group is aborted.
     ///
     /// # Errors
     /// `Backend` with the driver's words; the error of the abort.

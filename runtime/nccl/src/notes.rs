@@ -37,7 +37,7 @@ impl Notes {
     /// Until all have left one, or the deadline.
     ///
     /// # Errors
-    /// `Timeout` names who has not.
+    /// `Timeout` names the ranks that have not left theirs.
     pub(super) fn gather(&self, word: &str, deadline: Deadline) -> Result<Vec<Vec<u8>>> {
         let keys: Vec<String> = (0..self.ranks.len())
             .map(|rank| format!("{word}/{rank}"))

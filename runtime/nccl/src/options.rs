@@ -53,9 +53,9 @@ pub struct NcclOptions {
     pub ranks_per_id: u32,
     /// When the ranks of a group join its communicator.
     pub connecting: Connecting,
-    /// What becomes of communicators and process after a failure.
+    /// How communicators and process end after a failure.
     pub error_handling: ErrorHandling,
-    /// Where NCCL's own monitor is asked for its report when a dump is made; `None` = nowhere.
+    /// The address of NCCL's own monitor, whose report is fetched when a dump is made; `None` = none.
     pub ras: Option<String>,
     /// Whether two ranks may use one device.
     pub device_sharing: DeviceSharing,
@@ -93,8 +93,8 @@ pub enum Connecting {
     Lazy,
 }
 
-/// What becomes of a group's communicators, and of the process, after an operation has failed or timed
-/// out: the modes of c10d (`ErrorHandlingMode` of ProcessGroupNCCL).
+/// How a group's communicators, and the process, end after an operation has failed or timed out: the modes of
+/// c10d (`ErrorHandlingMode` of ProcessGroupNCCL).
 ///
 /// In every mode the flag is raised and the dump written first, and every operation of the group ends
 /// with the error. An abort by the program itself never ends the process.

@@ -41,7 +41,7 @@ pub(super) enum Start {
 }
 
 impl Start {
-    /// Whether the device has come so far. The context is current.
+    /// Whether the device has reached this point. The context is current.
     fn is_done(&self) -> Result<bool> {
         match self {
             Self::Marked(mark) => mark.is_done(),
@@ -62,7 +62,7 @@ impl Start {
 enum Debris {
     /// Nothing after this mark.
     Until(Arc<Mark>),
-    /// Perhaps something, and nothing will tell when it is gone.
+    /// Perhaps something, and it is unknown when the device is done with it.
     Unknown,
 }
 

@@ -20,7 +20,7 @@ use std::time::{Duration, Instant};
 pub(super) enum Scope {
     /// All members of the group, under their ranks there.
     Group,
-    /// Two of them: who sends, and who receives.
+    /// Two of them: the sender and the receiver.
     Pair,
 }
 

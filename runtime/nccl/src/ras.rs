@@ -128,7 +128,7 @@ type Found = io::Result<Vec<SocketAddr>>;
 /// to it where it takes too long.
 struct Names {
     look_up: LookUp,
-    /// What a look-up that was left behind will say.
+    /// The pending result of a look-up that missed its deadline.
     late: Mutex<Option<Receiver<Found>>>,
 }
 
@@ -259,7 +259,7 @@ mod tests {
         assert_eq!(ras.report(), None);
         release.send(()).unwrap();
         ras.patience.dump = Duration::from_secs(60);
-        // It was asked once: the monitor listens no more.
+        // It was asked once: the monitor accepts no second connection.
         assert_eq!(ras.report().as_deref(), Some("late\n"));
     }
 

@@ -200,7 +200,7 @@ impl CudaStream {
         driver.check("cuMemsetD32Async", status)
     }
 
-    /// Holds up what is enqueued here from now on until the newest record of `event` is done.
+    /// Makes what is enqueued here from now on wait until the newest record of `event` is done.
     pub(super) fn wait_for(&self, event: &Event) -> Result<()> {
         // SAFETY: stream and event are live; the driver keeps what it needs of the event.
         let status =

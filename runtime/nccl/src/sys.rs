@@ -100,7 +100,7 @@ pub(super) type NcclWindow = *mut c_void;
 pub(super) struct WaitSignalDesc {
     /// How many signals.
     pub(super) op_cnt: c_int,
-    /// Of whom.
+    /// The peer whose signals are waited for.
     pub(super) peer: c_int,
     /// 0.
     pub(super) sig_idx: c_int,

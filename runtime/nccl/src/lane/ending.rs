@@ -1,5 +1,5 @@
-//! How lanes end: closed with the other ranks, or stopped on this one; and what becomes of buffers that the device
-//! may still hold by then.
+//! How lanes end: closed with the other ranks, or stopped on this one; and the fate of buffers that the
+//! device may still use by then.
 //!
 //! Lanes end together. To free a communicator is to wait for the kernels of all communicators of its device,
 //! so that a hung one would delay the end of the others: all receive the abort flag before one is freed.
@@ -63,18 +63,18 @@ impl Lane {
         lanes.iter().for_each(|lane| lane.break_off(Self::CLEAN_UP));
     }
 
-    /// Ends the communicators on this rank, and waits a little for the device to let go of buffers. What is pending
-    /// is stopped; of a group's own communicator another can be made of the ranks that are left, where the library
-    /// can do that.
+    /// Ends the communicators on this rank, and waits a little for the device to release buffers. What is
+    /// pending is stopped; a group's own communicator can be shrunk to the ranks that are left, where the
+    /// library supports that.
     ///
     /// # Blocking
-    /// Until the library has stopped its kernels, which it may never: a kernel of the program's that never ends
-    /// holds up what follows it, and the library's end with it.
+    /// Until the library has stopped its kernels, which it may never: a kernel of the program's that never
+    /// ends delays what follows it, and the library's end with it.
     pub(crate) fn end_all(lanes: &[Arc<Self>]) {
         let Some(shared) = lanes.first().map(|lane| lane.shared.clone()) else {
             return;
         };
-        // Before the library is asked, which may not return.
+        // Before the call into the library, which may not return.
         lanes.iter().for_each(|lane| lane.break_off(Duration::ZERO));
         match shared.device.enter() {
             Ok(_entered) => Self::stop_all(&shared, lanes),
@@ -89,8 +89,8 @@ impl Lane {
         }
     }
 
-    /// Fails what waits for the ranks to join. Where a call that does not return holds the door, those who look at
-    /// their operations find the group aborted.
+    /// Fails what waits for the ranks to join. Where a call that does not return holds the door, later looks
+    /// at operations find the group aborted.
     fn break_off(&self, patience: Duration) {
         let Some(error) = self.shared.aborted.get() else {
             return;
@@ -153,7 +153,7 @@ impl Lane {
                 Some(_) | None => {}
             }
         }
-        // What each of them has come to is its own state, below.
+        // The result of each is its own state, below.
         let _ = group.end();
         let deadline = Deadline::In(Self::CLEAN_UP).started();
         for (lane, comm) in revoked {
@@ -259,7 +259,7 @@ impl Lane {
         let graphs: usize = lanes.iter().map(|lane| lane.live_graphs()).sum();
         let free = lanes.iter().filter(|lane| lane.live_graphs() == 0);
         let free: Vec<Arc<Self>> = free.cloned().collect();
-        // A thread of its own, since the library may not come back.
+        // On a thread of its own, since the library may never return.
         let (sender, closed) = channel();
         on_thread("rcomm/nccl-close", move || {
             // Nothing waits any more where this fails.

@@ -1,4 +1,4 @@
-//! Putting operations on a lane's stream: after what their buffers' streams have in hand, between two
+//! Putting operations on a lane's stream: after the pending work of their buffers' streams, between two
 //! marks, or into the graph that those streams are captured into.
 
 use super::{Captured, Door, Enqueued, Lane, Stage};
@@ -37,7 +37,7 @@ pub(crate) enum Left {
     Nothing,
     /// Nothing after this mark.
     Until(Arc<Mark>),
-    /// Perhaps something, and nothing will tell when it is gone.
+    /// Perhaps something, and it is unknown when the device is done with it.
     Unknown,
 }
 
@@ -237,7 +237,7 @@ impl Lane {
     /// Refuses to continue where it is unknown what the library may still enqueue.
     ///
     /// # Errors
-    /// Why the lane is of no use any more; `Timeout` as [`enter`](Self::enter).
+    /// Why the lane is unusable; `Timeout` as [`enter`](Self::enter).
     pub(crate) fn check_whole(&self, deadline: Deadline) -> Result<()> {
         if let Some(error) = self.shared.aborted.get() {
             return Err(error.clone());
@@ -277,7 +277,7 @@ impl Lane {
         }
         let made = make(bytes.next_power_of_two())?;
         if let Some(former) = staging.replace(made.clone()) {
-            // To free it would wait for what is under way.
+            // Freeing it would wait for what is under way.
             let end = self.shared.joints.mark(&self.stream)?;
             self.keep(OpType::Gather, Box::new(former), end);
         }
@@ -369,32 +369,33 @@ impl Lane {
         Ok(graph)
     }
 
-    /// Holds up `stream` until what is on this lane's now is done.
+    /// Makes `stream` wait until what is on this lane's stream now is done.
     pub(crate) fn lead(&self, stream: &CudaStream) -> Result<()> {
         let _entered = self.shared.device.enter()?;
         let mark = self.shared.joints.mark(&self.stream)?;
         stream.wait_for(&mark)
     }
 
-    /// Has the lane's stream wait for what the buffers' streams have in hand; returns the marks that it waits for.
+    /// Makes the lane's stream wait for the pending work of the buffers' streams; returns the marks that it
+    /// waits for.
     fn follow_streams(&self, op: &Op<'_>) -> Result<Vec<Mark>> {
         let streams = Streams::of(op, &self.shared.default_stream);
         streams
             .into_iter()
-            // What is on the lane's own stream comes first by itself.
+            // What is on the lane's own stream comes first in any case.
             .filter(|stream| stream.raw() != self.stream.raw())
             .map(|stream| self.follow(stream))
             .collect()
     }
 
-    /// Has the lane's stream wait for what this one has in hand: up to the mark that is returned.
+    /// Makes the lane's stream wait for the pending work of this one: up to the mark that is returned.
     pub(crate) fn follow(&self, stream: &CudaStream) -> Result<Mark> {
         let mark = self.shared.joints.mark(stream)?;
         self.stream.wait_for(&mark)?;
         Ok(mark)
     }
 
-    /// Waits until the library has connected to whom it had to.
+    /// Waits until the library has connected to all peers that the call needs.
     pub(super) fn settle(&self, comm: &Comm, deadline: Deadline) -> Result<()> {
         /// The library starts a thread for each call, which is done within this time as a rule; to sleep takes
         /// longer.
@@ -404,7 +405,7 @@ impl Lane {
         let mut pause = Duration::from_micros(20);
         loop {
             let is_ready = comm.is_ready()?;
-            // After the question: an abort makes it ready as well, without what it was to do.
+            // Checked after readiness: an aborted communicator becomes ready as well, with its work undone.
             if let Some(error) = self.shared.aborted.get() {
                 return Err(error.clone());
             }

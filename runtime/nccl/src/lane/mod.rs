@@ -36,7 +36,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, TryLockError};
 use std::time::{Duration, Instant};
 
-/// How far a lane has come.
+/// How far the lane's communicator is set up.
 enum Stage {
     Joining(Box<Rally>),
     Ready,
@@ -73,7 +73,7 @@ struct Captured {
 pub(super) struct Lane {
     pub(super) shared: Arc<Shared>,
     scope: Scope,
-    /// Goes before what it uses: to free memory that a kernel uses is to wait for the kernel.
+    /// Dropped before what it uses: freeing memory that a kernel uses waits for the kernel.
     comm: OnceLock<Arc<Comm>>,
     pub(super) registry: Registry,
     stream: Arc<CudaStream>,
@@ -86,7 +86,7 @@ pub(super) struct Lane {
     graphs: Mutex<BTreeMap<u64, Captured>>,
     /// Those that still hold operations.
     live: Arc<LiveGraphs>,
-    /// The stream may be part of a capture: it was, and nothing has shown since that it is no more.
+    /// The stream may be part of a capture: it was, and the capture has not been seen to end.
     may_be_captured: AtomicBool,
     /// The end of the latest operation on the stream.
     latest: Mutex<Option<Arc<Mark>>>,
@@ -220,8 +220,8 @@ impl Lane {
     /// Takes the door: its holder has exclusive use of the communicator.
     ///
     /// # Errors
-    /// `Timeout` if it is not free by the deadline: a call into the library or the driver may never come
-    /// back, and takes the door with it.
+    /// `Timeout` if it is not free by the deadline: a call into the library or the driver may never return,
+    /// and holds the door until then.
     pub(super) fn enter(&self, deadline: Deadline) -> Result<MutexGuard<'_, Door>> {
         let deadline = deadline.started();
         let mut pause = Duration::from_micros(5);
@@ -260,13 +260,13 @@ impl Lane {
         }
     }
 
-    /// Why nothing more can come of what is under way, if so. Never waits.
+    /// Why what is under way cannot complete, if so. Never waits.
     pub(super) fn trouble(&self) -> Option<Error> {
         if let Some(error) = self.shared.aborted.get() {
             return Some(error.clone());
         }
         if let Some(error) = self.comm.get().and_then(|comm| comm.trouble()) {
-            // A rank that leaves when its part is done does no harm to what is on its way.
+            // A rank that leaves when its part is done does not harm data in flight.
             let since = self.troubled_since.get_or_init(Instant::now);
             return (since.elapsed() >= Self::GRACE).then_some(error);
         }
@@ -401,7 +401,7 @@ impl Lane {
     /// Until it is done, an abort, or the deadline.
     ///
     /// # Errors
-    /// `Timeout`, or what `begin` and `step` say. The lane is of no use any more after most.
+    /// `Timeout`, or the errors of `begin` and `step`. The lane is unusable after most of them.
     pub(super) fn take_over<S, T>(
         &self,
         begin: impl FnOnce(&Arc<Comm>) -> Result<S>,

@@ -1,5 +1,5 @@
-//! The library's calls, one function for each, and what they are given: parts of an operation's buffers, a
-//! reduction made for one operation, memory where a list lies side by side.
+//! The library's calls, one function for each, and their arguments: parts of an operation's buffers, a
+//! reduction made for one operation, memory where a list lies contiguously.
 
 use super::parts::{Move, Part, STAGING_ALIGN, whole};
 use super::{Call, Launched, Target};
@@ -36,7 +36,7 @@ impl<'a> Calls<'a> {
         }
     }
 
-    /// What they have come to.
+    /// The result of the calls.
     pub(super) fn finish(self) -> Launched {
         let call = match self.is_pending.get() {
             true => Call::InProgress,

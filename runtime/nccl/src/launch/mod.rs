@@ -97,7 +97,7 @@ pub(super) enum Call {
     InProgress,
 }
 
-/// What a launch has come to.
+/// The result of a launch.
 pub(super) struct Launched {
     pub(super) call: Call,
     /// What is to be copied on the stream once everything is enqueued.

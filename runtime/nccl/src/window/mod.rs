@@ -8,8 +8,8 @@
 //!   keeps for each sender: how many signals of ours were sent, and how many of the library's by then. Puts
 //!   to one peer arrive in order, so a receiver that sees the word waits for that many of the library's
 //!   signals, all sent already, and then everything put before has arrived.
-//! - *A wait blocks the stream.* Nothing is enqueued that waits for what was not sent: the word is looked
-//!   at from the host, so that a signal that never comes has a deadline and holds up nothing else.
+//! - *A wait blocks the stream.* Nothing is enqueued that waits for what was not sent: the word is read
+//!   from the host, so that a signal that never comes has a deadline and blocks nothing else.
 //! - *A put's source lies in a window.* What does not goes through a staging area that does.
 //! - *There is no get.* A peer's part is read by a copy where this device can reach it
 //!   (`ncclGetPeerDevicePointer`), and refused where it cannot.
@@ -73,7 +73,7 @@ struct Open {
     kept: u64,
 }
 
-/// What has come of one sender.
+/// What has arrived from one sender.
 #[derive(Default)]
 struct Incoming {
     taken: u32,

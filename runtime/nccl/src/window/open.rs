@@ -1,4 +1,4 @@
-//! How a window comes to be: all ranks say what they have, then register it together.
+//! How a window is created: all ranks exchange descriptions of their memory, then register it together.
 
 use super::{NcclWindow, Open, Outgoing, Registered, STAGING, WORD, hold};
 use crate::backend::NcclBackend;

@@ -156,8 +156,8 @@ impl NcclWindow {
         Ok(())
     }
 
-    /// Of memory of the device: from where it is if that is in this window, staged otherwise; after what
-    /// its own stream has in hand.
+    /// Puts device memory: from where it is if that is in this window, staged otherwise; after the pending
+    /// work of its own stream.
     pub(super) fn put_from_device(
         &self,
         open: &Open,

@@ -215,7 +215,7 @@ pub struct CollApi {
     pub graph_captured: bool,
 }
 
-/// The call of a send or receive, which does not say with whom.
+/// The call of a send or receive, which does not name the peer.
 #[repr(C)]
 #[derive(Clone, Copy)]
 #[allow(missing_docs)]

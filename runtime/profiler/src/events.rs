@@ -71,7 +71,7 @@ impl Process {
         if is_captured {
             self.expect_replays(communicator);
             if let Some(ticket) = self.begin(communicator, call, false) {
-                // NCCL does not say which graph.
+                // NCCL does not report which graph.
                 self.recorder.captured_at(ticket, self.now(), 0);
                 self.recorder.retired(ticket);
             }
@@ -94,8 +94,8 @@ impl Process {
         op_at.handle(Kind::Call, 0)
     }
 
-    /// The outermost group call ends. What is not in a plan by now comes into one on another thread, or, as some of
-    /// NCCL's newer ways, is done without an event: it is watched no more until there is one.
+    /// The outermost group call ends. What is not in a plan by now comes into one on another thread, or, with
+    /// some newer algorithms of NCCL, is done without an event: it is not watched until there is one.
     fn group_stops(&self, at: At) {
         let Some(group) = self.groups.get(at) else {
             return;
@@ -186,7 +186,7 @@ impl Process {
         let ticket = op.ticket();
         self.recorder.kernel_launched(ticket);
         if self.events.mask & crate::abi::event::KERNEL_CH == 0 {
-            // Nothing will say when it ends.
+            // No event will report its end.
             self.recorder.retired(ticket);
             self.let_go(at, op);
         }

@@ -44,7 +44,7 @@ fn process() -> Option<&'static Process> {
     (!FORKED.load(Ordering::Relaxed)).then_some(process)
 }
 
-/// One line on standard error, whatever becomes of it.
+/// Prints one line on standard error; failure to write is ignored.
 fn say(line: &str) {
     let line = format!("rcomm: NCCL profiler plug-in: {line}\n");
     // SAFETY: the bytes are there for the time of the call.
@@ -93,7 +93,8 @@ unsafe extern "C" {
     fn on_exit(call: extern "C" fn(c_int, *mut c_void), argument: *mut c_void) -> c_int;
 }
 
-/// A process that ends in order, with nothing under way, needs its ring no more. What ended otherwise leaves it.
+/// A process that ends in order, with nothing under way, removes its ring. Any other end leaves it for
+/// analysis.
 extern "C" fn exits(status: c_int, _: *mut c_void) {
     let _ = catch_unwind(|| {
         if let Some(process) = process()

@@ -105,7 +105,7 @@ pub(crate) mod flag {
     pub(crate) const PLANNED: u32 = 1;
     /// The group call that it was issued in has not ended.
     pub(crate) const IN_GROUP: u32 = 2;
-    /// It has ended, or is watched no more.
+    /// It has ended, or is no longer watched.
     pub(crate) const OVER: u32 = 4;
     /// Its group call ended before it was in a plan.
     pub(crate) const LEFT: u32 = 8;
@@ -310,7 +310,7 @@ impl Process {
         Some(self.recorder.begin(&operation))
     }
 
-    /// Follows an operation that was begun; without room for it, it is watched no more.
+    /// Follows an operation that was begun; without room for it, it is no longer watched.
     pub(crate) fn follow(&self, ticket: Ticket, communicator: At, flags: u32) -> Option<At> {
         let take = || {
             self.operations

@@ -1,4 +1,5 @@
-//! What the rings of plain NCCL processes say of each fault: the right first line, with no rcomm in the program.
+//! The findings on the rings of plain NCCL processes, for each fault: the right first line, with no rcomm in
+//! the program.
 
 use crate::job::{Job, Until};
 use rcomm_analyzer::{Code, Policy, Report, Verdict, analyze};

@@ -1,4 +1,4 @@
-//! What the guides in `docs/` say of the sources is so.
+//! The statements of the guides in `docs/` about the sources are true.
 #![allow(clippy::unwrap_used)]
 
 use rcomm::Config;

@@ -22,7 +22,7 @@ struct Truth {
     culprit_alternatives: Vec<Vec<Rank>>,
     first_bad_pg: Option<String>,
     first_bad_seq: Option<u64>,
-    /// `false` where the recorder does not show what would tell the culprit.
+    /// `false` where the recorder does not record what would identify the culprit.
     #[serde(default = "yes")]
     decidable: bool,
 }
@@ -38,7 +38,7 @@ impl Truth {
         serde_json::from_str(&text).expect("a truth has these fields")
     }
 
-    /// The sets of ranks that may be at fault: one, unless the dumps cannot tell.
+    /// The sets of ranks that may be at fault: one, unless the dumps are ambiguous.
     fn culprits(&self) -> Vec<Vec<Rank>> {
         if self.culprit_alternatives.is_empty() {
             vec![self.culprit_ranks.clone()]

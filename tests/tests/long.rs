@@ -7,7 +7,7 @@ use rcomm::config::TransportChoice;
 use rcomm_tests::world::{Carrier, on_threads};
 use std::time::Duration;
 
-/// A little more than a signed 32-bit number of bytes can say.
+/// A little more than a signed 32-bit number of bytes can express.
 const LEN: usize = (1 << 31) + 4099;
 
 fn marked(rank: u32) -> Vec<u8> {

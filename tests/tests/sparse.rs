@@ -116,7 +116,7 @@ fn sums_that_are_issued_keep_their_place_among_the_others() {
 fn a_sum_that_a_rank_does_not_come_to_ends_with_its_name() {
     let change = |config: &mut rcomm::Config| {
         config.dump_dir = std::env::temp_dir().join("rcomm-tests-sparse");
-        // Rank 1 answers, however late it is asked.
+        // Rank 1 still answers status requests that come late.
         config.status_wait = std::time::Duration::from_secs(60);
     };
     on_threads(2, &Carrier::Cpu, change, |world| {

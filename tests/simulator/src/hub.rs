@@ -259,7 +259,7 @@ impl Clique {
         }
     }
 
-    /// What was brought to a split or shrink, once all that are to take part have come.
+    /// The payloads of a split or shrink, once all that are to take part have arrived.
     fn complete_derivation(&mut self, seq: u64) -> Option<Brought> {
         let brought = self.derivations.get(&seq)?;
         let mut excluded = Vec::new();

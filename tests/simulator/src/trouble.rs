@@ -102,14 +102,14 @@ pub(crate) fn die_in_init() {
     }
 }
 
-/// Does not come back if that was ordered.
+/// Does not return if that was ordered.
 pub(crate) fn hang_in_abort() {
     if order("abort_hangs").is_some() {
         hang();
     }
 }
 
-/// Counts one look at an event, and does not come back if that was ordered.
+/// Counts one look at an event, and does not return if that was ordered.
 pub(crate) fn hang_in_query() {
     static COUNT: AtomicU64 = AtomicU64::new(0);
     let number = COUNT.fetch_add(1, Ordering::Relaxed);

@@ -1,4 +1,4 @@
-//! What communicators and their hub say to each other: fixed heads, then bytes.
+//! The protocol between communicators and their hub: fixed heads, then bytes.
 
 use std::io::{self, Read, Write};
 use std::os::unix::net::UnixStream;

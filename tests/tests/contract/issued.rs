@@ -73,7 +73,7 @@ impl Cases<'_> {
             .scatter_v_async(at_root(for_each_v), vec![T::default(); uneven[own]], to)
             .expect(issued);
 
-        // Vectors come back as they were given, with their results.
+        // Vectors are returned as they were given, with their results.
         let (_, got) = from_root_v.wait().unwrap();
         let expected = self.input(root, own, uneven[own]);
         self.same(&what("scatter_v_async"), got, expected);

@@ -47,7 +47,7 @@ fn splitting_orders_by_key_and_leaves_out_who_names_no_color() {
 fn a_time_out_of_one_call_ends_that_call_and_its_group() {
     let change = |config: &mut Config| {
         failing(config);
-        // Rank 1 answers, however late it is asked.
+        // Rank 1 still answers status requests that come late.
         config.status_wait = Duration::from_secs(60);
     };
     on_threads(2, &Carrier::Cpu, change, |world| {

@@ -4,7 +4,7 @@ use super::groups::lines;
 use super::libraries::without;
 use super::{RANKS, over, run, start};
 
-/// The scenario's ranks all end well and say so of the end of their communicators.
+/// The scenario's ranks all succeed and report that their communicators have ended.
 fn end_in_time(scenario: &str, change: impl Fn(u32, &mut std::process::Command)) {
     let mut job = start(scenario, change);
     for rank in 0..RANKS {

@@ -29,7 +29,7 @@ fn a_library_that_is_too_old_is_refused_with_its_version() {
     let job = start("train", |_, command| {
         command.env("RCOMM_SIM", "version=21105");
     });
-    // The others may find the store gone before they have come so far.
+    // The others may find the store gone before they reach this point.
     for (_, ended) in fail(job, 0..1).1 {
         let error = ended.stderr;
         assert!(

@@ -9,7 +9,7 @@ use rcomm_tests::generator::{Damage, Job, Kind, Random, Spec};
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-/// What makes the analysis say each code.
+/// The cause that makes the analysis report each code.
 const MADE_BY: &[(Code, Cause)] = &[
     (Code::E101, Cause::Fault(Kind::Stuck)),
     (Code::E102, Cause::Fault(Kind::Crash)),
@@ -134,7 +134,7 @@ fn says(job: &Job, report: &Report, code: Code) -> bool {
     }
 }
 
-/// The report of a live view that has seen all ranks once, and one of them no more.
+/// The report of a live view that has seen all ranks once, and one of them no longer answers.
 fn fall_silent(job: &Job) -> Option<Report> {
     let judge = |dumps: &[std::sync::Arc<rcomm_recorder::publish::Dump>], policy: &Policy| {
         let dumps: Vec<_> = dumps.iter().map(AsRef::as_ref).collect();

@@ -221,7 +221,7 @@ impl Sureness {
     }
 }
 
-/// Fewer findings say nothing of how honest they are.
+/// Fewer findings do not measure whether confidences are calibrated.
 const ENOUGH: usize = 20;
 
 /// How many were right, and how sure they were together.

@@ -210,7 +210,7 @@ pub unsafe extern "C" fn cuMemAllocAsync(out: *mut u64, size: usize, stream: *mu
     }
 }
 
-/// Frees when the stream has come so far, and waits for nothing.
+/// Frees when the stream reaches this point, without blocking.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuMemFreeAsync(at: u64, stream: *mut c_void) -> c_int {
     crate::calls::note();

@@ -88,7 +88,7 @@ pub(super) struct Comm {
     writer: Mutex<Option<UnixStream>>,
     replies: Mutex<Replies>,
     arrived: Condvar,
-    /// What the communicator's own calls have come to (`asyncResult`).
+    /// The result of the communicator's own calls (`asyncResult`).
     pub(super) state: AtomicI32,
     /// An error of the connections, which nothing takes back (`proxyState->asyncResult`).
     network: AtomicI32,
@@ -356,8 +356,8 @@ impl Comm {
         }
     }
 
-    /// Ends what is on the device, and takes no more (`setCommAbortFlags`, init.cc:2915: kernels look at the
-    /// flag while they wait for a peer).
+    /// Ends what is on the device, and rejects new work (`setCommAbortFlags`, init.cc:2915: kernels look at
+    /// the flag while they wait for a peer).
     pub(super) fn stop(&self) {
         self.stopped.store(true, Ordering::Release);
         let _replies = lock(&self.replies);

@@ -201,7 +201,7 @@ pub unsafe extern "C" fn ncclCommInitRankScalable(
         let text = format!("improper usage of ncclCommInitRank: nId = {count}, nranks={ranks}");
         return fail(INVALID_ARGUMENT, &text);
     }
-    // SAFETY: the caller passes `count` ids; the first one's hub serves all, which no rank can tell.
+    // SAFETY: the caller passes `count` ids; the first one's hub serves all, which ranks cannot observe.
     let first = unsafe { *ids };
     // SAFETY: as the caller of this function.
     unsafe { ncclCommInitRankConfig(out, ranks, first, rank, config) }

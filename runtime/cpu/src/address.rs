@@ -75,7 +75,7 @@ fn route_to_store(place: &Rendezvous) -> Result<IpAddr> {
     })
 }
 
-/// The address from which the kernel would send to `target`. Sends nothing.
+/// The source address that the kernel would use towards `target`. Sends nothing.
 fn address_towards(target: SocketAddr) -> io::Result<IpAddr> {
     let family = match target {
         SocketAddr::V4(_) => AddressFamily::INET,
@@ -105,7 +105,7 @@ struct Interface {
     addresses: Vec<IpAddr>,
 }
 
-/// What this host has, in the kernel's order.
+/// The network interfaces of this host, in the kernel's order.
 struct Interfaces(Vec<Interface>);
 
 impl Interfaces {

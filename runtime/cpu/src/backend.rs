@@ -1,4 +1,4 @@
-//! [`CpuFactory`] and [`CpuBackend`]: what the rest of the crate sees.
+//! [`CpuFactory`] and [`CpuBackend`]: the crate's public types.
 
 use super::address;
 use super::algorithm::LaneEngine;
@@ -26,7 +26,7 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 /// Makes the CPU backends of a world's groups, which share one mesh of connections.
 pub struct CpuFactory {
     pub(super) mesh: Arc<Mesh>,
-    /// What is left to announce.
+    /// What is still to be announced.
     notes: Notes,
 }
 
@@ -52,18 +52,19 @@ impl CpuFactory {
         Ok(factory)
     }
 
-    /// As [`open`](Self::open), but leaves nothing in the store: the caller writes the
+    /// As [`open`](Self::open), but publishes nothing in the store: the caller writes the
     /// [announcement](BackendFactory::announcement).
     ///
     /// # Errors
-    /// As [`open`](Self::open), but for those of the store.
+    /// As [`open`](Self::open), except for those of the store.
     pub fn prepare(world: &WorldContext) -> Result<Self> {
         let address = address::choose(&world.config)?;
         let (mesh, notes) = Mesh::open(world, address)?;
         Ok(Self { mesh, notes })
     }
 
-    /// Callers on this rank's port that did not know the job's secret, or were of another job.
+    /// Connections to this rank's port that were refused: the caller did not know the job's secret,
+    /// or belonged to another job.
     pub fn refused(&self) -> u64 {
         self.mesh.refused()
     }
@@ -117,7 +118,7 @@ pub struct CpuBackend {
 #[derive(Default)]
 struct Windows {
     opened: u64,
-    /// What those were given that may not be open yet.
+    /// The groups of windows that may not be open yet.
     opening: Vec<Weak<CpuGroup>>,
     open: Vec<Weak<CpuWindow>>,
 }
@@ -129,7 +130,7 @@ impl CpuBackend {
         let rank = group.group_rank as usize;
         let deadline = deadline.started();
         let layout = mesh.host().layout(&ranks, rank, deadline)?;
-        // The others may need this core to come.
+        // The other ranks may need this core to get here.
         let mut policy = WaitPolicy::new(stop, deadline, WaitMode::Oversubscribed);
         let sockets = Sockets::default();
         let id = group.wire_id;
@@ -270,7 +271,7 @@ impl Backend for CpuBackend {
         windows.opening.retain(|side| side.strong_count() > 0);
         windows.opening.push(Arc::downgrade(&side.group));
         drop(windows);
-        // An abort before that has not seen it.
+        // An abort before this point has not seen the window's group.
         self.group.refuse_if_stopped()?;
         let name = &self.context.info.name;
         let window = Arc::new(CpuWindow::open(side, name, memory, deadline)?);
@@ -282,7 +283,7 @@ impl Backend for CpuBackend {
 }
 
 impl CpuBackend {
-    /// A backend of the same members for their window of this number.
+    /// A backend of the same members for their window with this number.
     fn beside(&self, number: u64, deadline: Deadline) -> Result<Self> {
         let mut side = self.context.clone();
         side.wire_id = derived_id("window", side.wire_id, number);

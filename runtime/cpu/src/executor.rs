@@ -1,4 +1,4 @@
-//! Operations that were issued: their turn, the threads that run them, and what their callers see.
+//! Issued operations: their order, the threads that run them, and their handles.
 
 use super::CpuGroup;
 use super::mesh::Failure;
@@ -20,7 +20,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Whose turn it is among the collectives of a group.
+/// The order of the collectives of a group: one runs at a time.
 pub(super) struct Turns {
     current: AtomicU64,
     sleepers: Mutex<()>,
@@ -65,7 +65,7 @@ impl Turns {
         Ok(())
     }
 
-    /// The turn is over: the next one's.
+    /// Ends this turn; the next one begins.
     #[inline]
     pub(super) fn pass(&self) {
         self.current.fetch_add(1, Ordering::SeqCst);
@@ -76,11 +76,11 @@ impl Turns {
     }
 }
 
-/// An issued operation as its caller sees it.
+/// An issued operation, as its caller's handle sees it.
 pub(super) struct Issued {
     state: Mutex<State>,
     bell: Condvar,
-    /// Until the end: it holds this operation in turn.
+    /// Dropped at the end, since it holds a reference to this operation.
     observer: Mutex<Option<Arc<dyn Observer>>>,
 }
 
@@ -182,7 +182,7 @@ pub(super) enum ExecutorKind {
 
 struct Shared {
     queue: Mutex<Queue>,
-    /// How often something was issued: what a thread that does not sleep yet looks at.
+    /// How often something was issued. A polling thread watches this count.
     issued: AtomicU64,
     /// For the thread that waits for tasks.
     bell: Condvar,
@@ -200,7 +200,7 @@ struct Queue {
     closed: bool,
     /// Threads that wait until none is open.
     draining: usize,
-    /// How the thread sleeps, if it does. To wake one that is awake costs a system call.
+    /// How the thread sleeps, if it does. Waking one that is awake would cost a system call.
     asleep: Option<Sleep>,
 }
 
@@ -303,8 +303,8 @@ impl Executor {
         true
     }
 
-    /// Takes nothing more, and joins the thread once the queue has run empty. If the thread itself was
-    /// the last to hold the group, it ends by itself.
+    /// Takes no more operations, and joins the thread once the queue has run empty. If the thread
+    /// itself was the last to hold the group, it ends by itself.
     pub(super) fn close(&self) {
         let mut queue = lock(&self.shared.queue);
         queue.closed = true;
@@ -336,7 +336,7 @@ impl Shared {
             None => {}
             Some(Sleep::Bell) => self.bell.notify_all(),
             Some(Sleep::Sockets) => {
-                // Only a full counter refuses, and then the thread is awake.
+                // Only a full counter refuses the write, and then the thread is awake.
                 let _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
             }
         }

@@ -1,4 +1,4 @@
-//! How a group ends: the error that its caller gets, and the words that its peers find in the store.
+//! How a group ends: the error for its caller, and the report that its peers find in the store.
 
 use super::group::CpuGroup;
 use super::handshake::Verdict;
@@ -141,7 +141,7 @@ impl CpuGroup {
     }
 }
 
-/// Where a rank leaves its reason for giving up.
+/// The key under which a rank publishes its reason for giving up.
 fn note_key(rank: Rank) -> String {
     format!("gave_up/{rank}")
 }

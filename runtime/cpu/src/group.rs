@@ -1,4 +1,4 @@
-//! [`CpuGroup`]: how a group is put together, and how it runs an operation.
+//! [`CpuGroup`]: the parts of a group, and how it runs an operation.
 
 use super::algorithm::{HostsEngine, LaneEngine, ShmEngine, ShmExchanges};
 use super::collective::{Place, Step, for_each_step};
@@ -21,7 +21,7 @@ use sha2::{Digest, Sha256};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-/// What the threads of a group share.
+/// The state that the threads of a group share.
 pub(super) struct CpuGroup {
     pub(super) name: String,
     pub(super) rank: usize,
@@ -38,13 +38,13 @@ pub(super) struct CpuGroup {
     pub(super) sockets: Sockets,
 }
 
-/// Which way the collectives of a group go.
+/// The implementation that runs the collectives of a group.
 pub(super) enum CollectiveEngine {
     /// All its ranks share memory.
     ShmExchange(ShmEngine),
     /// None of them do.
     Lanes(Box<LaneEngine>),
-    /// Those of each host do.
+    /// The ranks of each host do.
     Hosts(Box<HostsEngine>),
 }
 
@@ -137,7 +137,7 @@ impl CpuGroup {
         WaitPolicy::new(&self.stop, call.deadline, wait_mode)
     }
 
-    /// Makes everything pending, and everything later, fail with this reason.
+    /// Makes all pending and later operations fail with this reason.
     pub(super) fn give_up(&self, reason: &AbortReason) {
         self.stop.raise(reason.error.clone());
         self.hang_up();

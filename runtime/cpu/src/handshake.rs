@@ -52,7 +52,7 @@ impl LaneKind {
     }
 }
 
-/// What the acceptor thinks of a handshake or a proof.
+/// The acceptor's verdict on a handshake or a proof.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub(super) enum Verdict {
@@ -62,7 +62,7 @@ pub(super) enum Verdict {
     OtherProtocol = 1,
     /// Another job.
     OtherJob = 2,
-    /// The rank called is not the one that answers, the caller is no rank, or the worlds differ.
+    /// The dialed rank is not this one, the caller is no rank of the world, or the worlds differ.
     OtherRank = 3,
     /// The proof was wrong.
     WrongSecret = 4,
@@ -159,7 +159,7 @@ impl End {
     }
 }
 
-/// The dialer's first words.
+/// The first message of a dialer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Handshake {
     pub(super) kind: LaneKind,
@@ -245,7 +245,7 @@ mod tests {
             noise in proptest::collection::vec(any::<u8>(), HANDSHAKE_LEN),
             kept in 0..HANDSHAKE_LEN,
         ) {
-            // The beginning of a true handshake, so that the noise gets past the first checks.
+            // A valid beginning, so that the noise gets past the first checks.
             let dialer = Identity::new(3, 4, "job", &secret());
             let mut bytes = handshake().encode(&dialer, &[7; 32]);
             bytes[kept..].copy_from_slice(&noise[kept..]);

@@ -30,7 +30,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-/// How long a neighbour may take over its first words.
+/// The time-out of a neighbour's handshake.
 const GREETING_TIME: Duration = Duration::from_secs(10);
 /// How long to look in the shared memory for ranks that most likely join it soon, before asking the store
 /// for them.
@@ -133,7 +133,7 @@ impl Host {
         Ok((host, keeper))
     }
 
-    /// What every rank leaves in the store for the others, and under which key.
+    /// The key and value that every rank publishes in the store for the others.
     pub(super) fn note(&self, rank: Rank) -> (String, String) {
         (host_key(rank), self.note.write())
     }
@@ -220,7 +220,7 @@ impl Host {
         let Some((machine, own)) = self.note.machine.as_ref() else {
             return counted;
         };
-        // Less than its processors are what a quota leaves it.
+        // A quota may leave fewer cores than the rank's processors.
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let is_rationed = cores < own.iter().map(|word| word.count_ones() as usize).sum();
         if self.segment.is_some() || is_rationed {
@@ -304,7 +304,7 @@ impl Host {
                 tracing::warn!("too many groups share memory already: this one uses sockets");
                 Ok(None)
             }
-            // Its first member makes the exchange area.
+            // The group's first rank makes the exchange area.
             Err(ShmExchangeError::Interrupted(Interrupted::TimedOut)) => {
                 Err(Failure::Late(vec![ranks[0]]))
             }
@@ -320,13 +320,14 @@ fn host_key(rank: Rank) -> String {
     format!("cpu/host_of/{rank}")
 }
 
-/// What only ranks under one kernel have in common.
+/// An identifier that only ranks under one kernel have in common.
 fn boot_id() -> io::Result<String> {
     let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id")?;
     Ok(boot.trim().to_owned())
 }
 
-/// What only ranks that can share memory, and can watch each other's processes, have in common.
+/// A name that only ranks that can share memory, and can watch each other's processes, have in
+/// common.
 fn name(boot: &str, id: Option<&str>) -> io::Result<String> {
     use std::os::unix::fs::MetadataExt;
     let network = std::fs::metadata("/proc/self/ns/net")?.ino();
@@ -334,7 +335,7 @@ fn name(boot: &str, id: Option<&str>) -> io::Result<String> {
     let user = rustix::process::geteuid().as_raw();
     let mut name = format!("{boot}{SEPARATOR}{network}{SEPARATOR}{processes}{SEPARATOR}{user}");
     if let Some(id) = id {
-        // Whatever is in it: the name is part of keys.
+        // Hashed, since it may hold any characters and the name is part of keys.
         let digest = Sha256::digest(id.as_bytes());
         name.push(SEPARATOR);
         name.extend(digest.iter().take(8).map(|byte| format!("{byte:02x}")));

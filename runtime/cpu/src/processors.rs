@@ -8,7 +8,7 @@ pub(super) const SET: usize = 16;
 /// A set of processors, a bit each.
 pub(super) type Processors = [u64; SET];
 
-/// Those that this thread may run on; all if the system does not tell.
+/// The processors that this thread may run on; all if the system does not report them.
 pub(super) fn own_processors() -> Processors {
     let Ok(set) = rustix::thread::sched_getaffinity(None) else {
         return [u64::MAX; SET];

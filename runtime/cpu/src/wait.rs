@@ -20,11 +20,11 @@ const SPIN: Duration = Duration::from_micros(50);
 const YIELD: Duration = Duration::from_millis(1);
 /// How long a helper thread yields to the rank's own before it sleeps.
 const LINGER: Duration = Duration::from_micros(200);
-/// Looks between two looks at the clock.
+/// Polls between two reads of the clock.
 const LOOKS: u32 = 64;
-/// Looks without a hint to the processor that this is a wait.
+/// Polls without a hint to the processor that this is a wait.
 const EAGER: u32 = 48;
-/// The longest sleep between two looks at stop, deadline and peers.
+/// The longest sleep between two checks of stop, deadline and peers.
 const LONGEST_SLEEP: Duration = Duration::from_millis(10);
 
 /// Whether each rank of this host has a core to itself.
@@ -42,7 +42,7 @@ pub(crate) enum WaitMode {
 }
 
 impl WaitMode {
-    /// The same, but for an operation about whose wait this is known.
+    /// The same, but for an operation whose expected wait is known.
     #[inline]
     pub(crate) fn hinted(self, hint: WaitHint) -> Self {
         match hint {
@@ -86,7 +86,7 @@ impl Stop {
         self.raised.load(Ordering::Acquire)
     }
 
-    /// Why, once it was raised.
+    /// The reason, once it was raised.
     pub(crate) fn reason(&self) -> Option<Error> {
         if !self.is_raised() {
             return None;
@@ -114,7 +114,7 @@ pub(crate) enum Interrupted {
     Stopped(Error),
 }
 
-/// One operation's patience: its deadline, its stop, and how long it has looked in vain.
+/// One operation's wait: its deadline, its stop, and how long it has polled in vain.
 pub(crate) struct WaitPolicy<'a> {
     stop: &'a Stop,
     deadline: Deadline,
@@ -134,14 +134,14 @@ impl<'a> WaitPolicy<'a> {
         }
     }
 
-    /// Something came: the next wait starts anew.
+    /// Progress was made: the next wait starts anew.
     #[inline]
     pub(crate) fn refresh(&mut self) {
         self.looks = 0;
         self.idle_since = None;
     }
 
-    /// Counts a look in vain; returns what to do next.
+    /// Counts a poll in vain; returns what to do next.
     #[inline]
     pub(crate) fn pause(&mut self) -> Result<Pause, Interrupted> {
         self.looks += 1;

@@ -16,14 +16,14 @@ const HEAD: usize = 24;
 /// A message of one header, without the data that follow it.
 const GREETING: usize = HEAD + OP_HEADER_LEN;
 const MAGIC: u32 = 0x7263_6d31;
-/// More than any rank sends: headers with lists for some ten thousand ranks.
+/// A limit above every valid message: headers with lists for some ten thousand ranks fit.
 const MAX_MESSAGE: usize = 1 << 30;
 
 /// The headers of all ranks for one operation.
 #[derive(Default)]
 pub(super) struct Agreement {
     op_headers: Vec<OpHeader>,
-    /// Messages sent so far; equal on all ranks, and checked, so that a lost step cannot go unnoticed.
+    /// Messages sent so far; equal on all ranks, and checked, so that a lost step is detected.
     count: u64,
     /// The head of the next message, then blocks.
     outgoing: Vec<u8>,
@@ -167,7 +167,7 @@ impl Agreement {
         &self.op_headers
     }
 
-    /// What came with this rank's header.
+    /// The inline data that came with this rank's header.
     pub(super) fn inline(&self, rank: usize) -> &[u8] {
         let size = self.op_headers.len();
         let block = (rank + size - self.rank) % size;

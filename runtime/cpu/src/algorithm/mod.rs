@@ -106,7 +106,7 @@ impl LaneEngine {
         self.carry_out(collective, place, policy)
     }
 
-    /// Does what the ranks have agreed on.
+    /// Runs the collective that the ranks have agreed on.
     fn carry_out(
         &mut self,
         collective: Collective<'_>,
@@ -166,7 +166,7 @@ fn choose(
     })
 }
 
-/// What it is, and its bytes as the table of choices counts them.
+/// The collective's pattern, and its bytes as the table of choices counts them.
 fn extent(collective: &Collective<'_>, place: Place) -> (Pattern, usize) {
     let size = place.size;
     match collective {
@@ -182,14 +182,14 @@ fn extent(collective: &Collective<'_>, place: Place) -> (Pattern, usize) {
             let bytes = (0..size).map(|rank| inputs.part(rank).len()).sum();
             (Pattern::ReduceScatter, bytes)
         }
-        // One algorithm each, whatever the size.
+        // These have one algorithm each, whatever the size.
         Collective::AllToAll { .. } => (Pattern::AllToAll, 0),
         Collective::Gather { .. } => (Pattern::Gather, 0),
         Collective::Scatter { .. } => (Pattern::Scatter, 0),
     }
 }
 
-/// What of this rank's input can go with its header, if any of this collective's can.
+/// This rank's input, if it is of a collective whose input can go with the header.
 fn small_input<'a>(collective: &'a Collective<'_>, place: Place) -> Option<&'a [u8]> {
     match collective {
         Collective::Barrier => Some(&[]),
@@ -204,7 +204,7 @@ fn small_input<'a>(collective: &'a Collective<'_>, place: Place) -> Option<&'a [
     }
 }
 
-/// Bytes that all ranks bring of those.
+/// Total bytes of such inputs over all ranks.
 fn brought(collective: &Collective<'_>, place: Place) -> usize {
     match collective {
         Collective::AllReduce { data, .. } => data.len().saturating_mul(place.size),
@@ -214,7 +214,7 @@ fn brought(collective: &Collective<'_>, place: Place) -> usize {
     }
 }
 
-/// Does the rest of a collective whose data came with the headers: `inline` gives each rank's.
+/// Completes a collective whose data came with the headers: `inline` gives each rank's.
 fn finish_small<'a>(
     collective: &mut Collective<'_>,
     place: Place,

@@ -12,14 +12,14 @@ use crate::op_header::{self, OpHeader};
 use crate::wait::WaitPolicy;
 use rcomm_core::arithmetic;
 
-/// Bytes that go before the other's header is known: all of a small buffer, and little enough to be thrown away
+/// Bytes that are sent before the other's header is known: all of a small buffer, and few enough to discard
 /// where the ranks do not agree.
 const AHEAD: usize = 256 << 10;
-/// What has come waits here until it is combined.
+/// Bytes of the buffer in which received data wait to be combined.
 const SCRATCH: usize = 256 << 10;
 
 impl LaneEngine {
-    /// Agrees on `op_header` with the other rank, then does it.
+    /// Agrees on `op_header` with the other rank, then runs the all_reduce.
     pub(super) fn swap(
         &mut self,
         mut op_header: OpHeader,

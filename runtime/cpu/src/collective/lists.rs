@@ -7,7 +7,7 @@ use rcomm_recorder::model::{OpType, Parts};
 pub(crate) fn has_lists(op: OpType) -> bool {
     match (op.pattern(), op.parts()) {
         (_, Parts::PerPair) => true,
-        // The root alone knows all parts.
+        // Only the root knows all parts.
         (pattern, Parts::PerRank) => pattern.is_rooted(),
         (_, Parts::Equal) => false,
     }

@@ -149,11 +149,12 @@ pub(super) enum Collective<'a> {
     },
 }
 
-/// A collective, what to tell the others of it, and the lists of counts that go with that.
+/// A collective, the header that describes it to the other ranks, and the lists of counts that go
+/// with the header.
 pub(super) struct Step<'a> {
     pub(super) op_header: OpHeader,
-    /// The header's, taken while its parts are at hand: read back from memory where they have just been
-    /// written one by one, they would keep the processor waiting.
+    /// The header's, computed while its parts are in registers: reading them back from memory where
+    /// they have just been written one by one would stall the processor.
     pub(super) signature: u64,
     /// Elements for each pair or rank, where only a comparison of these shows a disagreement.
     pub(super) lists: Vec<u64>,

@@ -1,4 +1,4 @@
-//! An [`Op`] taken apart into [`Step`]s, by the pattern and layout of its kind.
+//! Splits an [`Op`] into [`Step`]s, by the pattern and layout of its kind.
 
 #![deny(clippy::wildcard_enum_match_arm)]
 
@@ -12,7 +12,7 @@ use rcomm_core::{Error, ErrorKind};
 use rcomm_core::{Op, Reduction, Sides};
 use rcomm_recorder::model::{DType, Layout, OpType, Parts, Pattern, ReduceOp};
 
-/// Takes `op` apart, and hands each step to `perform` in order.
+/// Splits `op`, and passes each step to `perform` in order.
 #[inline]
 pub(crate) fn for_each_step(
     op: &mut Op<'_>,
@@ -55,7 +55,8 @@ pub(crate) fn for_each_step(
     Ok(())
 }
 
-/// The step of an operation that is one. Valid operations have as many buffers as their kind wants.
+/// The step of an operation that consists of one. Valid operations have as many buffers as their
+/// kind requires.
 #[inline]
 fn perform_one(
     kind: OpType,
@@ -256,7 +257,7 @@ fn listed(op_header: OpHeader, own: &Buffer<'_>, parts: &[Buffer<'_>]) -> OpHead
 }
 
 fn parted(op_header: OpHeader, at: usize, count: usize) -> OpHeader {
-    // More than four thousand million buffers do not fit in memory.
+    // A `u32` suffices: four thousand million buffers do not fit in memory.
     OpHeader {
         part: (at as u32, count as u32),
         ..op_header

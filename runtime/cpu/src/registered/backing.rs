@@ -70,8 +70,8 @@ impl Backing {
         unsafe { Buffer::from_raw(start, len, dtype, Device::Cpu, Access::Write, self) }
     }
 
-    /// Where others find all of a buffer's memory for a window, if it is of this kind and begins with the
-    /// file.
+    /// Where other ranks find all of a buffer's memory for a window, if it is of this kind and begins
+    /// with the file.
     pub(crate) fn for_window(memory: &Buffer<'_>) -> Option<Whereabouts> {
         let backing = memory.owner()?.downcast_ref::<Self>()?;
         let begins = std::ptr::eq(backing.region.start().as_ptr(), memory.as_ptr());
@@ -92,7 +92,7 @@ impl Backing {
             .then(|| self.region.whereabouts())
     }
 
-    /// Notes that others may have it mapped from now on.
+    /// Records that other ranks may have it mapped from now on.
     pub(super) fn lend(&self) {
         self.is_lent.store(true, Ordering::Release);
     }
@@ -137,8 +137,8 @@ impl Backing {
             }
         });
         if moved.is_err() {
-            // No memory for it: as wherever that happens. To go on would be to give a caller memory that
-            // another rank may write to.
+            // Out of memory: handled as any allocation failure. To go on would return memory to a caller
+            // that another rank may still write to.
             std::alloc::handle_alloc_error(layout);
         }
     }
@@ -153,7 +153,8 @@ unsafe fn copy_while_written(from: NonNull<u8>, to: *mut u8, len: usize) {
     const WORD: usize = size_of::<u64>();
     let words = len / WORD;
     for at in 0..words {
-        // SAFETY: inside both ranges, and aligned. What others write by halves is read by halves.
+        // SAFETY: inside both ranges, and aligned. A word that another process writes at the same
+        // time may be read half-written.
         unsafe {
             let word = from.cast::<u64>().add(at).read_volatile();
             to.cast::<u64>().add(at).write(word);
@@ -175,7 +176,7 @@ impl Drop for Backing {
         let is_maker = self.maker == std::process::id();
         let is_lent = self.is_lent.load(Ordering::Acquire);
         if is_maker && is_lent && !self.is_in_window.load(Ordering::Acquire) {
-            // Others keep it mapped until they find it empty, but none of its memory.
+            // Others keep it mapped until they find it empty, but it occupies no memory.
             self.region.empty();
         }
     }

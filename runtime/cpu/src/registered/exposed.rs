@@ -28,12 +28,12 @@ pub(crate) struct Exposed<'a> {
 }
 
 impl<'a> Exposed<'a> {
-    /// Bytes that the others would read.
+    /// Bytes that the others will read.
     pub(crate) fn read(registry: &Registry, bytes: &'a [u8]) -> Self {
         Self::new(registry, NonNull::from(bytes), Access::Read)
     }
 
-    /// Bytes that the others would write as well.
+    /// Bytes that the others will write as well.
     pub(crate) fn write(registry: &Registry, bytes: &'a mut [u8]) -> Self {
         Self::new(registry, NonNull::from(bytes), Access::Write)
     }
@@ -123,12 +123,13 @@ pub(crate) struct Meeting<'a> {
     own: Exposed<'a>,
     rank: usize,
     rule: Rule,
-    /// Those that the terms name.
+    /// The places that the terms name.
     places: Vec<Option<Place>>,
 }
 
 impl<'a> Meeting<'a> {
-    /// `reached` are the other ranks' bytes that the terms name, as long as these say.
+    /// `reached` are the other ranks' bytes that the terms name, with the lengths that the terms
+    /// give.
     pub(super) fn new(
         mut own: Exposed<'a>,
         rank: usize,

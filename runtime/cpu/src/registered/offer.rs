@@ -16,7 +16,7 @@ pub(super) struct Offer {
 }
 
 impl Offer {
-    /// An offer, or that there is none.
+    /// Encodes an offer, or that there is none.
     pub(super) fn encode(offer: Option<&Self>) -> [u8; OFFER_LEN] {
         let mut bytes = [0; OFFER_LEN];
         if let Some(Self { region, start }) = offer {
@@ -29,7 +29,7 @@ impl Offer {
         bytes
     }
 
-    /// Reads an offer; `None` if these bytes are none.
+    /// Reads an offer; `None` if these bytes hold none.
     pub(super) fn decode(bytes: &[u8]) -> Option<Self> {
         let bytes: &[u8; OFFER_LEN] = bytes.first_chunk()?;
         let word = |at: usize| {

@@ -30,7 +30,7 @@ impl Reached {
     }
 }
 
-/// What ranks may do while they are at each other's bytes.
+/// What ranks may do while they access each other's bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Rule {
     /// All read.
@@ -39,7 +39,7 @@ pub(crate) enum Rule {
     Share,
 }
 
-/// The bytes of so many that `rank` works on for all: whole cache lines, and so whole elements.
+/// The bytes, of this many, that `rank` works on for all: whole cache lines, and so whole elements.
 pub(super) fn share_of(rank: usize, size: usize, len: usize) -> Range<usize> {
     const LINE: usize = 64;
     let lines = part_of(rank, size, len.next_multiple_of(LINE), LINE);
@@ -51,11 +51,11 @@ pub(super) fn share_of(rank: usize, size: usize, len: usize) -> Range<usize> {
 pub(crate) struct Need {
     /// How many.
     pub(crate) len: usize,
-    /// What the rule's words mean for them.
+    /// The access that the rule grants to them.
     pub(crate) access: Access,
 }
 
-/// Whose bytes are used and how. Made from what the ranks' headers agree on alone.
+/// Which ranks' bytes are used, and how. Made from what the ranks' headers agree on alone.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Terms {
     /// By rank; `None` for a rank whose bytes no other needs.
@@ -66,24 +66,24 @@ pub(crate) struct Terms {
 
 /// What the ranks have agreed on.
 pub(crate) enum Outcome<'a> {
-    /// To be at each other's bytes, by the terms of this number.
+    /// To access each other's bytes, by the terms with this index.
     Met(usize, Meeting<'a>),
-    /// To go another way.
+    /// To use another algorithm.
     Apart(Exposed<'a>),
 }
 
-/// How ranks tell each other something, all at once.
+/// A way for all ranks to exchange a few bytes at once.
 pub(crate) trait Phases {
     /// Shows these bytes, and waits for those of all other ranks.
     fn say(&mut self, bytes: &[u8]) -> Result<(), Failure>;
 
-    /// What `rank` has shown, and whatever was behind it.
+    /// What `rank` has shown, and whatever was behind it in the line.
     fn said(&self, rank: usize) -> &[u8; INLINE];
 }
 
 /// A region of a rank that all ranks know.
 struct Known {
-    /// Here, if it is another rank's and has not been let go of.
+    /// The mapping, if the region is another rank's and is still mapped here.
     mapped: Option<Arc<Reached>>,
     /// Whether all others have mapped it.
     is_reached: bool,
@@ -91,7 +91,7 @@ struct Known {
     used: u64,
 }
 
-/// One rank's view of what a group's ranks have mapped of each other.
+/// One rank's view of the regions that a group's ranks have mapped of each other.
 pub(crate) struct Reach {
     rank: usize,
     registry: Arc<Registry>,
@@ -116,7 +116,7 @@ impl Reach {
         &self.registry
     }
 
-    /// Lets go of everything: the group's ranks will not agree on anything any more.
+    /// Unmaps everything: the group's ranks will not agree on anything any more.
     pub(crate) fn let_go(&mut self) {
         self.known.iter_mut().for_each(HashMap::clear);
     }
@@ -169,7 +169,7 @@ impl Reach {
         Ok(Outcome::Met(number, meeting))
     }
 
-    /// Those that are not known yet, with their ranks.
+    /// The chosen regions that are not known yet, with their ranks.
     fn unknown(&self, chosen: &[Option<Chosen>]) -> Vec<(usize, Whereabouts)> {
         let regions = chosen.iter().enumerate();
         let regions = regions.filter_map(|(rank, it)| Some((rank, it.as_ref()?.region)));
@@ -180,7 +180,7 @@ impl Reach {
 
     /// Maps the regions of other ranks; returns whether all could be mapped.
     fn map(&mut self, regions: &[(usize, Whereabouts)]) -> bool {
-        // A good moment to let go of what others have freed.
+        // A good moment to unmap regions that their owners have freed.
         for known in self.known.iter_mut().flat_map(HashMap::values_mut) {
             known.mapped.take_if(|mapped| mapped.region().is_empty());
         }

@@ -9,14 +9,15 @@ use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::ptr::NonNull;
 
-/// Where the processes of this host find a region.
+/// How the processes of this host find a region.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Whereabouts {
     /// The process that made it.
     pub(crate) pid: u32,
     /// The number of its file there.
     pub(crate) number: i32,
-    /// The inode of its file, which no other region of the host has while this one is there; never 0.
+    /// The inode of its file, which no other region of the host has as long as this one exists; never
+    /// 0.
     pub(crate) id: u64,
     /// Bytes.
     pub(crate) len: usize,
@@ -131,7 +132,7 @@ impl Region {
         let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
         // Only whole pages are given back.
         let len = self.len.max(1).next_multiple_of(rustix::param::page_size());
-        // What cannot be emptied goes with the last mapping.
+        // A file that cannot be emptied is freed with its last mapping.
         let _ = rustix::fs::fallocate(&self.file, flags, 0, len as u64);
     }
 
@@ -161,7 +162,7 @@ mod tests {
         assert!(Region::attach(&Whereabouts { len: 99, ..at }).is_err());
         let id = at.id ^ 1;
         assert!(Region::attach(&Whereabouts { id, ..at }).is_err());
-        // Another one, as long, that took its number.
+        // Another region of the same length, which takes over its descriptor's number.
         let other = Region::create(100).unwrap();
         let number = other.whereabouts().number;
         assert!(Region::attach(&Whereabouts { number, ..at }).is_err());

@@ -33,10 +33,11 @@ struct Said {
 
 impl Registry {
     /// New memory, all zero, that the other processes of this host can map; ordinary memory where the
-    /// system lets this process make none of that kind.
+    /// system refuses this process memory of that kind.
     ///
     /// # Errors
-    /// `InvalidArgument` for more than fits in memory at all; `Io` if there is not so much.
+    /// `InvalidArgument` for more than fits into the address space; `Io` if the system has not
+    /// enough.
     pub(crate) fn allocate(self: &Arc<Self>, dtype: DType, len: usize) -> Result<Buffer<'static>> {
         let bytes = element_size(dtype).checked_mul(len);
         let bytes = bytes.filter(|&bytes| isize::try_from(bytes).is_ok());
@@ -87,7 +88,7 @@ impl Registry {
         }
     }
 
-    /// Takes in that another rank's memory could not be mapped.
+    /// Records that another rank's memory could not be mapped.
     pub(super) fn note_unreachable(&self, error: &io::Error) {
         if !self.said.unreachable.swap(true, Ordering::Relaxed) {
             tracing::warn!(
@@ -98,12 +99,12 @@ impl Registry {
         }
     }
 
-    /// The allocated memory that all of these bytes are in, and which of it they are.
+    /// The allocated memory that holds all of these bytes, and their range in it.
     pub(super) fn find(&self, bytes: Range<usize>) -> Option<(Arc<Backing>, Range<usize>)> {
         let backing = {
             let live = self.live();
             let (_, nearest) = live.range(..=bytes.start).next_back()?;
-            // Outside the lock it may be the last to go, which asks for the lock.
+            // Kept beyond the lock's scope: dropping the last reference takes the lock.
             nearest.upgrade()
         }?;
         let start = backing.region().start().addr().get();

@@ -1,6 +1,6 @@
 //! Blocking sends and receives that meet others on their lane.
 //!
-//! One that meets none goes a shorter way; here they meet, in each of the ways in which they can.
+//! One that meets none takes a shorter path; here they meet, in every possible way.
 
 use super::messages::{message, receive, send};
 use super::*;

@@ -1,4 +1,4 @@
-//! Every collective, over sizes around every threshold, against what it is defined to give.
+//! Every collective, over sizes around every threshold, against its definition.
 
 use super::*;
 use rcomm_core::Reduction;
@@ -8,7 +8,7 @@ use rcomm_recorder::model::{DType, ReduceOp};
 use rustix::time::{ClockId, clock_gettime};
 use std::time::Instant;
 
-/// Around the vector block, the inline limit, the segment and the chunk, and none of them.
+/// Sizes around the vector block, the inline limit, the segment and the chunk, and others.
 const COUNTS: &[usize] = &[0, 1, 2, 7, 64, 257, 1021, 2048, 8191, 200_003];
 const SIZES: &[u32] = &[1, 2, 3, 8];
 
@@ -489,7 +489,7 @@ fn a_rank_that_waits_a_second_burns_no_core() {
             let (waited, burnt) = (waited.elapsed(), burnt() - before);
             if rig.rank == 0 {
                 eprintln!("{wiring:?}: waited for {waited:?} on {burnt:?} of a core");
-                // Mostly the look around before the first sleep; a thread that spins burns all of it.
+                // Mostly polling before the first sleep; a thread that spins burns all of it.
                 assert!(burnt < LATE / 4, "{burnt:?}");
             }
         });

@@ -109,9 +109,9 @@ fn a_silent_rank_is_named_when_the_deadline_passes() {
         let results = world(2, wiring, |rig| {
             rig.run(Op::Barrier).unwrap();
             if rig.rank == 1 {
-                // Comes when rank 0 has given up, and learns that.
+                // Starts when rank 0 has given up, and gets that error.
                 rig.store.wait(&["gave up"], LONG).unwrap();
-                // Rank 0 had come to the first one, so it may succeed; to no other.
+                // Rank 0 took part in the first barrier, so that one may succeed; no other may.
                 let first = rig.run(Op::Barrier);
                 return first.and_then(|_| rig.run(Op::Barrier)).unwrap_err();
             }
@@ -143,7 +143,7 @@ fn a_rank_that_leaves_is_named_by_all_the_others() {
                     let rig = Rig::new(store, rank, 4, wiring);
                     rig.run(Op::Barrier).unwrap();
                     if rank == 2 {
-                        // Its mesh, lanes and all go with it, as those of a dead process do.
+                        // Its mesh and lanes end with it, as those of a dead process do.
                         return;
                     }
                     let error = rig.run(Op::Barrier).unwrap_err();
@@ -202,7 +202,7 @@ fn strangers_are_refused_and_counted_and_disturb_nobody() {
             let mut answer = Vec::new();
             // Refused with a verdict or a reset; either way the connection ends.
             let _ = stranger.read_to_end(&mut answer);
-            // The right words without the secret.
+            // A valid handshake without the secret.
             let mut context = world_context(rig.store.clone(), 1, 2, Wiring::Tcp);
             context.secret = Secret::from_text("guessed");
             context.store = Arc::new(PrefixStore::new("nowhere/", rig.store.clone()));
@@ -267,7 +267,7 @@ fn rank_1_raves(kind: LaneKind, noise: &[u8]) {
             let mut lane = lane.unwrap_or_else(|_| panic!("the lane to rank 0"));
             let mut lane = lane.remove(0);
             lane.set_nonblocking(false).unwrap();
-            // It may be hung up on in the middle.
+            // The peer may close the lane in the middle.
             let _ = lane.write_all(noise);
             rig.store.wait(&["heard"], LONG).unwrap();
             return;
@@ -283,7 +283,7 @@ fn rank_1_raves(kind: LaneKind, noise: &[u8]) {
         };
         rig.store.set("heard", b"").unwrap();
         let error = error.unwrap_err();
-        // Noise that happens to be the beginning of something true is waited out.
+        // Noise that happens to be the beginning of a valid message ends in a time-out.
         let named = error.rank() == Some(1) || error.kind() == ErrorKind::Timeout;
         assert!(named, "{error}");
     });

@@ -52,7 +52,7 @@ fn a_message_arrives_whole_and_in_order() {
 
 #[test]
 fn short_and_long_messages_keep_their_order_while_nobody_receives() {
-    // More short ones than any transport sets aside for such.
+    // More short messages than any transport has room for.
     let count = |round: u32| if round.is_multiple_of(4) { 100 } else { 2 };
     for &wiring in WIRINGS {
         world(2, wiring, |rig| {

@@ -20,7 +20,7 @@ fn is_all(buffer: &Buffer<'_>, value: f32) -> bool {
     all.all(|&it| it == value)
 }
 
-/// As it is, not over a copy.
+/// Runs the operation on these very buffers, not on copies.
 fn run(rig: &Rig, mut op: Op<'_>, deadline: Duration) -> Result<Done> {
     let call = rig.call(&op, deadline);
     rig.backend.run(&mut op, call, &Deaf)
@@ -159,7 +159,7 @@ fn a_rank_that_gives_up_has_its_memory_for_itself_whatever_the_others_do() {
         assert!(is_all(&buffer, 3.0));
         let address = buffer.as_ptr().addr();
         if rig.rank == 0 {
-            // The other one does not come before this one has gone.
+            // The other rank does not come before this one has given up.
             let soon = Duration::from_millis(50);
             let error = run(rig, sum(buffer.lend()), soon).unwrap_err();
             assert_eq!(mappings(address), 0, "still shared");
@@ -171,7 +171,7 @@ fn a_rank_that_gives_up_has_its_memory_for_itself_whatever_the_others_do() {
             return error;
         }
         rig.store.wait(&["gave up"], LONG).unwrap();
-        // It sees the offer of the one that has gone, and does its work in vain.
+        // This rank sees the offer of the rank that has left, and works in vain.
         let error = run(rig, sum(buffer.lend()), LONG).unwrap_err();
         assert_eq!(mappings(address), 0, "still shared");
         rig.store.set("tried", b"").unwrap();

@@ -1,14 +1,14 @@
-//! What a rank costs that has nothing to do but wait.
+//! What a waiting rank costs.
 
 use super::{Rig, Wiring, world};
 use rcomm_core::Op;
 use rustix::time::{ClockId, clock_gettime};
 use std::time::Duration;
 
-/// How long the others are kept waiting.
+/// How late the last rank is.
 const LATE: Duration = Duration::from_secs(1);
 
-/// What this thread has had of a processor so far.
+/// Processor time that this thread has used so far.
 fn processor_time() -> Duration {
     let time = clock_gettime(ClockId::ThreadCPUTime);
     Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
@@ -16,7 +16,7 @@ fn processor_time() -> Duration {
 
 fn cost_of_waiting(wiring: Wiring, size: u32) -> Duration {
     let costs = world(size, wiring, |rig: &Rig| {
-        // Connected, and its code and memory at hand.
+        // Warm up: connected, with code and memory at hand.
         rig.run(Op::Barrier).unwrap();
         if rig.rank == 0 {
             std::thread::sleep(LATE);

@@ -1,4 +1,4 @@
-//! A file descriptor from one process to another, over a unix socket.
+//! Passes a file descriptor from one process to another, over a unix socket.
 
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,

@@ -40,7 +40,7 @@ impl Lane {
     }
 
     /// Reads into all of `into` what comes behind exactly this head, if that comes next and all of it is
-    /// there. A socket does not tell.
+    /// there. Always `Other` on a socket, which cannot be looked into.
     #[inline]
     pub(crate) fn read_behind<const HEAD: usize>(
         &mut self,

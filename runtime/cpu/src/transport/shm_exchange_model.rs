@@ -12,7 +12,7 @@ use std::sync::atomic::AtomicUsize;
 
 const PHASES: u32 = 3;
 
-/// What a variant does otherwise.
+/// How a variant differs.
 #[derive(Clone, Copy)]
 struct Protocol {
     /// How the flag is stored.

@@ -12,7 +12,7 @@ use std::sync::atomic::AtomicUsize;
 
 const VALUES: u32 = 2;
 
-/// What a variant does otherwise.
+/// How a variant differs.
 #[derive(Clone, Copy)]
 struct Protocol {
     /// How counts are stored.

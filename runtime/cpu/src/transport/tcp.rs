@@ -28,11 +28,11 @@ pub(crate) struct TcpLane {
     unread: std::ops::Range<usize>,
 }
 
-/// Whose turn it is in one direction.
+/// The stream whose turn it is in one direction.
 #[derive(Clone, Copy, Default)]
 struct Turn {
     stream: usize,
-    /// Bytes of this turn that have gone.
+    /// Bytes sent or received in this turn.
     done: usize,
 }
 

@@ -92,7 +92,7 @@ impl Card {
         Some(Self {
             host: long(0)?,
             pid,
-            // No window holds elements of a type without a name.
+            // A part whose element type is unknown is invalid.
             dtype: DType::from_code(*bytes.get(12)?).filter(|&dtype| dtype != DType::Other)?,
             bytes: long(16)?,
             data: region(24),
@@ -112,7 +112,7 @@ struct Reach {
     talk: Mutex<()>,
 }
 
-/// What the caller's threads and the service share.
+/// The state that the caller's threads and the service share.
 struct Shared {
     /// Carries this window's messages and nothing else.
     side: CpuBackend,
@@ -318,7 +318,7 @@ fn reach_of(shared: &Shared, memory: &RemoteMemory, own: &Card, said: &[u8]) -> 
         } else {
             let data = map(card.data, bytes).and_then(|all| all.part(0, bytes).ok());
             let counters = map(card.counters, shared.ranks.len() * 4);
-            // A signal must not overtake what was put before it: one path for both.
+            // A signal must not overtake earlier puts: both take the same path.
             match (data, counters) {
                 (Some(data), Some(counters)) => (Some(data), Some(counters)),
                 _ => (None, None),
@@ -419,7 +419,7 @@ impl Window for CpuWindow {
                         continue;
                     }
                     doubt = Instant::now() + DOUBT;
-                    // What it did before it went still counts.
+                    // A signal that it sent before it left still counts.
                     if mesh.is_gone(rank, &mut policy).unwrap_or(false)
                         && counter.load(Ordering::Acquire) == 0
                     {
@@ -461,7 +461,7 @@ impl Window for CpuWindow {
         self.refuse_if_stopped()?;
         let deadline = deadline.started();
         let shared = &self.shared;
-        // Nothing of this rank's is put or got from here on.
+        // From here on this rank puts and gets nothing.
         let reach = self.take_reach();
         if lock(&self.service).is_some() {
             for peer in (0..shared.ranks.len()).filter(|&peer| peer != shared.rank) {

@@ -48,7 +48,8 @@ impl Request {
         bytes
     }
 
-    /// Reads a request for a part of `size` bytes; `None` if these bytes are none, or reach beyond it.
+    /// Reads a request for a part of `size` bytes; `None` if these bytes are none, or reach beyond the
+    /// part.
     fn decode(bytes: &[u8; HEAD], size: usize) -> Option<Self> {
         let (words, _) = bytes.as_chunks::<8>();
         let [kind, offset, len] = [0, 1, 2].map(|at| u64::from_le_bytes(words[at]));
@@ -97,7 +98,7 @@ fn receive(
     Ok(done.source)
 }
 
-/// Has bytes put into a peer's part.
+/// Sends bytes to a peer's service, which puts them into its part.
 pub(super) fn give_bytes(
     shared: &Shared,
     peer: u32,
@@ -116,7 +117,7 @@ pub(super) fn give_bytes(
     Ok(())
 }
 
-/// Has bytes of a peer's part sent here.
+/// Gets bytes of a peer's part from its service.
 pub(super) fn ask_bytes(
     shared: &Shared,
     peer: u32,
@@ -135,7 +136,7 @@ pub(super) fn ask_bytes(
     Ok(())
 }
 
-/// Has a signal counted.
+/// Sends a signal, which the peer's service counts.
 pub(super) fn say_signal(shared: &Shared, peer: u32, deadline: Deadline) -> Result<()> {
     send(shared, peer, HEAD_TAG, &Request::Signal.encode(), deadline)
 }
@@ -150,7 +151,7 @@ pub(super) struct Service {
     shared: Arc<Shared>,
     /// This rank's part.
     own: RemoteMemory,
-    /// Members that have not taken their leave.
+    /// Members that have not announced their end.
     left: usize,
     piece: Vec<u8>,
 }

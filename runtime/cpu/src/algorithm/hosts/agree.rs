@@ -14,16 +14,16 @@ use crate::op_header::{self, Disagreement, OP_HEADER_LEN, OpHeader};
 use crate::transport::shm::{INLINE, SLOT};
 use crate::wait::WaitPolicy;
 
-/// What a rank brings to an agreement, as all of them can tell beforehand.
+/// How many bytes each rank adds to an agreement, as far as all ranks know beforehand.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Bring {
-    /// Nothing but its header.
+    /// Only its header.
     Nothing,
-    /// So many bytes, each rank.
+    /// This many bytes from each rank.
     Each(usize),
-    /// So many bytes, this rank alone.
+    /// This many bytes, from this rank alone.
     One(usize, usize),
-    /// A list of counts, as long as it happens to be.
+    /// A list of counts, of unknown length.
     List,
 }
 
@@ -38,7 +38,7 @@ impl Bring {
         }
     }
 
-    /// Bytes that a slot or line needs for what any rank brings.
+    /// The room in a slot or line that fits any rank's bytes.
     fn most(self) -> usize {
         match self {
             Self::Nothing => 0,
@@ -48,7 +48,7 @@ impl Bring {
     }
 }
 
-/// What all ranks brought, in order of ranks.
+/// The bytes of all ranks, in order of ranks.
 #[derive(Default)]
 pub(super) struct Heard {
     bytes: Vec<u8>,
@@ -61,13 +61,13 @@ pub(super) struct Heard {
 /// reason.
 const AGREED: u8 = 1;
 const REFUSED: u8 = 2;
-/// Bytes of that line before what it may hold of all that was brought.
+/// Bytes of that line before the inline data, if it has any.
 const HEAD: usize = 8;
-/// Bytes for the reason why ranks do not agree: its rank, its length, its words.
+/// Bytes for the reason why ranks do not agree: its rank, its length, its text.
 const REASON: usize = 4096;
 
 impl Heard {
-    /// What `rank` brought.
+    /// The bytes of `rank`.
     pub(super) fn of(&self, rank: usize) -> &[u8] {
         &self.bytes[self.starts[rank]..self.starts[rank + 1]]
     }
@@ -88,7 +88,7 @@ impl Heard {
         self.starts.clear();
         ways.host_exchange.begin(op_header.signature());
         let dissent = self.meet(ways.host_exchange, op_header, bring, own, policy)?;
-        // Ranks that disagree do not expect the same.
+        // Ranks that disagree expect different lengths.
         let expected = if dissent.is_some() {
             Bring::Nothing
         } else {
@@ -107,8 +107,8 @@ impl Heard {
         verdict.map_err(|found| Failure::Mismatch(ways.lanes.global(found.rank), found.message))
     }
 
-    /// Inside the host: gives the headers of its ranks if they are not all equal, and keeps what they
-    /// brought otherwise.
+    /// Inside the host: returns the headers of its ranks if they are not all equal, and keeps their
+    /// data otherwise.
     fn meet(
         &mut self,
         host_exchange: &mut HostExchange,
@@ -175,7 +175,7 @@ impl Heard {
         Ok(None)
     }
 
-    /// Signatures differ: all ranks of the host have seen that, so all show their headers now.
+    /// Signatures differ. All ranks of the host have seen that, so all show their headers now.
     #[cold]
     fn dissent(
         &mut self,
@@ -264,7 +264,7 @@ impl Heard {
         }
     }
 
-    /// Puts what the hosts brought in the order of ranks, and compares lists of counts.
+    /// Puts the hosts' data in the order of ranks, and compares lists of counts.
     fn sort(
         &mut self,
         ways: &Ways<'_>,
@@ -290,7 +290,7 @@ impl Heard {
                 op_headers.push(said.ok_or_else(|| garbled(ways, host))?);
                 part = &part[OP_HEADER_LEN..];
             } else if let Some(len) = bring.of(rank) {
-                // Of one that brings nothing there is whatever its line held.
+                // A rank without data leaves its line's old contents here, which are skipped.
                 part = part.get(..len).ok_or_else(|| garbled(ways, host))?;
             }
             self.bytes.extend_from_slice(part);
@@ -303,8 +303,8 @@ impl Heard {
         Ok(compare_lists(&op_headers, &lists))
     }
 
-    /// Shows the ranks of this host what all ranks brought (`len` bytes; lists have served their purpose),
-    /// or why they do not agree.
+    /// Shows the ranks of this host the data of all ranks (`len` bytes; lists are not needed any more), or
+    /// why they do not agree.
     fn pass_on(
         &mut self,
         host_exchange: &mut HostExchange,
@@ -334,7 +334,7 @@ impl Heard {
         host_exchange.turn(&line, used, policy)
     }
 
-    /// Hears from the first rank of this host what all ranks brought, which is `len` bytes.
+    /// Receives from the first rank of this host the data of all ranks, which are `len` bytes.
     fn hear(
         &mut self,
         ways: &mut Ways<'_>,
@@ -386,7 +386,7 @@ fn garbled(ways: &Ways<'_>, host: usize) -> Failure {
     Failure::Garbled(leader, "malformed op headers".into())
 }
 
-/// What each of a host's ranks brought; `None` if it is not what a host sends.
+/// The data of each of a host's ranks; `None` if the block is malformed.
 fn parts(block: &[u8], ranks: usize) -> Option<Vec<&[u8]>> {
     let (_, rest) = block.split_first()?;
     let (lens, mut rest) = rest.split_at_checked(ranks * 4)?;
@@ -407,7 +407,7 @@ fn counts(bytes: &[u8]) -> Vec<u64> {
         .collect()
 }
 
-/// A disagreement as a slot holds it; words beyond that are cut off.
+/// A disagreement as a slot holds it; longer text is cut off.
 fn reason(found: &Disagreement) -> Vec<u8> {
     let room = REASON - 8;
     let mut end = found.message.len().min(room);

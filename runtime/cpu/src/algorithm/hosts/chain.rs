@@ -24,7 +24,7 @@ use std::ops::Range;
 /// a last-level cache until it is done.
 const BLOCK: usize = 8 << 20;
 
-/// The memory that reductions along the hosts use again and again.
+/// The memory that reductions along the hosts reuse.
 #[derive(Default)]
 pub(super) struct Chain {
     before: Vec<u8>,
@@ -63,7 +63,7 @@ impl Lane {
     }
 }
 
-/// As much of `range` as there is of a part of this length.
+/// The part of `range` that is inside a part of this length.
 fn clip(range: &Range<usize>, len: usize) -> Range<usize> {
     range.start.min(len)..range.end.min(len)
 }
@@ -138,7 +138,7 @@ impl Chain {
     }
 
     /// Combines a block along the hosts, each rank its stripe. On the last host the results are in
-    /// `results` then.
+    /// `results` afterwards.
     fn fold_block(
         &mut self,
         ways: &mut Ways<'_>,
@@ -184,9 +184,9 @@ impl Chain {
         Ok(())
     }
 
-    /// One chunk of this rank's stripe: takes what the hosts before have combined, adds the ranks of this
-    /// host in order, and passes it on or keeps the result. `own` is this rank's input; those of the others
-    /// are at `at` in their slots.
+    /// One chunk of this rank's stripe: receives what the hosts before have combined, adds the ranks of
+    /// this host in order, and passes it on or keeps the result. `own` is this rank's input; those of the
+    /// others are at `at` in their slots.
     fn link(
         &mut self,
         ways: &mut Ways<'_>,
@@ -255,7 +255,7 @@ impl Chain {
             self.results.clear();
             let first = round;
             let mut taken = 0;
-            // As many rounds at a time as results may wait.
+            // As many rounds at a time as the limit on waiting results allows.
             while round < rounds && (round == first || taken < BLOCK) {
                 let parts: Vec<&[u8]> = (0..count).map(|stripe| part(stripe, round)).collect();
                 self.fold(ways, place, &parts, by, policy)?;
@@ -308,7 +308,8 @@ fn stripes(ways: &Ways<'_>, len: usize, by: Combination) -> Vec<Range<usize>> {
         .collect()
 }
 
-/// The results of this rank's stripe travel from the last host to the first, each passing on what has come.
+/// The results of this rank's stripe travel from the last host to the first; each host passes them on as
+/// they come.
 fn back(
     ways: &mut Ways<'_>,
     stripe: &mut [u8],

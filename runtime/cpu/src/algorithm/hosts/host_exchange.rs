@@ -14,7 +14,7 @@ pub(super) struct HostExchange {
     /// This host's members, by their ranks in the world.
     ranks: Vec<Rank>,
     place: usize,
-    /// Of the next phase; all ranks of the host have the same once they have agreed.
+    /// The next phase's signature; all ranks of the host have the same once they have agreed.
     signature: u64,
 }
 
@@ -44,12 +44,12 @@ impl HostExchange {
         self.ranks[place]
     }
 
-    /// The next phases are those of what has this signature.
+    /// Starts an operation with this signature: it identifies the next phases.
     pub(super) fn begin(&mut self, signature: u64) {
         self.signature = signature;
     }
 
-    /// The next slots begin where they first did: after a phase in which ranks disagreed how long they are.
+    /// Restarts the slots at their first place: after a phase in which ranks disagreed about their lengths.
     pub(super) fn restart_slots(&mut self) {
         if let Some(shm_exchange) = &mut self.shm_exchange {
             shm_exchange.restart_slots();
@@ -99,14 +99,14 @@ impl HostExchange {
         Err(Failure::Garbled(self.ranks[self.place], what.into()))
     }
 
-    /// What the rank at `place` shows in its slot; nothing on a host with one rank.
+    /// The bytes that the rank at `place` shows in its slot; none on a host with one rank.
     pub(super) fn slot(&self, place: usize) -> &[u8] {
         self.shm_exchange
             .as_ref()
             .map_or(&[], |shm_exchange| shm_exchange.slot(place))
     }
 
-    /// What the rank at `place` shows in its line.
+    /// The bytes that the rank at `place` shows in its line.
     pub(super) fn line(&self, place: usize, len: usize) -> &[u8] {
         self.shm_exchange
             .as_ref()

@@ -64,7 +64,7 @@ enum Terms {
     Flat,
 }
 
-/// What an exchange area is for.
+/// The exchange areas of a group on one host.
 pub(crate) struct ShmExchanges {
     /// For phases; none on a host with one rank.
     pub(crate) phases: Option<ShmExchange>,
@@ -72,10 +72,10 @@ pub(crate) struct ShmExchanges {
     pub(crate) streams: Option<ShmExchange>,
 }
 
-/// How long a look into the store for the other hosts' exchange areas takes at most.
+/// The time-out for looking in the store for the other hosts' exchange areas.
 const GLANCE: Duration = Duration::from_millis(100);
 
-/// By which an operation reaches the other ranks.
+/// The means by which an operation reaches the other ranks.
 struct Ways<'a> {
     layout: &'a Layout,
     host_exchange: &'a mut HostExchange,
@@ -130,7 +130,7 @@ impl HostsEngine {
                     return Err(why.into());
                 }
                 let absent = several.iter().zip(&keys).filter(|(_, key)| {
-                    // What the store cannot say now is not known to be absent.
+                    // A failed look-up does not show that the key is absent.
                     !self.store.check(&[key]).unwrap_or(true)
                 });
                 let first = |(&host, _): (&usize, _)| self.layout.ranks_of(host)[0];
@@ -226,7 +226,7 @@ fn shm_exchange_key(host: usize) -> String {
     format!("board/{host}")
 }
 
-/// What each rank brings to the agreement on this, if its data go along.
+/// The bytes that each rank adds to the agreement on this, if its data go along.
 fn bring(collective: &Collective<'_>, goes_along: bool) -> Bring {
     match collective {
         _ if !goes_along => Bring::Nothing,

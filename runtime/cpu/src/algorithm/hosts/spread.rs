@@ -1,4 +1,4 @@
-//! What one rank has to all, and what all have to all.
+//! Broadcast and all_gather over several hosts.
 
 use super::Ways;
 use super::chain::put_together;
@@ -11,7 +11,7 @@ use crate::wait::WaitPolicy;
 use rcomm_core::arithmetic::copy;
 use std::ops::Range;
 
-/// Bytes that are on their way from host to host before the ranks of a host put them together.
+/// Bytes that travel from host to host before the ranks of a host put them together.
 const BLOCK: usize = 4 << 20;
 
 /// The root's host has the data first; from then on every rank of it that has a stripe sends that to the
@@ -86,7 +86,7 @@ fn show(
 }
 
 /// Every rank sends its part to one rank of each other host, the one at its place (counted round); then the
-/// ranks of each host show each other what they have.
+/// ranks of each host share what they have received.
 pub(super) fn all_gather(
     ways: &mut Ways<'_>,
     place: Place,

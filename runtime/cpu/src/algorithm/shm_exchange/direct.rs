@@ -26,7 +26,7 @@ use std::ops::Range;
 /// A rank checks after this many bytes whether it should give up.
 const PIECE: usize = 1 << 20;
 
-/// What of an operation the table of choices goes by, if it can be done in registered buffers. Follows from
+/// Pattern and size for the table of choices, if the operation can run in registered buffers. Follows from
 /// what the ranks' headers agree on.
 #[inline]
 pub(super) fn extent(collective: &Collective<'_>, size: usize) -> Option<(Pattern, usize)> {
@@ -64,7 +64,7 @@ impl Spans {
         Self(spans.filter(|(_, span)| !span.is_empty()).collect())
     }
 
-    /// The least of those sizes, of any operation.
+    /// The smallest of those sizes, over all operations.
     pub(super) fn least(&self) -> usize {
         let starts = self.0.iter().map(|(_, span)| span.start);
         starts.min().unwrap_or(usize::MAX)
@@ -90,7 +90,8 @@ impl Phases for PhaseContext<'_, '_> {
 }
 
 impl PhaseContext<'_, '_> {
-    /// Does it in registered buffers if all that takes are; gives it back if not.
+    /// Runs the collective in registered buffers if all participating ones are registered;
+    /// otherwise returns it.
     pub(super) fn directly<'a>(
         &mut self,
         collective: Collective<'a>,
@@ -331,9 +332,9 @@ impl PhaseContext<'_, '_> {
 
 /// What the ranks have agreed on.
 enum Met<'a> {
-    /// To work in each other's memory, by the terms of this number.
+    /// To work in each other's memory, by the terms with this index.
     By(usize, Meeting<'a>),
-    /// Not to: the data are as they were.
+    /// Not to; the data are unchanged.
     Apart(Data<'a>),
 }
 

@@ -1,4 +1,4 @@
-//! One group's way through the phases of its exchange area.
+//! Runs one group's collectives through the phases of its exchange area.
 
 use super::direct::{Spans, extent};
 use crate::collective::{Collective, Place, Step, compare_lists, has_lists};
@@ -19,7 +19,7 @@ pub(crate) struct ShmEngine {
     ranks: Arc<[Rank]>,
     /// Up to this size every rank combines all inputs of an all_reduce by itself, in one phase.
     whole: usize,
-    /// From this size on operations may ask for registered buffers.
+    /// Operations of at least this size may ask for registered buffers.
     least_direct: usize,
     direct: Box<Direct>,
 }
@@ -39,7 +39,7 @@ pub(super) struct PhaseContext<'a, 'p> {
     pub(super) op_header: &'a OpHeader,
     pub(super) signature: u64,
     pub(super) whole: usize,
-    /// Taken away while the ranks agree on its use.
+    /// `None` while the ranks agree on its use.
     pub(super) reach: Option<&'a mut Reach>,
     pub(super) policy: &'a mut WaitPolicy<'p>,
 }
@@ -80,7 +80,7 @@ impl ShmEngine {
         if let Err(failure) = &done
             && !matches!(failure, Failure::Mismatch(..))
         {
-            // Nothing more will be agreed on over this exchange area.
+            // The group agrees on nothing more over this exchange area.
             self.direct.reach.let_go();
         }
         done
@@ -198,7 +198,7 @@ impl PhaseContext<'_, '_> {
         }
     }
 
-    /// Signatures differ: all ranks have seen that, so all show their headers now.
+    /// Signatures differ. All ranks have seen that, so all show their headers now.
     #[cold]
     fn disagree(&mut self) -> Failure {
         let bytes = self.op_header.encode();
@@ -230,7 +230,7 @@ impl PhaseContext<'_, '_> {
         }
     }
 
-    /// Shows headers with lists of counts; gives the bytes of the longest part of any rank.
+    /// Shows headers with lists of counts; returns the bytes of the longest part of any rank.
     fn compare_lists(&mut self, lists: &[u64]) -> Result<Option<usize>, Failure> {
         let mut op_header = *self.op_header;
         let len = lists.len() * 8;
@@ -244,7 +244,7 @@ impl PhaseContext<'_, '_> {
         for (place, count) in slot[OP_HEADER_LEN..].chunks_exact_mut(8).zip(lists) {
             place.copy_from_slice(&count.to_le_bytes());
         }
-        // Some may have more counts than others, which shows only now.
+        // The lists' lengths may differ, which shows only now, so this phase shows whole slots.
         self.turn(SLOT)?;
         let (mut op_headers, mut all) = (Vec::new(), Vec::new());
         for rank in 0..self.place.size {

@@ -9,7 +9,7 @@ use crate::transport::shm::{INLINE, SLOT, Traffic};
 use rcomm_core::arithmetic::{self, copy, copy_past_caches};
 use std::ops::Range;
 
-/// From this size on results are written past the caches.
+/// Results of at least this size are written past the caches.
 const STREAMED: usize = 4 << 20;
 
 impl PhaseContext<'_, '_> {
@@ -62,7 +62,7 @@ impl PhaseContext<'_, '_> {
             let own = clip(&range, input.len());
             let piece = &mut self.shm_exchange.next_slot(range.len())[..own.len()];
             self.hand_over.copy(piece, &input[own.clone()]);
-            // Its way into this rank's own output leads through the cache while it is there.
+            // The copy to this rank's own output goes through the cache while the bytes are there.
             let kept = &mut outputs.part_mut(rank)[own.clone()];
             deliver(kept, &input[own], longest * size);
             self.turn(range.len())?;
@@ -245,7 +245,7 @@ impl PhaseContext<'_, '_> {
     }
 }
 
-/// Takes over a piece of a result of `whole` bytes: past the caches where they would not hold it anyway.
+/// Copies a piece of a result of `whole` bytes: past the caches where they would not hold it anyway.
 pub(super) fn deliver(to: &mut [u8], from: &[u8], whole: usize) {
     if whole < STREAMED {
         copy(to, from);
@@ -266,7 +266,7 @@ fn lane_of(reader: usize, writer: usize) -> usize {
     reader - usize::from(reader > writer)
 }
 
-/// The chunks of so many bytes; one empty chunk if there are none, since ranks meet all the same.
+/// The chunks of this many bytes; one empty chunk if there are none, since ranks meet all the same.
 fn chunks(len: usize, chunk: usize) -> impl Iterator<Item = Range<usize>> {
     let count = len.div_ceil(chunk).max(1);
     (0..count).map(move |at| at * chunk..((at + 1) * chunk).min(len))

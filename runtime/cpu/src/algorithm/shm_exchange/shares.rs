@@ -83,7 +83,7 @@ impl PhaseContext<'_, '_> {
         }
     }
 
-    /// Every rank shows all that it has, and combines all.
+    /// Every rank shows all of its data, and combines all.
     #[inline]
     fn all_reduce_whole(&mut self, data: &mut [u8], by: Combination) -> Result<(), Failure> {
         let Place { rank, size, .. } = self.place;
@@ -161,7 +161,7 @@ impl PhaseContext<'_, '_> {
         Ok(())
     }
 
-    /// Puts into the slot of this phase what the others combine in it.
+    /// Writes into the slot of this phase what the other ranks combine in it.
     fn show_inputs(&mut self, shares: Shares, phase: usize, data: &[u8]) {
         if phase == shares.chunks() {
             return;
@@ -175,7 +175,7 @@ impl PhaseContext<'_, '_> {
         }
     }
 
-    /// As all_reduce, but only the root takes over the shares.
+    /// As all_reduce, but only the root copies the shares.
     pub(super) fn reduce(
         &mut self,
         mut data: Data<'_>,

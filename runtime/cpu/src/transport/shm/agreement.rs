@@ -1,4 +1,4 @@
-//! What ranks of a host have agreed on, each under a number: the first to say something decides.
+//! Agreements between the ranks of a host, each under a number: the first rank to call decides.
 
 use super::mapping::Mapping;
 use rcomm_core::backend::Agreement;
@@ -6,7 +6,7 @@ use sha2::{Digest, Sha256};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-/// Things that can be agreed on in the life of a segment.
+/// How many agreements fit in the life of a segment.
 const ACCORDS: usize = 1024;
 /// Bytes of one: its number, the hash of what was agreed on, its length, and its first bytes.
 const ACCORD: usize = 64;
@@ -77,7 +77,8 @@ fn write(table: &Mapping, place: usize, words: &[u8]) {
     table.long(place + LEN).store(len, Ordering::Release);
 }
 
-/// The words at a place where another has decided: they are written at once, unless it died just then.
+/// The bytes at a place where another rank has decided. That rank writes them at once, unless it died
+/// just then.
 fn read(table: &Mapping, place: usize) -> Vec<u8> {
     let since = Instant::now();
     let len = loop {
@@ -114,7 +115,7 @@ mod tests {
         let beside = 7 + ACCORDS as u64;
         assert_eq!(agree(beside, "fake"), Agreement::Same);
         assert_eq!(agree(beside, ""), Agreement::Other(b"fake".to_vec()));
-        // Long ones differ behind what is kept of them.
+        // Long texts that differ behind the part that is kept.
         let long = "x".repeat(2 * TEXT_LEN);
         assert_eq!(agree(9, &long), Agreement::Same);
         let cut = Agreement::Other(vec![b'x'; TEXT_LEN]);

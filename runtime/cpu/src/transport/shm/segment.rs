@@ -26,13 +26,13 @@ const ENTRY: usize = 64;
 /// Bytes of a rank's entry: state, process, and from byte 64 on the processors it may run on.
 const RANK: usize = 192;
 const PROCESSORS: usize = 64;
-/// Where it is counted how often a group was given a place or refused one, and how many ranks sleep until
-/// it changes.
+/// The count of how often a group was given a place or refused one, and how many ranks sleep until it
+/// changes.
 const CLAIMS: usize = 16;
 const SLEEPERS: usize = 20;
-/// Where it is counted how many ranks have come.
+/// The count of ranks that have entered.
 const ENTERED: usize = 24;
-/// Where the keys of the last groups that found no place stand, and how many of them.
+/// The keys of the last groups that found no place, and how many of them there are.
 const REFUSED: usize = 64;
 const REFUSALS: usize = 64;
 pub(super) const PAGE: usize = 4096;
@@ -161,7 +161,7 @@ impl Segment {
         }
     }
 
-    /// Sleeps until as many ranks have come as the world has, for this long at most.
+    /// Sleeps until as many ranks have entered as the world has, for this long at most.
     pub(crate) fn await_all(&self, time: Duration) {
         let until = Instant::now() + time;
         let entered = self.table.word(ENTERED);
@@ -171,7 +171,7 @@ impl Segment {
             if seen as usize >= self.world_size || rest.is_zero() {
                 return;
             }
-            // Whatever ends the sleep, it is counted again.
+            // Whatever ends the sleep, the ranks are counted again.
             let _ = futex::wait(entered, futex::Flags::empty(), seen, Some(&timespec(rest)));
         }
     }
@@ -223,7 +223,7 @@ impl Segment {
                 return true;
             };
             match rustix::process::pidfd_open(pid, PidfdFlags::empty()) {
-                // Another thread may have been first; either handle will do.
+                // Another thread may have been first; either pidfd will do.
                 Ok(process) => drop(slot.set(process)),
                 Err(rustix::io::Errno::SRCH) => return true,
                 // No pidfd available; rely on the deadline.
@@ -288,7 +288,7 @@ impl Segment {
     pub(super) fn free_area(&self, at: usize, len: usize) {
         let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
         let (start, len) = (self.area(at) as u64, len as u64);
-        // One that cannot be emptied stays taken.
+        // An area that cannot be emptied stays taken.
         if rustix::fs::fallocate(&self.file, flags, start, len).is_ok() {
             let state = self.table.word(self.group_entry(at));
             state.store(0, Ordering::Release);
@@ -309,7 +309,7 @@ impl Segment {
             self.table.long(entry + 8).store(key, Ordering::Relaxed);
             self.table.word(entry).store(READY, Ordering::Release);
         } else {
-            // The others must not wait for what will not come.
+            // The others must not wait for an area that will not come.
             let at = self.table.word(REFUSED).fetch_add(1, Ordering::Relaxed) as usize % REFUSALS;
             let place = self.table.long(REFUSED + 8 + at * 8);
             place.store(key.wrapping_add(1), Ordering::Release);

@@ -1,4 +1,4 @@
-//! What the ranks of a group write on and read from together, in phases. See the head of
+//! The area that the ranks of a group write to and read from together, in phases. See the head of
 //! [`shm`](super).
 
 use super::mapping::Mapping;
@@ -25,7 +25,8 @@ pub(crate) const INLINE: usize = 48;
 pub(crate) const SLOT: usize = 192 << 10;
 /// Bytes that a rank puts its slots into, one behind the other, where memory allows: more than a
 /// second-level cache of 1 MiB holds. What the others have read is then no longer in *their* caches when
-/// it is written again, so it need not be taken away from them, which is what makes writing slow.
+/// it is written again, so writing it does not have to invalidate their copies, which is what makes
+/// writing slow.
 const SLOTS_ROUND: usize = 8 * SLOT;
 /// Slots up to this size are two places used in turn, before the others: both cores' first-level caches
 /// hold them, and they are fetched for writing while the rank waits (`fetch_small`).
@@ -64,7 +65,7 @@ fn shm_exchange_len(ranks: usize) -> usize {
     align(ranks * CONTROL, PAGE) + ranks * slots_len(ranks)
 }
 
-/// How many pairs so many ranks are.
+/// How many pairs this many ranks form.
 fn pairs(ranks: usize) -> usize {
     ranks * ranks.saturating_sub(1) / 2
 }
@@ -122,7 +123,8 @@ pub(crate) enum Traffic {
     /// Some: the others only read.
     OneWay,
     /// All write, and read each other's. Two ranks then swap their places every time: each writes where it
-    /// has read, to lines that it need not take away from the other, which is what makes writing slow.
+    /// has read, to cache lines that it already holds, since invalidating the other's copies is what makes
+    /// writing slow.
     Exchange,
 }
 
@@ -134,7 +136,7 @@ struct Place {
     swapped: bool,
 }
 
-/// What a group writes on and reads from together. See the head of this module.
+/// The area that a group writes to and reads from together. See the head of this module.
 pub(crate) struct ShmExchange {
     segment: Arc<Segment>,
     area: Mapping,
@@ -340,15 +342,15 @@ impl ShmExchange {
             }
         }
         self.complete = true;
-        // The others have read this rank's line of the phase before, and it is next to be written: to
-        // take it away from them now costs nothing, and then half of the time that a flag takes.
+        // The others have read this rank's line of the phase before, and it is next to be written:
+        // fetching it now costs nothing, and later half of the time that a flag takes.
         self.fetch(self.line(self.rank, self.phase.wrapping_add(1)), 64);
         Ok(equal)
     }
 
-    /// Asks for the first lines of the next small slot, to write to them: the others have them, and
-    /// taking them away takes no time while this rank waits. The next phase is likely to be as small.
-    /// More lines than these would keep the processor from looking at the flags.
+    /// Prefetches the first lines of the next small slot for writing: the others' caches hold them,
+    /// and fetching them costs no time while this rank waits. The next phase is likely to be as
+    /// small. More lines than these would keep the processor from looking at the flags.
     #[inline]
     fn fetch_small(&self, used: usize) {
         let next = self.place(self.phase.wrapping_add(1), used);
@@ -356,7 +358,7 @@ impl ShmExchange {
         self.fetch(start, used.min(FETCHED));
     }
 
-    /// Asks for lines that this rank will write to.
+    /// Prefetches lines that this rank will write to.
     #[inline]
     fn fetch(&self, start: usize, len: usize) {
         let lines = self.area.at(start, len);
@@ -424,7 +426,7 @@ impl ShmExchange {
     ) -> Result<(), ShmExchangeError> {
         let has_left = self.left(rank).load(Ordering::Acquire) != 0;
         if has_left || self.segment.is_gone(self.ranks[rank]) {
-            // What it did before it went still counts.
+            // A phase that it published before it left still counts.
             return if flag.load(Ordering::Acquire) == self.phase {
                 Ok(())
             } else {
@@ -450,7 +452,7 @@ impl ShmExchange {
         self.segment.wait_mode()
     }
 
-    /// By which the ranks of this group send messages to each other.
+    /// The streams over which the ranks of this group send messages to each other.
     pub(crate) fn streams(&self) -> Streams {
         Streams {
             segment: self.segment.clone(),
@@ -460,7 +462,7 @@ impl ShmExchange {
         }
     }
 
-    /// A handle by which another thread can tell the group that this rank leaves it.
+    /// A handle by which another thread can announce to the group that this rank leaves it.
     pub(crate) fn close_guard(&self) -> io::Result<CloseGuard> {
         let len = align(self.ranks.len() * CONTROL, PAGE);
         Ok(CloseGuard {

@@ -25,7 +25,8 @@ use std::net::TcpStream;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 
-/// Bytes after which a writer lets the reader begin.
+/// The writer publishes its count after each piece of this many bytes, so that the reader can
+/// begin.
 const PIECE: usize = 32 << 10;
 
 /// How many cells a direction has.
@@ -86,7 +87,7 @@ pub(crate) struct Sight {
 }
 
 impl Sight {
-    /// Whether something was written since.
+    /// Whether something was written since then.
     #[inline]
     pub(crate) fn has_changed(&self, since: Blank) -> bool {
         let next = since.cells_read + 1;
@@ -120,7 +121,7 @@ pub(crate) struct ShmStream {
     cells_read: u64,
     cell_done: usize,
     hand_over: HandOver,
-    /// The other end is gone.
+    /// Whether the other end is gone.
     closed: bool,
 }
 
@@ -312,7 +313,7 @@ impl ShmStream {
         }
     }
 
-    /// So many bytes of the ring were read.
+    /// Records that this many bytes of the ring were read.
     fn pass(&mut self, some: usize) {
         self.read += some as u64;
         self.count(self.into, READ)
@@ -382,7 +383,7 @@ impl ShmStream {
     /// Whether there is a cell to write.
     #[inline]
     fn has_cell(&mut self) -> bool {
-        // A count beyond what was written, which is no count, finds none.
+        // An impossible count, beyond what was written, finds no cell.
         if self.cells_written.wrapping_sub(self.seen_cells_read) >= CELLS {
             self.seen_cells_read = self.count(self.out, CELLS_READ).load(Ordering::Acquire);
         }

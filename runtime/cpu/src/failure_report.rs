@@ -125,7 +125,7 @@ impl CpuGroup {
                     std::thread::sleep(Duration::from_millis(2));
                 }
                 Ok(false) => {
-                    let message = format!("rank {rank} closed its connection and still runs");
+                    let message = format!("rank {rank} closed its connection but is still running");
                     return Error::new(ErrorKind::PeerLost, message).with_rank(rank);
                 }
                 _ => {

@@ -203,7 +203,7 @@ fn perform_one(
         | Pattern::OneSided
         | Pattern::Unknown => Err(Failure::Argument(Error::new(
             ErrorKind::InvalidArgument,
-            "sends and receives cannot stand among collectives in one coalesced block",
+            "sends and receives cannot be mixed with collectives in one coalesced block",
         ))),
     }
 }

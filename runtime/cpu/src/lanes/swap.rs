@@ -70,7 +70,8 @@ impl<'a> Swap<'a> {
         self.start + self.received - self.done
     }
 
-    /// Whether more is to come, and there is room for it. While there is no room it [`tells`](Self::tells).
+    /// Whether more is to come, and there is room for it. There is none only while it
+    /// [`tells`](Self::tells).
     pub(super) fn hears(&self) -> bool {
         self.received < self.bytes.len() && self.end() < self.scratch.len()
     }

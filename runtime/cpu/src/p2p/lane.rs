@@ -258,7 +258,7 @@ impl PeerLane {
                     if *done == FRAME {
                         let frame = Frame::decode(bytes);
                         let frame = frame.ok_or_else(|| {
-                            Failure::Garbled(rank, "a message without a proper head".into())
+                            Failure::Garbled(rank, "a message with a malformed head".into())
                         })?;
                         let reader = mine.as_ref().map(|(request, _, _)| request.id);
                         self.incoming = self.meet(frame, reader, rank)?;
@@ -385,7 +385,7 @@ impl PeerLane {
             FrameKind::Clear | FrameKind::Refuse => {
                 let found = self.offered.iter().position(|&id| id == frame.id);
                 let found = found.ok_or_else(|| {
-                    Failure::Garbled(rank, "an answer to what was not offered".into())
+                    Failure::Garbled(rank, "an answer to a message that was not offered".into())
                 })?;
                 self.offered.swap_remove(found);
                 self.answers.push(frame);

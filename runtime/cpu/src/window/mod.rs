@@ -297,7 +297,8 @@ fn reach_of(shared: &Shared, memory: &RemoteMemory, own: &Card, said: &[u8]) -> 
     for (at, bytes) in said.chunks_exact(CARD).enumerate() {
         let rank = shared.ranks[at];
         let card = Card::decode(bytes).ok_or_else(|| {
-            let message = format!("rank {rank} did not say what its part of the window is");
+            let message =
+                format!("rank {rank} sent a malformed description of its part of the window");
             Error::new(ErrorKind::Backend, message).with_rank(rank)
         })?;
         let bytes = usize::try_from(card.bytes).unwrap_or(usize::MAX);

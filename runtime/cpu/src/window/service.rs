@@ -197,7 +197,7 @@ impl Service {
         })?;
         let rank = shared.ranks[peer as usize];
         let request = Request::decode(&head, self.own.len()).ok_or_else(|| {
-            let message = format!("rank {rank} asked for what is not in this rank's window");
+            let message = format!("rank {rank} sent an invalid request for this rank's window");
             Error::new(ErrorKind::Backend, message).with_rank(rank)
         })?;
         match request {

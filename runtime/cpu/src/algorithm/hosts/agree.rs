@@ -368,9 +368,7 @@ impl Heard {
                 host_exchange.turn(&[], REASON, policy)?;
                 Err(match read_reason(host_exchange.slot(0), place.size) {
                     Some(found) => Failure::Mismatch(ways.lanes.global(found.rank), found.message),
-                    None => {
-                        Failure::Garbled(host_exchange.global(0), "a reason that is none".into())
-                    }
+                    None => Failure::Garbled(host_exchange.global(0), "a malformed reason".into()),
                 })
             }
             _ => Err(Failure::Garbled(

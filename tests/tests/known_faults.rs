@@ -133,9 +133,11 @@ fn judge_by(folder: &Path, order: &Order, policy: Policy) -> Report {
 }
 
 fn scenarios() -> Vec<PathBuf> {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures/dumps");
-    let entries = std::fs::read_dir(root).expect("the fixtures are there");
-    let mut folders: Vec<PathBuf> = entries
+    let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures");
+    let roots = ["dumps", "live"].map(|folder| fixtures.join(folder));
+    let mut folders: Vec<PathBuf> = roots
+        .iter()
+        .flat_map(|root| std::fs::read_dir(root).expect("the fixtures are there"))
         .map(|entry| entry.expect("a folder can be listed").path())
         .filter(|path| path.join("truth.json").is_file())
         .collect();

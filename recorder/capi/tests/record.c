@@ -40,7 +40,7 @@ int main(int count, char **arguments) {
     rcomm_recorder *none = NULL;
     rcomm_recorder_config wrong = {.directory = folder, .job = "fromC", .rank = 4, .world_size = 4};
     CHECK(rcomm_recorder_open(&wrong, &none) == RCOMM_RECORDER_FAILED && none == NULL);
-    CHECK(strstr(rcomm_recorder_last_error(), "rank 4 is not below the world size 4") != NULL);
+    CHECK(strstr(rcomm_recorder_last_error(), "rank 4 is not less than the world size 4") != NULL);
     CHECK(rcomm_recorder_open(NULL, &none) == RCOMM_RECORDER_FAILED);
     /* What records goes on without a handle. */
     rcomm_recorder_operation nothing = operation(0, RCOMM_RECORDER_BARRIER);

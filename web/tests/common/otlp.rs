@@ -49,7 +49,11 @@ impl Collector {
 
     /// All that came, as JSON: requests by signal.
     pub fn decoded(&self, python: &Path) -> Value {
-        let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../web/tests/decode_otlp.py");
+        let script = Path::new(env!("CARGO_MANIFEST_DIR"))
+            .ancestors()
+            .map(|folder| folder.join("web/tests/decode_otlp.py"))
+            .find(|script| script.is_file())
+            .expect("the script lies in the repository");
         let output = Command::new(python)
             .arg(script)
             .arg(self.folder.path())

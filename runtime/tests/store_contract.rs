@@ -256,7 +256,7 @@ fn file_of_something_else_is_refused_and_left_alone() {
         let opened = FileStore::open(&path, None).map(drop);
         let error = opened.expect_err("not a store");
         assert_eq!(error.kind(), ErrorKind::Store);
-        assert!(error.to_string().contains("record of a store"), "{error}");
+        assert!(error.to_string().contains("store record"), "{error}");
         assert_eq!(std::fs::read(&path).unwrap(), content);
     }
 }

@@ -242,7 +242,7 @@ impl Log {
             if self.read == 0 {
                 return Err(io::Error::new(
                     io::ErrorKind::InvalidData,
-                    "it does not begin with a record of a store: remove it, or name another file",
+                    "it does not begin with a store record: remove it, or name another file",
                 ));
             }
             self.file.set_len(self.read)?;

@@ -39,6 +39,8 @@ struct Clique {
     /// By the number of the split, shrink or exchange: what each rank brought.
     derivations: HashMap<u64, Brought>,
     failed: bool,
+    /// The first rank that closed its connection without a destroy while no operation needed it.
+    gone: Option<String>,
 }
 
 struct Member {
@@ -155,9 +157,14 @@ impl State {
             return;
         };
         if clique.members.remove(&rank).is_some() {
-            // What the others still do together can no longer end.
             let text = format!("rank {rank} closed its connection");
-            clique.fail(REMOTE_ERROR, &text);
+            // A connection without an operation on it is not polled (`ncclProxyProgress`, proxy.cc, polls
+            // those of active operations): the next operation that needs the rank fails.
+            if clique.needs(rank) {
+                clique.fail(REMOTE_ERROR, &text);
+            } else {
+                clique.gone.get_or_insert(text);
+            }
         }
         if clique.members.is_empty() {
             self.cliques.remove(&key);
@@ -169,8 +176,14 @@ impl State {
             return;
         };
         match request.ask {
-            Ask::Send => clique.send(rank, &request, payload),
-            Ask::Recv => clique.receive(rank, &request),
+            Ask::Send => {
+                clique.send(rank, &request, payload);
+                clique.fail_if_gone();
+            }
+            Ask::Recv => {
+                clique.receive(rank, &request);
+                clique.fail_if_gone();
+            }
             Ask::Leave => {
                 clique.members.remove(&rank);
             }
@@ -188,6 +201,7 @@ impl State {
                 let brought = clique.collectives.entry(request.seq).or_default();
                 brought.insert(rank, (request, payload));
                 if brought.len() < clique.size {
+                    clique.fail_if_gone();
                     return;
                 }
                 let all = clique.collectives.remove(&request.seq).unwrap_or_default();
@@ -198,6 +212,29 @@ impl State {
 }
 
 impl Clique {
+    /// Whether an unfinished operation needs this rank.
+    fn needs(&self, rank: usize) -> bool {
+        let waits = |ends: &Ends| ends.0 == rank || ends.1 == rank;
+        let receives = self
+            .receives
+            .iter()
+            .any(|(ends, it)| waits(ends) && !it.is_empty());
+        let sends = self
+            .sends
+            .iter()
+            .any(|(ends, it)| waits(ends) && !it.is_empty());
+        receives || sends || !self.collectives.is_empty() || !self.derivations.is_empty()
+    }
+
+    /// Reports a rank that has gone to an operation that began since and is not finished.
+    fn fail_if_gone(&mut self) {
+        let missing = (0..self.size).filter(|rank| !self.members.contains_key(rank));
+        let needed = missing.into_iter().any(|rank| self.needs(rank));
+        if needed && let Some(text) = self.gone.clone() {
+            self.fail(REMOTE_ERROR, &text);
+        }
+    }
+
     fn fail(&mut self, status: i32, text: &str) {
         if !self.failed {
             self.failed = true;

@@ -1,7 +1,6 @@
 //! Every option with its default, and the one place that reads the environment.
 //!
-//! [`Config::default`] reads nothing; [`Config::from_environment`] starts from it and takes over what
-//! is set. Other modules get their options from here.
+//! [`Config::default`] reads nothing; [`Config::from_environment`] adds the variables that are set.
 //!
 //! | variable | option | default |
 //! |---|---|---|

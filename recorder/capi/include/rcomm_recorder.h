@@ -235,7 +235,8 @@ extern "C" {
 // Records that an operation is issued, now, by the calling thread.
 //
 // # Safety
-// `recorder` is NULL or a living handle; `operation` points to an operation.
+// `recorder` is NULL or a living handle; `operation` is NULL or points to an operation whose splits are
+// NULL or as many as their counts.
 struct rcomm_recorder_ticket rcomm_recorder_begin(const struct rcomm_recorder *recorder,
                                                   const struct rcomm_recorder_operation *operation);
 

@@ -60,16 +60,19 @@ const NOTHING: CallTicket = CallTicket { words: [0; 3] };
 /// Records that an operation is issued, now, by the calling thread.
 ///
 /// # Safety
-/// `recorder` is NULL or a living handle; `operation` points to an operation.
+/// `recorder` is NULL or a living handle; `operation` is NULL or points to an operation whose splits are
+/// NULL or as many as their counts.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rcomm_recorder_begin(
     recorder: *const Handle,
     operation: *const CallOperation,
 ) -> CallTicket {
     quietly(NOTHING, || {
-        // SAFETY: by the contract.
+        // SAFETY: `recorder` is NULL or a living handle, and `operation` is NULL or points to an operation
+        // that the caller does not change; both for the time of this call.
         let (recorder, call) = unsafe { (Handle::recorder(recorder)?, operation.as_ref()?) };
-        // SAFETY: by the contract.
+        // SAFETY: both lists are NULL or as long as their counts, and the caller does not change them
+        // during this call, which copies them.
         let (input_splits, output_splits) = unsafe {
             (
                 list(call.input_splits, call.input_split_count),
@@ -119,7 +122,7 @@ unsafe fn with(
     act: impl FnOnce(&rcomm_recorder::record::FlightRecorder, Ticket),
 ) {
     quietly((), || {
-        // SAFETY: by the contract.
+        // SAFETY: `recorder` is NULL or a living handle: this function asks its caller for that.
         let recorder = unsafe { Handle::recorder(recorder)? };
         let known = ticket.words[0] != 0;
         known.then(|| act(recorder, Ticket::of_words(ticket.words)))
@@ -132,7 +135,8 @@ unsafe fn with(
 /// `recorder` is NULL or a living handle.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rcomm_recorder_started(recorder: *const Handle, ticket: CallTicket) {
-    // SAFETY: by the contract.
+    // SAFETY: the caller keeps `recorder` alive during the call, if it is not NULL. The ticket is numbers
+    // that safe code looks up: a wrong one is no danger to memory.
     unsafe {
         with(recorder, ticket, |recorder, ticket| {
             recorder.started(ticket)
@@ -146,7 +150,7 @@ pub unsafe extern "C" fn rcomm_recorder_started(recorder: *const Handle, ticket:
 /// `recorder` is NULL or a living handle.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rcomm_recorder_completed(recorder: *const Handle, ticket: CallTicket) {
-    // SAFETY: by the contract.
+    // SAFETY: the caller keeps `recorder` alive during the call, if it is not NULL.
     unsafe {
         with(recorder, ticket, |recorder, ticket| {
             recorder.completed(ticket)
@@ -165,7 +169,7 @@ pub unsafe extern "C" fn rcomm_recorder_completed_after(
     ticket: CallTicket,
     duration_ns: u64,
 ) {
-    // SAFETY: by the contract.
+    // SAFETY: the caller keeps `recorder` alive during the call, if it is not NULL.
     unsafe {
         with(recorder, ticket, |recorder, ticket| {
             let duration = Duration::from_nanos(duration_ns);
@@ -180,7 +184,7 @@ pub unsafe extern "C" fn rcomm_recorder_completed_after(
 /// `recorder` is NULL or a living handle.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rcomm_recorder_failed(recorder: *const Handle, ticket: CallTicket) {
-    // SAFETY: by the contract.
+    // SAFETY: the caller keeps `recorder` alive during the call, if it is not NULL.
     unsafe { with(recorder, ticket, |recorder, ticket| recorder.failed(ticket)) }
 }
 
@@ -190,7 +194,7 @@ pub unsafe extern "C" fn rcomm_recorder_failed(recorder: *const Handle, ticket: 
 /// `recorder` is NULL or a living handle.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rcomm_recorder_retired(recorder: *const Handle, ticket: CallTicket) {
-    // SAFETY: by the contract.
+    // SAFETY: the caller keeps `recorder` alive during the call, if it is not NULL.
     unsafe {
         with(recorder, ticket, |recorder, ticket| {
             recorder.retired(ticket)

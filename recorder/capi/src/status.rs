@@ -49,7 +49,8 @@ pub(crate) unsafe fn text<'a>(text: *const c_char) -> std::borrow::Cow<'a, str> 
     if text.is_null() {
         return "".into();
     }
-    // SAFETY: by the contract.
+    // SAFETY: not NULL (checked above), so the text ends with a zero byte. The caller leaves it as it is
+    // while the result is used.
     unsafe { CStr::from_ptr(text) }.to_string_lossy()
 }
 
@@ -69,7 +70,8 @@ pub extern "C" fn rcomm_recorder_last_error() -> *const c_char {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rcomm_recorder_phase(recorder: *const Handle, name: *const c_char) {
     quietly((), || {
-        // SAFETY: by the contract.
+        // SAFETY: `recorder` is NULL or a living handle; `name` is NULL or ends with a zero byte and stays
+        // unchanged during this call, which copies it.
         let (recorder, name) = unsafe { (Handle::recorder(recorder)?, text(name)) };
         recorder.phase(&name);
         Some(())
@@ -83,7 +85,7 @@ pub unsafe extern "C" fn rcomm_recorder_phase(recorder: *const Handle, name: *co
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rcomm_recorder_step(recorder: *const Handle, step: i64) {
     quietly((), || {
-        // SAFETY: by the contract.
+        // SAFETY: `recorder` is NULL or a living handle, which the caller keeps alive during this call.
         unsafe { Handle::recorder(recorder)? }.step(step);
         Some(())
     });
@@ -96,7 +98,7 @@ pub unsafe extern "C" fn rcomm_recorder_step(recorder: *const Handle, step: i64)
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rcomm_recorder_heartbeat(recorder: *const Handle) {
     quietly((), || {
-        // SAFETY: by the contract.
+        // SAFETY: `recorder` is NULL or a living handle, which the caller keeps alive during this call.
         unsafe { Handle::recorder(recorder)? }.heartbeat();
         Some(())
     });

@@ -16,10 +16,11 @@ impl Handle {
     /// The recorder, in the process that opened it.
     ///
     /// # Safety
-    /// `handle` is NULL or a living handle.
+    /// `handle` is NULL or a living handle, and lives for as long as the result is used.
     #[inline]
     pub(crate) unsafe fn recorder<'a>(handle: *const Self) -> Option<&'a FlightRecorder> {
-        // SAFETY: by the contract.
+        // SAFETY: `handle` is NULL or came from `rcomm_recorder_open`, and the caller neither closes nor
+        // leaves it while the result is used. No `&mut Handle` is ever made of it.
         unsafe { handle.as_ref() }?.0.get()
     }
 }
@@ -93,12 +94,14 @@ pub unsafe extern "C" fn rcomm_recorder_open(
     recorder: *mut *mut Handle,
 ) -> i32 {
     call(|| {
-        // SAFETY: by the contract.
+        // SAFETY: `config` is NULL (refused here) or points to a configuration that the caller does not
+        // change during this call.
         let asked = unsafe { config.as_ref() }.ok_or("the configuration is NULL")?;
         if recorder.is_null() {
             return Err("the place for the handle is NULL".to_owned());
         }
-        // SAFETY: by the contract.
+        // SAFETY: both texts of the configuration are NULL or end with a zero byte, and the caller does not
+        // change them during this call, which copies them.
         let (job, directory) = unsafe { (text(asked.job), text(asked.directory)) };
         let mut config = RecorderConfig::new(job, asked.rank, asked.world_size);
         config.attempt = asked.attempt;
@@ -112,7 +115,8 @@ pub unsafe extern "C" fn rcomm_recorder_open(
         let made = ForkGuarded::new(made).map_err(
             |_| "this kernel cannot clear memory in forked children (Linux 4.14 and later can)",
         )?;
-        // SAFETY: by the contract.
+        // SAFETY: `recorder` is not NULL (checked above), so the caller lets this function write one
+        // pointer there.
         unsafe { recorder.write(Box::into_raw(Box::new(Handle(made)))) };
         Ok(())
     })
@@ -128,7 +132,8 @@ pub unsafe extern "C" fn rcomm_recorder_close(recorder: *mut Handle) -> i32 {
         if recorder.is_null() {
             return Ok(());
         }
-        // SAFETY: by the contract, and it was made by Box::into_raw.
+        // SAFETY: not NULL (checked above), so it came from `Box::into_raw` in `rcomm_recorder_open`. No
+        // thread uses it any more, and the caller gives it up: it is freed once.
         let handle = unsafe { Box::from_raw(recorder) };
         match handle.0.get() {
             Some(recorder) => recorder.close().map_err(|error| error.to_string()),
@@ -144,7 +149,8 @@ pub unsafe extern "C" fn rcomm_recorder_close(recorder: *mut Handle) -> i32 {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rcomm_recorder_leave(recorder: *mut Handle) {
     quietly((), || {
-        // SAFETY: by the contract, and it was made by Box::into_raw.
+        // SAFETY: where it is not NULL, it came from `Box::into_raw` in `rcomm_recorder_open`. No thread
+        // uses it any more, and the caller gives it up: it is freed once.
         (!recorder.is_null()).then(|| drop(unsafe { Box::from_raw(recorder) }))
     });
 }
@@ -161,12 +167,14 @@ pub unsafe extern "C" fn rcomm_recorder_path(
     size: usize,
 ) -> usize {
     quietly(0, || {
-        // SAFETY: by the contract.
+        // SAFETY: `recorder` is NULL or a living handle, which the caller keeps alive during this call.
         let recorder = unsafe { Handle::recorder(recorder)? };
         let path = recorder.storage().path()?.as_os_str().as_encoded_bytes();
         if size > 0 && !buffer.is_null() {
             let fits = path.len().min(size - 1);
-            // SAFETY: by the contract; `fits` and the zero byte are within `size`.
+            // SAFETY: `buffer` is not NULL, so `size` bytes there may be written. `fits` is less than
+            // `size`, so that the text and its zero byte lie within; the path is memory of the recorder's
+            // and does not overlap `buffer`.
             unsafe {
                 std::ptr::copy_nonoverlapping(path.as_ptr(), buffer.cast(), fits);
                 buffer.add(fits).write(0);
@@ -184,11 +192,14 @@ pub unsafe extern "C" fn rcomm_recorder_path(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rcomm_recorder_group(recorder: *const Handle, group: *const Group) -> u32 {
     quietly(RCOMM_RECORDER_NONE, || {
-        // SAFETY: by the contract.
+        // SAFETY: `recorder` is NULL or a living handle, and `group` is NULL or points to a group that the
+        // caller does not change; both for the time of this call.
         let (recorder, group) = unsafe { (Handle::recorder(recorder)?, group.as_ref()?) };
-        // SAFETY: by the contract.
+        // SAFETY: both texts of the group are NULL or end with a zero byte and stay unchanged during this
+        // call, which copies them.
         let (name, desc) = unsafe { (text(group.name), text(group.description)) };
-        // SAFETY: by the contract.
+        // SAFETY: the caller's `ranks` is NULL or holds `size` ranks, unchanged during this call, which
+        // copies them.
         let ranks = unsafe { list(group.ranks, group.size as usize) };
         let info = ProcessGroupInfo {
             id: group.id,
@@ -222,11 +233,12 @@ pub unsafe extern "C" fn rcomm_recorder_group_members(
     count: usize,
 ) -> i32 {
     call(|| {
-        // SAFETY: by the contract.
+        // SAFETY: `recorder` is NULL or a living handle, which the caller keeps alive during this call.
         let Some(recorder) = (unsafe { Handle::recorder(recorder) }) else {
             return Ok(());
         };
-        // SAFETY: by the contract.
+        // SAFETY: `ranks` is NULL or holds `count` ranks, which the caller does not change during this
+        // call.
         let ranks = unsafe { list(ranks, count) };
         let group = rcomm_recorder::record::GroupHandle::of_row(group);
         match recorder.set_group_members(group, ranks) {
@@ -251,9 +263,10 @@ pub unsafe extern "C" fn rcomm_recorder_call_site(
     line: u32,
 ) -> u32 {
     quietly(RCOMM_RECORDER_NONE, || {
-        // SAFETY: by the contract.
+        // SAFETY: `recorder` is NULL or a living handle, which the caller keeps alive during this call.
         let recorder = unsafe { Handle::recorder(recorder)? };
-        // SAFETY: by the contract.
+        // SAFETY: both texts are NULL or end with a zero byte, and the caller does not change them during
+        // this call, which copies them.
         let (file, function) = unsafe { (text(file), text(function)) };
         Some(recorder.intern_call_site(&file, &function, line).row())
     })
@@ -279,11 +292,13 @@ pub unsafe extern "C" fn rcomm_recorder_signature(
         words: SignatureId::UNKNOWN.to_words(),
     };
     quietly(unknown, || {
-        // SAFETY: by the contract.
+        // SAFETY: `recorder` is NULL or a living handle, which the caller keeps alive during this call.
         let recorder = unsafe { Handle::recorder(recorder)? };
-        // SAFETY: by the contract.
+        // SAFETY: both texts are NULL or end with a zero byte, and the caller does not change them during
+        // this call, which copies them.
         let (backend, op_name) = unsafe { (text(backend), text(name)) };
-        // SAFETY: by the contract.
+        // SAFETY: each list is NULL or holds as many tensors as its count, with their extents, and the
+        // caller changes none of it during this call; the tensors borrowed here do not leave it.
         let (inputs, outputs) =
             unsafe { (tensors(inputs, input_count), tensors(outputs, output_count)) };
         let key = SignatureKey {
@@ -300,24 +315,29 @@ pub unsafe extern "C" fn rcomm_recorder_signature(
 }
 
 /// # Safety
-/// `tensors` holds `count` tensors, each with as many extents as it has dimensions.
+/// `tensors` is NULL or holds `count` tensors, and the `shape` of each is NULL or holds as many extents as
+/// it has dimensions. All of it stays as it is while the result is used.
 unsafe fn tensors<'a>(tensors: *const CallTensor, count: usize) -> Vec<Tensor<'a>> {
-    // SAFETY: by the contract.
+    // SAFETY: the caller's `tensors` is NULL or holds `count` tensors, which stay as they are while the
+    // result is used.
     let tensors = unsafe { list(tensors, count) };
     let tensor = |tensor: &CallTensor| Tensor {
         dtype: DType::from_code(tensor.dtype).unwrap_or(DType::Other),
-        // SAFETY: by the contract.
+        // SAFETY: the caller's `shape` is NULL or holds `dimensions` extents, which stay as they are while
+        // the result is used.
         shape: unsafe { list(tensor.shape, tensor.dimensions as usize) },
     };
     tensors.iter().map(tensor).collect()
 }
 
 /// # Safety
-/// `start` is NULL, or `count` values from it stay as they are.
+/// `start` is NULL, or aligned with `count` values behind it that stay as they are while the result is
+/// used.
 pub(crate) unsafe fn list<'a, T>(start: *const T, count: usize) -> &'a [T] {
     if start.is_null() || count == 0 {
         return &[];
     }
-    // SAFETY: by the contract.
+    // SAFETY: not NULL (checked above), so `count` values lie there, aligned, and nothing changes them
+    // while the result is used.
     unsafe { std::slice::from_raw_parts(start, count) }
 }

@@ -94,7 +94,7 @@ pub fn copy(to: &mut [u8], from: &[u8]) {
     if to.len() < SHORT {
         to.copy_from_slice(from);
     } else {
-        // SAFETY: the level is this processor's.
+        // SAFETY: `detect` returns only a level that this processor has.
         unsafe { copy_at(Level::detect(), to, from, Stores::Cached) }
     }
 }
@@ -105,7 +105,7 @@ pub fn copy(to: &mut [u8], from: &[u8]) {
 /// If the lengths differ.
 pub fn copy_past_caches(to: &mut [u8], from: &[u8]) {
     assert_eq!(to.len(), from.len(), "a copy is as long as its original");
-    // SAFETY: the level is this processor's.
+    // SAFETY: `detect` returns only a level that this processor has.
     unsafe { copy_at(Level::detect(), to, from, Stores::Streaming) }
 }
 
@@ -132,8 +132,9 @@ unsafe fn copy_at(level: Level, to: &mut [u8], from: &[u8], stores: Stores) {
     let (to, to_tail) = to.split_at_mut(whole);
     let (from, from_tail) = from.split_at(whole);
     let (target, source, blocks) = (to.as_mut_ptr(), from.as_ptr(), whole / BLOCK);
-    // SAFETY: both are exclusive or shared slices of `blocks` blocks, the target starts at a multiple of
-    // 64, and the caller vouches for the level.
+    // SAFETY: `target` and `source` each have `blocks` blocks left, one in a slice borrowed for writing and
+    // one in a slice borrowed for reading, so that they do not overlap. The target begins at a multiple of
+    // 64, or there is no block (`head`). The caller lets no level be passed that the processor lacks.
     unsafe {
         match (level, stores) {
             #[cfg(target_arch = "x86_64")]
@@ -158,8 +159,10 @@ unsafe fn copy_at(level: Level, to: &mut [u8], from: &[u8], stores: Stores) {
 unsafe fn avx512<const STREAMING: bool>(to: *mut u8, from: *const u8, blocks: usize) {
     use std::arch::x86_64::*;
     for block in 0..blocks {
-        // SAFETY: inside both ranges, as the caller promised. Four at a time, so that no compiler makes
-        // the library's copy of it again.
+        // SAFETY: `block` is less than `blocks`, so 256 bytes at both addresses are among those that the
+        // caller lets be read and written. Loads need no alignment; stores go to multiples of 64, since
+        // `to` begins at one and 64 divides both steps. Four at a time, so that no compiler makes the
+        // library's copy of it again.
         unsafe {
             let from = from.add(block * 256).cast::<__m512i>();
             let to = to.add(block * 256).cast::<__m512i>();
@@ -186,7 +189,9 @@ unsafe fn avx512<const STREAMING: bool>(to: *mut u8, from: *const u8, blocks: us
 unsafe fn avx2<const STREAMING: bool>(to: *mut u8, from: *const u8, blocks: usize) {
     use std::arch::x86_64::*;
     for block in 0..blocks {
-        // SAFETY: as above.
+        // SAFETY: `block` is less than `blocks`, so 256 bytes at both addresses are among those that the
+        // caller lets be read and written. Loads need no alignment; stores go to multiples of 32, since
+        // `to` begins at a multiple of 64 and 32 divides both steps.
         unsafe {
             let from = from.add(block * 256).cast::<__m256i>();
             let to = to.add(block * 256).cast::<__m256i>();
@@ -253,7 +258,7 @@ mod tests {
                     let mut to = vec![255; 6000];
                     let source = &from[start..start + len];
                     let target = &mut to[start + 9..start + 9 + len];
-                    // SAFETY: the processor has the level.
+                    // SAFETY: `levels` returns only levels that this processor has.
                     unsafe { copy_at(level, target, source, stores) };
                     assert_eq!(
                         &to[start + 9..start + 9 + len],

@@ -131,8 +131,10 @@ unsafe fn fold<F: Format, C: Combine<F::Acc>, I: Isa, const N: usize>(job: &Job<
     let mut at = 0;
     while at + N <= job.count {
         let offset = at * F::SIZE;
-        // SAFETY: elements `at..at + N` lie inside every range of the job. Whatever a block reads
-        // is read before it writes, so outputs may be sources.
+        // SAFETY: there is a source, and elements `at..at + N` lie inside every source, `out` and all of
+        // `also`, which the caller lets be read and written over `count` elements; its processor has `I`. A
+        // block is read from all sources before it is written, and a source that overlaps an output is that
+        // output, so no write changes what is still to be read.
         unsafe {
             let mut block = F::load_block::<I, N>(job.sources[0].add(offset));
             for source in &job.sources[1..] {
@@ -153,7 +155,8 @@ unsafe fn fold<F: Format, C: Combine<F::Acc>, I: Isa, const N: usize>(job: &Job<
     }
     while at < job.count {
         let offset = at * F::SIZE;
-        // SAFETY: as above, one element.
+        // SAFETY: `at` is less than `count`, so this one element lies inside every source and output, as
+        // the block above; it too is read from all sources before it is written.
         unsafe {
             let mut value = F::load(job.sources[0].add(offset));
             for source in &job.sources[1..] {
@@ -216,7 +219,10 @@ unsafe fn pick<I: Isa>(op: ReduceOp, dtype: DType, job: &Job<'_>) {
             }
         };
     }
-    // SAFETY: the caller's promise is handed on; the format's size is the element type's.
+    // SAFETY: sources and outputs hold `count` elements of `dtype`, as this function's caller has to see
+    // to, and the `SIZE` of each row's format is the size of its `dtype`; a complex number is two of its
+    // parts, and twice as many. What `fold` asks of overlaps, sources and the processor, this function asks
+    // too.
     unsafe {
         match dtype {
             DType::F32 => arithmetic!(Plain<f32>, 64),
@@ -247,17 +253,23 @@ unsafe fn pick<I: Isa>(op: ReduceOp, dtype: DType, job: &Job<'_>) {
     }
 }
 
+/// # Safety
+/// As [`run`], and the processor has AVX-512 F, BW, DQ and VL, which imply AVX2 and F16C.
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,f16c")]
 unsafe fn run_avx512(op: ReduceOp, dtype: DType, job: &Job<'_>) {
-    // SAFETY: the caller's promise is handed on.
+    // SAFETY: `pick` asks what this function asks of its caller: the job's ranges, and AVX-512 F for
+    // `Avx512`.
     unsafe { pick::<super::format::Avx512>(op, dtype, job) }
 }
 
+/// # Safety
+/// As [`run`], and the processor has AVX2 and F16C.
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2,f16c")]
 unsafe fn run_avx2(op: ReduceOp, dtype: DType, job: &Job<'_>) {
-    // SAFETY: the caller's promise is handed on.
+    // SAFETY: `pick` asks what this function asks of its caller: the job's ranges, and AVX2 and F16C for
+    // `Avx2`.
     unsafe { pick::<super::format::Avx2>(op, dtype, job) }
 }
 
@@ -268,7 +280,8 @@ unsafe fn run_avx2(op: ReduceOp, dtype: DType, job: &Job<'_>) {
 /// either overlaps no output or is exactly one; the outputs do not overlap. There is at least one source,
 /// and the processor has `level`.
 pub(super) unsafe fn run(level: Level, op: ReduceOp, dtype: DType, job: &Job<'_>) {
-    // SAFETY: the caller's promise is handed on.
+    // SAFETY: the caller answers for the job's ranges. It lets no level be passed that the processor lacks,
+    // so that the functions for AVX2 and AVX-512 are called where these exist.
     unsafe {
         match level {
             Level::Portable => pick::<Portable>(op, dtype, job),
@@ -294,7 +307,8 @@ pub(super) unsafe fn scale(dtype: DType, data: *mut u8, count: usize, factor: f6
         };
     }
     let narrow = factor as f32;
-    // SAFETY: every place is inside the caller's range.
+    // SAFETY: `each` visits places below `count` elements of `dtype` (twice as many parts of complex ones),
+    // all inside what the caller lets be read and written; each is read before it is written.
     unsafe {
         match dtype {
             DType::F32 => each!(Plain<f32>, count, |value: f32| value * narrow),
@@ -338,7 +352,9 @@ unsafe fn convert_all<F: Format<Acc = f32>, I: Isa, const N: usize>(
 ) {
     let (narrow, wide) = (F::SIZE, <Plain<f32>>::SIZE);
     let mut at = 0;
-    // SAFETY: by the caller's promise, elements below `count` lie inside both ranges.
+    // SAFETY: in both loops all elements are below `count`: the caller lets so many be read at `from` and
+    // written at `to`, with the widths of the narrow type and of `f32`, and the two do not overlap. Its
+    // processor has `I`.
     unsafe {
         while at + N <= count {
             match turn {
@@ -377,7 +393,8 @@ unsafe fn pick_convert<I: Isa>(
     to: *mut u8,
     count: usize,
 ) {
-    // SAFETY: the caller's promise is handed on.
+    // SAFETY: the format of each row is that of its `dtype`. What `convert_all` asks of ranges and
+    // processor, this function asks of its caller.
     unsafe {
         match dtype {
             DType::F16 => convert_all::<F16, I, 32>(turn, from, to, count),
@@ -389,17 +406,23 @@ unsafe fn pick_convert<I: Isa>(
     }
 }
 
+/// # Safety
+/// As [`convert`], and the processor has AVX-512 F, BW, DQ and VL, which imply AVX2 and F16C.
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,f16c")]
 unsafe fn convert_avx512(turn: Turn, dtype: DType, from: *const u8, to: *mut u8, count: usize) {
-    // SAFETY: the caller's promise is handed on.
+    // SAFETY: `pick_convert` asks what this function asks of its caller: both ranges, and AVX-512 F for
+    // `Avx512`.
     unsafe { pick_convert::<super::format::Avx512>(turn, dtype, from, to, count) }
 }
 
+/// # Safety
+/// As [`convert`], and the processor has AVX2 and F16C.
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2,f16c")]
 unsafe fn convert_avx2(turn: Turn, dtype: DType, from: *const u8, to: *mut u8, count: usize) {
-    // SAFETY: the caller's promise is handed on.
+    // SAFETY: `pick_convert` asks what this function asks of its caller: both ranges, and AVX2 and F16C for
+    // `Avx2`.
     unsafe { pick_convert::<super::format::Avx2>(turn, dtype, from, to, count) }
 }
 
@@ -416,7 +439,8 @@ pub(super) unsafe fn convert(
     to: *mut u8,
     count: usize,
 ) {
-    // SAFETY: the caller's promise is handed on.
+    // SAFETY: the caller answers for both ranges. It lets no level be passed that the processor lacks, so
+    // that the functions for AVX2 and AVX-512 are called where these exist.
     unsafe {
         match level {
             Level::Portable => pick_convert::<Portable>(turn, dtype, from, to, count),

@@ -120,8 +120,9 @@ fn combine_by_loops(
         sources.push(input.as_ptr());
     }
     let also = also_at(also, out.len());
-    // SAFETY: inputs and outputs are equally long, and the inputs are apart from what is borrowed for
-    // writing; the level is this processor's.
+    // SAFETY: every input was checked to be as long as `out`, and `also_at` checks the second output. `out`
+    // and `also` are borrowed for writing, so neither overlaps the other or an input. The level is this
+    // processor's (`for_len`).
     unsafe {
         run(
             Level::for_len(out.len()),
@@ -177,7 +178,9 @@ fn combine_in_place_by_loops(
         sources.push(out.cast::<u8>());
     }
     let also = also_at(also, out.len());
-    // SAFETY: as in `combine`, and one source is the output itself.
+    // SAFETY: every other input was checked to be as long as `out`, and `also_at` checks the second output.
+    // `out` and `also` are borrowed for writing, so the one source that overlaps an output is `out` itself,
+    // by the same pointer. The level is this processor's (`for_len`).
     unsafe {
         run(
             Level::for_len(out.len()),
@@ -208,8 +211,8 @@ pub fn combine_everywhere(op: ReduceOp, dtype: DType, places: &mut [&mut [u8]]) 
         return;
     };
     let out = std::ptr::slice_from_raw_parts_mut(first, len);
-    // SAFETY: exclusive slices of one length, so that they do not overlap, each a source and an output; the
-    // level is this processor's.
+    // SAFETY: all places were checked to have one length. They are borrowed for writing, so no two overlap,
+    // and each source is one of the outputs, by the same pointer. The level is this processor's (`detect`).
     unsafe { run(Level::detect(), op, dtype, sources.as_slice(), out, also) }
 }
 
@@ -224,7 +227,7 @@ fn also_at(also: Option<&mut [u8]>, len: usize) -> Option<*mut u8> {
 /// Multiplies every element by `factor`, in the element's own type; integers take its whole part.
 pub fn scale(dtype: DType, data: &mut [u8], factor: f64) {
     let Some(size) = dtype.size() else { return };
-    // SAFETY: the range is one exclusive slice, cut to whole elements.
+    // SAFETY: `data` is borrowed for writing, and `len / size` elements of `dtype` are not longer than it.
     unsafe { fold::scale(dtype, data.as_mut_ptr(), data.len() / size, factor) }
 }
 
@@ -293,7 +296,8 @@ unsafe fn run(
         count: out.len() / size,
         terms: sources.len(),
     };
-    // SAFETY: the caller's promise is handed on; all outputs hold `count` elements, and there is a source
-    // (checked).
+    // SAFETY: the caller lets all sources be read and all outputs be written over the bytes of `out`, which
+    // are `count` elements (a multiple of `size`, checked). There is a source (checked). Of one length, a
+    // source that begins where an output does is that output. The caller answers for the level.
     unsafe { fold::run(level, op, dtype, &job) }
 }

@@ -98,8 +98,9 @@ impl Partial {
         };
         let size = self.dtype.size().unwrap_or(1);
         assert_eq!(self.len(narrow), wide, "as many elements on both sides");
-        // SAFETY: both slices hold `narrow / size` elements, of the narrow type and of `f32`; one is
-        // exclusive. The level is the processor's.
+        // SAFETY: `from` and `to` are borrowed for reading and writing, so they do not overlap. The
+        // assertion above has both hold `narrow / size` elements, one of the narrow type and one of `f32`.
+        // The level is this processor's (`detect`).
         unsafe {
             fold::convert(
                 Level::detect(),
@@ -125,8 +126,8 @@ fn divide(dtype: DType, data: &mut [u8], terms: usize) {
         count: data.len() / size,
         terms,
     };
-    // SAFETY: the one source is the output itself, an exclusive slice of that many elements; the level is
-    // the processor's.
+    // SAFETY: the one source is the output itself, by the same pointer, and `count` elements lie in `data`,
+    // which is borrowed for writing. The level is this processor's (`detect`).
     unsafe { fold::run(Level::detect(), ReduceOp::Avg, dtype, &job) }
 }
 

@@ -83,7 +83,8 @@ fn every_operation_on_every_type_equals_the_scalar_reference() {
                     let mut out = vec![0xa5; count * size];
                     let mut also = vec![0x5a; count * size];
                     let second = [also.as_mut_ptr()];
-                    // SAFETY: all are equally long and apart, and the processor has the level.
+                    // SAFETY: inputs and both outputs are vectors of `count * size` bytes, which do not
+                    // overlap, and `levels` returns only levels that this processor has.
                     unsafe { run(level, op, dtype, &pointers, &mut out[..], &second) };
                     assert_eq!(out, also);
                     for at in 0..count {
@@ -115,7 +116,8 @@ fn a_few_bytes_of_two_come_out_as_by_the_loops() {
                 let [first, second] = &pair;
                 let pointers = [first.as_ptr(), second.as_ptr()];
                 let mut expected = vec![0; count * size];
-                // SAFETY: all are equally long and apart, and every processor has the level.
+                // SAFETY: both inputs and the output are `count * size` bytes, which do not overlap, and
+                // every processor has the portable level.
                 unsafe {
                     run(
                         Level::Portable,
@@ -196,7 +198,8 @@ fn all_sixteen_bit_floats_survive_the_way_through_f32() {
                 let block: Vec<u8> = input.repeat(64);
                 let mut out = vec![0; block.len()];
                 let max = ReduceOp::Max;
-                // SAFETY: both are equally long and apart, and the processor has the level.
+                // SAFETY: the input and the output are vectors of one length, which do not overlap, and
+                // `levels` returns only levels that this processor has.
                 unsafe { run(level, max, dtype, &[block.as_ptr()], &mut out[..], &[]) };
                 let got = u16::from_le_bytes([out[0], out[1]]);
                 let want = if is_nan(dtype, &input) {

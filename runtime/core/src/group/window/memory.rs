@@ -29,10 +29,11 @@ pub struct RemoteMemory {
     owner: Arc<dyn Any + Send + Sync>,
 }
 
-// SAFETY: the bytes are only accessed by atomic operations, and `owner`, which keeps them mapped, is
-// `Send + Sync`.
+// SAFETY: any thread may access the bytes, since all do so by atomic operations, and drop `owner`, which
+// keeps them mapped and is `Send + Sync`.
 unsafe impl Send for RemoteMemory {}
-// SAFETY: as above.
+// SAFETY: `&RemoteMemory` gives access to the bytes by atomic operations alone, and `owner` is `Send +
+// Sync`.
 unsafe impl Sync for RemoteMemory {}
 
 impl RemoteMemory {
@@ -111,15 +112,18 @@ impl RemoteMemory {
     /// The four bytes at `offset`, if they are inside and aligned.
     pub fn word(&self, offset: usize) -> Option<&AtomicU32> {
         let at = self.range(offset, 4).ok()?.cast::<u32>();
-        // SAFETY: four bytes inside the memory (`range`), aligned as just checked, accessed only by
-        // atomic operations.
+        // SAFETY: `range` has checked that four bytes lie inside the memory, which `owner` keeps mapped as
+        // long as `self` lives; aligned (checked here). This process accesses them only by atomic
+        // operations (`new`).
         at.is_aligned().then(|| unsafe { AtomicU32::from_ptr(at) })
     }
 
     /// The eight bytes at `offset`, if they are inside and aligned.
     pub fn long(&self, offset: usize) -> Option<&AtomicU64> {
         let at = self.range(offset, 8).ok()?.cast::<u64>();
-        // SAFETY: as in `word`, eight bytes.
+        // SAFETY: `range` has checked that eight bytes lie inside the memory, which `owner` keeps mapped as
+        // long as `self` lives; aligned (checked here). This process accesses them only by atomic
+        // operations (`new`).
         at.is_aligned().then(|| unsafe { AtomicU64::from_ptr(at) })
     }
 
@@ -152,21 +156,26 @@ impl RemoteMemory {
                 ),
             ));
         }
-        // SAFETY: inside the memory, or one past its end with nothing behind.
+        // SAFETY: `offset` is at most `self.len` (checked above), so the address lies inside the memory or
+        // is the one past its end.
         Ok(unsafe { self.start.as_ptr().add(offset) })
     }
 
     /// A byte; the caller has checked `range`.
     fn byte(&self, offset: usize) -> &AtomicU8 {
         debug_assert!(offset < self.len);
-        // SAFETY: inside the memory, accessed only by atomic operations.
+        // SAFETY: `read` and `write` have had `range` check the byte, so it lies inside the memory, which
+        // `owner` keeps mapped as long as `self` lives. This process accesses it only by atomic operations
+        // (`new`).
         unsafe { AtomicU8::from_ptr(self.start.as_ptr().add(offset)) }
     }
 
     /// Eight bytes; the caller has checked `range` and aligned `offset`.
     fn long_at(&self, offset: usize) -> &AtomicU64 {
         debug_assert!(offset + WORD <= self.len);
-        // SAFETY: inside the memory and aligned, accessed only by atomic operations.
+        // SAFETY: `read` and `write` have had `range` check the eight bytes, so they lie inside the memory,
+        // which `owner` keeps mapped as long as `self` lives, and begin at a multiple of eight behind
+        // `lead`. This process accesses them only by atomic operations (`new`).
         unsafe { AtomicU64::from_ptr(self.start.as_ptr().add(offset).cast()) }
     }
 }
@@ -183,13 +192,14 @@ mod tests {
     use std::cell::UnsafeCell;
 
     struct Bytes(UnsafeCell<[u64; 8]>);
-    // SAFETY: only accessed through the atomic operations of `RemoteMemory`.
+    // SAFETY: the array is only accessed through the atomic operations of `RemoteMemory`.
     unsafe impl Sync for Bytes {}
 
     fn memory() -> RemoteMemory {
         let owner = Arc::new(Bytes(UnsafeCell::new([0; 8])));
         let start = NonNull::new(owner.0.get()).unwrap().cast();
-        // SAFETY: 64 initialised bytes, alive with `owner`, with no other user.
+        // SAFETY: the array's 64 bytes are initialised, live as long as `owner`, and are accessed through
+        // the result alone.
         unsafe { RemoteMemory::new(start, 64, owner) }
     }
 

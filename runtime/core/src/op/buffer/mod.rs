@@ -68,7 +68,8 @@ pub struct Buffer<'a> {
 // `free` only returns memory to the global allocator, and the owner of foreign memory is
 // `Send + Sync`.
 unsafe impl Send for Buffer<'_> {}
-// SAFETY: through `&Buffer` the memory can only be read (`as_bytes`, `as_slice`).
+// SAFETY: through `&Buffer` the memory can only be read (`as_bytes`, `as_slice`), by any number of threads
+// at once; `owner` gives `&Arc` of something that is `Send + Sync`.
 unsafe impl Sync for Buffer<'_> {}
 
 impl<'a> Buffer<'a> {
@@ -220,9 +221,10 @@ impl<'a> Buffer<'a> {
     #[inline]
     pub fn as_bytes(&self) -> Result<&[u8]> {
         self.check_host()?;
-        // SAFETY: `data` is valid for `size_bytes` bytes of initialised host memory as long as
-        // `self` lives (loan, ownership, or the promise made to `from_raw`), and the bytes do not
-        // change: writing needs `&mut self`.
+        // SAFETY: `data` is not null and valid for `size_bytes` bytes of initialised host memory (checked)
+        // as long as `self` lives: a loan outlives it, an owned vector is freed by it, and the caller of
+        // `from_raw` answers for foreign memory, whose size fits in `isize`. The bytes do not change
+        // while the slice lives: writing needs `&mut self`.
         Ok(unsafe { std::slice::from_raw_parts(self.data.as_ptr(), self.size_bytes()) })
     }
 
@@ -240,7 +242,8 @@ impl<'a> Buffer<'a> {
                 format!("{self:?} is lent: it can be written as `bool`s, not as bytes"),
             ));
         }
-        // SAFETY: no loan of `bool`s; an owned vector is settled before it is returned.
+        // SAFETY: this is no loan of `bool`s (checked), so that no lender can see other bytes; an owned
+        // vector is settled before `into_vec` or `as_mut_slice` return it.
         unsafe { self.bytes_to_fill() }
     }
 
@@ -256,9 +259,11 @@ impl<'a> Buffer<'a> {
     pub unsafe fn bytes_to_fill(&mut self) -> Result<&mut [u8]> {
         self.check_host()?;
         self.check_writable()?;
-        // SAFETY: as in `as_bytes`, and exclusive: lent and owned memory belongs to this buffer
-        // alone, foreign memory by the promise made to `from_raw`. Every bit pattern is a value of
-        // every element type but `bool`, whose bytes are settled before they are read as `bool`.
+        // SAFETY: `data` is valid for `size_bytes` bytes of initialised host memory as long as `self` lives
+        // (as in `as_bytes`), and no other code has access to them: lent and owned memory is this buffer's
+        // alone, and so is foreign memory with `Access::Write`, by the contract of `from_raw`. Every bit
+        // pattern is a value of every element type but `bool`, and the caller has loans of those settled;
+        // other buffers settle themselves.
         Ok(unsafe { std::slice::from_raw_parts_mut(self.data.as_ptr(), self.size_bytes()) })
     }
 
@@ -274,7 +279,8 @@ impl<'a> Buffer<'a> {
             }
         }
         let settling = Settling(self);
-        // SAFETY: settled when this returns, and when `write` panics.
+        // SAFETY: `Settling` makes every byte of a `bool` 0 or 1, when this returns as well as when `write`
+        // panics.
         write(unsafe { settling.0.bytes_to_fill()? })
     }
 
@@ -303,7 +309,9 @@ impl<'a> Buffer<'a> {
             return None;
         }
         let len = self.as_slice::<T>()?.len();
-        // SAFETY: as in `as_slice`, and exclusive as in `as_bytes_mut`.
+        // SAFETY: `as_slice` has checked type, host, alignment and the values of `bool`s, of which `len`
+        // lie here. The memory is writable (checked), and `&mut self` makes this the only access for the
+        // slice's life.
         Some(unsafe { std::slice::from_raw_parts_mut(self.data.cast::<T>().as_ptr(), len) })
     }
 
@@ -395,7 +403,7 @@ impl<'a> Buffer<'a> {
         if self.dtype != DType::Bool || !rust_owns_it {
             return;
         }
-        // SAFETY: 0 and 1 are all that is written.
+        // SAFETY: only 0 and 1 are written, so that a loan of `bool`s holds values that its lender may see.
         if let Ok(bytes) = unsafe { self.bytes_to_fill() } {
             for byte in bytes {
                 *byte = u8::from(*byte != 0);
@@ -479,8 +487,9 @@ impl Buffer<'static> {
         self.settle();
         let mut this = ManuallyDrop::new(self);
         drop(this.shape.take());
-        // SAFETY: `Hold::Owned` is only made from a `Vec<T>` of this `DTYPE`, whose parts these are,
-        // and `this` will not free them.
+        // SAFETY: `Hold::Owned` is only made in `from_vec`, from a `Vec<T>` with this `DTYPE`, of which
+        // there is one type. `data`, `len` and `capacity` are its parts, the elements are valid (`settle`),
+        // and `this` is never dropped, so they are not freed twice.
         Ok(unsafe { Vec::from_raw_parts(this.data.cast::<T>().as_ptr(), this.len(), capacity) })
     }
 }
@@ -490,8 +499,8 @@ impl Drop for Buffer<'_> {
         // A lender gets valid values back, whatever a backend has written.
         self.settle();
         if let Hold::Owned { capacity, free } = self.hold {
-            // SAFETY: `data` and `capacity` are parts of the vector that `free` was chosen for, and
-            // this buffer owns it.
+            // SAFETY: `data` and `capacity` are parts of the vector whose type chose `free`. This buffer
+            // owns them, and is dropped once; `into_vec` prevents that where it gives them away.
             unsafe { free(self.data, capacity) }
         }
     }
@@ -502,7 +511,8 @@ impl Drop for Buffer<'_> {
 /// # Safety
 /// `data` and `capacity` come from a `Vec<T>` that is not freed elsewhere.
 unsafe fn free<T: Element>(data: NonNull<u8>, capacity: usize) {
-    // SAFETY: by the contract; elements need no drop, so length 0 does.
+    // SAFETY: the caller passes the parts of a `Vec<T>` that is freed here alone. Elements need no drop, so
+    // a length of 0 serves.
     drop(unsafe { Vec::from_raw_parts(data.cast::<T>().as_ptr(), 0, capacity) });
 }
 

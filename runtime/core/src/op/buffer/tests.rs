@@ -24,7 +24,7 @@ fn a_vector_of_another_type_is_refused_and_kept() {
 fn a_bool_is_valid_whatever_a_backend_wrote() {
     let mut flags = [false, true];
     let mut buffer = Buffer::from_mut(&mut flags);
-    // SAFETY: the buffer is dropped before the lender looks.
+    // SAFETY: the buffer is dropped, which settles its bytes, before `flags` is read.
     unsafe { buffer.bytes_to_fill().unwrap() }.copy_from_slice(&[7, 0]);
     drop(buffer);
     assert_eq!(flags, [true, false]);
@@ -63,7 +63,8 @@ fn foreign_memory_lives_as_long_as_its_buffer() {
     let owner: Arc<Vec<u64>> = Arc::new(vec![1, 2, 3]);
     let data = NonNull::from(owner.as_slice()).cast::<u8>();
     let watch = Arc::downgrade(&owner);
-    // SAFETY: three `u64` kept alive by `owner`, never written.
+    // SAFETY: `data` points to three `u64` in the vector that `owner` keeps alive, and nothing writes to
+    // them.
     let buffer =
         unsafe { Buffer::from_raw(data, 3, DType::U64, Device::Cpu, Access::Read, owner) }.unwrap();
     assert_eq!(buffer.as_slice::<u64>().unwrap(), [1, 2, 3]);

@@ -1,12 +1,12 @@
 //! The decoders of this backend, for the fuzzer.
 
-use super::handshake::{HANDSHAKE_LEN, Handshake, Identity};
-use super::op_header::{OP_HEADER_LEN, OpHeader, compare};
-use super::registered;
-use super::window;
+use crate::collective::op_header::{OP_HEADER_LEN, OpHeader, compare};
+use crate::mesh::handshake::{HANDSHAKE_LEN, Handshake, Identity};
+use crate::registered;
+use crate::window;
 use rcomm_core::Secret;
 
-pub use super::p2p::fuzz::receive_any_bytes;
+pub use crate::p2p::fuzz::receive_any_bytes;
 
 /// Reads `bytes` as each of the fixed heads that ranks send: a handshake, a header before a collective,
 /// an offer of memory, and the messages of a window.

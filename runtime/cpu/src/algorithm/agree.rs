@@ -6,10 +6,9 @@
 //! and appends the blocks that come from d ranks ahead. *Ranks* here are those that take part, counted
 //! from 0: all of a group, or one of each host.
 
+use crate::collective::op_header::{OP_HEADER_LEN, OpHeader};
 use crate::lanes::{Lanes, Transfer};
-use crate::mesh::Failure;
-use crate::op_header::{OP_HEADER_LEN, OpHeader};
-use crate::wait::WaitPolicy;
+use crate::wait::{Failure, WaitPolicy};
 
 /// Magic, operation's count, distance, blocks, bytes: what precedes the blocks of a message.
 const HEAD: usize = 24;

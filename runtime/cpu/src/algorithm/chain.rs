@@ -5,8 +5,7 @@
 
 use crate::collective::{Data, Place};
 use crate::lanes::{Lanes, Transfer};
-use crate::mesh::Failure;
-use crate::wait::WaitPolicy;
+use crate::wait::{Failure, WaitPolicy};
 
 pub(super) fn broadcast(
     lanes: &mut Lanes,

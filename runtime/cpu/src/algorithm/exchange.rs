@@ -7,8 +7,7 @@
 use super::part_of;
 use crate::collective::{Combination, Data, Inputs, Outputs, Place};
 use crate::lanes::{Lanes, Transfer};
-use crate::mesh::Failure;
-use crate::wait::WaitPolicy;
+use crate::wait::{Failure, WaitPolicy};
 use rcomm_core::arithmetic;
 use std::ops::Range;
 

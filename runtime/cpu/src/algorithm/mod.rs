@@ -21,11 +21,9 @@ mod hosts;
 mod shm_exchange;
 mod swap;
 
-use super::collective::{Collective, Data, Place, Step, compare_lists, has_lists};
-use super::lanes::Lanes;
-use super::mesh::Failure;
-use super::op_header;
-use super::wait::WaitPolicy;
+use crate::collective::{Collective, Data, Place, Step, compare_lists, has_lists, op_header};
+use crate::lanes::Lanes;
+use crate::wait::{Failure, WaitPolicy};
 use agree::{Agreement, Circle};
 pub(super) use hosts::{HostsEngine, ShmExchanges};
 use rcomm_core::arithmetic;
@@ -198,7 +196,7 @@ fn small_input<'a>(collective: &'a Collective<'_>, place: Place) -> Option<&'a [
         Collective::Broadcast { .. } => Some(&[]),
         Collective::AllGather {
             input,
-            outputs: super::collective::Outputs::Even(..),
+            outputs: crate::collective::Outputs::Even(..),
         } => Some(input),
         _ => None,
     }

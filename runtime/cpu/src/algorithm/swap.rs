@@ -6,10 +6,9 @@
 use super::LaneEngine;
 use super::agree::Circle;
 use crate::collective::Combination;
+use crate::collective::op_header::{self, OpHeader};
 use crate::lanes::{Swap, Transfer};
-use crate::mesh::Failure;
-use crate::op_header::{self, OpHeader};
-use crate::wait::WaitPolicy;
+use crate::wait::{Failure, WaitPolicy};
 use rcomm_core::arithmetic;
 
 /// Bytes that are sent before the other's header is known: all of a small buffer, and few enough to discard

@@ -1,6 +1,6 @@
 //! Lists of counts that go with the headers where only their comparison shows a disagreement.
 
-use crate::op_header::{Disagreement, OpHeader};
+use super::op_header::{Disagreement, OpHeader};
 use rcomm_recorder::model::{OpType, Parts};
 
 /// Whether lists of counts go with the headers of this operation.

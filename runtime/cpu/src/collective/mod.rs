@@ -5,9 +5,10 @@
 //! [`Collective`]s, each with the [`OpHeader`] that all ranks compare first.
 
 mod lists;
+pub(crate) mod op_header;
 mod steps;
 
-use super::op_header::OpHeader;
+use op_header::OpHeader;
 use rcomm_recorder::model::{DType, ReduceOp};
 
 pub(super) use lists::{compare_lists, has_lists};

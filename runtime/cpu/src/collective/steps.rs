@@ -2,10 +2,10 @@
 
 #![deny(clippy::wildcard_enum_match_arm)]
 
+use super::op_header::{OpHeader, hash_counts};
 use super::{Collective, Combination, Data, Inputs, Outputs, Place, Step};
-use crate::fill::bytes_to_fill;
-use crate::mesh::Failure;
-use crate::op_header::{OpHeader, hash_counts};
+use crate::transport::fill::bytes_to_fill;
+use crate::wait::Failure;
 use rcomm_core::Buffer;
 use rcomm_core::arithmetic;
 use rcomm_core::{Error, ErrorKind};

@@ -3,14 +3,15 @@
 //! A *transfer* is bytes to or from one peer. Transfers over one lane in one direction happen in the
 //! order of the list; all others proceed as the lanes allow, so no order of the list can deadlock.
 
+pub(crate) mod neighbours;
 mod swap;
 
-use super::handshake::LaneKind;
-use super::mesh::{Failure, Mesh, Wanted};
-use super::neighbours::Neighbours;
-use super::transport::shm::Waits;
-use super::transport::{Interest, Lane, tcp};
-use super::wait::{Interrupted, Pause, WaitPolicy};
+use crate::mesh::handshake::LaneKind;
+use crate::mesh::{Mesh, Wanted};
+use crate::transport::shm::Waits;
+use crate::transport::{Interest, Lane, tcp};
+use crate::wait::{Failure, Interrupted, Pause, WaitPolicy};
+use neighbours::Neighbours;
 use rcomm_recorder::model::Rank;
 use std::net::{Shutdown, TcpStream};
 use std::sync::{Arc, Mutex, PoisonError};

@@ -1,13 +1,12 @@
 //! [`Mesh`]: one rank's end of all connections; which rank dials which, and whether the peer still
 //! lives.
 
-use super::failure::Failure;
+use super::handshake::{ANSWER_LEN, End, Handshake, Identity, LaneKind, Verdict};
+use super::host::Host;
 use super::reception::{Desk, LaneId, Reception, milliseconds};
 use super::{Notes, fill_random, lock};
-use crate::handshake::{ANSWER_LEN, End, Handshake, Identity, LaneKind, Verdict};
-use crate::host::Host;
 use crate::registered::Registry;
-use crate::wait::{WaitMode, WaitPolicy};
+use crate::wait::{Failure, WaitMode, WaitPolicy};
 use rcomm_core::backend::WorldContext;
 use rcomm_core::store::Store;
 use rcomm_core::tuning::Tuning;

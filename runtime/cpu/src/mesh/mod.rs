@@ -3,16 +3,18 @@
 //! Every rank listens on one port and puts its address under `cpu/addr/<rank>` in the store. Nothing is
 //! connected until it is needed. A *lane* is one connection for one group, one kind of traffic and one
 //! pair of ranks, so that no group's bytes block another's; the higher rank dials, the lower accepts. A
-//! connection without the job's secret is refused and counted (see [`handshake`](super::handshake)).
+//! connection without the job's secret is refused and counted (see [`handshake`](crate::mesh::handshake)).
 //!
 //! The thread `rcomm/mesh` answers callers. It never touches a lane that it has handed over.
 
+pub(crate) mod address;
 mod connections;
-mod failure;
+pub(crate) mod handshake;
+mod host;
+pub(crate) mod layout;
 mod reception;
 
 pub(super) use connections::{Mesh, Wanted};
-pub(super) use failure::Failure;
 
 use std::io;
 use std::sync::{Mutex, MutexGuard, PoisonError};

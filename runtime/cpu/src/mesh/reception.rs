@@ -1,9 +1,9 @@
 //! The thread `rcomm/mesh`: performs handshakes with callers, and hands lanes over.
 
-use super::{fill_random, lock};
-use crate::handshake::{
+use super::handshake::{
     ANSWER_LEN, End, HANDSHAKE_LEN, Handshake, Identity, LaneKind, PROOF_LEN, Verdict,
 };
+use super::{fill_random, lock};
 use crate::transport::{handover, shm::Segment};
 use rcomm_recorder::model::Rank;
 use rustix::event::{PollFd, PollFlags, Timespec};

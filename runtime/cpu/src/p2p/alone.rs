@@ -9,10 +9,9 @@ use super::frame::{EAGER, FRAME, Frame};
 use super::lane::{Incoming, Outgoing, PeerLane, Waiting};
 use super::messages::{P2p, lock};
 use super::request::{Request, Stage};
-use crate::fill::bytes_to_fill;
-use crate::mesh::Failure;
+use crate::transport::fill::bytes_to_fill;
 use crate::transport::shm::Found;
-use crate::wait::{Pause, WaitPolicy};
+use crate::wait::{Failure, Pause, WaitPolicy};
 use rcomm_core::Op;
 use rcomm_recorder::model::DType;
 

@@ -1,6 +1,6 @@
 //! The header before a message on the wire.
 
-use crate::mesh::Failure;
+use crate::wait::Failure;
 use rcomm_recorder::model::{DType, Rank};
 
 /// The largest message that is sent before its receive is posted, in bytes.

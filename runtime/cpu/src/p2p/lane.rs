@@ -2,8 +2,8 @@
 
 use super::frame::{FRAME, Frame, FrameKind};
 use super::request::{Request, Stage};
-use crate::mesh::Failure;
 use crate::transport::Lane;
+use crate::wait::Failure;
 use rcomm_recorder::model::{DType, Rank};
 use std::collections::VecDeque;
 

@@ -1,7 +1,7 @@
 //! One send or receive.
 
 use super::frame::FRAME;
-use crate::mesh::Failure;
+use crate::wait::Failure;
 use rcomm_recorder::model::DType;
 
 /// One send or receive under way.

@@ -3,10 +3,9 @@
 use super::lane::Incoming;
 use super::messages::{P2p, lock};
 use super::request::{Request, Stage};
-use crate::mesh::Failure;
 use crate::transport::shm::Waits;
 use crate::transport::{self, Interest, Lane};
-use crate::wait::WaitPolicy;
+use crate::wait::{Failure, WaitPolicy};
 use rcomm_recorder::model::Rank;
 use std::os::fd::OwnedFd;
 use std::time::Duration;

@@ -5,7 +5,7 @@
 //! other processes of this host can map. In a long operation all ranks show where their bytes are; if all
 //! have such bytes, each rank reads, or reads and writes, the others' where they are, and nothing is copied
 //! that need not be. Otherwise they go on as with ordinary buffers. How the work is divided is the business
-//! of [`algorithm`](super::algorithm); this module settles what ranks agree on, and that no caller gets
+//! of [`algorithm`](crate::algorithm); this module settles what ranks agree on, and that no caller gets
 //! memory back which other ranks may still access.
 //!
 //! | file | holds |

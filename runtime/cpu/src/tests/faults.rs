@@ -1,8 +1,8 @@
 //! Disagreement, strangers, silence and death: an error that names the rank, before the deadline.
 
 use super::*;
-use crate::handshake::LaneKind;
 use crate::mesh::Wanted;
+use crate::mesh::handshake::LaneKind;
 use crate::wait::{Stop, WaitMode, WaitPolicy};
 use rcomm_core::backend::AbortReason;
 use rcomm_core::{Error, ErrorKind};

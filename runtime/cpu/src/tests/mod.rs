@@ -7,7 +7,7 @@ mod messages;
 mod registered;
 mod waiting;
 
-use super::CpuFactory;
+use crate::CpuFactory;
 use rcomm_core::Buffer;
 use rcomm_core::Deadline;
 use rcomm_core::Hints;

@@ -4,6 +4,8 @@
 //! both directions between two ranks. It never blocks: what does not fit or has not come is tried again
 //! later. The callers decide how to wait.
 
+#[allow(unsafe_code)]
+pub(crate) mod fill;
 pub(crate) mod handover;
 pub(crate) mod shm;
 #[cfg(test)]

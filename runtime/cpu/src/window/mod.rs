@@ -10,10 +10,9 @@ mod service;
 #[allow(unsafe_code)]
 mod shared;
 
-use super::CpuBackend;
-use super::registered::{Backing, Whereabouts};
-use super::wait::WaitMode;
-use super::wait::{Pause, Stop, WaitPolicy};
+use crate::CpuBackend;
+use crate::registered::{Backing, Whereabouts};
+use crate::wait::{Pause, Stop, WaitMode, WaitPolicy};
 use rcomm_core::Buffer;
 use rcomm_core::Deadline;
 use rcomm_core::Hints;
@@ -428,8 +427,8 @@ impl Window for CpuWindow {
                         return Err(Error::new(ErrorKind::PeerLost, message).with_rank(rank));
                     }
                 }
-                Err(super::wait::Interrupted::Stopped(reason)) => return Err(reason),
-                Err(super::wait::Interrupted::TimedOut) => {
+                Err(crate::wait::Interrupted::Stopped(reason)) => return Err(reason),
+                Err(crate::wait::Interrupted::TimedOut) => {
                     let message = format!("no signal of rank {rank} before the deadline");
                     return Err(Error::new(ErrorKind::Timeout, message).with_rank(rank));
                 }

@@ -8,11 +8,10 @@
 use super::Ways;
 use super::host_exchange::HostExchange;
 use crate::algorithm::agree::{Agreement, Circle};
+use crate::collective::op_header::{self, Disagreement, OP_HEADER_LEN, OpHeader};
 use crate::collective::{Place, compare_lists, has_lists};
-use crate::mesh::Failure;
-use crate::op_header::{self, Disagreement, OP_HEADER_LEN, OpHeader};
 use crate::transport::shm::{INLINE, SLOT};
-use crate::wait::WaitPolicy;
+use crate::wait::{Failure, WaitPolicy};
 
 /// How many bytes each rank adds to an agreement, as far as all ranks know beforehand.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -14,9 +14,8 @@ use super::Ways;
 use crate::algorithm::part_of;
 use crate::collective::{Combination, Data, Inputs, Place};
 use crate::lanes::Transfer;
-use crate::mesh::Failure;
 use crate::transport::shm::SLOT;
-use crate::wait::WaitPolicy;
+use crate::wait::{Failure, WaitPolicy};
 use rcomm_core::arithmetic::{Partial, copy};
 use std::ops::Range;
 

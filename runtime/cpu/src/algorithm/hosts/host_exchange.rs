@@ -1,8 +1,7 @@
 //! [`HostExchange`]: the ranks of one host, going through phases together on their exchange area.
 
-use crate::mesh::Failure;
 use crate::transport::shm::{ShmExchange, ShmExchangeError};
-use crate::wait::WaitPolicy;
+use crate::wait::{Failure, WaitPolicy};
 use rcomm_core::arithmetic::HandOver;
 use rcomm_recorder::model::Rank;
 

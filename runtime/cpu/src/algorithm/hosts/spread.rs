@@ -5,9 +5,8 @@ use super::chain::put_together;
 use crate::algorithm::part_of;
 use crate::collective::{Data, Outputs, Place};
 use crate::lanes::Transfer;
-use crate::mesh::Failure;
 use crate::transport::shm::SLOT;
-use crate::wait::WaitPolicy;
+use crate::wait::{Failure, WaitPolicy};
 use rcomm_core::arithmetic::copy;
 use std::ops::Range;
 

@@ -1,12 +1,11 @@
 //! Runs one group's collectives through the phases of its exchange area.
 
 use super::direct::{Spans, extent};
+use crate::collective::op_header::{self, OP_HEADER_LEN, OpHeader};
 use crate::collective::{Collective, Place, Step, compare_lists, has_lists};
-use crate::mesh::Failure;
-use crate::op_header::{self, OP_HEADER_LEN, OpHeader};
 use crate::registered::{Reach, Registry};
 use crate::transport::shm::{SLOT, ShmExchange, ShmExchangeError, Slots};
-use crate::wait::WaitPolicy;
+use crate::wait::{Failure, WaitPolicy};
 use rcomm_core::arithmetic::HandOver;
 use rcomm_core::tuning::{Algorithm, Pattern, Plan};
 use rcomm_recorder::model::Rank;

@@ -4,8 +4,8 @@ use super::CHUNK;
 use super::engine::PhaseContext;
 use super::shares::with_inputs;
 use crate::collective::{Combination, Data, Inputs, Outputs, Place};
-use crate::mesh::Failure;
 use crate::transport::shm::{INLINE, SLOT, Traffic};
+use crate::wait::Failure;
 use rcomm_core::arithmetic::{self, copy, copy_past_caches};
 use std::ops::Range;
 

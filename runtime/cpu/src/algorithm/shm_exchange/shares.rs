@@ -4,8 +4,8 @@ use super::CHUNK;
 use super::engine::PhaseContext;
 use crate::algorithm::part_of;
 use crate::collective::{Combination, Data, Place};
-use crate::mesh::Failure;
 use crate::transport::shm::{INLINE, Traffic};
+use crate::wait::Failure;
 use rcomm_core::arithmetic::{self, copy};
 use std::ops::Range;
 

@@ -4,7 +4,7 @@
 use super::agreement::{ACCORDS_LEN, agree};
 use super::mapping::Mapping;
 use super::shm_exchange::{ShmExchange, ShmExchangeError, area_len, wake};
-use crate::processors::{Processors, own_processors, wait_mode_of};
+use crate::wait::processors::{Processors, own_processors, wait_mode_of};
 use crate::wait::{Pause, WaitMode, WaitPolicy};
 use rcomm_core::backend::Agreement;
 use rcomm_recorder::model::Rank;

@@ -1,15 +1,18 @@
 //! [`CpuFactory`] and [`CpuBackend`]: the crate's public types.
 
-use super::address;
-use super::algorithm::LaneEngine;
-use super::executor::{Executor, ExecutorKind, Turns};
-use super::group::{CollectiveEngine, CpuGroup, derived_id};
-use super::handshake::LaneKind;
-use super::lanes::{Lanes, Sockets};
-use super::mesh::{Mesh, Notes};
-use super::p2p::P2p;
-use super::wait::{Stop, WaitMode, WaitPolicy};
-use super::window::CpuWindow;
+mod executor;
+mod failure_report;
+mod group;
+
+use crate::algorithm::LaneEngine;
+use crate::lanes::{Lanes, Sockets};
+use crate::mesh::handshake::LaneKind;
+use crate::mesh::{Mesh, Notes, address};
+use crate::p2p::P2p;
+use crate::wait::{Stop, WaitMode, WaitPolicy};
+use crate::window::CpuWindow;
+use executor::{Executor, ExecutorKind, Turns};
+use group::{CollectiveEngine, CpuGroup, derived_id};
 use rcomm_core::Deadline;
 use rcomm_core::Op;
 use rcomm_core::backend::{
@@ -25,7 +28,7 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 /// Makes the CPU backends of a world's groups, which share one mesh of connections.
 pub struct CpuFactory {
-    pub(super) mesh: Arc<Mesh>,
+    pub(crate) mesh: Arc<Mesh>,
     /// What is still to be announced.
     notes: Notes,
 }
@@ -107,7 +110,7 @@ impl BackendFactory for CpuFactory {
 /// # Thread safety
 /// As documented on [`Backend`].
 pub struct CpuBackend {
-    pub(super) group: Arc<CpuGroup>,
+    pub(crate) group: Arc<CpuGroup>,
     collectives: Executor,
     messages: Executor,
     context: GroupContext,

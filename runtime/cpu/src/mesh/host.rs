@@ -4,17 +4,17 @@
 //! were given the same [`Config::host_id`](rcomm_core::Config), if any: that is their host's *name*. The
 //! first of them to leave its rank and the name of a unix socket under `cpu/host/<name>` in the store makes
 //! the segment and listens there; the others ask it for the segment, with the same handshake as on any
-//! connection ([`handshake`](super::handshake)). Every rank then leaves a [`Note`] under `cpu/host_of/<rank>`
+//! connection ([`handshake`](crate::mesh::handshake)). Every rank then leaves a [`Note`] under `cpu/host_of/<rank>`
 //! with its host's name, or `-` if it shares no memory, so that the others know whether to look for the rank
 //! in the segment.
 
+use super::fill_random;
 use super::handshake::{ANSWER_LEN, End, Handshake, Identity, LaneKind, Verdict};
 use super::layout::Layout;
-use super::mesh::{Failure, fill_random};
-use super::processors::{self, Processors, own_processors, wait_mode_of};
-use super::transport::handover;
-use super::transport::shm::{Segment, ShmExchange, ShmExchangeError};
-use super::wait::{Interrupted, WaitMode, WaitPolicy};
+use crate::transport::handover;
+use crate::transport::shm::{Segment, ShmExchange, ShmExchangeError};
+use crate::wait::processors::{self, Processors, own_processors, wait_mode_of};
+use crate::wait::{Failure, Interrupted, WaitMode, WaitPolicy};
 use rcomm_core::Deadline;
 use rcomm_core::backend::{Agreement, WorldContext};
 use rcomm_core::config::TransportChoice;
@@ -41,7 +41,7 @@ const NONE: &str = "-";
 const SEPARATOR: char = ':';
 
 /// What this rank has learned about its host.
-pub(super) struct Host {
+pub(crate) struct Host {
     name: String,
     /// What the other ranks read: the name, and where this rank runs.
     note: Note,
@@ -98,7 +98,7 @@ impl Host {
     /// # Errors
     /// `Store` if the store fails. Where memory cannot be shared the ranks use sockets, unless the
     /// configuration says that they must share: then it is `Io`.
-    pub(super) fn enter(world: &WorldContext, identity: &Identity) -> Result<(Self, Keeper)> {
+    pub(crate) fn enter(world: &WorldContext, identity: &Identity) -> Result<(Self, Keeper)> {
         let boot = boot_id();
         let machine = boot.as_ref().ok();
         let machine = machine.map(|boot| (boot.clone(), own_processors()));
@@ -134,7 +134,7 @@ impl Host {
     }
 
     /// The key and value that every rank publishes in the store for the others.
-    pub(super) fn note(&self, rank: Rank) -> (String, String) {
+    pub(crate) fn note(&self, rank: Rank) -> (String, String) {
         (host_key(rank), self.note.write())
     }
 
@@ -184,7 +184,7 @@ impl Host {
     ///
     /// # Errors
     /// Those of the store.
-    pub(super) fn layout(&self, ranks: &[Rank], rank: usize, deadline: Deadline) -> Result<Layout> {
+    pub(crate) fn layout(&self, ranks: &[Rank], rank: usize, deadline: Deadline) -> Result<Layout> {
         let mut known = self.notes.lock().unwrap_or_else(PoisonError::into_inner);
         let is_here = |rank| self.segment.as_ref().is_some_and(|s| s.has_entered(rank));
         let unknown = |at: &Rank| !is_here(*at) && !known.contains_key(at);
@@ -216,7 +216,7 @@ impl Host {
 
     /// Whether the ranks of this machine have a processor each, from the notes of ranks that share no memory;
     /// otherwise `counted`, which is based on the number of ranks and not on where each runs.
-    pub(super) fn wait_mode(&self, rank: Rank, counted: WaitMode) -> WaitMode {
+    pub(crate) fn wait_mode(&self, rank: Rank, counted: WaitMode) -> WaitMode {
         let Some((machine, own)) = self.note.machine.as_ref() else {
             return counted;
         };
@@ -243,7 +243,7 @@ impl Host {
     ///
     /// # Errors
     /// Those of the store.
-    pub(super) fn agree(
+    pub(crate) fn agree(
         &self,
         number: u64,
         words: &[u8],
@@ -277,7 +277,7 @@ impl Host {
 
     /// A number that ranks which share memory have in common, and most likely no others; 0 where this
     /// rank shares none.
-    pub(super) fn number(&self) -> u64 {
+    pub(crate) fn number(&self) -> u64 {
         if self.segment.is_none() {
             return 0;
         }
@@ -288,7 +288,7 @@ impl Host {
 
     /// The exchange area of these ranks of this host, `rank` being this one's place among them; `None` if
     /// there is none, for all of them.
-    pub(super) fn shm_exchange(
+    pub(crate) fn shm_exchange(
         &self,
         key: u64,
         rank: usize,

@@ -1,10 +1,9 @@
 //! How a group ends: the error for its caller, and the report that its peers find in the store.
 
 use super::group::CpuGroup;
-use super::handshake::Verdict;
-use super::lanes::cut;
-use super::mesh::Failure;
-use super::wait::{Interrupted, Stop, WaitPolicy};
+use crate::lanes::cut;
+use crate::mesh::handshake::Verdict;
+use crate::wait::{Failure, Interrupted, Stop, WaitPolicy};
 use rcomm_core::Deadline;
 use rcomm_core::{Error, ErrorKind};
 use rcomm_recorder::model::Rank;
@@ -16,7 +15,7 @@ const REASON_TIME: Duration = Duration::from_millis(500);
 impl CpuGroup {
     /// Turns a failure into the error for the caller. Unless the ranks are still in step, the group is
     /// stopped, and the others learn why.
-    pub(super) fn fail(&self, failure: Failure) -> Error {
+    pub(crate) fn fail(&self, failure: Failure) -> Error {
         let in_step = matches!(failure, Failure::Mismatch(..) | Failure::Argument(_));
         let error = self.explain(failure);
         if in_step {
@@ -37,14 +36,14 @@ impl CpuGroup {
     }
 
     /// Releases the ranks that wait for this one in this group.
-    pub(super) fn hang_up(&self) {
+    pub(crate) fn hang_up(&self) {
         cut(&self.sockets);
         if let Some(close_guard) = &self.close_guard {
             close_guard.leave();
         }
     }
 
-    pub(super) fn explain(&self, failure: Failure) -> Error {
+    pub(crate) fn explain(&self, failure: Failure) -> Error {
         let list = |ranks: &[Rank]| {
             let ranks: Vec<String> = ranks.iter().map(Rank::to_string).collect();
             match ranks.len() {
@@ -99,7 +98,7 @@ impl CpuGroup {
     }
 
     /// A peer's lane has ended: its process exited, or it gave up and reported why.
-    pub(super) fn explain_gone(&self, rank: Rank, cause: Option<std::io::Error>) -> Error {
+    pub(crate) fn explain_gone(&self, rank: Rank, cause: Option<std::io::Error>) -> Error {
         let stop = Stop::default();
         let deadline = Instant::now() + REASON_TIME;
         let mut policy = WaitPolicy::new(&stop, Deadline::At(deadline), self.wait_mode);

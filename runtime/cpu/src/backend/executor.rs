@@ -1,9 +1,8 @@
 //! Issued operations: their order, the threads that run them, and their handles.
 
-use super::CpuGroup;
-use super::mesh::Failure;
-use super::p2p::{self, Request};
-use super::wait::{Interrupted, Pause, WaitPolicy};
+use super::group::CpuGroup;
+use crate::p2p::{self, Request};
+use crate::wait::{Failure, Interrupted, Pause, WaitPolicy};
 use rcomm_core::Deadline;
 use rcomm_core::Op;
 use rcomm_core::backend::{Call, Done, Observer, Pending, Progress};
@@ -21,7 +20,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 /// The order of the collectives of a group: one runs at a time.
-pub(super) struct Turns {
+pub(crate) struct Turns {
     current: AtomicU64,
     sleepers: Mutex<()>,
     sleeping: AtomicU64,
@@ -30,7 +29,7 @@ pub(super) struct Turns {
 
 impl Turns {
     /// The first turn is 1.
-    pub(super) fn new() -> Self {
+    pub(crate) fn new() -> Self {
         Self {
             current: AtomicU64::new(1),
             sleepers: Mutex::new(()),
@@ -41,7 +40,7 @@ impl Turns {
 
     /// Waits until it is this turn; returns whether it had to wait.
     #[inline]
-    pub(super) fn take(&self, turn: u64, policy: &mut WaitPolicy<'_>) -> Result<bool, Interrupted> {
+    pub(crate) fn take(&self, turn: u64, policy: &mut WaitPolicy<'_>) -> Result<bool, Interrupted> {
         if self.current.load(Ordering::Acquire) == turn {
             return Ok(false);
         }
@@ -67,7 +66,7 @@ impl Turns {
 
     /// Ends this turn; the next one begins.
     #[inline]
-    pub(super) fn pass(&self) {
+    pub(crate) fn pass(&self) {
         self.current.fetch_add(1, Ordering::SeqCst);
         if self.sleeping.load(Ordering::SeqCst) > 0 {
             drop(lock(&self.sleepers));
@@ -77,7 +76,7 @@ impl Turns {
 }
 
 /// An issued operation, as its caller's handle sees it.
-pub(super) struct Issued {
+pub(crate) struct Issued {
     state: Mutex<State>,
     bell: Condvar,
     /// Dropped at the end, since it holds a reference to this operation.
@@ -165,7 +164,7 @@ struct Task {
 }
 
 /// A thread of a group, started with the first operation that needs it.
-pub(super) struct Executor {
+pub(crate) struct Executor {
     kind: ExecutorKind,
     shared: Arc<Shared>,
     thread: Mutex<Option<JoinHandle<()>>>,
@@ -173,7 +172,7 @@ pub(super) struct Executor {
 
 /// What a thread runs.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum ExecutorKind {
+pub(crate) enum ExecutorKind {
     /// Collectives, one after the other.
     Collective,
     /// Sends and receives, all at once.
@@ -214,7 +213,7 @@ enum Sleep {
 }
 
 impl Executor {
-    pub(super) fn new(kind: ExecutorKind) -> Result<Self> {
+    pub(crate) fn new(kind: ExecutorKind) -> Result<Self> {
         let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
         let wake = rustix::event::eventfd(0, flags)
             .map_err(|error| Error::io("cannot prepare a group's thread", error))?;
@@ -232,7 +231,7 @@ impl Executor {
     }
 
     /// Hands an operation to the thread.
-    pub(super) fn issue(
+    pub(crate) fn issue(
         &self,
         group: &Arc<CpuGroup>,
         op: Op<'static>,
@@ -287,7 +286,7 @@ impl Executor {
     }
 
     /// Waits until everything issued has ended; returns whether it has.
-    pub(super) fn drain(&self, deadline: Deadline) -> bool {
+    pub(crate) fn drain(&self, deadline: Deadline) -> bool {
         let deadline = deadline.started();
         let mut queue = lock(&self.shared.queue);
         while queue.open > 0 {
@@ -305,7 +304,7 @@ impl Executor {
 
     /// Takes no more operations, and joins the thread once the queue has run empty. If the thread
     /// itself was the last to hold the group, it ends by itself.
-    pub(super) fn close(&self) {
+    pub(crate) fn close(&self) {
         let mut queue = lock(&self.shared.queue);
         queue.closed = true;
         self.shared.issued.fetch_add(1, Ordering::Release);

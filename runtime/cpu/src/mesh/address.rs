@@ -19,7 +19,7 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 /// # Errors
 /// `InvalidArgument` if the interface that the configuration names cannot be used, `Rendezvous` if
 /// there is no route to the store. Both list the host's interfaces.
-pub(super) fn choose(config: &Config) -> Result<IpAddr> {
+pub(crate) fn choose(config: &Config) -> Result<IpAddr> {
     match (&config.socket_ifname, &config.rendezvous) {
         (Some(name), place) => {
             let route = place.as_ref().and_then(|place| route_to_store(place).ok());

@@ -4,6 +4,11 @@
 //! may need this very core, so it yields at once instead. After that it sleeps, a few milliseconds
 //! at most, so that a stop, a deadline or a dead peer is seen soon whatever woke it.
 
+mod failure;
+pub(crate) mod processors;
+
+pub(crate) use failure::Failure;
+
 use rcomm_core::Deadline;
 use rcomm_core::Error;
 use rcomm_core::WaitHint;

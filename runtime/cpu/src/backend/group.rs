@@ -1,15 +1,15 @@
 //! [`CpuGroup`]: the parts of a group, and how it runs an operation.
 
-use super::algorithm::{HostsEngine, LaneEngine, ShmEngine, ShmExchanges};
-use super::collective::{Place, Step, for_each_step};
 use super::executor::Turns;
-use super::lanes::{Lanes, Sockets};
-use super::layout::Layout;
-use super::mesh::{Failure, Mesh};
-use super::neighbours::Neighbours;
-use super::p2p::{P2p, Request};
-use super::transport::shm::CloseGuard;
-use super::wait::{Stop, WaitMode, WaitPolicy};
+use crate::algorithm::{HostsEngine, LaneEngine, ShmEngine, ShmExchanges};
+use crate::collective::{Place, Step, for_each_step};
+use crate::lanes::neighbours::Neighbours;
+use crate::lanes::{Lanes, Sockets};
+use crate::mesh::Mesh;
+use crate::mesh::layout::Layout;
+use crate::p2p::{P2p, Request};
+use crate::transport::shm::CloseGuard;
+use crate::wait::{Failure, Stop, WaitMode, WaitPolicy};
 use rcomm_core::Deadline;
 use rcomm_core::Op;
 use rcomm_core::Result;
@@ -22,24 +22,24 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 /// The state that the threads of a group share.
-pub(super) struct CpuGroup {
-    pub(super) name: String,
-    pub(super) rank: usize,
-    pub(super) ranks: Arc<[Rank]>,
-    pub(super) mesh: Arc<Mesh>,
-    pub(super) store: Arc<dyn Store>,
-    pub(super) wait_mode: WaitMode,
-    pub(super) stop: Stop,
-    pub(super) turns: Turns,
-    pub(super) engine: Mutex<CollectiveEngine>,
+pub(crate) struct CpuGroup {
+    pub(crate) name: String,
+    pub(crate) rank: usize,
+    pub(crate) ranks: Arc<[Rank]>,
+    pub(crate) mesh: Arc<Mesh>,
+    pub(crate) store: Arc<dyn Store>,
+    pub(crate) wait_mode: WaitMode,
+    pub(crate) stop: Stop,
+    pub(crate) turns: Turns,
+    pub(crate) engine: Mutex<CollectiveEngine>,
     /// Ends the waits of ranks that share memory with this one.
-    pub(super) close_guard: Option<CloseGuard>,
-    pub(super) p2p: P2p,
-    pub(super) sockets: Sockets,
+    pub(crate) close_guard: Option<CloseGuard>,
+    pub(crate) p2p: P2p,
+    pub(crate) sockets: Sockets,
 }
 
 /// The implementation that runs the collectives of a group.
-pub(super) enum CollectiveEngine {
+pub(crate) enum CollectiveEngine {
     /// All its ranks share memory.
     ShmExchange(ShmEngine),
     /// None of them do.
@@ -50,7 +50,7 @@ pub(super) enum CollectiveEngine {
 
 impl CollectiveEngine {
     #[inline]
-    pub(super) fn perform(
+    pub(crate) fn perform(
         &mut self,
         step: Step<'_>,
         place: Place,
@@ -68,7 +68,7 @@ impl CpuGroup {
     /// The group's parts that use shared memory, where some of its ranks share memory with this one or
     /// with each other: the engine of its collectives, and the peers that its messages reach through
     /// memory. `None` if none do.
-    pub(super) fn share(
+    pub(crate) fn share(
         &mut self,
         id: u64,
         layout: Layout,
@@ -132,24 +132,24 @@ impl CpuGroup {
         Ok(phases.map(|shm_exchange| (engine(shm_exchange), neighbours)))
     }
 
-    pub(super) fn policy(&self, call: &Call) -> WaitPolicy<'_> {
+    pub(crate) fn policy(&self, call: &Call) -> WaitPolicy<'_> {
         let wait_mode = self.wait_mode.hinted(call.hints.wait);
         WaitPolicy::new(&self.stop, call.deadline, wait_mode)
     }
 
     /// Makes all pending and later operations fail with this reason.
-    pub(super) fn give_up(&self, reason: &AbortReason) {
+    pub(crate) fn give_up(&self, reason: &AbortReason) {
         self.stop.raise(reason.error.clone());
         self.hang_up();
     }
 
     /// How a thread of the group polls for more to do. It yields between polls, since the rank's own
     /// thread may need its processor.
-    pub(super) fn idle_looks(&self) -> WaitPolicy<'_> {
+    pub(crate) fn idle_looks(&self) -> WaitPolicy<'_> {
         WaitPolicy::new(&self.stop, Deadline::In(Duration::MAX), WaitMode::Aside)
     }
 
-    pub(super) fn refuse_if_stopped(&self) -> Result<()> {
+    pub(crate) fn refuse_if_stopped(&self) -> Result<()> {
         if !self.stop.is_raised() {
             return Ok(());
         }
@@ -160,7 +160,7 @@ impl CpuGroup {
     }
 
     /// Runs a collective in its turn. Calls `started(waited)` once that has come.
-    pub(super) fn run_collective(
+    pub(crate) fn run_collective(
         &self,
         op: &mut Op<'_>,
         call: Call,
@@ -187,7 +187,7 @@ impl CpuGroup {
     }
 
     /// Runs sends and receives on this thread.
-    pub(super) fn run_p2p(&self, op: &mut Op<'_>, call: Call) -> Result<Done> {
+    pub(crate) fn run_p2p(&self, op: &mut Op<'_>, call: Call) -> Result<Done> {
         self.refuse_if_stopped()?;
         let mut policy = self.policy(&call);
         if let Op::Coalesced(_) = op {
@@ -202,7 +202,7 @@ impl CpuGroup {
         }
     }
 
-    pub(super) fn finish_p2p(
+    pub(crate) fn finish_p2p(
         &self,
         requests: &[Request],
         outcome: Result<(), Failure>,
@@ -227,7 +227,7 @@ fn received_from(source: Option<usize>) -> Done {
 
 /// The identifier of something that belongs to a group: a hash, which most likely differs from all
 /// others.
-pub(super) fn derived_id(what: &str, group: u64, number: u64) -> u64 {
+pub(crate) fn derived_id(what: &str, group: u64, number: u64) -> u64 {
     let digest: [u8; 32] = Sha256::new()
         .chain_update(what)
         .chain_update(group.to_le_bytes())

@@ -7,35 +7,35 @@
 use rcomm_recorder::model::{DType, OpType, Pattern, ReduceOp};
 
 /// Bytes of a header on the wire.
-pub(super) const OP_HEADER_LEN: usize = 64;
+pub(crate) const OP_HEADER_LEN: usize = 64;
 const MAGIC: u32 = 0x7263_6e31;
 /// In place of a root or reduction where an operation has none.
 const NONE: u32 = u32::MAX;
 
 /// One rank's view of one collective. Counts are in elements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct OpHeader {
+pub(crate) struct OpHeader {
     /// `collective_seq_id`.
-    pub(super) seq: u64,
-    pub(super) op: OpType,
-    pub(super) dtype: DType,
-    pub(super) reduce: Option<ReduceOp>,
-    pub(super) root: Option<u32>,
+    pub(crate) seq: u64,
+    pub(crate) op: OpType,
+    pub(crate) dtype: DType,
+    pub(crate) reduce: Option<ReduceOp>,
+    pub(crate) root: Option<u32>,
     /// Which buffer of a coalesced operation, and how many there are.
-    pub(super) part: (u32, u32),
+    pub(crate) part: (u32, u32),
     /// What all ranks must agree on.
-    pub(super) count: u64,
+    pub(crate) count: u64,
     /// This rank's own part, where parts differ.
-    pub(super) own: u64,
+    pub(crate) own: u64,
     /// A hash of the lists of counts that all ranks must agree on.
-    pub(super) lists: u64,
+    pub(crate) lists: u64,
     /// Bytes that follow this header.
-    pub(super) inline: u32,
+    pub(crate) inline: u32,
 }
 
 impl OpHeader {
     /// A header of an operation without elements.
-    pub(super) fn new(op: OpType, seq: u64) -> Self {
+    pub(crate) fn new(op: OpType, seq: u64) -> Self {
         Self {
             seq,
             op,
@@ -50,7 +50,7 @@ impl OpHeader {
         }
     }
 
-    pub(super) fn encode(&self) -> [u8; OP_HEADER_LEN] {
+    pub(crate) fn encode(&self) -> [u8; OP_HEADER_LEN] {
         let mut bytes = [0; OP_HEADER_LEN];
         bytes[..4].copy_from_slice(&MAGIC.to_le_bytes());
         bytes[4..8].copy_from_slice(&self.inline.to_le_bytes());
@@ -68,7 +68,7 @@ impl OpHeader {
     }
 
     /// Reads a header; `None` if these bytes are not a valid one.
-    pub(super) fn decode(bytes: &[u8; OP_HEADER_LEN]) -> Option<Self> {
+    pub(crate) fn decode(bytes: &[u8; OP_HEADER_LEN]) -> Option<Self> {
         let word = |at: usize| {
             u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]])
         };
@@ -97,7 +97,7 @@ impl OpHeader {
     ///
     /// Enough for the common case; where two differ, the headers themselves are compared.
     #[inline]
-    pub(super) fn signature(&self) -> u64 {
+    pub(crate) fn signature(&self) -> u64 {
         let word = |value: u64, salt: u64| {
             (value ^ salt)
                 .wrapping_mul(0x9e37_79b9_7f4a_7c15)
@@ -142,15 +142,15 @@ impl std::fmt::Display for OpHeader {
 
 /// Ranks whose headers differ.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct Disagreement {
+pub(crate) struct Disagreement {
     /// The rank of the group whose header differs from the others', or the first such rank.
-    pub(super) rank: usize,
+    pub(crate) rank: usize,
     /// Its header and the others', for the error.
-    pub(super) message: String,
+    pub(crate) message: String,
 }
 
 /// Compares the headers of all ranks. All ranks come to the same answer.
-pub(super) fn compare(op_headers: &[OpHeader]) -> Result<(), Disagreement> {
+pub(crate) fn compare(op_headers: &[OpHeader]) -> Result<(), Disagreement> {
     let Some(first) = op_headers.first() else {
         return Ok(());
     };
@@ -184,7 +184,7 @@ pub(super) fn compare(op_headers: &[OpHeader]) -> Result<(), Disagreement> {
 }
 
 /// A hash of counts, for [`OpHeader::lists`].
-pub(super) fn hash_counts(counts: impl Iterator<Item = u64>) -> u64 {
+pub(crate) fn hash_counts(counts: impl Iterator<Item = u64>) -> u64 {
     counts.fold(0xcbf2_9ce4_8422_2325, |hash: u64, count| {
         (hash ^ count)
             .wrapping_mul(0x9e37_79b9_7f4a_7c15)

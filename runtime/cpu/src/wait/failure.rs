@@ -1,7 +1,7 @@
 //! Why a lane could not be opened, or broke.
 
-use crate::handshake::Verdict;
-use crate::wait::Interrupted;
+use super::Interrupted;
+use crate::mesh::handshake::Verdict;
 use rcomm_core::Error;
 use rcomm_recorder::model::Rank;
 use std::io;

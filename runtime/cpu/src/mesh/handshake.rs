@@ -20,16 +20,16 @@ const MAGIC: [u8; 8] = *b"rcommcpu";
 const VERSION: u32 = 3;
 
 /// Bytes of a [`Handshake`] on the wire.
-pub(super) const HANDSHAKE_LEN: usize = 88;
+pub(crate) const HANDSHAKE_LEN: usize = 88;
 /// Bytes of the acceptor's answer.
-pub(super) const ANSWER_LEN: usize = 68;
+pub(crate) const ANSWER_LEN: usize = 68;
 /// Bytes of a proof.
-pub(super) const PROOF_LEN: usize = 32;
+pub(crate) const PROOF_LEN: usize = 32;
 
 /// What a connection is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u32)]
-pub(super) enum LaneKind {
+pub(crate) enum LaneKind {
     /// Collectives of one group.
     Collective = 1,
     /// Messages between two ranks of one group.
@@ -55,7 +55,7 @@ impl LaneKind {
 /// The acceptor's verdict on a handshake or a proof.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
-pub(super) enum Verdict {
+pub(crate) enum Verdict {
     /// Go on.
     Welcome = 0,
     /// Not this protocol, or another version of it.
@@ -69,7 +69,7 @@ pub(super) enum Verdict {
 }
 
 impl Verdict {
-    pub(super) fn from_bytes(bytes: [u8; 4]) -> Option<Self> {
+    pub(crate) fn from_bytes(bytes: [u8; 4]) -> Option<Self> {
         Some(match u32::from_le_bytes(bytes) {
             0 => Self::Welcome,
             1 => Self::OtherProtocol,
@@ -80,12 +80,12 @@ impl Verdict {
         })
     }
 
-    pub(super) fn to_bytes(self) -> [u8; 4] {
+    pub(crate) fn to_bytes(self) -> [u8; 4] {
         (self as u32).to_le_bytes()
     }
 
     /// The reason for a refusal, for an error message.
-    pub(super) fn reason(self) -> &'static str {
+    pub(crate) fn reason(self) -> &'static str {
         match self {
             Self::Welcome => "it accepted",
             Self::OtherProtocol => "it speaks another version of the protocol",
@@ -98,15 +98,15 @@ impl Verdict {
 
 /// This rank's identity, as far as a handshake carries it.
 #[derive(Clone)]
-pub(super) struct Identity {
-    pub(super) rank: Rank,
-    pub(super) world_size: u32,
+pub(crate) struct Identity {
+    pub(crate) rank: Rank,
+    pub(crate) world_size: u32,
     job: [u8; 16],
     secret: Secret,
 }
 
 impl Identity {
-    pub(super) fn new(rank: Rank, world_size: u32, job: &str, secret: &Secret) -> Self {
+    pub(crate) fn new(rank: Rank, world_size: u32, job: &str, secret: &Secret) -> Self {
         let digest = Sha256::new()
             .chain_update(b"rcomm job\0")
             .chain_update(job)
@@ -122,7 +122,7 @@ impl Identity {
     }
 
     /// This end's proof.
-    pub(super) fn prove(
+    pub(crate) fn prove(
         &self,
         end: End,
         handshake: &[u8; HANDSHAKE_LEN],
@@ -132,7 +132,7 @@ impl Identity {
     }
 
     /// Whether `proof` is the one that `end` must send; compared in constant time.
-    pub(super) fn believes(
+    pub(crate) fn believes(
         &self,
         end: End,
         handshake: &[u8; HANDSHAKE_LEN],
@@ -145,7 +145,7 @@ impl Identity {
 
 /// One end of a connection.
 #[derive(Clone, Copy)]
-pub(super) enum End {
+pub(crate) enum End {
     Dialer,
     Acceptor,
 }
@@ -161,17 +161,17 @@ impl End {
 
 /// The first message of a dialer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Handshake {
-    pub(super) kind: LaneKind,
-    pub(super) from: Rank,
-    pub(super) to: Rank,
-    pub(super) group: u64,
+pub(crate) struct Handshake {
+    pub(crate) kind: LaneKind,
+    pub(crate) from: Rank,
+    pub(crate) to: Rank,
+    pub(crate) group: u64,
     /// Which of the streams between the two it is.
-    pub(super) stream: u32,
+    pub(crate) stream: u32,
 }
 
 impl Handshake {
-    pub(super) fn encode(&self, identity: &Identity, nonce: &[u8; 32]) -> [u8; HANDSHAKE_LEN] {
+    pub(crate) fn encode(&self, identity: &Identity, nonce: &[u8; 32]) -> [u8; HANDSHAKE_LEN] {
         let mut bytes = [0; HANDSHAKE_LEN];
         bytes[..8].copy_from_slice(&MAGIC);
         bytes[8..12].copy_from_slice(&VERSION.to_le_bytes());
@@ -187,7 +187,7 @@ impl Handshake {
     }
 
     /// Reads a handshake addressed to `identity`, or returns why it is not.
-    pub(super) fn decode(
+    pub(crate) fn decode(
         bytes: &[u8; HANDSHAKE_LEN],
         identity: &Identity,
     ) -> Result<Self, Verdict> {

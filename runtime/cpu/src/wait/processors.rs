@@ -1,15 +1,15 @@
 //! Which processors the ranks of a host may run on, and whether there is one for each of them.
 
-use super::wait::WaitMode;
+use super::WaitMode;
 
 /// Words of a set.
-pub(super) const SET: usize = 16;
+pub(crate) const SET: usize = 16;
 
 /// A set of processors, a bit each.
-pub(super) type Processors = [u64; SET];
+pub(crate) type Processors = [u64; SET];
 
 /// The processors that this thread may run on; all if the system does not report them.
-pub(super) fn own_processors() -> Processors {
+pub(crate) fn own_processors() -> Processors {
     let Ok(set) = rustix::thread::sched_getaffinity(None) else {
         return [u64::MAX; SET];
     };
@@ -21,7 +21,7 @@ pub(super) fn own_processors() -> Processors {
 }
 
 /// Whether there is a processor for each of the ranks that may run on these.
-pub(super) fn wait_mode_of(sets: &[Processors]) -> WaitMode {
+pub(crate) fn wait_mode_of(sets: &[Processors]) -> WaitMode {
     let is_within = |inner: &Processors, outer: &Processors| {
         inner
             .iter()
@@ -44,13 +44,13 @@ pub(super) fn wait_mode_of(sets: &[Processors]) -> WaitMode {
 }
 
 /// A set as text, for [`from_words`].
-pub(super) fn to_words(set: &Processors) -> String {
+pub(crate) fn to_words(set: &Processors) -> String {
     let words: Vec<String> = set.iter().map(|word| format!("{word:x}")).collect();
     words.join(",")
 }
 
 /// Reads what [`to_words`] wrote.
-pub(super) fn from_words(words: &str) -> Option<Processors> {
+pub(crate) fn from_words(words: &str) -> Option<Processors> {
     let words = words.split(',').map(|word| u64::from_str_radix(word, 16));
     let words: Vec<u64> = words.collect::<Result<_, _>>().ok()?;
     words.try_into().ok()

@@ -2,7 +2,7 @@
 
 /// The ranks of a group by host. Equal on all of them except for the rank's own position.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Layout {
+pub(crate) struct Layout {
     /// Ranks of the group, in order; hosts in the order of their first ranks.
     hosts: Vec<Vec<usize>>,
     /// Each rank's host and its place there.
@@ -12,7 +12,7 @@ pub(super) struct Layout {
 
 impl Layout {
     /// Ranks whose hosts have the same name share memory; a rank whose host has no name is alone.
-    pub(super) fn new<N: PartialEq>(names: &[Option<N>], rank: usize) -> Self {
+    pub(crate) fn new<N: PartialEq>(names: &[Option<N>], rank: usize) -> Self {
         let mut hosts: Vec<Vec<usize>> = Vec::new();
         let mut places = Vec::with_capacity(names.len());
         for (at, name) in names.iter().enumerate() {
@@ -34,52 +34,52 @@ impl Layout {
     }
 
     /// How many hosts there are.
-    pub(super) fn hosts(&self) -> usize {
+    pub(crate) fn hosts(&self) -> usize {
         self.hosts.len()
     }
 
     /// This rank's host.
-    pub(super) fn host(&self) -> usize {
+    pub(crate) fn host(&self) -> usize {
         self.places[self.rank].0
     }
 
     /// This rank's place among those of its host.
-    pub(super) fn place(&self) -> usize {
+    pub(crate) fn place(&self) -> usize {
         self.places[self.rank].1
     }
 
     /// The host of a rank, and its place there.
-    pub(super) fn place_of(&self, rank: usize) -> (usize, usize) {
+    pub(crate) fn place_of(&self, rank: usize) -> (usize, usize) {
         self.places[rank]
     }
 
     /// The ranks of a host.
-    pub(super) fn ranks_of(&self, host: usize) -> &[usize] {
+    pub(crate) fn ranks_of(&self, host: usize) -> &[usize] {
         &self.hosts[host]
     }
 
     /// The ranks of this host.
-    pub(super) fn neighbours(&self) -> &[usize] {
+    pub(crate) fn neighbours(&self) -> &[usize] {
         &self.hosts[self.host()]
     }
 
     /// The first rank of each host.
-    pub(super) fn leaders(&self) -> Vec<usize> {
+    pub(crate) fn leaders(&self) -> Vec<usize> {
         self.hosts.iter().map(|host| host[0]).collect()
     }
 
     /// Ranks of the host that has the fewest.
-    pub(super) fn fewest(&self) -> usize {
+    pub(crate) fn fewest(&self) -> usize {
         self.hosts.iter().map(Vec::len).min().unwrap_or(0)
     }
 
     /// Whether there is more than one host, and one of them has several ranks.
-    pub(super) fn is_nested(&self) -> bool {
+    pub(crate) fn is_nested(&self) -> bool {
         self.hosts.len() > 1 && self.hosts.len() < self.places.len()
     }
 
     /// Whether all ranks of a host come before all of the next.
-    pub(super) fn is_in_order(&self) -> bool {
+    pub(crate) fn is_in_order(&self) -> bool {
         self.hosts.iter().flatten().copied().is_sorted()
     }
 }

@@ -1,22 +1,22 @@
 //! Lanes of a group some of whose ranks share memory: streams in that memory to them, sockets to others.
 
-use super::mesh::Mesh;
-use super::transport::Lane;
-use super::transport::shm::Streams;
-use super::transport::tcp::TcpLane;
+use crate::mesh::Mesh;
+use crate::transport::Lane;
+use crate::transport::shm::Streams;
+use crate::transport::tcp::TcpLane;
 use std::io;
 use std::net::TcpStream;
 
 /// The ranks of a group that this one shares memory with; none by default.
 #[derive(Default)]
-pub(super) struct Neighbours {
+pub(crate) struct Neighbours {
     /// The streams, and for each rank of the group its place among those that have one.
     shared: Option<(Streams, Vec<Option<usize>>)>,
 }
 
 impl Neighbours {
     /// `ranks` of a group of `size` have these streams between them, in this order.
-    pub(super) fn new(streams: Streams, ranks: &[usize], size: usize) -> Self {
+    pub(crate) fn new(streams: Streams, ranks: &[usize], size: usize) -> Self {
         let mut places = vec![None; size];
         for (place, &rank) in ranks.iter().enumerate() {
             places[rank] = Some(place);
@@ -33,7 +33,7 @@ impl Neighbours {
 
     /// How many sockets the lane to `peer` has. A lane through memory needs one, for its doorbell
     /// only.
-    pub(super) fn streams(&self, peer: usize, mesh: &Mesh) -> usize {
+    pub(crate) fn streams(&self, peer: usize, mesh: &Mesh) -> usize {
         match self.place_of(peer) {
             Some(_) => 1,
             None => mesh.tuning().streams(),
@@ -41,7 +41,7 @@ impl Neighbours {
     }
 
     /// The lane to `peer`, which has the other ends of the sockets.
-    pub(super) fn lane(&self, peer: usize, mut sockets: Vec<TcpStream>) -> io::Result<Lane> {
+    pub(crate) fn lane(&self, peer: usize, mut sockets: Vec<TcpStream>) -> io::Result<Lane> {
         match (self.place_of(peer), sockets.pop()) {
             (Some((streams, place)), Some(bell)) => streams.open(place, bell).map(Lane::Shm),
             (_, last) => {

@@ -55,9 +55,9 @@ pub unsafe extern "C" fn rcomm_split(
         let purpose = unsafe { text(purpose, "the purpose")? };
         let color = u32::try_from(color).ok();
         match group.0.split(color, key, &GroupOptions::named(purpose))? {
-            // SAFETY: `part` is NULL or writable.
+            // SAFETY: `part` is NULL, which is refused, or the caller lets a handle be written there.
             Some(made) => unsafe { give(part, Group(made)) },
-            // SAFETY: `part` is NULL or writable.
+            // SAFETY: `part` is NULL, which is refused, or the caller lets one value be written there.
             None => unsafe { put(part, std::ptr::null_mut()) },
         }
     })
@@ -87,7 +87,8 @@ pub unsafe extern "C" fn rcomm_group_timeout(group: *const Group, timeout_ms: *m
         // SAFETY: the caller keeps the handle `group` alive during the call.
         let group = unsafe { borrow(group, "the group")? };
         let ms = u64::try_from(group.0.timeout().as_millis()).unwrap_or(u64::MAX);
-        // SAFETY: `timeout_ms` is NULL or writable.
+        // SAFETY: `timeout_ms` is NULL, which is refused, or the caller lets one value be written
+        // there.
         unsafe { put(timeout_ms, ms) }
     })
 }
@@ -127,7 +128,7 @@ pub unsafe extern "C" fn rcomm_group_on_terms(
         if timeout_ms > 0 {
             other = other.within(Duration::from_millis(timeout_ms));
         }
-        // SAFETY: `handle` is NULL or writable.
+        // SAFETY: `handle` is NULL, which is refused, or the caller lets a handle be written there.
         unsafe { give(handle, Group(other)) }
     })
 }
@@ -154,7 +155,7 @@ pub unsafe extern "C" fn rcomm_monitored_barrier(
         if work.is_null() {
             return group.monitored_barrier(roll_call);
         }
-        // SAFETY: `work` is NULL or writable.
+        // SAFETY: `work` is NULL, or the caller lets a handle be written there.
         unsafe { settle(group, group.monitored_barrier_async(roll_call)?, work) }
     })
 }

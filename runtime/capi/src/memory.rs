@@ -15,30 +15,35 @@ pub(crate) fn dtype_of(code: u8) -> Result<DType> {
 /// `count` elements to be read.
 ///
 /// # Safety
-/// They are there, and stay as they are until the operation has let go of them.
+/// `data` is NULL, or `count` elements lie there and stay as they are until the operation has released
+/// them. They need not be aligned.
 pub(crate) unsafe fn input(
     data: *const c_void,
     count: usize,
     dtype: DType,
 ) -> Result<Buffer<'static>> {
-    // SAFETY: the caller leaves the elements unchanged; with `Access::Read` nothing writes through the
-    // pointer that was made mutable.
+    // SAFETY: the caller keeps the elements there, unchanged. With `Access::Read` nothing writes through
+    // the pointer that was made mutable.
     unsafe { buffer(data.cast_mut(), count, dtype, Access::Read) }
 }
 
 /// `count` elements to be written.
 ///
 /// # Safety
-/// They are valid, and used by no other code until the operation has released them.
+/// `data` is NULL, or `count` elements lie there that no other code reads or writes until the operation
+/// has released them. They need not be aligned.
 pub(crate) unsafe fn output(
     data: *mut c_void,
     count: usize,
     dtype: DType,
 ) -> Result<Buffer<'static>> {
-    // SAFETY: the caller leaves the elements to the operation until it has released them.
+    // SAFETY: the caller keeps the elements there, and leaves them to the operation until it has released
+    // them.
     unsafe { buffer(data, count, dtype, Access::Write) }
 }
 
+/// # Safety
+/// As [`input`], and with [`Access::Write`] as [`output`].
 unsafe fn buffer(
     data: *mut c_void,
     count: usize,
@@ -50,15 +55,16 @@ unsafe fn buffer(
         None if count == 0 => NonNull::dangling(),
         None => return Err(refused(format!("NULL for {count} elements of {dtype}"))),
     };
-    // SAFETY: `data` is not NULL, and `input` and `output` were promised `count` elements there. The
-    // memory is C's, which keeps it until the operation has released it: no owner here has to.
+    // SAFETY: `count` elements lie at `data` (none, if it was NULL). C has given them their values, or lets
+    // them be overwritten, and keeps the memory until the operation has released it: no owner here has to.
+    // C uses it as `access` allows, since the caller of `input` and `output` answers for that.
     unsafe { Buffer::from_raw(data, count, dtype, Device::Cpu, access, Arc::new(())) }
 }
 
 /// The array of `count` values at `data`.
 ///
 /// # Safety
-/// They are there for as long as the result is used.
+/// `data` is NULL, or `count` values lie there, aligned, that stay as they are while the result is used.
 pub(crate) unsafe fn array<'a, T>(data: *const T, count: usize, what: &str) -> Result<&'a [T]> {
     if count == 0 {
         return Ok(&[]);
@@ -66,20 +72,23 @@ pub(crate) unsafe fn array<'a, T>(data: *const T, count: usize, what: &str) -> R
     if data.is_null() {
         return Err(refused(format!("{what} is NULL")));
     }
-    // SAFETY: `data` is not NULL, and the caller keeps `count` values there while the result is used.
+    // SAFETY: `data` is not NULL (checked above), so the caller has `count` aligned values there, which
+    // stay as they are while the result is used.
     Ok(unsafe { std::slice::from_raw_parts(data, count) })
 }
 
 /// A list of buffers to be read, of these lengths.
 ///
 /// # Safety
-/// As [`array`] and [`input`].
+/// `list` is NULL, or as long as `counts`, and stays as it is during the call; each of its pointers is as
+/// [`input`] asks.
 pub(crate) unsafe fn inputs(
     list: *const *const c_void,
     counts: &[usize],
     dtype: DType,
 ) -> Result<Vec<Buffer<'static>>> {
-    // SAFETY: the caller's list has as many pointers as there are counts.
+    // SAFETY: the caller's list is NULL or has as many pointers as there are counts; it is used during this
+    // call only.
     let list = unsafe { array(list, counts.len(), "the list of inputs")? };
     let pairs = list.iter().zip(counts);
     // SAFETY: the caller leaves the `count` elements at each pointer unchanged until the operation has
@@ -92,13 +101,15 @@ pub(crate) unsafe fn inputs(
 /// A list of buffers to be written, of these lengths.
 ///
 /// # Safety
-/// As [`array`] and [`output`].
+/// `list` is NULL, or as long as `counts`, and stays as it is during the call; each of its pointers is as
+/// [`output`] asks, and their elements do not overlap.
 pub(crate) unsafe fn outputs(
     list: *const *mut c_void,
     counts: &[usize],
     dtype: DType,
 ) -> Result<Vec<Buffer<'static>>> {
-    // SAFETY: the caller's list has as many pointers as there are counts.
+    // SAFETY: the caller's list is NULL or has as many pointers as there are counts; it is used during this
+    // call only.
     let list = unsafe { array(list, counts.len(), "the list of outputs")? };
     let pairs = list.iter().zip(counts);
     // SAFETY: the caller leaves the `count` elements at each pointer to the operation until it has

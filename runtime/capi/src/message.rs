@@ -100,12 +100,12 @@ pub unsafe extern "C" fn rcomm_recv_any(
         // SAFETY: the caller keeps the handle `group` alive during the call.
         let group = unsafe { &borrow(group, "the group")?.0 };
         if !work.is_null() {
-            // SAFETY: `work` is NULL or writable.
+            // SAFETY: `work` is NULL, or the caller lets a handle be written there.
             return unsafe { issue(group, op, work) };
         }
         let done = group.execute(op)?;
         match done.source {
-            // SAFETY: `source` is NULL or writable.
+            // SAFETY: `source` is not NULL, so the caller lets one rank be written there.
             Some(rank) if !source.is_null() => unsafe { put(source, rank) },
             _ => Ok(()),
         }
@@ -125,7 +125,7 @@ pub unsafe extern "C" fn rcomm_batch_isend_irecv(
     work: *mut *mut WorkHandle,
 ) -> i32 {
     call(|| {
-        // SAFETY: `messages` holds `length` values during the call.
+        // SAFETY: `messages` is NULL, or holds `length` values that stay unchanged during the call.
         let messages = unsafe { array(messages, length, "the list of messages")? };
         if messages.is_empty() {
             return Err(refused("a batch holds one message at least"));
@@ -148,7 +148,7 @@ pub unsafe extern "C" fn rcomm_batch_isend_irecv(
         let op = Op::Coalesced(ops.collect::<Result<_>>()?);
         // SAFETY: the caller keeps the handle `group` alive during the call.
         let group = unsafe { &borrow(group, "the group")?.0 };
-        // SAFETY: `work` is NULL or writable.
+        // SAFETY: `work` is NULL, or the caller lets a handle be written there.
         unsafe { issue(group, op, work) }
     })
 }

@@ -12,7 +12,7 @@ use serde_json::Value;
 use std::ffi::{CString, c_char};
 
 /// # Safety
-/// `json` is NULL or ends with a zero byte.
+/// `json` is NULL, or ends with a zero byte and stays as it is during the call.
 unsafe fn value_of(json: *const c_char) -> Result<Value> {
     // SAFETY: `json` is NULL, or ends with a zero byte and stays unchanged during the call.
     let json = unsafe { text(json, "the value")? };
@@ -27,7 +27,7 @@ unsafe fn give_value(out: *mut *mut c_char, value: &Value) -> Result<()> {
     }
     // JSON escapes zero bytes, so there are none.
     let json = CString::new(value.to_string()).map_err(|error| refused(error.to_string()))?;
-    // SAFETY: `out` is NULL or writable.
+    // SAFETY: `out` is not NULL (checked above), so the caller lets one address be written there.
     unsafe { put(out, json.into_raw()) }
 }
 
@@ -51,9 +51,10 @@ unsafe fn exchange<T: Send + 'static>(
         }
         let under_way = start(group)?;
         let make = |it| Made::Value(read(it));
-        // SAFETY: `work` is NULL or writable.
+        // SAFETY: `work` is NULL, or the caller lets a handle be written there.
         match unsafe { yield_to(group, under_way, work, make)? } {
-            // SAFETY: `out` is NULL or writable.
+            // SAFETY: `out` is NULL, which is refused, or the caller lets the address of a text be
+            // written there.
             Some(Made::Value(value)) => unsafe { give_value(out, &value) },
             _ => Ok(()),
         }
@@ -175,7 +176,7 @@ pub unsafe extern "C" fn rcomm_send_object(
         let group = unsafe { &borrow(group, "the group")?.0 };
         // SAFETY: `json` is NULL, or ends with a zero byte and stays unchanged during the call.
         let value = unsafe { value_of(json)? };
-        // SAFETY: `work` is NULL or writable.
+        // SAFETY: `work` is NULL, or the caller lets a handle be written there.
         unsafe { settle(group, group.send_object_async(&value, peer, tag)?, work) }
     })
 }
@@ -212,7 +213,8 @@ pub unsafe extern "C" fn rcomm_work_text(work: *const WorkHandle, out: *mut *mut
             other => Err(other),
         });
         let value = value.ok_or_else(|| refused("no value that has come, or taken before"))?;
-        // SAFETY: `out` is NULL or writable.
+        // SAFETY: `out` is NULL, which is refused, or the caller lets the address of a text be written
+        // there.
         unsafe { give_value(out, &value) }
     })
 }

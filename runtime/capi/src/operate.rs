@@ -16,8 +16,8 @@ pub(crate) struct Maker<'a> {
 /// Makes an operation over elements of this type, and runs or starts it.
 ///
 /// # Safety
-/// `group` is a living handle; `work` is NULL or may be written; what `make` is given is as its
-/// functions say.
+/// `group` is a living handle; `work` is NULL or may be written; the buffers that `make` puts into the
+/// operation stay valid until it has released them.
 pub(crate) unsafe fn operate(
     group: *const Group,
     dtype: u8,
@@ -29,7 +29,7 @@ pub(crate) unsafe fn operate(
         // SAFETY: the caller keeps the handle `group` alive during the call.
         let group = unsafe { &borrow(group, "the group")?.0 };
         let op = make(&Maker { group, dtype })?;
-        // SAFETY: `work` is NULL or writable.
+        // SAFETY: `work` is NULL, or the caller lets a handle be written there.
         unsafe { issue(group, op, work) }
     })
 }
@@ -66,10 +66,11 @@ impl Maker<'_> {
     /// A number for each rank.
     ///
     /// # Safety
-    /// `counts` holds them.
+    /// `counts` is NULL or holds them, and they stay as they are during the call.
     pub(crate) unsafe fn counts(&self, counts: *const usize) -> Result<Vec<usize>> {
         let size = self.group.size() as usize;
-        // SAFETY: the caller's `counts` holds a number for each rank.
+        // SAFETY: the caller's `counts` is NULL, or holds a number for each rank, unchanged during this
+        // call, which copies them.
         Ok(unsafe { memory::array(counts, size, "the list of counts")? }.to_vec())
     }
 

@@ -46,7 +46,7 @@ unsafe fn sum<T: Element>(
             values: Buffer::from_vec(sum.values().to_vec()),
         })
     };
-    // SAFETY: `work` is NULL or writable.
+    // SAFETY: `work` is NULL, or the caller lets a handle be written there.
     unsafe { yield_to(group, under_way, work, made) }
 }
 
@@ -77,7 +77,8 @@ pub unsafe extern "C" fn rcomm_all_reduce_sparse(
         let dtype = dtype_of(dtype)?;
         // SAFETY: the caller keeps the handle `group` alive during the call.
         let group = unsafe { &borrow(group, "the group")?.0 };
-        // SAFETY: `shape` holds `dims` values during the call.
+        // SAFETY: `shape` is NULL, or holds `dims` values that stay unchanged during the call, which
+        // copies them.
         let shape = unsafe { array(shape, dims, "the shape")? }.to_vec();
         let rows = places.checked_mul(sparse_dims);
         let mut block = shape.get(sparse_dims..).unwrap_or_default().iter();
@@ -92,10 +93,11 @@ pub unsafe extern "C" fn rcomm_all_reduce_sparse(
         let part = Part {
             shape,
             sparse_dims,
-            // SAFETY: `indices` holds `rows` values during the call.
+            // SAFETY: `indices` is NULL, or holds `rows` values that stay unchanged during the call, in
+            // which they are copied.
             indices: unsafe { array(indices, rows, "the list of indices")? },
-            // SAFETY: the caller leaves the `count` elements at `values` unchanged until the operation
-            // has released them.
+            // SAFETY: `values` is NULL, or holds `count` elements that stay unchanged during the call, in
+            // which `sum` copies them.
             values: unsafe { memory::input(values, count, dtype)? },
         };
         let start = match dtype {
@@ -118,9 +120,9 @@ pub unsafe extern "C" fn rcomm_all_reduce_sparse(
             DType::F8E5M2 => sum::<F8E5M2>,
             other => return Err(refused(format!("there are no sparse tensors of {other}"))),
         };
-        // SAFETY: `sum_of` is NULL or writable.
+        // SAFETY: `work` is NULL, or the caller lets a handle be written there.
         match unsafe { start(group, part, work)? } {
-            // SAFETY: `sum_of` is NULL or writable.
+            // SAFETY: `sum_of` is NULL, which is refused, or the caller lets a handle be written there.
             Some(Made::Sparse(made)) => unsafe { give(sum_of, made) },
             _ => Ok(()),
         }
@@ -145,7 +147,7 @@ pub unsafe extern "C" fn rcomm_work_sparse(
         });
         let sum =
             sum.ok_or_else(|| refused("no sparse sum that has ended well, or taken before"))?;
-        // SAFETY: `sum_of` is NULL or writable.
+        // SAFETY: `sum_of` is NULL, which is refused, or the caller lets a handle be written there.
         unsafe { give(sum_of, sum) }
     })
 }
@@ -166,15 +168,15 @@ pub unsafe extern "C" fn rcomm_sparse_get(
         // SAFETY: the caller keeps the handle `sparse` alive during the call.
         let sparse = unsafe { borrow(sparse, "the sparse tensor")? };
         if !places.is_null() {
-            // SAFETY: `places` is NULL or writable.
+            // SAFETY: `places` is not NULL, so the caller lets one value be written there.
             unsafe { put(places, sparse.places)? };
         }
         if !indices.is_null() {
-            // SAFETY: `indices` is NULL or writable.
+            // SAFETY: `indices` is not NULL, so the caller lets one address be written there.
             unsafe { put(indices, sparse.indices.as_ptr())? };
         }
         if !values.is_null() {
-            // SAFETY: `values` is NULL or writable.
+            // SAFETY: `values` is not NULL, so the caller lets one address be written there.
             unsafe { put(values, sparse.values.as_ptr().cast())? };
         }
         Ok(())

@@ -48,21 +48,24 @@ pub(crate) fn refused(message: impl Into<String>) -> Error {
 /// A handle that C gave back, perhaps on several threads at once.
 ///
 /// # Safety
-/// `handle` is NULL or came from this crate and was not freed.
+/// `handle` is NULL, or came from [`give`] with this type and is not freed while the result is used.
 pub(crate) unsafe fn borrow<'a, T: Sync>(handle: *const T, what: &str) -> Result<&'a T> {
-    // SAFETY: NULL is `None`; any other handle is a box made by `give` that the caller has not freed.
+    // SAFETY: NULL is `None`; any other handle is a box of a `T` made by `give`, which the caller frees
+    // only after the last use of the result. Threads share it, as `Sync` allows; no code has it
+    // exclusively.
     unsafe { handle.as_ref() }.ok_or_else(|| refused(format!("{what} is NULL")))
 }
 
 /// A handle that C gives up.
 ///
 /// # Safety
-/// As [`borrow`]; the handle is not used afterwards.
+/// `handle` is NULL, or came from [`give`] with this type; no thread uses it afterwards.
 pub(crate) unsafe fn consume<T>(handle: *mut T, what: &str) -> Result<Box<T>> {
     if handle.is_null() {
         return Err(refused(format!("{what} is NULL")));
     }
-    // SAFETY: made by `give` from a box of this type, and given up by the caller.
+    // SAFETY: not NULL (checked above), so `give` made it from a box of this type. No thread uses it any
+    // more, and the caller gives it up, so it is freed once.
     Ok(unsafe { Box::from_raw(handle) })
 }
 
@@ -72,7 +75,7 @@ pub(crate) unsafe fn consume<T>(handle: *mut T, what: &str) -> Result<Box<T>> {
 /// As [`consume`].
 pub(crate) unsafe fn free<T>(handle: *mut T) {
     if !handle.is_null() {
-        // SAFETY: not NULL, and given up by the caller.
+        // SAFETY: not NULL, so it came from `give` with this type; no thread uses it any more.
         let freed = || unsafe { consume(handle, "the handle") };
         call(|| freed().map(drop));
     }
@@ -86,7 +89,7 @@ pub(crate) unsafe fn put<T>(place: *mut T, value: T) -> Result<()> {
     if place.is_null() {
         return Err(refused("the place for the result is NULL"));
     }
-    // SAFETY: not NULL, so the caller lets this function write to it.
+    // SAFETY: not NULL (checked above), so the caller lets one `T` be written there.
     unsafe { place.write(value) };
     Ok(())
 }
@@ -99,19 +102,20 @@ pub(crate) unsafe fn give<T: Send + Sync>(place: *mut *mut T, value: T) -> Resul
     if place.is_null() {
         return Err(refused("the place for the handle is NULL"));
     }
-    // SAFETY: not NULL, so the caller lets this function write to it.
+    // SAFETY: not NULL (checked above), so the caller lets one address be written there.
     unsafe { put(place, Box::into_raw(Box::new(value))) }
 }
 
 /// A text that C gave.
 ///
 /// # Safety
-/// `text` is NULL or ends with a zero byte.
+/// `text` is NULL, or ends with a zero byte and stays as it is while the result is used.
 pub(crate) unsafe fn text<'a>(text: *const c_char, what: &str) -> Result<&'a str> {
     if text.is_null() {
         return Err(refused(format!("{what} is NULL")));
     }
-    // SAFETY: not NULL, and the caller's text ends with a zero byte.
+    // SAFETY: not NULL (checked above), so it ends with a zero byte. The caller leaves it as it is while
+    // the result is used.
     let text = unsafe { CStr::from_ptr(text) };
     text.to_str()
         .map_err(|_| refused(format!("{what} is not UTF-8")))

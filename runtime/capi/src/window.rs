@@ -17,8 +17,8 @@ pub struct Window {
 }
 
 /// # Safety
-/// `group` is a living handle; `window` and `work` are NULL or may be written; `memory` is right for its
-/// contract.
+/// `group` is a living handle; `window` and `work` are NULL or may be written; the ranks of the group may
+/// use the buffer that `memory` returns until the window ends.
 unsafe fn open(
     group: *const Group,
     window: *mut *mut Window,
@@ -40,9 +40,9 @@ unsafe fn open(
                 mapped: Mutex::default(),
             }))
         };
-        // SAFETY: `work` is NULL or writable.
+        // SAFETY: `work` is NULL, or the caller lets a handle be written there.
         match unsafe { yield_to(group, under_way, work, make)? } {
-            // SAFETY: `window` is NULL or writable.
+            // SAFETY: `window` is NULL, which is refused, or the caller lets a handle be written there.
             Some(Made::Window(made)) => unsafe { give(window, *made) },
             _ => Ok(()),
         }
@@ -66,7 +66,7 @@ pub unsafe extern "C" fn rcomm_work_window(
             other => Err(other),
         });
         let made = made.ok_or_else(|| refused("no window that was made, or taken before"))?;
-        // SAFETY: `window` is NULL or writable.
+        // SAFETY: `window` is NULL, which is refused, or the caller lets a handle be written there.
         unsafe { give(window, *made) }
     })
 }
@@ -105,8 +105,8 @@ pub unsafe extern "C" fn rcomm_new_window(
     window: *mut *mut Window,
     work: *mut *mut WorkHandle,
 ) -> i32 {
-    // SAFETY: the caller leaves the `count` elements at `memory` alone until the operation has released
-    // them.
+    // SAFETY: `memory` is NULL, or holds `count` elements that the caller leaves alone until the window
+    // is closed or freed, or could not be made.
     let memory = |_: &ProcessGroup| unsafe { memory::output(memory, count, dtype_of(dtype)?) };
     // SAFETY: the caller keeps `group` alive during the call; `window` and `work` are NULL or writable.
     unsafe { open(group, window, work, memory) }
@@ -125,7 +125,7 @@ pub unsafe extern "C" fn rcomm_window_count(
     call(|| {
         // SAFETY: the caller keeps the handle `window` alive during the call.
         let window = unsafe { borrow(window, "the window")? };
-        // SAFETY: `count` is NULL or writable.
+        // SAFETY: `count` is NULL, which is refused, or the caller lets one value be written there.
         unsafe { put(count, window.window.len_of(peer)) }
     })
 }
@@ -148,14 +148,14 @@ pub unsafe extern "C" fn rcomm_window_put(
     call(|| {
         // SAFETY: the caller keeps the handle `window` alive during the call.
         let Window { window, group, .. } = unsafe { borrow(window, "the window")? };
-        // SAFETY: the caller leaves the `count` elements at `from` unchanged until the operation has
-        // released them.
+        // SAFETY: `from` is NULL, or holds `count` elements that the caller leaves unchanged until the
+        // operation has released them.
         let from = unsafe { memory::input(from, count, window.dtype())? };
         if work.is_null() {
             return window.put_buffer(peer, offset, &from);
         }
         let under_way = window.put_buffer_async(peer, offset, from)?;
-        // SAFETY: `work` is NULL or writable.
+        // SAFETY: `work` is NULL, or the caller lets a handle be written there.
         unsafe { settle(group, under_way, work) }
     })
 }
@@ -176,14 +176,14 @@ pub unsafe extern "C" fn rcomm_window_get(
     call(|| {
         // SAFETY: the caller keeps the handle `window` alive during the call.
         let Window { window, group, .. } = unsafe { borrow(window, "the window")? };
-        // SAFETY: the caller leaves the `count` elements at `into` alone until the operation has
-        // released them.
+        // SAFETY: `into` is NULL, or holds `count` elements that the caller leaves alone until the
+        // operation has released them.
         let mut into = unsafe { memory::output(into, count, window.dtype())? };
         if work.is_null() {
             return window.get_buffer(peer, offset, &mut into);
         }
         let under_way = window.get_buffer_async(peer, offset, into)?;
-        // SAFETY: `work` is NULL or writable.
+        // SAFETY: `work` is NULL, or the caller lets a handle be written there.
         unsafe { settle(group, under_way, work) }
     })
 }
@@ -205,7 +205,7 @@ pub unsafe extern "C" fn rcomm_window_signal(
             return window.signal(peer);
         }
         let under_way = window.signal_async(peer)?;
-        // SAFETY: `work` is NULL or writable.
+        // SAFETY: `work` is NULL, or the caller lets a handle be written there.
         unsafe { settle(group, under_way, work) }
     })
 }
@@ -227,7 +227,7 @@ pub unsafe extern "C" fn rcomm_window_wait_signal(
             return window.wait_signal(peer);
         }
         let under_way = window.wait_signal_async(peer)?;
-        // SAFETY: `work` is NULL or writable.
+        // SAFETY: `work` is NULL, or the caller lets a handle be written there.
         unsafe { settle(group, under_way, work) }
     })
 }
@@ -256,9 +256,9 @@ pub unsafe extern "C" fn rcomm_window_map(
         let Some((_, memory)) = known else {
             return Ok(());
         };
-        // SAFETY: `start` is NULL or writable.
+        // SAFETY: `start` is NULL, which is refused, or the caller lets one value be written there.
         unsafe { put(start, memory.as_ptr().cast())? };
-        // SAFETY: `bytes` is NULL or writable.
+        // SAFETY: `bytes` is NULL, which is refused, or the caller lets one value be written there.
         unsafe { put(bytes, memory.len()) }
     })
 }

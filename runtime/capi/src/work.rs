@@ -149,7 +149,7 @@ pub(crate) unsafe fn issue(
         return group.execute(op).map(drop);
     }
     let under_way = Box::new(group.execute_async(op)?);
-    // SAFETY: `work` is NULL or writable.
+    // SAFETY: `work` is not NULL (checked above), so the caller lets a handle be written there.
     unsafe { hand_out(group, under_way, work) }
 }
 
@@ -166,7 +166,7 @@ pub(crate) unsafe fn settle<T: Send + 'static>(
         return work.wait().map(drop);
     }
     let make = |_| None;
-    // SAFETY: `handle` is NULL or writable.
+    // SAFETY: `handle` is not NULL (checked above), so the caller lets a handle be written there.
     unsafe { hand_out(group, Box::new(Holding { work, make }), handle) }
 }
 
@@ -184,7 +184,7 @@ pub(crate) unsafe fn yield_to<T: Send + 'static>(
         return work.wait().map(|value| Some(make(value)));
     }
     let make = |value| Some(make(value));
-    // SAFETY: `handle` is NULL or writable.
+    // SAFETY: `handle` is not NULL (checked above), so the caller lets a handle be written there.
     unsafe { hand_out(group, Box::new(Holding { work, make }), handle) }?;
     Ok(None)
 }
@@ -202,7 +202,7 @@ unsafe fn hand_out(
         state: Mutex::new(State::UnderWay(under_way)),
         group: group.clone(),
     };
-    // SAFETY: `work` is NULL or writable.
+    // SAFETY: the caller lets a handle be written to `work`.
     unsafe { give(work, handle) }
 }
 
@@ -239,7 +239,7 @@ pub unsafe extern "C" fn rcomm_work_test(
         let work = unsafe { borrow(work, "the work")? };
         let result = work.wait(Duration::from_millis(timeout_ms));
         let has_ended = *result.as_ref().unwrap_or(&true);
-        // SAFETY: `ended` is NULL or writable.
+        // SAFETY: `ended` is NULL, which is refused, or the caller lets one value be written there.
         unsafe { put(ended, i32::from(has_ended))? };
         result.map(drop)
     })
@@ -258,7 +258,7 @@ pub unsafe extern "C" fn rcomm_work_released(work: *const WorkHandle, released: 
         let work = unsafe { borrow(work, "the work")? };
         let state = work.state.lock().unwrap_or_else(PoisonError::into_inner);
         let is = matches!(&*state, State::Ended(ending) if ending.released);
-        // SAFETY: `released` is NULL or writable.
+        // SAFETY: `released` is NULL, which is refused, or the caller lets one value be written there.
         unsafe { put(released, i32::from(is)) }
     })
 }
@@ -280,7 +280,7 @@ pub unsafe extern "C" fn rcomm_work_source(work: *const WorkHandle, source: *mut
             _ => None,
         };
         let found = found.ok_or_else(|| refused("no receive that has ended well"))?;
-        // SAFETY: `source` is NULL or writable.
+        // SAFETY: `source` is NULL, which is refused, or the caller lets one value be written there.
         unsafe { put(source, found) }
     })
 }

@@ -19,7 +19,7 @@ pub struct World(pub(crate) rcomm::World);
 pub unsafe extern "C" fn rcomm_init(world: *mut *mut World) -> i32 {
     call(|| {
         let made = rcomm::World::init(Config::from_environment()?)?;
-        // SAFETY: `world` is NULL or writable.
+        // SAFETY: `world` is NULL, which is refused, or the caller lets a handle be written there.
         unsafe { give(world, World(made)) }
     })
 }
@@ -50,7 +50,7 @@ pub unsafe extern "C" fn rcomm_init_at(
             config.timeout = Duration::from_millis(timeout_ms);
         }
         let made = rcomm::World::init(config)?;
-        // SAFETY: `world` is NULL or writable.
+        // SAFETY: `world` is NULL, which is refused, or the caller lets a handle be written there.
         unsafe { give(world, World(made)) }
     })
 }
@@ -89,7 +89,7 @@ pub unsafe extern "C" fn rcomm_world_group(world: *const World, group: *mut *mut
     call(|| {
         // SAFETY: the caller keeps the handle `world` alive during the call.
         let world = unsafe { borrow(world, "the world")? };
-        // SAFETY: `group` is NULL or writable.
+        // SAFETY: `group` is NULL, which is refused, or the caller lets a handle be written there.
         unsafe { give(group, Group(world.0.group().clone())) }
     })
 }
@@ -111,12 +111,12 @@ pub unsafe extern "C" fn rcomm_new_group(
     call(|| {
         // SAFETY: the caller keeps the handle `world` alive during the call.
         let world = unsafe { borrow(world, "the world")? };
-        // SAFETY: `ranks` holds `count` values during the call.
+        // SAFETY: `ranks` is NULL, or holds `count` values that stay unchanged during the call.
         let ranks = unsafe { array(ranks, count, "the list of ranks")? };
         // SAFETY: `purpose` is NULL, or ends with a zero byte and stays unchanged during the call.
         let purpose = unsafe { text(purpose, "the purpose")? };
         let made = world.0.new_group(ranks, &GroupOptions::named(purpose))?;
-        // SAFETY: `group` is NULL or writable.
+        // SAFETY: `group` is NULL, which is refused, or the caller lets a handle be written there.
         unsafe { give(group, Group(made)) }
     })
 }

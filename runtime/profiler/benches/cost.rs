@@ -25,7 +25,7 @@ mod nothing {
         place: *mut *mut c_void,
         _: *mut DescriptorV5,
     ) -> c_int {
-        // SAFETY: the bench passes a place.
+        // SAFETY: `Plugin::start` passes the address of a pointer of its own.
         unsafe { *place = std::ptr::without_provenance_mut(8) };
         0
     }
@@ -60,7 +60,7 @@ mod printing {
         place: *mut *mut c_void,
         descriptor: *mut DescriptorV5,
     ) -> c_int {
-        // SAFETY: the bench passes both.
+        // SAFETY: `Plugin::start` passes the addresses of a pointer and a descriptor of its own.
         unsafe {
             line("start", (*descriptor).kind);
             *place = std::ptr::without_provenance_mut(8);
@@ -105,13 +105,14 @@ impl Plugin {
             rank: 0,
             facts,
         };
-        // SAFETY: as NCCL calls it.
+        // SAFETY: place and descriptor live until the call returns; `facts` holds the member that belongs
+        // to `kind`, with constant texts.
         unsafe { (self.start)(self.context, &mut handle, &mut descriptor) };
         handle
     }
 
     fn stop(&self, handle: *mut c_void) {
-        // SAFETY: as NCCL calls it.
+        // SAFETY: the handle is one that `start` returned, which `stop` looks up and does not follow.
         unsafe { (self.stop)(black_box(handle)) };
     }
 
@@ -175,7 +176,8 @@ impl Plugin {
                 let kernel_ch = KernelCh { channel, timer: 1 };
                 let kernel = self.start(event::KERNEL_CH, task, FactsV5 { kernel_ch });
                 let mut timer = 2_u64;
-                // SAFETY: as NCCL calls it.
+                // SAFETY: the argument of this state is a clock of eight bytes, which lives until the call
+                // returns.
                 unsafe { (self.record)(kernel, 22, (&raw mut timer).cast()) };
                 self.stop(kernel);
             }
@@ -217,7 +219,8 @@ fn ours(mask: &str) -> Plugin {
     assert_eq!(std::env::var("RCOMM_NCCL_EVENTS").as_deref(), Ok(mask));
     let table: &Table = &rcomm_nccl_profiler::ncclProfiler_v6;
     let (mut context, mut bits) = (null_mut(), 0);
-    // SAFETY: as NCCL calls it.
+    // SAFETY: the context takes a pointer and the mask an int, both alive until the call returns; the name
+    // ends with a zero.
     let code =
         unsafe { (table.init)(&mut context, 7, &mut bits, c"bench".as_ptr(), 1, 2, 0, None) };
     assert_eq!(code, 0);

@@ -312,5 +312,6 @@ pub struct Profiler<I, D> {
     pub finalize: Stop,
 }
 
-// SAFETY: it holds functions and the address of a constant text.
-unsafe impl<I, D> Sync for Profiler<I, D> {}
+// SAFETY: `init` may be shared (`I: Sync`). The other fields are functions and an address, which all threads
+// may read at once; following the address takes `unsafe` code.
+unsafe impl<I: Sync, D> Sync for Profiler<I, D> {}

@@ -47,7 +47,7 @@ fn process() -> Option<&'static Process> {
 /// Prints one line on standard error; failure to write is ignored.
 fn say(line: &str) {
     let line = format!("rcomm: NCCL profiler plug-in: {line}\n");
-    // SAFETY: the bytes are there for the time of the call.
+    // SAFETY: `line` holds `line.len()` bytes and lives until the call returns, which reads them alone.
     unsafe { libc::write(libc::STDERR_FILENO, line.as_ptr().cast(), line.len()) };
 }
 
@@ -76,7 +76,9 @@ fn open(first: Option<FirstCommunicator>) -> Option<Process> {
         say(&format!("records nothing: {why}"));
         return None;
     }
-    // SAFETY: both handlers only touch statics of this library, which is never unloaded.
+    // SAFETY: the addresses of both handlers stay valid: the library is linked with `nodelete`
+    // (`build.rs`). They take the arguments that both functions call them with, and reach nothing but
+    // statics, which last as long as the process.
     unsafe {
         libc::pthread_atfork(None, None, Some(forked));
         on_exit(exits, std::ptr::null_mut());
@@ -114,7 +116,8 @@ fn guarded<T>(otherwise: T, body: impl FnOnce() -> T) -> T {
 /// Answers the start of a communicator.
 ///
 /// # Safety
-/// As NCCL calls it: both places can be written, the name is null or a text.
+/// `context` is null or takes a pointer, `mask` is null or takes an int; the communicator's name is null or
+/// ends with a zero and stays as it is during the call.
 unsafe fn init(
     context: *mut *mut c_void,
     mask: *mut c_int,
@@ -134,7 +137,8 @@ unsafe fn init(
             && let Some(communicator) = process.communicators.get(at)
         {
             communicator.naming.store(naming::DONE, Ordering::Relaxed);
-            // SAFETY: NCCL's name of the communicator is a text, or null.
+            // SAFETY: the caller's name is null or ends with a zero, and stays as it is during this call,
+            // which copies it.
             let name = String::from_utf8_lossy(unsafe { names::text(name) });
             process.name(
                 communicator,
@@ -147,7 +151,8 @@ unsafe fn init(
         // The mask is one for all communicators: one that finds no room has no context.
         (at, process.events.mask as c_int)
     });
-    // SAFETY: see above.
+    // SAFETY: what is not null (checked) the caller lets this function write to: a pointer to `context`, an
+    // int to `mask`.
     unsafe {
         if !context.is_null() {
             *context = at.map_or(std::ptr::null_mut(), Process::context);
@@ -159,6 +164,10 @@ unsafe fn init(
     SUCCESS
 }
 
+/// Refuses a version of the interface that lacks what is needed.
+///
+/// # Safety
+/// `mask` is null or takes an int.
 unsafe extern "C" fn init_old(_: *mut *mut c_void, mask: *mut c_int) -> c_int {
     static SAID: AtomicBool = AtomicBool::new(false);
     if !SAID.swap(true, Ordering::Relaxed) {
@@ -169,14 +178,16 @@ unsafe extern "C" fn init_old(_: *mut *mut c_void, mask: *mut c_int) -> c_int {
         });
     }
     if !mask.is_null() {
-        // SAFETY: NCCL passes the address of its mask.
+        // SAFETY: `mask` is not null (checked), so the caller lets an int be written there.
         unsafe { *mask = 0 };
     }
     INVALID_USAGE
 }
 
+/// # Safety
+/// As [`init`], without a name.
 unsafe extern "C" fn init_v3(context: *mut *mut c_void, mask: *mut c_int) -> c_int {
-    // SAFETY: as NCCL calls it.
+    // SAFETY: `init` asks of both places what this function asks of its caller, and gets no name.
     unsafe { init(context, mask, None) }
 }
 
@@ -188,6 +199,8 @@ fn first_of(hash: u64, rank: c_int, size: c_int) -> FirstCommunicator {
     }
 }
 
+/// # Safety
+/// As [`init`].
 unsafe extern "C" fn init_v4(
     context: *mut *mut c_void,
     mask: *mut c_int,
@@ -198,10 +211,12 @@ unsafe extern "C" fn init_v4(
     rank: c_int,
     _log: Logger,
 ) -> c_int {
-    // SAFETY: as NCCL calls it.
+    // SAFETY: `init` asks of the places and the name what this function asks of its caller.
     unsafe { init(context, mask, Some((name, first_of(hash, rank, size)))) }
 }
 
+/// # Safety
+/// As [`init`].
 unsafe extern "C" fn init_v5(
     context: *mut *mut c_void,
     hash: u64,
@@ -212,10 +227,12 @@ unsafe extern "C" fn init_v5(
     rank: c_int,
     _log: Logger,
 ) -> c_int {
-    // SAFETY: as NCCL calls it.
+    // SAFETY: `init` asks of the places and the name what this function asks of its caller.
     unsafe { init(context, mask, Some((name, first_of(hash, rank, size)))) }
 }
 
+/// # Safety
+/// None: the context is a number that is looked up, and any other is ignored.
 unsafe extern "C" fn finalize(context: *mut c_void) -> c_int {
     guarded((), || {
         if let Some(process) = process() {
@@ -225,6 +242,8 @@ unsafe extern "C" fn finalize(context: *mut c_void) -> c_int {
     SUCCESS
 }
 
+/// # Safety
+/// None: the handle is a number that is looked up, and any other is ignored.
 unsafe extern "C" fn stop(handle: *mut c_void) -> c_int {
     guarded((), || {
         if let Some(process) = process() {
@@ -235,7 +254,7 @@ unsafe extern "C" fn stop(handle: *mut c_void) -> c_int {
 }
 
 /// # Safety
-/// The texts are null or end with a zero.
+/// The texts are null or end with a zero, and stay as they are during the call.
 unsafe fn call_of(
     function: *const c_char,
     datatype: *const c_char,
@@ -243,7 +262,8 @@ unsafe fn call_of(
     root: Option<c_int>,
     peer: Option<c_int>,
 ) -> Call {
-    // SAFETY: see above.
+    // SAFETY: both texts are null or end with a zero, and the caller leaves them as they are during this
+    // call, which keeps nothing of them.
     let (function, datatype) = unsafe { (names::text(function), names::text(datatype)) };
     let op = names::operation(function);
     use rcomm_recorder::model::OpType::{Broadcast, Gather, Reduce, Scatter};
@@ -260,9 +280,10 @@ unsafe fn call_of(
 }
 
 /// # Safety
-/// The texts are null or end with a zero.
+/// The texts of `coll` are null or end with a zero, and stay as they are during the call.
 unsafe fn coll_task<'t>(coll: &abi::Coll, at_most: bool, named: Option<Named<'t>>) -> Task<'t> {
-    // SAFETY: see above.
+    // SAFETY: the texts of `coll` are null or end with a zero, and the caller leaves them as they are
+    // during this call, which keeps only numbers of them.
     unsafe {
         Task {
             call: call_of(coll.func, coll.datatype, coll.count, Some(coll.root), None),
@@ -290,24 +311,29 @@ fn transfer_of(facts: &ProxyOp) -> TransferFacts {
 /// Answers a start: the handle is null for what is not recorded.
 ///
 /// # Safety
-/// `place` is null or can be written.
+/// `place` is null or takes a pointer.
 unsafe fn answer(place: *mut *mut c_void, body: impl FnOnce(&Process) -> *mut c_void) -> c_int {
     let none = std::ptr::null_mut();
     let handle = guarded(none, || process().map_or(none, body));
     if !place.is_null() {
-        // SAFETY: see above.
+        // SAFETY: `place` is not null (checked), so the caller lets a pointer be written there.
         unsafe { *place = handle };
     }
     SUCCESS
 }
 
+/// # Safety
+/// `place` is null or takes a pointer. `descriptor` is NCCL's of this version: the member of its facts that
+/// its kind names is set, with texts that are null or end with a zero; nothing changes it during the call.
 unsafe extern "C" fn start_v3(
     context: *mut c_void,
     place: *mut *mut c_void,
     descriptor: *mut DescriptorV3,
 ) -> c_int {
-    // SAFETY: NCCL passes a descriptor whose kind determines which of its fields are valid, with texts that
-    // end with a zero.
+    // SAFETY: the caller passes a descriptor of version 3, whose layout `DescriptorV3` has, with `facts` at
+    // least as long as the member that each arm reads: the one that the kind names. Its texts are null or
+    // end with a zero and outlive this call, after which nothing holds them. `answer` gets `place` as the
+    // caller passed it.
     unsafe {
         let it = &*descriptor;
         answer(place, |process| match u64::from(it.kind) {
@@ -344,12 +370,15 @@ unsafe extern "C" fn start_v3(
     }
 }
 
+/// # Safety
+/// As [`start_v3`], with a descriptor of version 4.
 unsafe extern "C" fn start_v4(
     context: *mut c_void,
     place: *mut *mut c_void,
     descriptor: *mut DescriptorV4,
 ) -> c_int {
-    // SAFETY: as for version 3.
+    // SAFETY: as in `start_v3`, with the layout `DescriptorV4`: each arm reads the member that the kind
+    // names, and its texts outlive this call. `answer` gets `place` as the caller passed it.
     unsafe {
         let it = &*descriptor;
         answer(place, |process| match u64::from(it.kind) {
@@ -370,10 +399,11 @@ unsafe extern "C" fn start_v4(
 }
 
 /// # Safety
-/// The texts are null or end with a zero.
+/// The texts of `p2p` are null or end with a zero, and stay as they are during the call.
 unsafe fn p2p_task<'t>(p2p: &abi::P2p) -> Task<'t> {
     Task {
-        // SAFETY: see above.
+        // SAFETY: both texts are null or end with a zero, and the caller leaves them as they are during
+        // this call.
         call: unsafe { call_of(p2p.func, p2p.datatype, p2p.count, None, Some(p2p.peer)) },
         plan: KernelPlan {
             channels: p2p.channels,
@@ -384,12 +414,15 @@ unsafe fn p2p_task<'t>(p2p: &abi::P2p) -> Task<'t> {
     }
 }
 
+/// # Safety
+/// As [`start_v3`], with a descriptor of version 5 or 6.
 unsafe extern "C" fn start_v5(
     context: *mut c_void,
     place: *mut *mut c_void,
     descriptor: *mut DescriptorV5,
 ) -> c_int {
-    // SAFETY: as for version 3.
+    // SAFETY: as in `start_v3`, with the layout `DescriptorV5`: each arm reads the member that the kind
+    // names, and its texts outlive this call. `answer` gets `place` as the caller passed it.
     unsafe {
         let it = &*descriptor;
         answer(place, |process| match it.kind {
@@ -431,6 +464,8 @@ fn wait_of(state: c_int) -> Option<LinkWait> {
     })
 }
 
+/// # Safety
+/// `arguments` is null or NCCL's of version 3 for this state, of an event of the kind that has this state.
 unsafe extern "C" fn record_v3(
     handle: *mut c_void,
     state: c_int,
@@ -441,7 +476,8 @@ unsafe extern "C" fn record_v3(
         if let Some(wait) = wait_of(state) {
             process.step_waits(handle, wait);
         } else if (0..=state::LAST_OF_V3_PROXY_OP).contains(&state) && !arguments.is_null() {
-            // SAFETY: in these states of version 3 the arguments are those of a transfer.
+            // SAFETY: these states are those of a transfer, for which NCCL passes a transfer's arguments in
+            // version 3; not null (checked). One int of them is read.
             let steps = unsafe { (*arguments.cast::<ProxyOpArgsV3>()).steps };
             process.transfer_has_done(handle, u32::try_from(steps).unwrap_or(0));
         }
@@ -449,6 +485,8 @@ unsafe extern "C" fn record_v3(
     SUCCESS
 }
 
+/// # Safety
+/// `arguments` is null or NCCL's of version 4 or later for this state.
 unsafe extern "C" fn record_v4(
     handle: *mut c_void,
     state: c_int,
@@ -459,7 +497,7 @@ unsafe extern "C" fn record_v4(
         if let Some(wait) = wait_of(state) {
             process.step_waits(handle, wait);
         } else if state == state::KERNEL_CH_STOP && !arguments.is_null() {
-            // SAFETY: in this state the arguments are the device's clock.
+            // SAFETY: in this state NCCL passes the device's clock, eight bytes; not null (checked).
             process.kernel_ended_at(handle, unsafe { *arguments.cast::<u64>() });
         }
     });

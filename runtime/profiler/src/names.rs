@@ -12,7 +12,8 @@ pub(crate) unsafe fn text<'t>(at: *const c_char) -> &'t [u8] {
     if at.is_null() {
         return b"";
     }
-    // SAFETY: see above.
+    // SAFETY: not null (checked), so the text ends with a zero, and the caller leaves it as it is while the
+    // result is used.
     unsafe { CStr::from_ptr(at) }.to_bytes()
 }
 

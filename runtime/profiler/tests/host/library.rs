@@ -15,9 +15,10 @@ use std::ptr::{null, null_mut};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Handle(pub(crate) *mut c_void);
 
-// SAFETY: it is never dereferenced here.
+// SAFETY: a handle is only compared and passed to the plug-in, whose functions any thread may call; it is
+// never followed here.
 unsafe impl Send for Handle {}
-// SAFETY: as above.
+// SAFETY: as for `Send`: a handle is a number to this program.
 unsafe impl Sync for Handle {}
 
 pub(crate) const NONE: Handle = Handle(null_mut());
@@ -88,7 +89,8 @@ pub(crate) fn path() -> PathBuf {
 impl Plugin {
     /// Opens the plug-in by a version of the interface, 3 to 6; none if it lacks that.
     pub(crate) fn open(version: u32) -> Option<Self> {
-        // SAFETY: the library's only initialisers are Rust's.
+        // SAFETY: loading runs the initialisers of the plug-in that cargo built, which are those of Rust's
+        // standard library.
         let library = unsafe { Library::new(path()) }.expect("the plug-in loads");
         let plugin = Self { library, version };
         (!plugin.address().is_null()).then_some(plugin)
@@ -96,7 +98,8 @@ impl Plugin {
 
     fn address(&self) -> *const c_void {
         let name = format!("ncclProfiler_v{}", self.version);
-        // SAFETY: only the address is taken here, and the library outlives its use.
+        // SAFETY: the symbol is taken as an address and not followed, and the library that it is in lives
+        // as long as `self`.
         unsafe {
             let symbol = self.library.get::<*const c_void>(name.as_bytes()).ok();
             let at = symbol.and_then(|symbol| symbol.try_as_raw_ptr());
@@ -106,7 +109,9 @@ impl Plugin {
 
     /// The table as that of another version: the functions that all have lie at the same places.
     fn table<I, D>(&self) -> &Profiler<I, D> {
-        // SAFETY: the symbol of a version is a table of that version.
+        // SAFETY: `ncclProfiler_v3` to `_v6` are tables that live as long as the library, which `self`
+        // keeps; `open` has made sure that there is one. The callers name the types of their version, or
+        // use those functions alone that lie at the same place with the same type in all.
         unsafe { &*self.address().cast() }
     }
 
@@ -129,7 +134,8 @@ impl Plugin {
         };
         let text = comm.name.as_ref().map_or(null(), |name| name.as_ptr());
         let (context, mask) = (&mut comm.context.0, &mut comm.mask);
-        // SAFETY: each version's function, with that version's arguments.
+        // SAFETY: each version's function with that version's arguments: both places and the text belong to
+        // `comm`, which lives until the call returns.
         let code = unsafe {
             match self.version {
                 0..=3 => (self.table::<InitV3, DescriptorV3>().init)(context, mask),
@@ -146,7 +152,7 @@ impl Plugin {
 
     pub(crate) fn finalize(&self, comm: &Comm) {
         if comm.context != NONE {
-            // SAFETY: as NCCL does, once.
+            // SAFETY: the context came from `init` of this plug-in; `finalize` follows no pointer.
             let code = unsafe { (self.table::<InitV3, DescriptorV3>().finalize)(comm.context.0) };
             assert_eq!(code, 0);
         }
@@ -160,7 +166,7 @@ impl Plugin {
     }
 
     pub(crate) fn stop_anything(&self, handle: Handle) {
-        // SAFETY: the plug-in has to bear any handle.
+        // SAFETY: `stop_event` looks a handle up and follows no pointer, so any will do.
         let code = unsafe { (self.table::<InitV3, DescriptorV3>().stop_event)(handle.0) };
         assert_eq!(code, 0);
     }
@@ -174,7 +180,8 @@ impl Plugin {
         struct Args(u64, i32);
         let mut args = Args(first, second);
         let table = self.table::<InitV3, DescriptorV3>();
-        // SAFETY: the arguments are as long as any version's.
+        // SAFETY: the arguments are sixteen bytes, aligned to eight: as long as those of any version and
+        // state, and alive until the call returns.
         let code = unsafe {
             (table.record_event_state)(handle.0, state, std::ptr::from_mut(&mut args).cast())
         };
@@ -190,7 +197,9 @@ impl Plugin {
             facts,
         };
         let start = self.table::<InitV3, DescriptorV3>().start_event;
-        // SAFETY: a descriptor of this version.
+        // SAFETY: place and descriptor live until the call returns; the descriptor has the layout of
+        // version 3, and the callers set the member of `facts` that belongs to `kind`, with texts that live
+        // as long as `comm` or the process.
         let code = unsafe { start(comm.context.0, &mut handle, &mut descriptor) };
         assert_eq!(code, 0);
         Handle(handle)
@@ -205,7 +214,9 @@ impl Plugin {
             facts,
         };
         let start = self.table::<InitV4, DescriptorV4>().start_event;
-        // SAFETY: a descriptor of this version.
+        // SAFETY: place and descriptor live until the call returns; the descriptor has the layout of
+        // version 4, and the callers set the member of `facts` that belongs to `kind`, with texts that live
+        // as long as the process.
         let code = unsafe { start(comm.context.0, &mut handle, &mut descriptor) };
         assert_eq!(code, 0);
         Handle(handle)
@@ -220,7 +231,9 @@ impl Plugin {
             facts,
         };
         let start = self.table::<InitV5, DescriptorV5>().start_event;
-        // SAFETY: a descriptor of these versions.
+        // SAFETY: place and descriptor live until the call returns; the descriptor has the layout of
+        // versions 5 and 6, and the callers set the member of `facts` that belongs to `kind`, with texts
+        // that live as long as the process.
         let code = unsafe { start(comm.context.0, &mut handle, &mut descriptor) };
         assert_eq!(code, 0);
         Handle(handle)

@@ -60,7 +60,8 @@ fn part() {
         other => panic!("no part {other}"),
     }
     // Past the exit of the harness the ring would be gone.
-    // SAFETY: nothing of this process matters after it.
+    // SAFETY: `_exit` takes an int and returns to nothing; what this process has not written out is not
+    // needed.
     unsafe { libc::_exit(0) };
 }
 
@@ -270,7 +271,8 @@ fn a_forked_child_records_nothing_and_its_parent_goes_on() {
 fn fork(plugin: &Plugin) {
     let comm = plugin.init(Some("w"), 7, 0, 2).expect("a communicator");
     operation(plugin, &comm, &small(), Until::Done);
-    // SAFETY: the child only calls the plug-in, which allocates nothing then, and ends.
+    // SAFETY: the child calls the plug-in, which takes no lock and no memory there, compares, and ends; it
+    // uses nothing that another thread of the parent may have held.
     let child = unsafe { libc::fork() };
     if child == 0 {
         for _ in 0..10 {
@@ -279,11 +281,12 @@ fn fork(plugin: &Plugin) {
         }
         plugin.finalize(&comm);
         // By way of the handlers of the exit, which must leave the parent's ring alone.
-        // SAFETY: as above.
+        // SAFETY: `exit` takes an int. It runs the handlers of this process, which is the purpose, in a
+        // child with this one thread.
         unsafe { libc::exit(0) };
     }
     let mut status = 0;
-    // SAFETY: our own child.
+    // SAFETY: `child` is this process's own, waited for once, and `status` takes an int.
     unsafe { libc::waitpid(child, &mut status, 0) };
     assert_eq!(status, 0);
     operation(plugin, &comm, &small(), Until::Done);

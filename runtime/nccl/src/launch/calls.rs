@@ -3,8 +3,8 @@
 
 use super::parts::{Move, Part, STAGING_ALIGN, whole};
 use super::{Call, Launched, Target};
-use crate::datatype::{NcclReduction, Units, reduction_of};
-use crate::sys::{self, NcclRedOp, NcclResult, result};
+use crate::library::datatype::{NcclReduction, Units, reduction_of};
+use crate::library::sys::{self, NcclRedOp, NcclResult, result};
 use rcomm_core::Buffer;
 use rcomm_core::Reduction;
 use rcomm_core::{Error, ErrorKind, Result};

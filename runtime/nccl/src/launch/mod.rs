@@ -12,15 +12,15 @@
 mod calls;
 mod parts;
 
-pub(super) use parts::staging_bytes;
+pub(crate) use parts::staging_bytes;
 
-use super::Shared;
-use super::datatype::reduction_of;
-use super::device::CudaDevice;
-use super::library::NcclLibrary;
-use super::rally::Scope;
-use super::stream::CudaStream;
-use super::sys::NcclComm;
+use crate::backend::factory::Shared;
+use crate::comm::bootstrap::Scope;
+use crate::cuda::device::CudaDevice;
+use crate::cuda::stream::CudaStream;
+use crate::library::NcclLibrary;
+use crate::library::datatype::reduction_of;
+use crate::library::sys::NcclComm;
 use calls::Calls;
 use parts::{Move, Part};
 use rcomm_core::{Buffer, Error, ErrorKind, Result};
@@ -32,7 +32,7 @@ use std::ffi::c_void;
 ///
 /// # Errors
 /// `Unsupported` names it.
-pub(super) fn check(shared: &Shared, op: &Op<'_>) -> Result<()> {
+pub(crate) fn check(shared: &Shared, op: &Op<'_>) -> Result<()> {
     check_device(&shared.device, op)?;
     check_library(&shared.library, op)
 }
@@ -74,23 +74,23 @@ fn check_library(library: &NcclLibrary, op: &Op<'_>) -> Result<()> {
 
 /// Where calls go.
 #[derive(Clone, Copy)]
-pub(super) struct Target<'a> {
-    pub(super) library: &'a NcclLibrary,
-    pub(super) comm: NcclComm,
-    pub(super) scope: Scope,
-    pub(super) stream: &'a CudaStream,
+pub(crate) struct Target<'a> {
+    pub(crate) library: &'a NcclLibrary,
+    pub(crate) comm: NcclComm,
+    pub(crate) scope: Scope,
+    pub(crate) stream: &'a CudaStream,
     /// This rank, and the size, in the communicator.
-    pub(super) rank: u32,
-    pub(super) size: u32,
+    pub(crate) rank: u32,
+    pub(crate) size: u32,
     /// Four bytes of the device's that a barrier may reduce.
-    pub(super) barrier: *mut c_void,
+    pub(crate) barrier: *mut c_void,
     /// Device memory of [`staging_bytes`] bytes.
-    pub(super) staging: *mut c_void,
+    pub(crate) staging: *mut c_void,
 }
 
 /// Whether everything is enqueued.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Call {
+pub(crate) enum Call {
     /// It is.
     Done,
     /// The library is still launching (it connects to peers): its asynchronous error reports the result.
@@ -98,10 +98,10 @@ pub(super) enum Call {
 }
 
 /// The result of a launch.
-pub(super) struct Launched {
-    pub(super) call: Call,
+pub(crate) struct Launched {
+    pub(crate) call: Call,
     /// What is to be copied on the stream once everything is enqueued.
-    pub(super) copies: Vec<Move>,
+    pub(crate) copies: Vec<Move>,
 }
 
 impl<'a> Target<'a> {
@@ -115,7 +115,7 @@ impl<'a> Target<'a> {
     /// # Errors
     /// `Unsupported` as [`check`]; `Backend` with the library's words: part of a group may then have
     /// been enqueued.
-    pub(super) unsafe fn launch(self, op: &Op<'_>) -> Result<Launched> {
+    pub(crate) unsafe fn launch(self, op: &Op<'_>) -> Result<Launched> {
         // SAFETY: as this function's.
         let calls = unsafe { Calls::over(self) };
         if needs_group(op) {

@@ -1,7 +1,7 @@
 //! Where the parts of an operation lie: runs of elements in its buffers, and memory to stage them in.
 
+use crate::cuda::stream::CudaStream;
 use crate::library::NcclLibrary;
-use crate::stream::CudaStream;
 use rcomm_core::Buffer;
 use rcomm_core::Op;
 use rcomm_core::Result;

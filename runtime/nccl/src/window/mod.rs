@@ -22,14 +22,14 @@ mod open;
 mod put;
 mod signals;
 
-pub(super) use signals::Signals;
+pub(crate) use signals::Signals;
 
-use super::event::Mark;
-use super::lane::Lane;
-use super::memory::{DeviceBuffer, stream_of};
-use super::notes::Notes;
-use super::stream::CudaStream;
-use super::sys::NcclWindow as RawWindow;
+use crate::comm::store_gather::Notes;
+use crate::cuda::event::Mark;
+use crate::cuda::memory::{DeviceBuffer, stream_of};
+use crate::cuda::stream::CudaStream;
+use crate::library::sys::NcclWindow as RawWindow;
+use crate::queue::Lane;
 use put::Outgoing;
 use rcomm_core::Deadline;
 use rcomm_core::RemoteMemory;
@@ -85,7 +85,7 @@ struct Incoming {
 
 /// The NCCL backend's [`Window`]. Dropped without `close`, its memory stays registered and kept until the
 /// communicator goes.
-pub(super) struct NcclWindow {
+pub(crate) struct NcclWindow {
     lane: Arc<Lane>,
     signals: Arc<Signals>,
     own: u32,

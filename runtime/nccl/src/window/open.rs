@@ -2,16 +2,15 @@
 
 use super::{NcclWindow, Open, Outgoing, Registered, STAGING, WORD, hold};
 use crate::backend::NcclBackend;
-use crate::config::Blocking;
+use crate::comm::handle_slot::Place;
+use crate::comm::store_gather::Notes;
 use crate::cuda;
-use crate::device::CudaDevice;
-use crate::lane::Lane;
-use crate::library::NcclLibrary;
-use crate::memory::DeviceBuffer;
-use crate::notes::Notes;
-use crate::place::Place;
-use crate::stream::{CudaStream, Priority};
-use crate::sys;
+use crate::cuda::device::CudaDevice;
+use crate::cuda::memory::DeviceBuffer;
+use crate::cuda::stream::{CudaStream, Priority};
+use crate::library::config::Blocking;
+use crate::library::{NcclLibrary, sys};
+use crate::queue::Lane;
 use rcomm_core::Buffer;
 use rcomm_core::Deadline;
 use rcomm_core::backend::Window;

@@ -2,10 +2,10 @@
 //! of one word.
 
 use super::{NcclWindow, Open, RawWindow, STAGING, WORD, hold, lock, to_c};
-use crate::event::Mark;
-use crate::lane::{Left, Unmade};
-use crate::memory::stream_of;
-use crate::sys;
+use crate::cuda::event::Mark;
+use crate::cuda::memory::stream_of;
+use crate::library::sys;
+use crate::queue::{Left, Unmade};
 use rcomm_core::Buffer;
 use rcomm_core::Deadline;
 use rcomm_core::{Error, Result};

@@ -1,9 +1,9 @@
 //! Signals of a window, made of the library's.
 
 use super::{Incoming, NcclWindow, Open, WORD, lock, to_c};
-use crate::event::Mark;
-use crate::lane::Door;
-use crate::sys::WaitSignalDesc;
+use crate::cuda::event::Mark;
+use crate::library::sys::WaitSignalDesc;
+use crate::queue::Door;
 use rcomm_core::Deadline;
 use rcomm_core::Result;
 use rcomm_core::backend::GroupContext;

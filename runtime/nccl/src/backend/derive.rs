@@ -1,0 +1,182 @@
+//! Groups from groups: splitting one with `ncclCommSplit`, and continuing with the remaining ranks of
+//! one by `ncclCommShrink`.
+//!
+//! Both are calls that all ranks concerned must make, so each rank leaves a note in the store when it
+//! arrives: a rank that times out can name those that did not arrive. Where the library has no such
+//! function the group refuses, and the caller connects the new group from scratch.
+
+use super::NcclBackend;
+use crate::comm::init::{Birth, Seat};
+use crate::comm::store_gather::Notes;
+use crate::comm::{Comm, Look};
+use crate::library::hash;
+use crate::library::sys::{SHRINK_ABORT, SHRINK_DEFAULT};
+use crate::queue::Lane;
+use rcomm_core::Deadline;
+use rcomm_core::backend::{Backend, GroupContext};
+use rcomm_core::{Error, ErrorKind, Result};
+use rcomm_recorder::model::Rank;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+impl NcclBackend {
+    /// Takes part in a split of this group: as a member of `group`, or of none.
+    ///
+    /// # Blocking
+    /// Until all ranks of this group take part, or the deadline.
+    ///
+    /// # Errors
+    /// `Unsupported` where the library cannot split; `Timeout` names the ranks that did not arrive.
+    pub(crate) fn derive_by_split(
+        &self,
+        group: Option<&GroupContext>,
+        deadline: Deadline,
+    ) -> Result<Option<Arc<dyn Backend>>> {
+        let shared = &self.shared;
+        if shared.library.table().comm_split.is_none() {
+            return Err(shared
+                .library
+                .lacks("a group split off another", "ncclCommSplit"));
+        }
+        let deadline = deadline.started();
+        self.main.join(deadline, shared.patience)?;
+        // The library wants nothing pending on the communicator.
+        self.main.drain(deadline)?;
+        let nth = self.splits.fetch_add(1, Ordering::Relaxed);
+        let notes = Notes::new(&self.group, format!("split/{nth}"));
+        notes.leave("here", b"1")?;
+        // Groups of one split have no member in common, so their first members distinguish them.
+        let first = group
+            .map(|group| self.rank_here(group.info.ranks[0]))
+            .transpose()?;
+        let seat = seat_in(group);
+        let begin = |comm: &Arc<Comm>| {
+            let options = &shared.options.comm;
+            Birth::split(
+                &shared.library,
+                &shared.device,
+                comm,
+                (first, seat),
+                options,
+            )
+        };
+        let made = self
+            .main
+            .derive(begin, deadline)
+            .map_err(|error| match error.kind() {
+                ErrorKind::Timeout => error.with_more(&format!(
+                    "did not come to split the group: {}",
+                    notes.absent("here")
+                )),
+                _ => error,
+            })?;
+        match (made, group, first) {
+            (Some(comm), Some(group), Some(first)) => {
+                self.adopt(comm, group, (nth as u32 + 1, first)).map(Some)
+            }
+            _ => Ok(None),
+        }
+    }
+
+    /// Makes the backend of those that are left, if all of them can.
+    ///
+    /// # Blocking
+    /// Until all that are left take part, or the deadline.
+    ///
+    /// # Errors
+    /// `Unsupported` if the communicator of one of them cannot be used for it any more, or the library
+    /// cannot do it; on all of them then.
+    pub(crate) fn derive_by_shrink(
+        &self,
+        group: &GroupContext,
+        deadline: Deadline,
+    ) -> Result<Arc<dyn Backend>> {
+        let shared = &self.shared;
+        let deadline = deadline.started();
+        let left: Result<Vec<u32>> = group
+            .info
+            .ranks
+            .iter()
+            .map(|&rank| self.rank_here(rank))
+            .collect();
+        let left = left?;
+        let excluded: Vec<u32> = (0..self.group.size())
+            .filter(|rank| !left.contains(rank))
+            .collect();
+        let can = shared.library.table().comm_shrink.is_some()
+            && left.is_sorted()
+            && !excluded.is_empty()
+            && self.wait_for_abort(deadline)
+            // After an error of its connections nothing can be made of it (`ncclCommEnsureReady`).
+            && self.main.comm().is_some_and(|comm| matches!(comm.look(), Look::Ready));
+        if !agree(group, can, deadline)? {
+            return Err(Error::new(
+                ErrorKind::Unsupported,
+                "not all ranks that are left have a communicator that could be shrunk",
+            ));
+        }
+        // Where an abort has stopped what was pending there is nothing to stop.
+        let is_stopped =
+            shared.aborted.get().is_some() && shared.options.error_handling.cleans_up();
+        let flags = if is_stopped {
+            SHRINK_DEFAULT
+        } else {
+            SHRINK_ABORT
+        };
+        let seat = seat_in(Some(group));
+        let begin = |comm: &Arc<Comm>| {
+            let options = &shared.options.comm;
+            let call = (&excluded[..], seat, flags);
+            Birth::shrink(&shared.library, &shared.device, comm, call, options)
+        };
+        let made = self.main.derive(begin, deadline).map_err(|error| {
+            error.with_more("while ncclCommShrink made a communicator of those that are left")
+        })?;
+        let Some(comm) = made else {
+            let message = "ncclCommShrink gave a rank that is left no communicator";
+            return Err(Error::new(ErrorKind::Backend, message));
+        };
+        // A shrink has neither number nor colour.
+        self.adopt(comm, group, (0, 0))
+    }
+
+    fn adopt(
+        &self,
+        comm: Comm,
+        group: &GroupContext,
+        place: (u32, u32),
+    ) -> Result<Arc<dyn Backend>> {
+        let shared = self.shared.sibling();
+        let parent = self.main.hash().unwrap_or_default();
+        let hash = hash::of_child(shared.library.version(), parent, place);
+        let lane = Lane::over(&shared, comm, hash)?;
+        Ok(Self::over(group.clone(), shared, lane))
+    }
+
+    /// The rank in this group of a rank of the world.
+    fn rank_here(&self, rank: Rank) -> Result<u32> {
+        self.group.info.group_rank_of(rank).ok_or_else(|| {
+            let message =
+                format!("rank {rank} is no member of the group that this one is made from");
+            Error::new(ErrorKind::InvalidArgument, message)
+        })
+    }
+}
+
+/// This rank's place in the new group; any value for a rank that gets none.
+fn seat_in(group: Option<&GroupContext>) -> Seat {
+    Seat {
+        ids: Vec::new(),
+        rank: group.map_or(0, |group| group.group_rank),
+        size: group.map_or(0, GroupContext::size),
+        name: group.map_or_else(String::new, |group| group.info.name.clone()),
+    }
+}
+
+/// Whether all members of the new group can.
+fn agree(group: &GroupContext, can: bool, deadline: Deadline) -> Result<bool> {
+    let notes = Notes::new(group, "shrink".to_owned());
+    notes.leave("can", if can { b"1" } else { b"0" })?;
+    let said = notes.gather("can", deadline)?;
+    Ok(said.iter().all(|word| word == b"1"))
+}

@@ -1,0 +1,361 @@
+//! [`NcclBackend`]: the operations of one group.
+
+mod derive;
+pub(crate) mod factory;
+mod turns;
+
+use crate::comm::bootstrap::{Meeting, Scope};
+use crate::cuda::memory::DeviceBuffer;
+use crate::launch;
+use crate::queue::pending::Ticket;
+use crate::queue::{Lane, visit};
+use crate::window::Signals;
+use factory::Shared;
+use rcomm_core::Buffer;
+use rcomm_core::Deadline;
+use rcomm_core::Op;
+use rcomm_core::backend::{
+    AbortReason, Backend, Call, CommState, Done, GroupContext, Observer, Pending, Progress,
+    Registration, Window,
+};
+use rcomm_core::store::{PrefixStore, Store};
+use rcomm_core::{Error, ErrorKind, Result};
+use rcomm_recorder::model::{DType, OpType, Peer};
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::Duration;
+use turns::{Turns, Wait};
+
+/// Carries the operations of one group on device memory.
+///
+/// Collectives and blocks of sends and receives go through one communicator, in order. A lone send or
+/// receive goes through a communicator of its two ranks, made when they first meet, as in c10d; but each
+/// direction has its own, so that two ranks that both send first do not wait for each other.
+pub struct NcclBackend {
+    pub(crate) group: GroupContext,
+    pub(crate) shared: Arc<Shared>,
+    pub(crate) main: Arc<Lane>,
+    /// For lone messages, by sender and receiver as ranks of the group.
+    peers: Mutex<BTreeMap<[u32; 2], Arc<Lane>>>,
+    turns: Turns,
+    abort: Mutex<Option<JoinHandle<()>>>,
+    /// How many times it was split.
+    pub(crate) splits: AtomicU64,
+    /// How many windows it has made.
+    pub(crate) windows: AtomicU64,
+    pub(crate) signals: Arc<Signals>,
+}
+
+impl NcclBackend {
+    /// By which configurations ask for it.
+    pub const NAME: &'static str = "nccl";
+    /// How long the library may take to abort before its thread is left to it.
+    const ABORT: Duration = Duration::from_secs(10);
+
+    /// The backend of a group whose communicator is there, or on its way.
+    pub(crate) fn over(group: GroupContext, shared: Arc<Shared>, main: Arc<Lane>) -> Arc<Self> {
+        tracing::debug!(
+            group = group.info.name,
+            device = ?shared.device,
+            stream = ?main.stream(),
+            comm = main.hash().map(|hash| format!("{hash:016x}")),
+            "group made"
+        );
+        Arc::new(Self {
+            signals: Arc::new(Signals::of(&group)),
+            group,
+            main,
+            peers: Mutex::default(),
+            turns: Turns::default(),
+            abort: Mutex::new(None),
+            splits: AtomicU64::new(0),
+            windows: AtomicU64::new(0),
+            shared,
+        })
+    }
+
+    fn peers(&self) -> MutexGuard<'_, BTreeMap<[u32; 2], Arc<Lane>>> {
+        self.peers.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn lanes(&self) -> Vec<Arc<Lane>> {
+        let peers = self.peers();
+        let lanes = std::iter::once(&self.main).chain(peers.values());
+        lanes.cloned().collect()
+    }
+
+    /// Waits until an abort that was begun is over; returns whether it is.
+    pub(crate) fn wait_for_abort(&self, deadline: Deadline) -> bool {
+        let deadline = deadline.started();
+        let mut thread = self.abort.lock().unwrap_or_else(PoisonError::into_inner);
+        while thread.as_ref().is_some_and(|thread| !thread.is_finished()) {
+            if deadline.has_passed() {
+                // Inside the library: there is nothing that could end it.
+                tracing::error!("NCCL does not come back from an abort; its thread is left to it");
+                return false;
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        if let Some(thread) = thread.take()
+            && thread.join().is_err()
+        {
+            tracing::error!("the thread that aborts communicators panicked");
+        }
+        true
+    }
+
+    /// Refuses what this backend cannot do. Nothing is sent.
+    fn check(&self, op: &Op<'_>) -> Result<()> {
+        launch::check(&self.shared, op)?;
+        let mut result = Ok(());
+        visit(op, &mut |buffer| {
+            if result.is_ok() {
+                result = self.shared.check_place(buffer);
+            }
+        });
+        result.map_err(|error| error.during(op.op_type()))
+    }
+
+    /// The lane that an operation goes through.
+    fn lane_of(&self, op: &Op<'_>) -> Result<Arc<Lane>> {
+        let own = self.group.group_rank;
+        let Peer::Rank(peer) = op.peer() else {
+            return Ok(self.main.clone());
+        };
+        let pair = if op.op_type() == OpType::Send {
+            [own, peer]
+        } else {
+            [peer, own]
+        };
+        let mut peers = self.peers();
+        if let Some(lane) = peers.get(&pair) {
+            return Ok(lane.clone());
+        }
+        let [from, to] = pair;
+        let prefix = format!("pair/{from}-{to}");
+        let store: Arc<dyn Store> = Arc::new(PrefixStore::new(prefix, self.group.store.clone()));
+        let ranks = &self.group.info.ranks;
+        let meeting = Meeting {
+            scope: Scope::Pair,
+            store,
+            ranks: pair.map(|rank| ranks[rank as usize]).to_vec(),
+            own: u32::from(own == to),
+            name: format!("{}/{from}-{to}", self.group.info.name),
+        };
+        let lane = Lane::begin(&self.shared, meeting)?;
+        peers.insert(pair, lane.clone());
+        Ok(lane)
+    }
+
+    /// Hands an operation to its lane when its turn comes; also returns whether it had to wait for the
+    /// turn.
+    fn submit(&self, op: Op<'static>, call: Call, wait: Waits) -> Result<(Arc<Ticket>, Wait)> {
+        let turn = self.turns.take(call.turn, call.deadline);
+        if let Some(error) = self.shared.aborted.get() {
+            return Err(error.clone());
+        }
+        let turn = turn?;
+        self.check(&op)?;
+        let lane = self.lane_of(&op)?;
+        let _entered = self.shared.device.enter()?;
+        let graph = lane.check_capture(&op);
+        let graph = graph.map_err(|error| error.during(op.op_type()))?;
+        if let (Some(graph), Waits::Host) = (graph, wait) {
+            let message = format!(
+                "its buffers' stream is being captured into graph {}, where nothing runs that could be waited \
+                 for: issue it (`..._async`) and call `wait_stream`",
+                graph.id
+            );
+            let error = Error::new(ErrorKind::InvalidArgument, message);
+            return Err(error.during(op.op_type()));
+        }
+        let ticket = lane.submit(op, (call.seq, call.deadline), graph);
+        Ok((ticket, turn.wait))
+    }
+}
+
+/// Whether the host waits for an operation.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Waits {
+    Host,
+    Later,
+}
+
+impl Backend for NcclBackend {
+    fn name(&self) -> &'static str {
+        Self::NAME
+    }
+
+    fn issue(&self, op: Op<'static>, call: Call, _: Arc<dyn Observer>) -> Result<Arc<dyn Pending>> {
+        let deadline = call.deadline.started();
+        let (ticket, _) = self.submit(op, Call { deadline, ..call }, Waits::Later)?;
+        Ok(ticket)
+    }
+
+    fn run(&self, op: &mut Op<'_>, call: Call, observer: &dyn Observer) -> Result<Done> {
+        let deadline = call.deadline.started();
+        let held = op.map_buffers(&|buffer| {
+            buffer.hold_on().ok_or_else(|| {
+                Error::new(
+                    ErrorKind::InvalidArgument,
+                    format!("{buffer:?}: it is no memory of a device that an owner keeps alive"),
+                )
+            })
+        });
+        let held = match held {
+            Ok(held) => held,
+            Err(error) => {
+                self.turns.pass(call.turn);
+                return Err(error.during(op.op_type()));
+            }
+        };
+        let (ticket, wait) = self.submit(held, Call { deadline, ..call }, Waits::Host)?;
+        if wait == Wait::Waited {
+            observer.started();
+        }
+        match ticket.wait(deadline) {
+            Progress::Completed(done) => Ok(done),
+            Progress::Failed(error) => Err(error),
+            Progress::Queued => Err(Error::new(
+                ErrorKind::Timeout,
+                "the device did not begin before the deadline",
+            )),
+            Progress::Started => Err(Error::new(
+                ErrorKind::Timeout,
+                "the device did not come to an end before the deadline",
+            )),
+        }
+    }
+
+    /// The library's own clean-up runs on a thread of its own, since it waits for kernels that may
+    /// never end.
+    fn abort(&self, reason: &AbortReason) {
+        if self.shared.aborted.set(reason.error.clone()).is_err() {
+            return;
+        }
+        self.turns.close();
+        let lanes = self.lanes();
+        let handling = self.shared.options.error_handling;
+        if !handling.cleans_up() {
+            Lane::forsake_all(&lanes);
+            return;
+        }
+        // invariant 10, an exception: a call that never returns keeps this thread.
+        let thread = std::thread::Builder::new().name("rcomm/nccl-abort".to_owned());
+        let spawned = thread.spawn(move || Lane::end_all(&lanes));
+        match spawned {
+            Ok(thread) => {
+                *self.abort.lock().unwrap_or_else(PoisonError::into_inner) = Some(thread);
+            }
+            Err(error) => tracing::error!(
+                %error,
+                "no thread to abort communicators on: they stay until the process ends"
+            ),
+        }
+        if handling.ends_process() {
+            // The process is about to end, and shall not leave kernels behind if that can be helped.
+            self.wait_for_abort(Deadline::In(Self::ABORT));
+        }
+    }
+
+    fn ends_process(&self) -> bool {
+        self.shared.options.error_handling.ends_process()
+    }
+
+    fn split(&self, group: &GroupContext, deadline: Deadline) -> Result<Arc<dyn Backend>> {
+        match self.derive_by_split(Some(group), deadline)? {
+            Some(backend) => Ok(backend),
+            None => Err(Error::new(
+                ErrorKind::Backend,
+                "ncclCommSplit gave a member of the new group no communicator",
+            )),
+        }
+    }
+
+    fn decline_split(&self, deadline: Deadline) -> Result<()> {
+        match self.derive_by_split(None, deadline) {
+            Err(error) if error.kind() == ErrorKind::Unsupported => Ok(()),
+            declined => declined.map(|_| ()),
+        }
+    }
+
+    fn shrink(&self, group: &GroupContext, deadline: Deadline) -> Result<Arc<dyn Backend>> {
+        self.derive_by_shrink(group, deadline)
+    }
+
+    fn register(&self, memory: &Buffer<'static>) -> Result<Registration> {
+        self.shared.check_place(memory)?;
+        self.main.register(memory)
+    }
+
+    fn deregister(&self, registration: Registration) -> Result<()> {
+        self.main.deregister(registration)
+    }
+
+    /// The memory is unmapped by `ncclMemFree` with the last buffer over it. Unlike the driver that frees a
+    /// `DeviceBuffer`, NCCL does not wait for kernels and copies that the program itself has enqueued.
+    fn allocate(&self, dtype: DType, len: usize) -> Result<Buffer<'static>> {
+        DeviceBuffer::from_library(&self.shared, self.main.stream(), dtype, len)?.buffer()
+    }
+
+    fn new_window(&self, memory: Buffer<'static>, deadline: Deadline) -> Result<Arc<dyn Window>> {
+        self.open_window(memory, deadline)
+    }
+
+    fn comm_state(&self) -> Vec<CommState> {
+        let group = &self.group.info.name;
+        let main = std::iter::once((group.clone(), self.main.clone()));
+        let peers = self.peers();
+        let peers = peers
+            .iter()
+            .map(|([from, to], lane)| (format!("{group}/{from}-{to}"), lane.clone()));
+        let state = |(name, lane): (String, Arc<Lane>)| {
+            let mut facts = vec![
+                ("group".to_owned(), name.clone()),
+                ("device".to_owned(), format!("{:?}", self.shared.device)),
+                ("device_uuid".to_owned(), self.shared.device.uuid()),
+                (
+                    "nccl_version".to_owned(),
+                    self.shared.library.version().to_string(),
+                ),
+            ];
+            facts.extend(lane.facts());
+            let leaked = self.shared.leaked.load(Ordering::Relaxed);
+            if leaked > 0 {
+                facts.push(("buffers_lost".to_owned(), leaked.to_string()));
+            }
+            let id = lane.hash().map_or(name, |hash| format!("{hash:#018x}"));
+            CommState { id, facts }
+        };
+        let mut states: Vec<CommState> = main.chain(peers).map(state).collect();
+        if let Some(report) = self.shared.ras.report() {
+            states.push(CommState {
+                id: "ras".to_owned(),
+                facts: vec![("report".to_owned(), report)],
+            });
+        }
+        states
+    }
+
+    fn find_nan(&self, memory: &Buffer<'_>) -> Result<Option<u64>> {
+        if memory.device() != self.shared.device.place() {
+            return Ok(None);
+        }
+        self.shared.nans.find(memory, &self.shared)
+    }
+
+    fn shutdown(&self, deadline: Deadline) -> Result<()> {
+        let deadline = deadline.started();
+        let lanes = self.lanes();
+        lanes.iter().try_for_each(|lane| lane.drain(deadline))?;
+        Lane::close_all(&lanes, deadline)
+    }
+}
+
+impl Drop for NcclBackend {
+    fn drop(&mut self) {
+        self.wait_for_abort(Deadline::In(Self::ABORT));
+    }
+}

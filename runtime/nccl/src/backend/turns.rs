@@ -1,0 +1,135 @@
+//! The order of a group's collectives, kept while several threads issue them.
+
+use rcomm_core::Deadline;
+use rcomm_core::{Error, ErrorKind, Result};
+use std::collections::BTreeSet;
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+
+/// Hands out turns 1, 2, 3, ... in this order.
+#[derive(Default)]
+pub(crate) struct Turns {
+    state: Mutex<State>,
+    moved: Condvar,
+}
+
+#[derive(Default)]
+struct State {
+    /// All turns up to this one have passed.
+    last: u64,
+    /// Later ones that have passed already, with errors.
+    passed: BTreeSet<u64>,
+    closed: bool,
+}
+
+/// Whether the caller had to wait.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Wait {
+    /// The turn had come already.
+    None,
+    /// It had not.
+    Waited,
+}
+
+/// A turn in use: it passes when this goes.
+pub(crate) struct Turn<'a> {
+    turns: &'a Turns,
+    number: u64,
+    pub(crate) wait: Wait,
+}
+
+impl Turns {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Waits for a turn. Number 0 belongs to no operation; its turn has always come.
+    ///
+    /// # Errors
+    /// `Timeout` if it has not come in time; the turn has passed then.
+    pub(crate) fn take(&self, number: u64, deadline: Deadline) -> Result<Turn<'_>> {
+        let mut turn = Turn {
+            turns: self,
+            number,
+            wait: Wait::None,
+        };
+        let mut state = self.lock();
+        while number != 0 && state.last + 1 != number && !state.closed {
+            turn.wait = Wait::Waited;
+            let rest = deadline.remaining();
+            if rest.is_zero() {
+                drop(state);
+                return Err(Error::new(
+                    ErrorKind::Timeout,
+                    "its turn did not come before the deadline",
+                ));
+            }
+            let (guard, _) = self
+                .moved
+                .wait_timeout(state, rest)
+                .unwrap_or_else(PoisonError::into_inner);
+            state = guard;
+        }
+        drop(state);
+        Ok(turn)
+    }
+
+    /// Lets a turn pass unused.
+    pub(crate) fn pass(&self, number: u64) {
+        let mut guard = self.lock();
+        let state = &mut *guard;
+        if number <= state.last {
+            return;
+        }
+        state.passed.insert(number);
+        while state.passed.remove(&(state.last + 1)) {
+            state.last += 1;
+        }
+        drop(guard);
+        self.moved.notify_all();
+    }
+
+    /// Lets all waiters through: the group has failed.
+    pub(crate) fn close(&self) {
+        self.lock().closed = true;
+        self.moved.notify_all();
+    }
+}
+
+impl Drop for Turn<'_> {
+    fn drop(&mut self) {
+        self.turns.pass(self.number);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::Duration;
+
+    const SOON: Deadline = Deadline::In(Duration::from_secs(30));
+
+    #[test]
+    fn turns_come_in_order_whoever_asks_first() {
+        let turns = Turns::default();
+        let order = Mutex::new(Vec::new());
+        std::thread::scope(|scope| {
+            for number in [3, 2, 1] {
+                let (turns, order) = (&turns, &order);
+                scope.spawn(move || {
+                    let _turn = turns.take(number, SOON).unwrap();
+                    order.lock().unwrap().push(number);
+                });
+            }
+        });
+        assert_eq!(*order.lock().unwrap(), [1, 2, 3]);
+    }
+
+    #[test]
+    fn a_turn_that_failed_has_passed() {
+        let turns = Turns::default();
+        let late = turns.take(2, Deadline::In(Duration::ZERO));
+        assert!(late.is_err());
+        turns.pass(1);
+        assert_eq!(turns.take(3, SOON).unwrap().wait, Wait::None);
+    }
+}

@@ -1,0 +1,256 @@
+//! How the ranks of a communicator find each other over the store, step by step.
+//!
+//! First they meet (`cards`), then they join. A rank that gives up leaves a note, and the others stop waiting
+//! for it.
+
+use super::Comm;
+use super::init::{Birth, Seat, Step, WarmUp};
+use super::peer_info::{self, Card};
+use crate::backend::factory::Shared;
+use crate::library::sys::UniqueId;
+use rcomm_core::Deadline;
+use rcomm_core::store::Store;
+use rcomm_core::{Error, ErrorKind, Result};
+use rcomm_recorder::model::Rank;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// Whose communicator it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Scope {
+    /// All members of the group, under their ranks there.
+    Group,
+    /// Two of them: the sender and the receiver.
+    Pair,
+}
+
+/// The ranks that are to join, and the store through which they meet.
+pub(crate) struct Meeting {
+    pub(crate) scope: Scope,
+    /// Prefixed for this one communicator.
+    pub(crate) store: Arc<dyn Store>,
+    /// The members' ranks in the world, in the order of their ranks in the communicator.
+    pub(crate) ranks: Vec<Rank>,
+    /// This rank's place among them.
+    pub(crate) own: u32,
+    /// What the library's logs call the communicator.
+    pub(crate) name: String,
+}
+
+enum Stage {
+    Cards,
+    Joining(Birth),
+    Joined(Option<Comm>),
+}
+
+/// One rank's way into a communicator.
+pub(crate) struct Rally {
+    meeting: Meeting,
+    stage: Stage,
+    next_look: Instant,
+    pause: Duration,
+    ids: Vec<UniqueId>,
+    warm_up: Option<WarmUp>,
+}
+
+impl Rally {
+    const FIRST_PAUSE: Duration = Duration::from_micros(200);
+    const LONGEST_PAUSE: Duration = Duration::from_millis(50);
+
+    /// Leaves this rank's card, and its id if it is among those that make one.
+    ///
+    /// # Errors
+    /// `Store`; `Backend` if the library cannot make an id.
+    pub(crate) fn begin(shared: &Shared, meeting: Meeting) -> Result<Self> {
+        let own = meeting.own;
+        let ranks = meeting.ranks.len() as u32;
+        let id = match own.is_multiple_of(Self::ranks_per_id(shared, ranks)) {
+            true => Some(shared.library.unique_id()?.internal.to_vec()),
+            false => None,
+        };
+        let card = Card {
+            rank: meeting.ranks[own as usize],
+            host: shared.host.clone(),
+            device: shared.device.ordinal(),
+            uuid: shared.device.uuid(),
+            version: shared.library.version().0,
+            id,
+        };
+        peer_info::arrive(&meeting, &card)?;
+        Ok(Self {
+            meeting,
+            stage: Stage::Cards,
+            next_look: Instant::now(),
+            pause: Self::FIRST_PAUSE,
+            ids: Vec::new(),
+            warm_up: None,
+        })
+    }
+
+    /// With what the communicator connects its rings, once it is there.
+    pub(crate) fn warm_up(&mut self, with: WarmUp) {
+        self.warm_up = Some(with);
+    }
+
+    /// How many ranks one unique id is made for: all, where the library takes no more than one.
+    fn ranks_per_id(shared: &Shared, ranks: u32) -> u32 {
+        match shared.library.table().comm_init_rank_scalable {
+            Some(_) => shared.options.ranks_per_id.max(1),
+            None => ranks.max(1),
+        }
+    }
+
+    /// The longest time between two looks at the store, which serves all ranks: longer for more of them.
+    fn longest_pause(&self) -> Duration {
+        Self::LONGEST_PAUSE * (1 + self.meeting.ranks.len() as u32 / 256)
+    }
+
+    /// Goes as far as it can without waiting; `true` when all ranks have joined.
+    ///
+    /// # Errors
+    /// `Rendezvous` names ranks that do not fit together; `PeerLost` names the rank that gave up.
+    pub(crate) fn step(&mut self, shared: &Shared) -> Result<bool> {
+        if Instant::now() < self.next_look {
+            return Ok(false);
+        }
+        let result = self.try_step(shared);
+        self.next_look = Instant::now() + self.pause;
+        self.pause = (self.pause * 2).min(self.longest_pause());
+        result
+    }
+
+    /// The communicator, once [`step`](Self::step) has returned that it exists.
+    pub(crate) fn into_comm(self) -> Option<(Comm, Vec<UniqueId>)> {
+        match self.stage {
+            Stage::Cards | Stage::Joining(_) => None,
+            Stage::Joined(comm) => Some((comm?, self.ids)),
+        }
+    }
+
+    fn try_step(&mut self, shared: &Shared) -> Result<bool> {
+        if let Stage::Cards = self.stage {
+            let Some(ids) = peer_info::look(&self.meeting, shared.options.device_sharing)? else {
+                return Ok(false);
+            };
+            self.ids = ids;
+            let size = self.meeting.ranks.len() as u32;
+            let seat = Seat {
+                ids: self.ids.clone(),
+                rank: self.meeting.own,
+                size,
+                name: self.meeting.name.clone(),
+            };
+            let _entered = shared.device.enter()?;
+            let birth = Birth::join(
+                &shared.library,
+                &shared.device,
+                seat,
+                self.warm_up.clone(),
+                &shared.options.comm,
+            )?;
+            self.stage = Stage::Joining(birth);
+        }
+        if let Stage::Joining(birth) = &mut self.stage
+            && let Step::Ready(comm) = birth.step()?
+        {
+            self.stage = Stage::Joined(comm);
+            self.say("joined", "")?;
+        }
+        if let Stage::Joined(_) = self.stage {
+            return Ok(true);
+        }
+        self.look_for_failure()?;
+        Ok(false)
+    }
+
+    /// Stops where another rank has given up.
+    fn look_for_failure(&self) -> Result<()> {
+        let store = &self.meeting.store;
+        if !store.check(&["failed"])? {
+            return Ok(());
+        }
+        let said = store.get("failed", Duration::from_secs(10))?;
+        let said = String::from_utf8_lossy(&said).into_owned();
+        let (rank, why) = said.split_once(' ').unwrap_or(("", &said));
+        let error = Error::new(
+            ErrorKind::PeerLost,
+            format!("rank {rank} could not join: {why}"),
+        );
+        Err(match rank.parse() {
+            Ok(rank) => error.with_rank(rank),
+            Err(_) => error,
+        })
+    }
+
+    fn say(&self, word: &str, text: &str) -> Result<()> {
+        let key = format!("{word}/{}", self.meeting.own);
+        self.meeting.store.set(&key, text.as_bytes())
+    }
+
+    /// Publishes that this rank gives up, and adds to the error which ranks are missing, as far as is known.
+    ///
+    /// # Blocking
+    /// For `patience` at most, until every other rank that is alive has reported its outcome.
+    pub(crate) fn give_up(&self, error: Error, patience: Duration) -> Error {
+        match self.try_give_up(&error, patience) {
+            Ok(more) => error.with_more(&more),
+            Err(_) => error,
+        }
+    }
+
+    fn try_give_up(&self, error: &Error, patience: Duration) -> Result<String> {
+        let own = self.meeting.ranks[self.meeting.own as usize];
+        let store = &self.meeting.store;
+        // The first to give up is the one that the others name.
+        store.compare_set("failed", b"", format!("{own} {error}").as_bytes())?;
+        peer_info::give_up(
+            &self.meeting,
+            &format!("rank {own} could not join: {error}"),
+        )?;
+        self.say("left", "")?;
+        let deadline = Deadline::In(patience).started();
+        let (mut absent, mut mute) = self.look_for_silent()?;
+        while !deadline.has_passed() {
+            if absent.is_empty() && mute.is_empty() {
+                break;
+            }
+            std::thread::sleep(Self::LONGEST_PAUSE);
+            // The rank that serves the store may have given up, too: what is known then has to do.
+            match self.look_for_silent() {
+                Ok(silent) => (absent, mute) = silent,
+                Err(_) => break,
+            }
+        }
+        let mut said = Vec::new();
+        if !absent.is_empty() {
+            said.push(format!("did not come: rank {}", absent.join(", ")));
+        }
+        if !mute.is_empty() {
+            said.push(format!(
+                "came, and is silent since: rank {}",
+                mute.join(", ")
+            ));
+        }
+        Ok(said.join("; "))
+    }
+}
+
+impl Rally {
+    /// Ranks that have not reported their outcome: those that never arrived, and those that did.
+    fn look_for_silent(&self) -> Result<(Vec<String>, Vec<String>)> {
+        let store = &self.meeting.store;
+        let (mut absent, mut mute) = (Vec::new(), Vec::new());
+        for (at, rank) in self.meeting.ranks.iter().enumerate() {
+            let has_said = |word: &str| store.check(&[&format!("{word}/{at}")]);
+            if has_said("left")? || has_said("joined")? {
+                continue;
+            }
+            if has_said("card")? {
+                mute.push(rank.to_string());
+            } else {
+                absent.push(rank.to_string());
+            }
+        }
+        Ok((absent, mute))
+    }
+}

@@ -1,0 +1,50 @@
+//! Where the library writes a handle, perhaps long after the call that was given the place.
+
+use std::ffi::c_void;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicPtr, Ordering};
+
+/// Room on the heap for one handle.
+///
+/// Shared, not owned, in the eyes of the compiler: what a `Box` refers to is the box's alone each time that
+/// moves, which would end the right of the library's pointer to it.
+#[derive(Clone, Default)]
+pub(crate) struct Place(Arc<AtomicPtr<c_void>>);
+
+impl Place {
+    /// What the library is given: valid until this is dropped, wherever it moves.
+    pub(crate) fn as_ptr(&self) -> *mut *mut c_void {
+        self.0.as_ptr()
+    }
+
+    /// What the library has written, once it is done; null if nothing.
+    pub(crate) fn handle(&self) -> *mut c_void {
+        self.0.load(Ordering::Acquire)
+    }
+
+    /// Leaks it: the library may write to it at any time.
+    pub(crate) fn leave(self) {
+        std::mem::forget(self);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// For Miri, which knows to whom a pointer may still belong.
+    #[test]
+    fn a_handle_may_be_written_after_its_place_has_moved() {
+        let place = Place::default();
+        let at = place.as_ptr();
+        let moved = Box::new(place);
+        let mut written = 7u8;
+        // SAFETY: the place lives until the end of the test.
+        unsafe { at.write((&raw mut written).cast()) };
+        assert_eq!(moved.handle(), (&raw mut written).cast());
+        let at_last = *moved;
+        // SAFETY: as above.
+        unsafe { at.write(std::ptr::null_mut()) };
+        assert!(at_last.handle().is_null());
+    }
+}

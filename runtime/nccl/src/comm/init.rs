@@ -1,0 +1,431 @@
+//! Creation of communicators: joined with a unique id, split from another, or shrunk to the ranks that are
+//! left of one.
+//!
+//! A [`Birth`] is begun and then polled until it ends, so the caller can wait with a deadline. The library
+//! works in the background until then. Where the communicator is configured as blocking, the call runs on a
+//! thread of its own, which is detached if the call never returns.
+//!
+//! A communicator that is joined makes one small broadcast, which has the library connect its rings
+//! (`ncclCollPreconnectFunc`, group.cc): it would do that in the first operation, which then waits for peers.
+//!
+//! Source of the states: "Creating a communicator with options" and "Creating more communicators" in
+//! NCCL's user guide; of the place where a child's handle appears: `ncclCommSplit` in NCCL's `init.cc`.
+
+use super::handle_slot::Place;
+use crate::comm::{Comm, Orphan};
+use crate::cuda::device::CudaDevice;
+use crate::cuda::memory::DeviceBuffer;
+use crate::cuda::stream::CudaStream;
+use crate::library::NcclLibrary;
+use crate::library::config::{Blocking, CommOptions, RawConfig};
+use crate::library::sys::{self, NcclComm, NcclResult, UniqueId, result};
+use rcomm_core::{Error, ErrorKind, Result};
+use std::ffi::c_int;
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, TryRecvError, channel};
+
+/// Which communicator a rank joins, and as which rank.
+pub(crate) struct Seat {
+    /// One id, or several for a faster start of large worlds (2.23); the same on all ranks. None for a
+    /// child.
+    pub(crate) ids: Vec<UniqueId>,
+    pub(crate) rank: u32,
+    pub(crate) size: u32,
+    pub(crate) name: String,
+}
+
+/// What a communicator's first broadcast uses.
+#[derive(Clone)]
+pub(crate) struct WarmUp {
+    pub(crate) stream: Arc<CudaStream>,
+    /// Four bytes or more.
+    pub(crate) word: DeviceBuffer,
+}
+
+impl WarmUp {
+    /// Has the library connect the rings of a communicator that is ready. All ranks call it.
+    fn connect(&self, comm: &Comm) -> Result<()> {
+        let at = std::ptr::with_exposed_provenance_mut(self.word.address() as usize);
+        comm.with(|library, raw| {
+            // SAFETY: the communicator is live, the stream is of its device, and the lane that both belong to keeps
+            // the word for as long as the communicator.
+            let status = unsafe {
+                (library.table().broadcast)(
+                    at,
+                    at,
+                    1,
+                    sys::data_type::UINT32,
+                    0,
+                    raw,
+                    self.stream.raw(),
+                )
+            };
+            check(library, raw, "ncclBroadcast", status)
+        })?
+    }
+}
+
+/// The result of one step of a birth.
+pub(crate) enum Step {
+    /// Nothing yet.
+    NotYet,
+    /// The communicator; none for a rank that took part in a split and is in none of its parts.
+    Ready(Option<Comm>),
+}
+
+/// A communicator on its way.
+pub(crate) struct Birth(Stage);
+
+enum Stage {
+    /// Joining; its handle is there. It connects when it has joined.
+    Joining(Comm, Option<WarmUp>),
+    /// Being split off or shrunk; the handle appears when the parent is ready again.
+    Child(Child),
+    /// Inside a call that blocks.
+    Blocked(Receiver<Result<Option<Comm>>>),
+    Over,
+}
+
+struct Child {
+    library: Arc<NcclLibrary>,
+    parent: Arc<Comm>,
+    rank: u32,
+    size: u32,
+    /// Left to the parent if this is dropped before its time: the library writes to it in the end.
+    place: Option<Place>,
+    /// As the place: the library copies them during the call, but it costs nothing to be sure.
+    input: Option<Box<Input>>,
+}
+
+/// What a call that makes a child reads.
+struct Input {
+    config: RawConfig,
+    /// Ranks of the parent that are left out.
+    excluded: Vec<c_int>,
+}
+
+impl Drop for Child {
+    /// The parent takes over what the library may still write to.
+    fn drop(&mut self) {
+        if let (Some(place), Some(input)) = (self.place.take(), self.input.take()) {
+            self.parent.take_in(Orphan { place, input });
+        }
+    }
+}
+
+impl Birth {
+    /// Begins to join. The device whose context is current becomes the communicator's.
+    ///
+    /// # Errors
+    /// `Backend` with the library's words; `Unsupported` for several ids with a library older than 2.23.
+    pub(crate) fn join(
+        library: &Arc<NcclLibrary>,
+        device: &Arc<CudaDevice>,
+        seat: Seat,
+        warm_up: Option<WarmUp>,
+        options: &CommOptions,
+    ) -> Result<Self> {
+        let config = config_for(library, &seat, options)?;
+        let library = library.clone();
+        // One rank has nothing to connect to.
+        let warm_up = warm_up.filter(|_| seat.size > 1);
+        let make = move || join(&library, &seat, config);
+        match options.blocking {
+            Blocking::No => make().map(|comm| Self(Stage::Joining(comm, warm_up))),
+            Blocking::Yes => on_thread(device, move || {
+                let comm = make()?;
+                comm.check_size()?;
+                if let Some(warm_up) = warm_up {
+                    warm_up.connect(&comm)?;
+                }
+                Ok(Some(comm))
+            }),
+        }
+    }
+
+    /// Begins to split ranks off a communicator: all its ranks call this. Those of one `color` come
+    /// together, in the order of their ranks in the new one; of no color, they get nothing.
+    ///
+    /// No other call may be made on the parent until this has ended.
+    ///
+    /// # Errors
+    /// `Unsupported` where the library has no such function; `Backend` with its words.
+    pub(crate) fn split(
+        library: &Arc<NcclLibrary>,
+        device: &Arc<CudaDevice>,
+        parent: &Arc<Comm>,
+        (color, seat): (Option<u32>, Seat),
+        options: &CommOptions,
+    ) -> Result<Self> {
+        let Some(split) = library.table().comm_split else {
+            return Err(library.lacks("a group split off another", "ncclCommSplit"));
+        };
+        let color = color.map_or(Ok(sys::SPLIT_NO_COLOR), to_c)?;
+        let key = to_c(seat.rank)?;
+        let call = move |parent: NcclComm, place: *mut NcclComm, input: &mut Input| {
+            // SAFETY: by the contract of `derive`.
+            unsafe { split(parent, color, key, place, input.config.as_mut()) }
+        };
+        let call = ("ncclCommSplit", call);
+        derive(library, device, parent, (seat, Vec::new()), call, options)
+    }
+
+    /// Begins to make a communicator of the ranks that are left: all of them call this with the same
+    /// list of those that are not (ranks of the parent). `flags` is `SHRINK_DEFAULT` or `SHRINK_ABORT`.
+    ///
+    /// # Errors
+    /// `Unsupported` where the library has no such function; `Backend` with its words.
+    pub(crate) fn shrink(
+        library: &Arc<NcclLibrary>,
+        device: &Arc<CudaDevice>,
+        parent: &Arc<Comm>,
+        (excluded, seat, flags): (&[u32], Seat, c_int),
+        options: &CommOptions,
+    ) -> Result<Self> {
+        let Some(shrink) = library.table().comm_shrink else {
+            return Err(library.lacks("a communicator of those that are left", "ncclCommShrink"));
+        };
+        let excluded: Result<Vec<c_int>> = excluded.iter().map(|&rank| to_c(rank)).collect();
+        let excluded = excluded?;
+        let count = c_int::try_from(excluded.len()).map_err(|_| too_large(excluded.len()))?;
+        let call = move |parent: NcclComm, place: *mut NcclComm, input: &mut Input| {
+            let (list, config) = (input.excluded.as_mut_ptr(), input.config.as_mut());
+            // SAFETY: by the contract of `derive`; the list holds `count` ranks.
+            unsafe { shrink(parent, list, count, place, config, flags) }
+        };
+        let call = ("ncclCommShrink", call);
+        derive(library, device, parent, (seat, excluded), call, options)
+    }
+
+    /// Goes as far as it can without waiting.
+    ///
+    /// # Errors
+    /// `Backend` or `PeerLost` with the library's words. Nothing more comes of it then.
+    pub(crate) fn step(&mut self) -> Result<Step> {
+        let done = match &mut self.0 {
+            Stage::Joining(comm, warm_up) => {
+                if !comm.is_ready()? {
+                    return Ok(Step::NotYet);
+                }
+                if let Some(warm_up) = warm_up.take() {
+                    comm.check_size()?;
+                    let _entered = warm_up.stream.device().enter()?;
+                    warm_up.connect(comm)?;
+                    return Ok(Step::NotYet);
+                }
+                match std::mem::replace(&mut self.0, Stage::Over) {
+                    Stage::Joining(comm, _) => Some(comm),
+                    _ => None,
+                }
+            }
+            Stage::Child(child) => {
+                // After an error, what the library has made all the same goes with the parent.
+                if !child.parent.is_ready()? {
+                    return Ok(Step::NotYet);
+                }
+                let comm = child.take()?;
+                self.0 = Stage::Over;
+                comm
+            }
+            Stage::Blocked(result) => match result.try_recv() {
+                Ok(made) => made?,
+                Err(TryRecvError::Empty) => return Ok(Step::NotYet),
+                Err(TryRecvError::Disconnected) => {
+                    let message = "the thread that makes a communicator panicked";
+                    return Err(Error::new(ErrorKind::Backend, message));
+                }
+            },
+            Stage::Over => None,
+        };
+        Ok(Step::Ready(done))
+    }
+}
+
+impl Child {
+    /// What the library has written, once the parent is ready.
+    ///
+    /// # Errors
+    /// As [`Comm::check_size`].
+    fn take(&mut self) -> Result<Option<Comm>> {
+        let raw = self
+            .place
+            .take()
+            .map_or(std::ptr::null_mut(), |place| place.handle());
+        // It will not be looked at again.
+        self.input = None;
+        if raw.is_null() {
+            return Ok(None);
+        }
+        // SAFETY: the library has written it for us alone, and is done with it: the parent is ready. The
+        // place was taken, so this happens once.
+        let comm = unsafe { Comm::over(&self.library, raw, self.rank, self.size) };
+        comm.check_size()?;
+        Ok(Some(comm))
+    }
+}
+
+/// The options as the library reads them: during the call, but for the name, to which it keeps the pointer.
+fn config_for(library: &NcclLibrary, seat: &Seat, options: &CommOptions) -> Result<RawConfig> {
+    let mut config = options.to_raw(&seat.name)?;
+    config.as_mut().comm_name = library.lasting_name(&seat.name)?.as_ptr();
+    Ok(config)
+}
+
+/// Joins with one id or several.
+fn join(library: &Arc<NcclLibrary>, seat: &Seat, mut config: RawConfig) -> Result<Comm> {
+    let mut raw: NcclComm = std::ptr::null_mut();
+    let (rank, size) = (to_c(seat.rank)?, to_c(seat.size)?);
+    let (call, status) = match seat.ids.as_slice() {
+        [id] => {
+            // SAFETY: all pointers are to locals that outlive the call, which copies the configuration with
+            // its strings, except for the name, which is never freed, and writes the handle before it
+            // returns; the id is one of the library's.
+            let status = unsafe {
+                (library.table().comm_init_rank_config)(&mut raw, size, *id, rank, config.as_mut())
+            };
+            ("ncclCommInitRankConfig", status)
+        }
+        ids => {
+            let Some(init) = library.table().comm_init_rank_scalable else {
+                let what = "a start with several unique ids";
+                return Err(library.lacks(what, "ncclCommInitRankScalable"));
+            };
+            let mut ids = ids.to_vec();
+            let count = c_int::try_from(ids.len()).map_err(|_| too_large(ids.len()))?;
+            // SAFETY: as above; `ids` holds `count` ids, which the call copies.
+            let status = unsafe {
+                init(
+                    &mut raw,
+                    size,
+                    rank,
+                    count,
+                    ids.as_mut_ptr(),
+                    config.as_mut(),
+                )
+            };
+            ("ncclCommInitRankScalable", status)
+        }
+    };
+    // SAFETY: null, or what the call above has made for us. Owned from here on, so that it is aborted on
+    // an error.
+    let comm = unsafe { Comm::over(library, raw, seat.rank, seat.size) };
+    check(library, raw, call, status)?;
+    Ok(comm)
+}
+
+/// Makes a child: `call` is given the parent, the place for the handle, and what it reads.
+///
+/// The contract that its `unsafe` call relies on: the parent is live and locked while the call runs; the
+/// place and the input are on the heap, and stay there until the parent is ready again, or are leaked.
+fn derive(
+    library: &Arc<NcclLibrary>,
+    device: &Arc<CudaDevice>,
+    parent: &Arc<Comm>,
+    (seat, excluded): (Seat, Vec<c_int>),
+    (name, call): (
+        &'static str,
+        impl FnOnce(NcclComm, *mut NcclComm, &mut Input) -> NcclResult + Send + 'static,
+    ),
+    options: &CommOptions,
+) -> Result<Birth> {
+    let config = config_for(library, &seat, options)?;
+    let input = Box::new(Input { config, excluded });
+    let (library, parent) = (library.clone(), parent.clone());
+    let begin = move || -> Result<Child> {
+        let mut child = Child {
+            library: library.clone(),
+            parent: parent.clone(),
+            rank: seat.rank,
+            size: seat.size,
+            place: Some(Place::default()),
+            input: Some(input),
+        };
+        if let (Some(place), Some(input)) = (&child.place, &mut child.input) {
+            let at = place.as_ptr();
+            parent.with(|library, raw| {
+                let status = call(raw, at, input);
+                check(library, raw, name, status)
+            })??;
+        }
+        Ok(child)
+    };
+    match options.blocking {
+        Blocking::No => begin().map(|child| Birth(Stage::Child(child))),
+        Blocking::Yes => on_thread(device, move || begin()?.take()),
+    }
+}
+
+fn check(library: &NcclLibrary, comm: NcclComm, call: &str, status: NcclResult) -> Result<()> {
+    if status == result::IN_PROGRESS {
+        return Ok(());
+    }
+    // SAFETY: the callers' communicator is null or live.
+    unsafe { library.check_on(comm, call, status) }
+}
+
+/// Makes a call that blocks on a thread of its own, in the device's context.
+fn on_thread(
+    device: &Arc<CudaDevice>,
+    make: impl FnOnce() -> Result<Option<Comm>> + Send + 'static,
+) -> Result<Birth> {
+    let (sender, result) = channel();
+    let device = device.clone();
+    let work = move || {
+        let made = device.enter().and_then(|_entered| make());
+        // Fails if the receiver has stopped waiting: the communicator is then aborted as it is dropped.
+        drop(sender.send(made));
+    };
+    let thread = std::thread::Builder::new().name("rcomm/nccl-init".to_owned());
+    // The thread ends when the call returns. A call that never returns cannot be interrupted.
+    match thread.spawn(work) {
+        Ok(_) => Ok(Birth(Stage::Blocked(result))),
+        Err(error) => Err(Error::io("cannot start the thread rcomm/nccl-init", error)),
+    }
+}
+
+fn to_c(value: u32) -> Result<c_int> {
+    c_int::try_from(value).map_err(|_| too_large(value as usize))
+}
+
+fn too_large(value: usize) -> Error {
+    Error::new(
+        ErrorKind::InvalidArgument,
+        format!("{value} does not fit NCCL's int"),
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cuda::CudaDriver;
+    use crate::library::tests::{real_library, skip};
+    use std::time::{Duration, Instant};
+
+    #[test]
+    fn the_real_library_refuses_to_join_without_a_driver() {
+        let Some(library) = real_library().map(Arc::new) else {
+            return;
+        };
+        if CudaDriver::load(None).is_ok() {
+            skip::<()>("there is a CUDA driver");
+            return;
+        }
+        let seat = Seat {
+            ids: vec![library.unique_id().unwrap()],
+            rank: 0,
+            size: 1,
+            name: "alone".to_owned(),
+        };
+        let config = config_for(&library, &seat, &CommOptions::default()).unwrap();
+        let deadline = Instant::now() + Duration::from_secs(60);
+        let error = join(&library, &seat, config).and_then(|comm| {
+            while !comm.is_ready()? {
+                assert!(Instant::now() < deadline, "no answer");
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            Ok(())
+        });
+        let error = error.expect_err("there is no driver").to_string();
+        assert!(error.contains("unhandled cuda error"), "{error}");
+    }
+}

@@ -1,0 +1,512 @@
+//! A communicator as an owned value: polled while the library is at work, ended in the right order,
+//! aborted on drop. How one is made is in `birth`.
+//!
+//! Calls on a communicator wait for peers inside the library, unless the options say otherwise (`blocking = 0`):
+//! such calls return `ncclInProgress`, and `ncclCommGetAsyncError` is polled with a deadline. Source of the
+//! states: "Creating a communicator with options" and "Error handling and communicator abort" in NCCL's user
+//! guide; of what an ending waits for: `ncclCommRevoke`, `ncclCommAbort` and `commReclaim` in `init.cc` of NCCL
+//! 2.30.7.
+
+pub(crate) mod bootstrap;
+pub(crate) mod handle_slot;
+pub(crate) mod init;
+mod peer_info;
+pub(crate) mod store_gather;
+
+use crate::cuda::device::CudaDevice;
+use crate::library::NcclLibrary;
+use crate::library::sys::{self, NcclComm, NcclResult, result};
+use handle_slot::Place;
+use rcomm_core::{Error, ErrorKind, Result};
+use std::ffi::c_void;
+use std::sync::atomic::{AtomicPtr, Ordering};
+use std::sync::mpsc::{Receiver, channel};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
+use std::time::Duration;
+
+/// One rank's end of a communicator.
+///
+/// # Thread safety
+/// Calls may come from any thread, one at a time: the lock sees to that. A call that never returns (one stuck in
+/// the driver, or waiting for a peer) keeps the lock, and nothing frees the communicator under it: NCCL allows no
+/// abort while another thread is in a call ("Fault Tolerance" in its user guide). A revoke frees nothing, so it
+/// is made all the same: it raises the flags that such a call looks at. What must not wait uses
+/// [`look`](Comm::look).
+pub(crate) struct Comm {
+    library: Arc<NcclLibrary>,
+    handle: Mutex<Handle>,
+    /// The same, for a revoke under a call; null once it was ended.
+    raw: AtomicPtr<c_void>,
+    /// Held while it is revoked or ended. Taken before `handle`.
+    ending: Mutex<()>,
+    /// Children that were given up before the library was done with them.
+    orphans: Mutex<Vec<Orphan>>,
+    rank: u32,
+    size: u32,
+}
+
+/// A child of a communicator whose creation was abandoned: the library may still write its handle to `place`,
+/// and read the input kept with it, until the parent has been aborted.
+pub(crate) struct Orphan {
+    pub(crate) place: Place,
+    #[allow(dead_code, reason = "held, not read")]
+    pub(crate) input: Box<dyn Send>,
+}
+
+impl Orphan {
+    /// Aborts what the library has made, if it has made anything.
+    fn abort(self, library: &NcclLibrary) -> Result<()> {
+        let raw = self.place.handle();
+        if raw.is_null() {
+            return Ok(());
+        }
+        // SAFETY: the library wrote it for us alone and is done with it, since the parent's abort has
+        // returned: that joins the thread that makes the child (`ncclCommAbort`, init.cc).
+        let status = unsafe { (library.table().comm_abort)(raw) };
+        library.check("ncclCommAbort", status)
+    }
+}
+
+/// How a communicator fares.
+pub(crate) enum Look {
+    /// Nothing is going on in the background.
+    Ready,
+    /// Something is.
+    AtWork,
+    /// Another thread is inside a call on it.
+    InUse,
+    /// It was ended.
+    Gone,
+    /// The library reports an error.
+    Failed(Error),
+}
+
+/// Null after destroy or abort.
+struct Handle(NcclComm);
+
+// SAFETY: NCCL allows calls on a communicator from any thread, one at a time; the lock around the handle
+// sees to that.
+unsafe impl Send for Handle {}
+
+impl Comm {
+    /// How long the library may take to abort what is dropped before the aborting thread is detached.
+    const LAST_ABORT: Duration = Duration::from_secs(10);
+    /// How long a call on the communicator may take until it counts as one that does not return.
+    const CALL: Duration = Duration::from_secs(1);
+
+    /// Owns a communicator that the library has just made, or null.
+    ///
+    /// # Safety
+    /// `raw` is null, or a live communicator of this library that no other code ends.
+    pub(crate) unsafe fn over(
+        library: &Arc<NcclLibrary>,
+        raw: NcclComm,
+        rank: u32,
+        size: u32,
+    ) -> Self {
+        Self {
+            library: library.clone(),
+            handle: Mutex::new(Handle(raw)),
+            raw: AtomicPtr::new(raw),
+            ending: Mutex::default(),
+            orphans: Mutex::default(),
+            rank,
+            size,
+        }
+    }
+
+    /// This rank's number in the communicator.
+    pub(crate) fn rank(&self) -> u32 {
+        self.rank
+    }
+
+    /// Ranks of the communicator.
+    pub(crate) fn size(&self) -> u32 {
+        self.size
+    }
+
+    /// Compares the library's number of ranks with the one that was asked for, once it is ready. After a failure
+    /// that has left a group of calls open on a thread, NCCL swallows the thread's later calls: what they should
+    /// have made looks ready, and has no ranks.
+    ///
+    /// # Errors
+    /// `Backend` if they differ, or with the library's words.
+    pub(crate) fn check_size(&self) -> Result<()> {
+        let mut count = 0;
+        self.with(|library, comm| {
+            // SAFETY: the communicator is live; writes one int through a valid pointer.
+            let status = unsafe { (library.table().comm_count)(comm, &mut count) };
+            // SAFETY: as above.
+            unsafe { library.check_on(comm, "ncclCommCount", status) }
+        })??;
+        if u32::try_from(count) == Ok(self.size) {
+            return Ok(());
+        }
+        let message = format!(
+            "NCCL has made a communicator of {count} ranks in place of {}: an earlier failure may have left a \
+             group of calls open on its thread",
+            self.size
+        );
+        Err(Error::new(ErrorKind::Backend, message))
+    }
+
+    /// Whether it was neither destroyed nor aborted.
+    pub(crate) fn is_live(&self) -> bool {
+        !self.raw.load(Ordering::Acquire).is_null()
+    }
+
+    /// Makes one call on the communicator.
+    ///
+    /// # Errors
+    /// `Closed` after destroy or abort.
+    pub(crate) fn with<R>(&self, call: impl FnOnce(&NcclLibrary, NcclComm) -> R) -> Result<R> {
+        let handle = self.handle.lock().unwrap_or_else(PoisonError::into_inner);
+        if handle.0.is_null() {
+            return Err(ended());
+        }
+        Ok(call(&self.library, handle.0))
+    }
+
+    /// Makes one call on the communicator on a thread of its own, which has it until the call returns.
+    ///
+    /// # Errors
+    /// `Io` if there is no thread. What is received is the call's own result, or `Closed` as [`with`](Self::with).
+    pub(crate) fn call_apart<R: Send + 'static>(
+        self: &Arc<Self>,
+        device: &Arc<CudaDevice>,
+        call: impl FnOnce(&NcclLibrary, NcclComm) -> Result<R> + Send + 'static,
+    ) -> Result<Receiver<Result<R>>> {
+        let (sender, done) = channel();
+        let (comm, device) = (self.clone(), device.clone());
+        let work = move || {
+            let called = device
+                .enter()
+                .and_then(|_entered| comm.with(call).and_then(|called| called));
+            // Nothing waits any more where this fails.
+            drop(sender.send(called));
+        };
+        let thread = std::thread::Builder::new().name("rcomm/nccl-connect".to_owned());
+        match thread.spawn(work) {
+            Ok(_) => Ok(done),
+            Err(error) => Err(Error::io(
+                "cannot start the thread rcomm/nccl-connect",
+                error,
+            )),
+        }
+    }
+
+    /// Whether nothing is going on in the background, such as joining.
+    ///
+    /// # Errors
+    /// `Backend` with the library's words (a peer died, the network failed).
+    pub(crate) fn is_ready(&self) -> Result<bool> {
+        self.with(Self::ask)?
+    }
+
+    /// As [`is_ready`](Self::is_ready), for callers that must not wait for the lock.
+    pub(crate) fn look(&self) -> Look {
+        let Ok(handle) = self.handle.try_lock() else {
+            return Look::InUse;
+        };
+        if handle.0.is_null() {
+            return Look::Gone;
+        }
+        match Self::ask(&self.library, handle.0) {
+            Ok(true) => Look::Ready,
+            Ok(false) => Look::AtWork,
+            Err(error) => Look::Failed(error),
+        }
+    }
+
+    /// The library's error, if it has one and the communicator is not in use by another call.
+    pub(crate) fn trouble(&self) -> Option<Error> {
+        match self.look() {
+            Look::Failed(error) => Some(error),
+            Look::Ready | Look::AtWork | Look::InUse | Look::Gone => None,
+        }
+    }
+
+    fn ask(library: &NcclLibrary, comm: NcclComm) -> Result<bool> {
+        let mut state = result::SUCCESS;
+        // SAFETY: the communicator is live; writes one int through a valid pointer.
+        let asked = unsafe { (library.table().comm_get_async_error)(comm, &mut state) };
+        let (call, status) = match asked {
+            result::SUCCESS => ("a communicator's background work", state),
+            _ => ("ncclCommGetAsyncError", asked),
+        };
+        if status == result::IN_PROGRESS {
+            return Ok(false);
+        }
+        // SAFETY: the communicator is live.
+        unsafe { library.check_on(comm, call, status)? };
+        Ok(true)
+    }
+
+    /// Begins to flush what was enqueued: [`is_ready`](Self::is_ready) is true when it is done. All ranks
+    /// call it, then [`destroy`](Self::destroy).
+    ///
+    /// # Errors
+    /// `Backend` with the library's words.
+    pub(crate) fn finalize(&self) -> Result<()> {
+        self.with(|library, comm| {
+            // SAFETY: the communicator is live.
+            let status = unsafe { (library.table().comm_finalize)(comm) };
+            if status == result::IN_PROGRESS {
+                return Ok(());
+            }
+            // SAFETY: the communicator is live.
+            unsafe { library.check_on(comm, "ncclCommFinalize", status) }
+        })?
+    }
+
+    /// Frees the communicator after [`finalize`](Self::finalize), if nothing has failed on it: the library leaves
+    /// its group of calls open on a thread where this fails (`ncclCommDestroy`, init.cc: `ncclCommEnsureReady`
+    /// returns before `ncclGroupEndInternal`), so the thread makes no other call. A second call does nothing.
+    ///
+    /// # Errors
+    /// `Backend` with the library's words.
+    pub(crate) fn destroy(&self) -> Result<()> {
+        let _ending = self.ending.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut handle = self.handle.lock().unwrap_or_else(PoisonError::into_inner);
+        let comm = self.take(&mut handle);
+        if comm.is_null() {
+            return Ok(());
+        }
+        // SAFETY: taken out under the lock, so it is freed once and nothing is in a call on it; nothing is pending.
+        let status = unsafe { (self.library.table().comm_destroy)(comm) };
+        self.settle_orphans(status);
+        self.library.check("ncclCommDestroy", status)
+    }
+
+    /// Stops what is pending and keeps the communicator, of which another can be made afterwards;
+    /// [`is_ready`](Self::is_ready) is true when it has stopped. On this rank alone.
+    ///
+    /// # Errors
+    /// `Unsupported` where the library has no such function (before 2.29); `Backend` with its words.
+    pub(crate) fn revoke(&self) -> Result<()> {
+        let Some(revoke) = self.library.table().comm_revoke else {
+            return Err(self.library.lacks(
+                "an abort that can be followed by a shrink",
+                "ncclCommRevoke",
+            ));
+        };
+        let _ending = self.ending.lock().unwrap_or_else(PoisonError::into_inner);
+        // Held where it is free, so that no other call begins; a call that does not return keeps it.
+        let _handle = self.lock_within(Self::CALL);
+        let comm = self.raw.load(Ordering::Acquire);
+        if comm.is_null() {
+            return Err(ended());
+        }
+        // SAFETY: the communicator is live: whatever ends it takes `ending` first. The call frees nothing.
+        let status = unsafe { revoke(comm, sys::REVOKE_DEFAULT) };
+        if status == result::IN_PROGRESS {
+            return Ok(());
+        }
+        // SAFETY: as above.
+        unsafe { self.library.check_on(comm, "ncclCommRevoke", status) }
+    }
+
+    /// The handle, if no call has it for longer than that.
+    fn lock_within(&self, patience: Duration) -> Option<MutexGuard<'_, Handle>> {
+        let begun = std::time::Instant::now();
+        loop {
+            match self.handle.try_lock() {
+                Ok(handle) => return Some(handle),
+                Err(TryLockError::Poisoned(handle)) => return Some(handle.into_inner()),
+                Err(TryLockError::WouldBlock) if begun.elapsed() >= patience => return None,
+                Err(TryLockError::WouldBlock) => std::thread::sleep(Duration::from_millis(1)),
+            }
+        }
+    }
+
+    /// Aborts several communicators in one group of calls. One by one they could deadlock: an abort frees
+    /// memory of the device, which waits for the kernels of all its communicators, and those end when their
+    /// own is aborted. In a group all receive the abort flag before the first is freed (`ncclCommAbort`
+    /// raises the flags at once, and `ncclGroupEnd` frees).
+    ///
+    /// # Blocking
+    /// Until the library has stopped its kernels and threads, and while a graph holds operations of one of them.
+    ///
+    /// # Errors
+    /// `Backend` with the library's words; `Timeout` if a call on one of them does not return: that one is left
+    /// to it.
+    pub(crate) fn abort_all(library: &NcclLibrary, comms: &[Arc<Self>]) -> Result<()> {
+        let mut result = Ok(());
+        let mut ended = Vec::new();
+        let group = library.group()?;
+        for comm in comms {
+            let _ending = comm.ending.lock().unwrap_or_else(PoisonError::into_inner);
+            let Some(mut handle) = comm.lock_within(Self::CALL) else {
+                let message =
+                    "a call on the communicator does not return: it is left to the library";
+                result = result.and(Err(Error::new(ErrorKind::Timeout, message)));
+                continue;
+            };
+            let raw = comm.take(&mut handle);
+            if raw.is_null() {
+                continue;
+            }
+            // SAFETY: taken out under the lock, so it is freed once and nothing is in a call on it.
+            let status = unsafe { (library.table().comm_abort)(raw) };
+            result = result.and(library.check("ncclCommAbort", status));
+            ended.push((comm, status));
+        }
+        let freed = group.end();
+        for (comm, status) in ended {
+            let status = if status == result::SUCCESS {
+                freed
+            } else {
+                status
+            };
+            comm.settle_orphans(status);
+        }
+        result.and(library.check("ncclGroupEnd", freed))
+    }
+
+    /// Takes a child over that was given up before its time.
+    pub(crate) fn take_in(&self, orphan: Orphan) {
+        let mut orphans = self.orphans.lock().unwrap_or_else(PoisonError::into_inner);
+        orphans.push(orphan);
+    }
+
+    /// Leaks the communicator to the library as it is. Later calls find it gone.
+    pub(crate) fn forsake(&self) {
+        let mut orphans = self.orphans.lock().unwrap_or_else(PoisonError::into_inner);
+        std::mem::forget(std::mem::take(&mut *orphans));
+        drop(orphans);
+        let _ending = self.ending.lock().unwrap_or_else(PoisonError::into_inner);
+        // A call on it that has not returned holds the lock; later calls find that.
+        if let Some(mut handle) = self.lock_within(Duration::ZERO) {
+            self.take(&mut handle);
+        }
+    }
+
+    /// Takes the handle out, for the caller that ends it. `ending` is held.
+    fn take(&self, handle: &mut Handle) -> NcclComm {
+        self.raw.store(std::ptr::null_mut(), Ordering::Release);
+        std::mem::replace(&mut handle.0, std::ptr::null_mut())
+    }
+
+    fn settle_orphans(&self, status: NcclResult) {
+        let mut orphans = self.orphans.lock().unwrap_or_else(PoisonError::into_inner);
+        let orphans = std::mem::take(&mut *orphans);
+        settle_orphans(&self.library, orphans, status);
+    }
+
+    /// Has the library prepare memory for operations of this communicator.
+    ///
+    /// # Errors
+    /// `Unsupported` before 2.19; `Backend` with the library's words.
+    ///
+    /// # Safety
+    /// The range is device memory that stays until [`deregister`](Self::deregister), or until the
+    /// communicator is gone.
+    pub(crate) unsafe fn register(&self, at: u64, bytes: usize) -> Result<u64> {
+        let Some(register) = self.library.table().comm_register else {
+            return Err(self.library.lacks("registered memory", "ncclCommRegister"));
+        };
+        self.with(|library, comm| {
+            let mut handle: *mut c_void = std::ptr::null_mut();
+            let at = std::ptr::with_exposed_provenance_mut(at as usize);
+            // SAFETY: the communicator is live, the caller vouches for the range; writes one pointer.
+            let status = unsafe { register(comm, at, bytes, &mut handle) };
+            // SAFETY: the communicator is live.
+            unsafe { library.check_on(comm, "ncclCommRegister", status)? };
+            Ok(handle.expose_provenance() as u64)
+        })?
+    }
+
+    /// Undoes [`register`](Self::register), whose result `handle` is. Each is undone once.
+    ///
+    /// # Errors
+    /// `Closed` if the communicator is gone, and its registrations with it.
+    ///
+    /// # Safety
+    /// `handle` comes from this communicator, and is not used again.
+    pub(crate) unsafe fn deregister(&self, handle: u64) -> Result<()> {
+        let Some(deregister) = self.library.table().comm_deregister else {
+            return Err(self
+                .library
+                .lacks("registered memory", "ncclCommDeregister"));
+        };
+        self.with(|library, comm| {
+            let handle = std::ptr::with_exposed_provenance_mut(handle as usize);
+            // SAFETY: the communicator is live, the caller vouches for the handle.
+            let status = unsafe { deregister(comm, handle) };
+            // SAFETY: the communicator is live.
+            unsafe { library.check_on(comm, "ncclCommDeregister", status) }
+        })?
+    }
+}
+
+fn ended() -> Error {
+    let message = "the communicator was destroyed or aborted";
+    Error::new(ErrorKind::Closed, message)
+}
+
+/// Ends the abandoned children, after their parent; where aborting the parent failed they are leaked, since
+/// the library may still write to them.
+fn settle_orphans(library: &NcclLibrary, orphans: Vec<Orphan>, status: NcclResult) {
+    if status != result::SUCCESS {
+        std::mem::forget(orphans);
+        return;
+    }
+    for orphan in orphans {
+        if let Err(error) = orphan.abort(library) {
+            tracing::warn!(%error, "a communicator that came too late could not be aborted");
+        }
+    }
+}
+
+impl Comm {
+    /// Aborts what is still there, on a thread of its own, since the library may never return from it;
+    /// returns whether it has.
+    pub(crate) fn end_at_last(&mut self) -> bool {
+        let handle = self
+            .handle
+            .get_mut()
+            .unwrap_or_else(PoisonError::into_inner);
+        let handle = Handle(std::mem::replace(&mut handle.0, std::ptr::null_mut()));
+        if handle.0.is_null() {
+            return true;
+        }
+        let (sender, done) = channel();
+        let library = self.library.clone();
+        let orphans = self.orphans.get_mut();
+        let orphans = std::mem::take(orphans.unwrap_or_else(PoisonError::into_inner));
+        let abort = move || {
+            let handle = handle;
+            // SAFETY: taken out above, so it is freed once, and no other thread can be in a call on what is
+            // dropped.
+            let status = unsafe { (library.table().comm_abort)(handle.0) };
+            settle_orphans(&library, orphans, status);
+            // Fails if the caller has stopped waiting.
+            drop(sender.send(library.check("ncclCommAbort", status)));
+        };
+        let thread = std::thread::Builder::new().name("rcomm/nccl-abort".to_owned());
+        let rank = self.rank;
+        let spawned = thread.spawn(abort);
+        if let Err(error) = spawned {
+            tracing::error!(%error, rank, "no thread to abort a communicator on");
+            return false;
+        }
+        // The thread ends when the call returns.
+        match done.recv_timeout(Self::LAST_ABORT) {
+            Ok(Ok(())) => true,
+            Ok(Err(error)) => {
+                tracing::warn!(%error, rank, "a communicator could not be aborted");
+                false
+            }
+            Err(_) => {
+                tracing::error!(rank, "NCCL does not come back from an abort");
+                false
+            }
+        }
+    }
+}
+
+impl Drop for Comm {
+    fn drop(&mut self) {
+        self.end_at_last();
+    }
+}

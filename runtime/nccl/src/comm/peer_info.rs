@@ -1,0 +1,360 @@
+//! How the ranks of a communicator find each other over the store: each leaves a card (its rank, device and
+//! library), and the first rank reads and judges all of them.
+//!
+//! The first rank waits for one counter, reads every card once, and leaves one verdict: the unique ids, or why
+//! these ranks cannot form a communicator. All others wait for that one key. So a meeting of N ranks reads O(N)
+//! keys in all, where every rank reading every card would read N².
+//!
+//! Ranks on one device, and libraries that differ, are refused by name here, where NCCL would hang.
+
+use super::bootstrap::Meeting;
+use crate::context::options::DeviceSharing;
+use crate::library::Version;
+use crate::library::sys::UniqueId;
+use rcomm_core::store::Store;
+use rcomm_core::{Error, ErrorKind, Result};
+use rcomm_recorder::model::Rank;
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+/// What a rank publishes about itself before it joins.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Card {
+    pub(crate) rank: Rank,
+    pub(crate) host: String,
+    pub(crate) device: u16,
+    pub(crate) uuid: String,
+    /// `NCCL_VERSION_CODE`.
+    pub(crate) version: i32,
+    /// A unique id, from the ranks that make one.
+    pub(crate) id: Option<Vec<u8>>,
+}
+
+impl Card {
+    /// Checks whether these ranks can form one communicator.
+    ///
+    /// # Errors
+    /// The ranks that do not fit together, and why.
+    fn check_all(cards: &[Self], devices: DeviceSharing) -> Result<(), String> {
+        let Some(first) = cards.first() else {
+            return Ok(());
+        };
+        let mut by_device: BTreeMap<&str, &Self> = BTreeMap::new();
+        for card in cards {
+            if card.version != first.version {
+                return Err(format!(
+                    "the ranks have different releases of NCCL: rank {} has {}, rank {} has {}",
+                    first.rank,
+                    Version(first.version),
+                    card.rank,
+                    Version(card.version)
+                ));
+            }
+            // The UUID alone: two containers of one machine may have different host names, and those of MIG
+            // instances differ.
+            if let Some(other) = by_device.insert(&card.uuid, card)
+                && devices == DeviceSharing::Refused
+            {
+                return Err(format!(
+                    "rank {} (cuda:{}) and rank {} (cuda:{}) use the same device {} of host {}: give each a \
+                     device of its own, or set NCCL_MULTI_RANK_GPU_ENABLE=1 with NCCL 2.30 or later",
+                    other.rank, other.device, card.rank, card.device, card.uuid, card.host
+                ));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// What the first rank leaves for all.
+#[derive(Debug, Serialize, Deserialize)]
+enum Verdict {
+    /// They may join with these.
+    Ids(Vec<Vec<u8>>),
+    /// They cannot: why, and the rank that gave up if one did.
+    Refused(String, Option<Rank>),
+}
+
+const COUNTER: &str = "arrived";
+const VERDICT: &str = "verdict";
+/// At most this many values are requested at once, so that a reply stays small.
+const AT_ONCE: usize = 256;
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// Leaves this rank's card.
+///
+/// # Errors
+/// `Store`.
+pub(crate) fn arrive(meeting: &Meeting, card: &Card) -> Result<()> {
+    let card = serde_json::to_vec(card).map_err(|error| unreadable("written", error))?;
+    meeting.store.set(&format!("card/{}", meeting.own), &card)?;
+    // After the card: the counter is the number of cards that may be read.
+    meeting.store.add(COUNTER, 1).map(drop)
+}
+
+/// The unique ids, once all ranks have arrived.
+///
+/// # Errors
+/// `Rendezvous` names ranks that do not fit together; `PeerLost` names the rank that gave up; `Store`.
+pub(crate) fn look(meeting: &Meeting, devices: DeviceSharing) -> Result<Option<Vec<UniqueId>>> {
+    let store = &meeting.store;
+    if meeting.own == 0 && !store.check(&[VERDICT])? {
+        let here = store.add(COUNTER, 0)?;
+        if here < meeting.ranks.len() as i64 {
+            return Ok(None);
+        }
+        let cards = read_all(meeting)?;
+        let verdict = match Card::check_all(&cards, devices) {
+            Ok(()) => Verdict::Ids(cards.into_iter().filter_map(|card| card.id).collect()),
+            Err(why) => Verdict::Refused(why, None),
+        };
+        leave(store.as_ref(), &verdict)?;
+    } else if meeting.own != 0 && !store.check(&[VERDICT])? {
+        return Ok(None);
+    }
+    let verdict = store.get(VERDICT, PATIENCE)?;
+    let verdict = serde_json::from_slice(&verdict).map_err(|error| unreadable("read", error))?;
+    match verdict {
+        Verdict::Ids(ids) => ids
+            .iter()
+            .map(|id| read_id(id))
+            .collect::<Result<_>>()
+            .map(Some),
+        Verdict::Refused(why, None) => Err(Error::new(ErrorKind::Rendezvous, why)),
+        Verdict::Refused(why, Some(rank)) => {
+            Err(Error::new(ErrorKind::PeerLost, why).with_rank(rank))
+        }
+    }
+}
+
+/// Ends the meeting for the ranks that still wait for the verdict.
+///
+/// # Errors
+/// `Store`.
+pub(crate) fn give_up(meeting: &Meeting, why: &str) -> Result<()> {
+    let own = meeting.ranks[meeting.own as usize];
+    leave(
+        meeting.store.as_ref(),
+        &Verdict::Refused(why.to_owned(), Some(own)),
+    )
+}
+
+/// The first verdict is the one that counts.
+fn leave(store: &dyn Store, verdict: &Verdict) -> Result<()> {
+    let verdict = serde_json::to_vec(verdict).map_err(|error| unreadable("written", error))?;
+    store.compare_set(VERDICT, b"", &verdict).map(drop)
+}
+
+fn read_all(meeting: &Meeting) -> Result<Vec<Card>> {
+    let keys: Vec<String> = (0..meeting.ranks.len())
+        .map(|at| format!("card/{at}"))
+        .collect();
+    let mut cards = Vec::with_capacity(keys.len());
+    for keys in keys.chunks(AT_ONCE) {
+        let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
+        for card in meeting.store.multi_get(&keys, PATIENCE)? {
+            let card = serde_json::from_slice(&card).map_err(|error| unreadable("read", error))?;
+            cards.push(card);
+        }
+    }
+    Ok(cards)
+}
+
+fn unreadable(what: &str, error: serde_json::Error) -> Error {
+    let message =
+        format!("a rank's card cannot be {what}: do all ranks run the same version of rcomm?");
+    Error::new(ErrorKind::Rendezvous, message).with_source(error)
+}
+
+fn read_id(bytes: &[u8]) -> Result<UniqueId> {
+    let internal = bytes.try_into().map_err(|_| {
+        Error::new(
+            ErrorKind::Rendezvous,
+            format!(
+                "a unique id of {} bytes, not {}",
+                bytes.len(),
+                UniqueId::BYTES
+            ),
+        )
+    })?;
+    Ok(UniqueId { internal })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::comm::bootstrap::Scope;
+    use rcomm_core::store::HashStore;
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicU64, Ordering};
+    use std::time::Instant;
+
+    fn card(rank: Rank, uuid: &str, version: i32) -> Card {
+        Card {
+            rank,
+            host: "a".to_owned(),
+            device: 0,
+            uuid: uuid.to_owned(),
+            version,
+            id: None,
+        }
+    }
+
+    fn refusal(cards: &[Card]) -> String {
+        Card::check_all(cards, DeviceSharing::Refused).unwrap_err()
+    }
+
+    #[test]
+    fn ranks_on_one_device_are_named() {
+        let mut cards = [card(4, "x", 1), card(5, "y", 1), card(6, "x", 1)];
+        // Another container of the same machine.
+        cards[2].host = "b".to_owned();
+        let refusal = refusal(&cards);
+        assert!(
+            refusal.starts_with("rank 4 (cuda:0) and rank 6 (cuda:0) use the same device x"),
+            "{refusal}"
+        );
+        Card::check_all(&cards, DeviceSharing::Allowed).unwrap();
+    }
+
+    #[test]
+    fn ranks_with_different_releases_are_named() {
+        let refusal = refusal(&[card(0, "x", 22_707), card(1, "y", 23_007)]);
+        assert!(
+            refusal.ends_with("rank 0 has 2.27.7, rank 1 has 2.30.7"),
+            "{refusal}"
+        );
+    }
+
+    /// Counts the keys that are looked at or read.
+    struct Counting {
+        store: HashStore,
+        keys: AtomicU64,
+    }
+
+    impl Counting {
+        fn note(&self, keys: usize) -> &HashStore {
+            self.keys.fetch_add(keys as u64, Ordering::Relaxed);
+            &self.store
+        }
+    }
+
+    impl Store for Counting {
+        fn set(&self, key: &str, value: &[u8]) -> Result<()> {
+            self.store.set(key, value)
+        }
+
+        fn get(&self, key: &str, timeout: Duration) -> Result<Vec<u8>> {
+            self.note(1).get(key, timeout)
+        }
+
+        fn add(&self, key: &str, delta: i64) -> Result<i64> {
+            self.note(1).add(key, delta)
+        }
+
+        fn compare_set(&self, key: &str, expected: &[u8], desired: &[u8]) -> Result<Vec<u8>> {
+            self.note(1).compare_set(key, expected, desired)
+        }
+
+        fn wait(&self, keys: &[&str], timeout: Duration) -> Result<()> {
+            self.note(keys.len()).wait(keys, timeout)
+        }
+
+        fn check(&self, keys: &[&str]) -> Result<bool> {
+            self.note(keys.len()).check(keys)
+        }
+
+        fn delete(&self, key: &str) -> Result<bool> {
+            self.store.delete(key)
+        }
+
+        fn num_keys(&self) -> Result<u64> {
+            self.store.num_keys()
+        }
+
+        fn list_keys(&self) -> Result<Vec<String>> {
+            self.store.list_keys()
+        }
+
+        fn append(&self, key: &str, value: &[u8]) -> Result<()> {
+            self.store.append(key, value)
+        }
+
+        fn multi_set(&self, pairs: &[(&str, &[u8])]) -> Result<()> {
+            self.store.multi_set(pairs)
+        }
+
+        fn barrier(&self, key: &str, world_size: u32, timeout: Duration) -> Result<()> {
+            self.note(1).barrier(key, world_size, timeout)
+        }
+
+        fn multi_get(&self, keys: &[&str], timeout: Duration) -> Result<Vec<Vec<u8>>> {
+            self.note(keys.len()).multi_get(keys, timeout)
+        }
+    }
+
+    #[test]
+    fn a_thousand_ranks_meet_with_a_number_of_reads_that_grows_as_they_do() {
+        const RANKS: u32 = 1024;
+        const PER_ID: u32 = 128;
+        let store = Arc::new(Counting {
+            store: HashStore::new(),
+            keys: AtomicU64::new(0),
+        });
+        let meeting = |own| Meeting {
+            scope: Scope::Group,
+            store: store.clone(),
+            ranks: (0..RANKS).collect(),
+            own,
+            name: "all".to_owned(),
+        };
+        let meetings: Vec<Meeting> = (0..RANKS).map(meeting).collect();
+        let begun = Instant::now();
+        let mut polls = 0;
+        for meeting in meetings.iter().rev() {
+            // All but the last have come: one that looks now looks at what it waits for, not at the others.
+            for early in [&meetings[0], &meetings[1]] {
+                let none = look(early, DeviceSharing::Refused).unwrap();
+                assert!(none.is_none());
+                polls += 1;
+            }
+            let own = meeting.own;
+            let mut card = card(own, &format!("device {own}"), 23_007);
+            card.id = own
+                .is_multiple_of(PER_ID)
+                .then(|| vec![(own / PER_ID) as u8; UniqueId::BYTES]);
+            arrive(meeting, &card).unwrap();
+        }
+        for meeting in &meetings {
+            let ids = look(meeting, DeviceSharing::Refused).unwrap();
+            let ids = ids.expect("all have come");
+            let firsts: Vec<u8> = ids.iter().map(|id| id.internal[0]).collect();
+            assert_eq!(firsts, (0..8).collect::<Vec<u8>>());
+        }
+        let took = begun.elapsed();
+        assert!(took < Duration::from_secs(5), "{took:?}");
+        // Each adds itself, looks for the verdict and reads it; the first rank reads each card once.
+        let keys = store.keys.load(Ordering::Relaxed) - 3 * polls / 2;
+        assert_eq!(keys, u64::from(4 * RANKS + 2));
+    }
+
+    #[test]
+    fn a_rank_that_gives_up_ends_the_meeting_for_all() {
+        let store = Arc::new(HashStore::new());
+        let meeting = |own| Meeting {
+            scope: Scope::Group,
+            store: store.clone(),
+            ranks: vec![4, 5, 6],
+            own,
+            name: "all".to_owned(),
+        };
+        give_up(&meeting(2), "rank 6 could not join: no memory").unwrap();
+        for own in [0, 1] {
+            let step = look(&meeting(own), DeviceSharing::Refused);
+            let error = step.err().unwrap();
+            assert_eq!(error.kind(), ErrorKind::PeerLost);
+            assert_eq!(error.rank(), Some(6));
+        }
+    }
+}

@@ -1,0 +1,405 @@
+//! Options of the NCCL backend, and the environment variables that set them.
+
+use crate::cuda::CudaDriver;
+use crate::cuda::device::CudaDevice;
+use crate::cuda::event::EventTiming;
+use crate::cuda::stream::Priority;
+use crate::library::Search;
+use crate::library::config::{Blocking, CommOptions};
+use rcomm_core::config::Config;
+use rcomm_core::{Error, ErrorKind, Result};
+use std::path::PathBuf;
+use std::str::FromStr;
+use std::sync::Arc;
+
+/// Where NCCL's monitor listens by itself.
+const DEFAULT_RAS: &str = "localhost:28028";
+
+/// Options of the NCCL backend. Plain data: it can be filled in by hand, and
+/// [put](rcomm_core::config::BackendOptions::set) into [`Config::backend_options`]; where it is not, the
+/// environment counts, asked when the world is made.
+///
+/// | variable | option | default |
+/// |---|---|---|
+/// | `RCOMM_NCCL_LIB` | [`library`](Self::library) | `libnccl.so.2`, then that of the active Python environment |
+/// | `RCOMM_CUDA_LIB` | [`driver`](Self::driver) | `libcuda.so.1` |
+/// | `RCOMM_CUDA_DEVICE` | [`device`](Self::device) | the local rank |
+/// | `RCOMM_NCCL_HIGH_PRIORITY`, `TORCH_NCCL_HIGH_PRIORITY` | [`priority`](Self::priority) | normal |
+/// | `RCOMM_NCCL_TIMING`, `TORCH_NCCL_ENABLE_TIMING` | [`timing`](Self::timing) | off |
+/// | `RCOMM_NCCL_RANKS_PER_ID`, `TORCH_NCCL_RANKS_PER_ROOT` | [`ranks_per_id`](Self::ranks_per_id) | 128 |
+/// | `RCOMM_NCCL_BLOCKING`, `TORCH_NCCL_USE_COMM_NONBLOCKING` (its opposite) | [`CommOptions::blocking`] | on |
+/// | `RCOMM_NCCL_LAZY` | [`connecting`](Self::connecting) | eager |
+/// | `RCOMM_NCCL_ERROR_HANDLING`: `none`, `tear_down`, `clean_up_only`, `skip_clean_up`; `TORCH_NCCL_ASYNC_ERROR_HANDLING`: 0 to 3 | [`error_handling`](Self::error_handling) | `clean_up_only` |
+/// | `RCOMM_NCCL_RAS`, `NCCL_RAS_ENABLE`, `NCCL_RAS_ADDR` | [`ras`](Self::ras) | `localhost:28028` |
+/// | `NCCL_MULTI_RANK_GPU_ENABLE` | [`device_sharing`](Self::device_sharing) | refused |
+///
+/// NCCL reads its own variables (`NCCL_*`) by itself.
+#[derive(Clone, Debug)]
+pub struct NcclOptions {
+    /// Where the library is; `None` = searched for.
+    pub library: Option<PathBuf>,
+    /// Root of an active Python environment, whose `nvidia-nccl` package is tried last.
+    pub python_prefix: Option<PathBuf>,
+    /// Where the CUDA driver is; `None` = searched for.
+    pub driver: Option<PathBuf>,
+    /// The device of this rank; `None` = the local rank, counted round where there are fewer devices.
+    pub device: Option<u16>,
+    /// Of the streams that communicate.
+    pub priority: Priority,
+    /// Whether operations are timed by the device; [`Done::duration`](rcomm_core::backend::Done) is then how
+    /// long they ran.
+    pub timing: Timing,
+    /// One unique id is made for so many ranks: large worlds start faster with several.
+    pub ranks_per_id: u32,
+    /// When the ranks of a group join its communicator.
+    pub connecting: Connecting,
+    /// How communicators and process end after a failure.
+    pub error_handling: ErrorHandling,
+    /// The address of NCCL's own monitor, whose report is fetched when a dump is made; `None` = none.
+    pub ras: Option<String>,
+    /// Whether two ranks may use one device.
+    pub device_sharing: DeviceSharing,
+    /// The NCCL configuration of each communicator.
+    pub comm: CommOptions,
+}
+
+/// Whether two ranks may use one device.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum DeviceSharing {
+    /// They may not: NCCL would refuse, or hang.
+    #[default]
+    Refused,
+    /// They may, which is the library's affair from 2.30 on.
+    Allowed,
+}
+
+/// Whether starts and ends of operations are measured with events of the device.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Timing {
+    /// It marks start and end, without times.
+    #[default]
+    Off,
+    /// It marks start and end with the time.
+    On,
+}
+
+/// When the ranks of a group join its communicator.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Connecting {
+    /// When the group is made: a failure to connect is reported there.
+    #[default]
+    Eager,
+    /// At the group's first operation, whose deadline counts.
+    Lazy,
+}
+
+/// How a group's communicators, and the process, end after an operation has failed or timed out: the modes of
+/// c10d (`ErrorHandlingMode` of ProcessGroupNCCL).
+///
+/// In every mode the flag is raised and the dump written first, and every operation of the group ends
+/// with the error. An abort by the program itself never ends the process.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum ErrorHandling {
+    /// Communicators stay as they are, the process goes on (c10d: `NoHandling`).
+    None,
+    /// Communicators are aborted, then the process is (c10d: `TearDown`).
+    TearDown,
+    /// Communicators are aborted, the process goes on (c10d: `CleanUpOnly`).
+    #[default]
+    CleanUpOnly,
+    /// Communicators stay as they are, the process is aborted (c10d: `SkipCleanUp`, its default).
+    SkipCleanUp,
+}
+
+impl ErrorHandling {
+    /// By our names, at the numbers of c10d's.
+    const NAMES: [(&'static str, Self); 4] = [
+        ("none", Self::None),
+        ("tear_down", Self::TearDown),
+        ("clean_up_only", Self::CleanUpOnly),
+        ("skip_clean_up", Self::SkipCleanUp),
+    ];
+
+    /// Whether communicators are aborted.
+    pub(crate) fn cleans_up(self) -> bool {
+        matches!(self, Self::TearDown | Self::CleanUpOnly)
+    }
+
+    /// Whether the process is.
+    pub(crate) fn ends_process(self) -> bool {
+        matches!(self, Self::TearDown | Self::SkipCleanUp)
+    }
+}
+
+impl Default for NcclOptions {
+    fn default() -> Self {
+        Self {
+            library: None,
+            python_prefix: None,
+            driver: None,
+            device: None,
+            priority: Priority::Normal,
+            timing: Timing::Off,
+            ranks_per_id: 128,
+            connecting: Connecting::Eager,
+            error_handling: ErrorHandling::CleanUpOnly,
+            ras: Some(DEFAULT_RAS.to_owned()),
+            device_sharing: DeviceSharing::Refused,
+            comm: CommOptions::default(),
+        }
+    }
+}
+
+impl NcclOptions {
+    /// Those that [`Config::backend_options`] holds; otherwise those of the process's environment.
+    ///
+    /// # Errors
+    /// As [`from_lookup`](Self::from_lookup).
+    pub fn of(config: &Config) -> Result<Self> {
+        match config.backend_options.get::<Self>() {
+            Some(options) => Ok(options.clone()),
+            None => Self::from_lookup(|name| std::env::var(name).ok()),
+        }
+    }
+
+    /// The defaults, overridden by the variables that `lookup` finds.
+    ///
+    /// # Errors
+    /// `InvalidArgument` names the variable, its value, and what it may be.
+    pub fn from_lookup(lookup: impl Fn(&str) -> Option<String>) -> Result<Self> {
+        let text = |name: &str| lookup(name).filter(|value| !value.trim().is_empty());
+        let mut options = Self::default();
+        let path = |name: &str| text(name).map(PathBuf::from);
+        options.library = path("RCOMM_NCCL_LIB");
+        options.driver = path("RCOMM_CUDA_LIB");
+        options.python_prefix = path("VIRTUAL_ENV").or_else(|| path("CONDA_PREFIX"));
+        if let Some(value) = text("RCOMM_CUDA_DEVICE") {
+            options.device = Some(number("RCOMM_CUDA_DEVICE", &value)?);
+        }
+        let switch = |names: [&str; 2]| -> Result<bool> {
+            for name in names {
+                if let Some(value) = text(name) {
+                    return is_on(name, &value);
+                }
+            }
+            Ok(false)
+        };
+        if switch(["RCOMM_NCCL_HIGH_PRIORITY", "TORCH_NCCL_HIGH_PRIORITY"])? {
+            options.priority = Priority::High;
+        }
+        if switch(["RCOMM_NCCL_TIMING", "TORCH_NCCL_ENABLE_TIMING"])? {
+            options.timing = Timing::On;
+        }
+        for name in ["TORCH_NCCL_RANKS_PER_ROOT", "RCOMM_NCCL_RANKS_PER_ID"] {
+            if let Some(value) = text(name) {
+                options.ranks_per_id = number(name, &value)?;
+                if options.ranks_per_id == 0 {
+                    return Err(refused(name, &value, "at least 1"));
+                }
+            }
+        }
+        if let Some(value) = text("TORCH_NCCL_USE_COMM_NONBLOCKING") {
+            options.comm.blocking = match is_on("TORCH_NCCL_USE_COMM_NONBLOCKING", &value)? {
+                true => Blocking::No,
+                false => Blocking::Yes,
+            };
+        }
+        if let Some(value) = text("RCOMM_NCCL_BLOCKING") {
+            options.comm.blocking = match is_on("RCOMM_NCCL_BLOCKING", &value)? {
+                true => Blocking::Yes,
+                false => Blocking::No,
+            };
+        }
+        if let Some(value) = text("RCOMM_NCCL_LAZY")
+            && is_on("RCOMM_NCCL_LAZY", &value)?
+        {
+            options.connecting = Connecting::Lazy;
+        }
+        options.error_handling = error_handling(&text)?;
+        options.ras = ras(&text)?;
+        if text("NCCL_MULTI_RANK_GPU_ENABLE").is_some_and(|value| value.trim() == "1") {
+            options.device_sharing = DeviceSharing::Allowed;
+        }
+        Ok(options)
+    }
+
+    /// Loads the CUDA driver and opens the device that these options give to a process: what the program
+    /// makes its streams and buffers on, and the groups of its world work on. A device may be opened more
+    /// than once.
+    ///
+    /// # Errors
+    /// `Backend` with what was tried if there is no driver; `InvalidArgument` if there is no such device.
+    pub fn open_device(&self, local_rank: u32) -> Result<Arc<CudaDevice>> {
+        let driver = Arc::new(CudaDriver::load(self.driver.as_deref())?);
+        let ordinal = match self.device {
+            Some(ordinal) => ordinal,
+            None => {
+                let count = driver.device_count()?.max(1);
+                u16::try_from(local_rank % count).unwrap_or(u16::MAX)
+            }
+        };
+        CudaDevice::open(&driver, ordinal)
+    }
+
+    pub(crate) fn event_timing(&self) -> EventTiming {
+        match self.timing {
+            Timing::On => EventTiming::Timed,
+            Timing::Off => EventTiming::Untimed,
+        }
+    }
+
+    pub(crate) fn search(&self) -> Search {
+        Search {
+            explicit: self.library.clone(),
+            python_prefix: self.python_prefix.clone(),
+        }
+    }
+}
+
+fn error_handling(text: &impl Fn(&str) -> Option<String>) -> Result<ErrorHandling> {
+    const OURS: &str = "RCOMM_NCCL_ERROR_HANDLING";
+    const THEIRS: &str = "TORCH_NCCL_ASYNC_ERROR_HANDLING";
+    if let Some(value) = text(OURS) {
+        let wanted = value.trim().to_ascii_lowercase();
+        let mut names = ErrorHandling::NAMES.iter();
+        let found = names.find(|(name, _)| *name == wanted);
+        let expected = "none, tear_down, clean_up_only or skip_clean_up";
+        return match found {
+            Some((_, mode)) => Ok(*mode),
+            None => Err(refused(OURS, &value, expected)),
+        };
+    }
+    let Some(value) = text(THEIRS) else {
+        return Ok(ErrorHandling::default());
+    };
+    let mode = value.trim().parse().ok();
+    let mode = mode.and_then(|number: usize| ErrorHandling::NAMES.get(number));
+    match mode {
+        Some((_, mode)) => Ok(*mode),
+        None => Err(refused(THEIRS, &value, "0, 1, 2 or 3")),
+    }
+}
+
+/// Where NCCL's monitor is, unless it is off or not to be asked.
+fn ras(text: &impl Fn(&str) -> Option<String>) -> Result<Option<String>> {
+    let address = text("NCCL_RAS_ADDR").unwrap_or_else(|| DEFAULT_RAS.to_owned());
+    let is_wanted = match text("RCOMM_NCCL_RAS") {
+        Some(value) => is_on("RCOMM_NCCL_RAS", &value)?,
+        None => text("NCCL_RAS_ENABLE").is_none_or(|value| value.trim() != "0"),
+    };
+    Ok(is_wanted.then(|| address.trim().to_owned()))
+}
+
+fn is_on(name: &str, value: &str) -> Result<bool> {
+    match value.trim().to_ascii_lowercase().as_str() {
+        "1" | "y" | "yes" | "true" | "on" => Ok(true),
+        "0" | "n" | "no" | "false" | "off" => Ok(false),
+        _ => Err(refused(name, value, "0 or 1")),
+    }
+}
+
+fn number<T: FromStr>(name: &str, value: &str) -> Result<T> {
+    let parsed = value.trim().parse();
+    parsed.map_err(|_| refused(name, value, "a whole number that is not too large"))
+}
+
+fn refused(name: &str, value: &str, expected: &str) -> Error {
+    Error::new(
+        ErrorKind::InvalidArgument,
+        format!("{name} is {value:?}: it must be {expected}"),
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::library::sys::tests::{documented, names};
+    use std::cell::RefCell;
+    use std::collections::BTreeSet;
+
+    #[test]
+    fn the_documentation_says_which_variables_are_read() {
+        let asked = RefCell::new(BTreeSet::new());
+        let lookup = |name: &str| {
+            asked.borrow_mut().insert(name.to_owned());
+            None
+        };
+        Config::from_lookup(lookup).unwrap();
+        NcclOptions::from_lookup(lookup).unwrap();
+        let asked = asked.into_inner();
+        let section = documented("## Variables");
+        let rows = section.lines().filter(|line| line.starts_with("| `"));
+        for row in rows {
+            let cells: Vec<&str> = row.split('|').map(str::trim).collect();
+            let [theirs, says] = cells[1..3] else {
+                panic!("{row}");
+            };
+            let has_ours = says.starts_with('`');
+            let is_borrowed = has_ours && !says.contains("not borrowed");
+            for name in names(theirs) {
+                assert_eq!(asked.contains(name), is_borrowed, "{name}");
+            }
+            if has_ours {
+                assert!(asked.contains(names(says)[0]), "{says}");
+            }
+        }
+        let (_, rest) = section.split_once("Without a counterpart:").unwrap();
+        for name in names(rest) {
+            assert!(asked.contains(name), "{name}");
+        }
+        // And there are no others.
+        let page = [
+            "## Libraries",
+            "## Groups",
+            "## After a failure",
+            "## Variables",
+        ];
+        let page: String = page.into_iter().map(documented).collect();
+        let own = [
+            "TORCH_NCCL_",
+            "TORCH_FR_",
+            "TORCHCOMM_",
+            "RCOMM_NCCL_",
+            "RCOMM_CUDA_",
+            "NCCL_",
+        ];
+        for name in asked
+            .iter()
+            .filter(|it| own.iter().any(|own| it.starts_with(own)))
+        {
+            assert!(
+                page.contains(name.as_str()),
+                "{name} is not in docs/NCCL.md"
+            );
+        }
+    }
+
+    #[test]
+    fn our_variable_counts_before_the_borrowed_one() {
+        let lookup = |name: &str| match name {
+            "RCOMM_NCCL_TIMING" => Some("0".to_owned()),
+            "TORCH_NCCL_ENABLE_TIMING" => Some("1".to_owned()),
+            "TORCH_NCCL_HIGH_PRIORITY" => Some("true".to_owned()),
+            "RCOMM_NCCL_RANKS_PER_ID" => Some("2".to_owned()),
+            "TORCH_NCCL_RANKS_PER_ROOT" => Some("3".to_owned()),
+            _ => None,
+        };
+        let options = NcclOptions::from_lookup(lookup).unwrap();
+        assert_eq!(options.timing, Timing::Off);
+        assert_eq!(options.priority, Priority::High);
+        assert_eq!(options.ranks_per_id, 2);
+    }
+
+    #[test]
+    fn what_makes_no_sense_is_refused_by_name() {
+        let refusal = |name: &'static str, value: &'static str| {
+            let lookup = move |asked: &str| (asked == name).then(|| value.to_owned());
+            NcclOptions::from_lookup(lookup).unwrap_err().to_string()
+        };
+        assert_eq!(
+            refusal("TORCH_NCCL_ENABLE_TIMING", "perhaps"),
+            "TORCH_NCCL_ENABLE_TIMING is \"perhaps\": it must be 0 or 1"
+        );
+        assert!(refusal("RCOMM_NCCL_RANKS_PER_ID", "0").contains("at least 1"));
+    }
+}

@@ -1,0 +1,346 @@
+//! The report of NCCL's own monitor (RAS, in the library since 2.24), for a dump.
+//!
+//! Each process of a job has one, on a thread of the library's that knows of all the others; whichever answers
+//! reports on the whole job, which it asks for that. So two ranks of the job ask, the first and the last. Plain lines over TCP: source `src/ras/client_support.cc` of
+//! NCCL, and "RAS" in its user guide.
+
+use std::io::{self, BufRead, BufReader, ErrorKind, Read, Write};
+use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+/// Asks the monitor, and not too often.
+pub(crate) struct Ras {
+    /// `None` if this rank does not ask: two of the job do.
+    address: Option<String>,
+    patience: Patience,
+    names: Arc<Names>,
+    last: Mutex<Last>,
+}
+
+/// How long an answer is waited for.
+#[derive(Clone, Copy)]
+pub(crate) struct Patience {
+    /// By a dump.
+    pub(crate) dump: Duration,
+    /// In the background: the monitor's own legs take five seconds where a node is dead.
+    pub(crate) answer: Duration,
+}
+
+#[derive(Default)]
+enum Last {
+    #[default]
+    None,
+    /// It was asked, and a thread waits for the answer.
+    Asked(Receiver<Option<String>>),
+    Answered(Instant, Option<String>),
+}
+
+impl Ras {
+    pub(crate) const PATIENCE: Patience = Patience {
+        dump: Duration::from_secs(1),
+        answer: Duration::from_secs(8),
+    };
+    /// One answer serves for all groups of a dump, and for dumps of one fault.
+    const FRESH: Duration = Duration::from_secs(5);
+    const MOST_BYTES: u64 = 1 << 20;
+
+    pub(crate) fn new(address: Option<String>, patience: Patience) -> Self {
+        Self {
+            address,
+            patience,
+            names: Arc::new(Names::new(look_up)),
+            last: Mutex::default(),
+        }
+    }
+
+    /// The report, if the monitor is there and answers in time. One that comes later goes to the log, and into the
+    /// next dump.
+    ///
+    /// # Blocking
+    /// For as long as a dump's patience lasts.
+    pub(crate) fn report(&self) -> Option<String> {
+        let address = self.address.as_ref()?;
+        let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
+        let answer = match std::mem::take(&mut *last) {
+            Last::Answered(at, report) if at.elapsed() < Self::FRESH => {
+                *last = Last::Answered(at, report.clone());
+                return report;
+            }
+            Last::Asked(answer) => answer,
+            Last::None | Last::Answered(..) => self.ask_apart(address)?,
+        };
+        match answer.recv_timeout(self.patience.dump) {
+            Err(RecvTimeoutError::Timeout) => {
+                *last = Last::Asked(answer);
+                None
+            }
+            answered => {
+                let report = answered.ok().flatten();
+                *last = Last::Answered(Instant::now(), report.clone());
+                report
+            }
+        }
+    }
+
+    /// Asks on a thread of its own.
+    fn ask_apart(&self, address: &str) -> Option<Receiver<Option<String>>> {
+        let (sender, answer) = channel();
+        let (names, address, patience) = (self.names.clone(), address.to_owned(), self.patience);
+        let work = move || {
+            let begun = Instant::now();
+            let deadline = begun + patience.answer;
+            let places = names.find(&address, deadline);
+            let report = places
+                .and_then(|places| ask(&places, deadline))
+                .inspect_err(
+                    |error| tracing::debug!(address, %error, "no report of NCCL's monitor"),
+                )
+                .ok();
+            if let Some(report) = report.as_ref().filter(|_| begun.elapsed() > patience.dump) {
+                tracing::warn!(
+                    report,
+                    "NCCL's monitor has answered after the dump was made"
+                );
+            }
+            // Nothing waits any more where this fails.
+            let _ = sender.send(report);
+        };
+        let thread = std::thread::Builder::new().name("rcomm/nccl-ras".to_owned());
+        thread
+            .spawn(work)
+            .inspect_err(|error| tracing::debug!(%error, "no thread to ask NCCL's monitor on"))
+            .ok()?;
+        Some(answer)
+    }
+}
+
+/// Finds a name by the system's own means.
+fn look_up(name: &str) -> io::Result<Vec<SocketAddr>> {
+    Ok(name.to_socket_addrs()?.collect())
+}
+
+type LookUp = fn(&str) -> io::Result<Vec<SocketAddr>>;
+type Found = io::Result<Vec<SocketAddr>>;
+
+/// Where names are. The system looks them up without a deadline: so a thread does, one at a time, and is left
+/// to it where it takes too long.
+struct Names {
+    look_up: LookUp,
+    /// The pending result of a look-up that missed its deadline.
+    late: Mutex<Option<Receiver<Found>>>,
+}
+
+impl Names {
+    fn new(look_up: LookUp) -> Self {
+        let late = Mutex::default();
+        Self { look_up, late }
+    }
+
+    /// Connects to the monitor, trying every address that its name resolves to.
+    fn find(&self, address: &str, deadline: Instant) -> Found {
+        if let Ok(place) = address.parse() {
+            return Ok(vec![place]);
+        }
+        let mut late = self.late.lock().unwrap_or_else(PoisonError::into_inner);
+        // There is one name: one that is late is as good as a new one.
+        let found = match late.take() {
+            Some(found) => found,
+            None => self.begin(address)?,
+        };
+        match found.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
+            Ok(places) => places,
+            Err(RecvTimeoutError::Timeout) => {
+                *late = Some(found);
+                let message = format!("{address} was not looked up in time");
+                Err(io::Error::new(ErrorKind::TimedOut, message))
+            }
+            Err(RecvTimeoutError::Disconnected) => {
+                Err(io::Error::other(format!("looking up {address} panicked")))
+            }
+        }
+    }
+
+    fn begin(&self, address: &str) -> io::Result<Receiver<Found>> {
+        let (sender, found) = channel();
+        let (look_up, address) = (self.look_up, address.to_owned());
+        let thread = std::thread::Builder::new().name("rcomm/nccl-ras".to_owned());
+        // The thread ends when the look-up does. Sending fails if the caller has stopped waiting.
+        thread.spawn(move || drop(sender.send(look_up(&address))))?;
+        Ok(found)
+    }
+}
+
+fn connect(places: &[SocketAddr], left: impl Fn() -> Duration) -> io::Result<TcpStream> {
+    let mut refused = io::Error::from(ErrorKind::AddrNotAvailable);
+    for place in places {
+        match TcpStream::connect_timeout(place, left()) {
+            Ok(stream) => return Ok(stream),
+            Err(error) => refused = error,
+        }
+    }
+    Err(refused)
+}
+
+fn ask(places: &[SocketAddr], deadline: Instant) -> io::Result<String> {
+    let left = || {
+        let left = deadline.saturating_duration_since(Instant::now());
+        // The system takes 0 for no limit.
+        left.max(Duration::from_millis(1))
+    };
+    let stream = connect(places, left)?;
+    stream.set_write_timeout(Some(left()))?;
+    let mut lines = BufReader::new(Timed { stream, deadline });
+    let mut said = String::new();
+    // Releases before 2.28.7 offer text alone, and answer this line with an error.
+    for line in ["CLIENT PROTOCOL 2\n", "TIMEOUT 5\n", "SET FORMAT json\n"] {
+        lines.get_mut().stream.write_all(line.as_bytes())?;
+        said.clear();
+        lines.by_ref().take(4096).read_line(&mut said)?;
+    }
+    lines.get_mut().stream.write_all(b"VERBOSE STATUS\n")?;
+    let mut report = Vec::new();
+    lines.take(Ras::MOST_BYTES).read_to_end(&mut report)?;
+    Ok(String::from_utf8_lossy(&report).into_owned())
+}
+
+/// A connection that is given up at a deadline, however slowly it speaks.
+struct Timed {
+    stream: TcpStream,
+    deadline: Instant,
+}
+
+impl Read for Timed {
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        let left = self.deadline.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Err(ErrorKind::TimedOut.into());
+        }
+        self.stream.set_read_timeout(Some(left))?;
+        self.stream.read(into)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rustix::net::{AddressFamily, SocketType, bind, getsockname, socket};
+    use std::net::{Ipv4Addr, SocketAddrV4, TcpListener};
+    use std::sync::Condvar;
+
+    /// A monitor that answers once.
+    fn monitor(answer: impl FnOnce(TcpStream) + Send + 'static) -> String {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap().to_string();
+        std::thread::spawn(move || answer(listener.accept().unwrap().0));
+        address
+    }
+
+    fn patient(dump: Duration) -> Patience {
+        let answer = Duration::from_secs(60);
+        Patience { dump, answer }
+    }
+
+    #[test]
+    fn a_report_that_comes_after_a_dump_is_in_the_next_one() {
+        let (release, wait) = std::sync::mpsc::channel::<()>();
+        let address = monitor(move |mut stream| {
+            // Until the first dump is made.
+            let _ = wait.recv();
+            stream
+                .write_all(b"SERVER PROTOCOL 2\nOK\nOK\nlate\n")
+                .unwrap();
+            let mut asked = String::new();
+            let mut lines = BufReader::new(stream);
+            while lines.read_line(&mut asked).unwrap() > 0 && !asked.contains("STATUS") {}
+        });
+        let mut ras = Ras::new(Some(address), patient(Duration::from_millis(50)));
+        assert_eq!(ras.report(), None);
+        release.send(()).unwrap();
+        ras.patience.dump = Duration::from_secs(60);
+        // It was asked once: the monitor accepts no second connection.
+        assert_eq!(ras.report().as_deref(), Some("late\n"));
+    }
+
+    #[test]
+    fn the_report_is_what_follows_the_answers() {
+        let address = monitor(|stream| {
+            let mut lines = BufReader::new(stream);
+            for answer in [
+                "SERVER PROTOCOL 2\n",
+                "OK\n",
+                "ERROR: Unknown command\n",
+                "all is well\n",
+            ] {
+                let mut asked = String::new();
+                lines.read_line(&mut asked).unwrap();
+                lines.get_mut().write_all(answer.as_bytes()).unwrap();
+            }
+        });
+        let ras = Ras::new(Some(address), patient(Duration::from_secs(60)));
+        assert_eq!(ras.report().as_deref(), Some("all is well\n"));
+        // It is not asked again: the listener is gone.
+        assert_eq!(ras.report().as_deref(), Some("all is well\n"));
+    }
+
+    #[test]
+    fn a_monitor_that_does_not_answer_holds_nobody_up() {
+        let (release, wait) = std::sync::mpsc::channel::<()>();
+        let address = monitor(move |stream| {
+            // Until the test is over.
+            let _ = wait.recv();
+            drop(stream);
+        });
+        let brief = Duration::from_millis(100);
+        assert_eq!(Ras::new(Some(address), patient(brief)).report(), None);
+        drop(release);
+        assert_eq!(Ras::new(None, patient(brief)).report(), None);
+    }
+
+    /// How many are looked up, and whether they may come to an end.
+    static ASKED: Mutex<(u32, bool)> = Mutex::new((0, false));
+    static MAY_END: Condvar = Condvar::new();
+
+    fn slowly(_: &str) -> Found {
+        let mut asked = ASKED.lock().unwrap();
+        asked.0 += 1;
+        let (_guard, waited) = MAY_END
+            .wait_timeout_while(asked, Duration::from_secs(60), |asked| !asked.1)
+            .unwrap();
+        assert!(!waited.timed_out());
+        Ok(vec![SocketAddr::from(([127, 0, 0, 1], 28_028))])
+    }
+
+    #[test]
+    fn a_name_that_is_not_found_in_time_is_looked_up_once() {
+        let names = Names::new(slowly);
+        let soon = || Instant::now() + Duration::from_millis(50);
+        for _ in 0..3 {
+            let late = names.find("monitor:28028", soon()).unwrap_err();
+            assert_eq!(late.kind(), ErrorKind::TimedOut);
+        }
+        // An address is no name.
+        let place = names.find("127.0.0.1:1", soon()).unwrap();
+        assert_eq!(place, [SocketAddr::from(([127, 0, 0, 1], 1))]);
+        ASKED.lock().unwrap().1 = true;
+        MAY_END.notify_all();
+        let patience = Instant::now() + Duration::from_secs(60);
+        let found = names.find("monitor:28028", patience).unwrap();
+        assert_eq!(found, [SocketAddr::from(([127, 0, 0, 1], 28_028))]);
+        assert_eq!(ASKED.lock().unwrap().0, 1);
+    }
+
+    #[test]
+    fn all_places_of_a_name_are_tried() {
+        // It is bound and never listens: no other process can take the port while it is held.
+        let deaf = socket(AddressFamily::INET, SocketType::STREAM, None).unwrap();
+        bind(&deaf, &SocketAddrV4::new(Ipv4Addr::LOCALHOST, 0)).unwrap();
+        let deaf_at = getsockname(&deaf).unwrap().try_into().unwrap();
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let places = [deaf_at, listener.local_addr().unwrap()];
+        let stream = connect(&places, || Duration::from_secs(60)).unwrap();
+        assert_eq!(stream.peer_addr().unwrap(), places[1]);
+        drop(deaf);
+    }
+}

@@ -1,0 +1,207 @@
+//! A device and its context, as owned values.
+//!
+//! Every call that needs a context runs under [`Entered`]: the thread's own context is put back
+//! afterwards, so that a program that uses CUDA by itself notices nothing. The guard also relaxes the
+//! thread's capture mode, since a look at an event of ours would otherwise end a capture that another
+//! thread of the program has begun (`cuThreadExchangeStreamCaptureMode` in the driver's manual).
+
+use crate::cuda::{self, CuContext, CuDevice, CudaDriver};
+use rcomm_core::Device;
+use rcomm_core::{Error, ErrorKind, Result};
+use std::ffi::c_int;
+use std::fmt;
+use std::marker::PhantomData;
+use std::ptr::null_mut;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// One device of this process, with its primary context.
+///
+/// # Thread safety
+/// May be used from any thread.
+pub struct CudaDevice {
+    driver: Arc<CudaDriver>,
+    ordinal: u16,
+    device: CuDevice,
+    context: CuContext,
+    uuid: [u8; 16],
+    /// Memory can be allocated and freed in the order of a stream.
+    has_pools: bool,
+    /// The first number of its compute capability.
+    capability: c_int,
+    /// What is to be freed. Each entry refers back to the device, so entries that are never freed keep it
+    /// alive.
+    aside: Arc<Mutex<Vec<Held>>>,
+}
+
+/// Memory, with its device.
+pub(crate) struct Held {
+    #[allow(dead_code, reason = "held, not read")]
+    memory: Box<dyn Send>,
+    device: Arc<CudaDevice>,
+}
+
+impl Held {
+    pub(crate) fn new(device: &Arc<CudaDevice>, memory: Box<dyn Send>) -> Self {
+        let device = device.clone();
+        Self { memory, device }
+    }
+
+    /// Leaves the memory to be freed by the next use of the device. Makes no call to the driver, even when it
+    /// races with other threads: both entries go into the list, and the list can be dropped here only when it
+    /// is empty, since each entry refers to the device, and the device to the list.
+    pub(crate) fn lay_aside(self) {
+        let aside = self.device.aside.clone();
+        lock(&aside).push(self);
+    }
+}
+
+fn lock(aside: &Mutex<Vec<Held>>) -> MutexGuard<'_, Vec<Held>> {
+    aside.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+// SAFETY: the context is a handle of the driver, which may be pushed on any thread, on several at once.
+unsafe impl Send for CudaDevice {}
+// SAFETY: as above; what is changed after `open` is behind a lock.
+unsafe impl Sync for CudaDevice {}
+
+impl CudaDevice {
+    /// Takes a share of the primary context of this device.
+    ///
+    /// # Errors
+    /// `InvalidArgument` if there is no such device; `Backend` with the driver's words.
+    pub fn open(driver: &Arc<CudaDriver>, ordinal: u16) -> Result<Arc<Self>> {
+        let count = driver.device_count()?;
+        if u32::from(ordinal) >= count {
+            return Err(Error::new(
+                ErrorKind::InvalidArgument,
+                format!("there is no device cuda:{ordinal}: this process sees {count}"),
+            ));
+        }
+        let table = driver.table();
+        let mut device = 0;
+        // SAFETY: writes one int through a valid pointer.
+        let status = unsafe { (table.device_get)(&mut device, c_int::from(ordinal)) };
+        driver.check("cuDeviceGet", status)?;
+        let mut uuid = cuda::CuUuid { bytes: [0; 16] };
+        // SAFETY: fills sixteen bytes through a valid pointer.
+        let status = unsafe { (table.device_get_uuid)(&mut uuid, device) };
+        driver.check("cuDeviceGetUuid", status)?;
+        let attribute = |which: c_int| -> Result<c_int> {
+            let mut value = 0;
+            // SAFETY: writes one int through a valid pointer.
+            let status = unsafe { (table.device_get_attribute)(&mut value, which, device) };
+            driver.check("cuDeviceGetAttribute", status)?;
+            Ok(value)
+        };
+        let has_pools = attribute(cuda::ATTRIBUTE_MEMORY_POOLS)? != 0;
+        let capability = attribute(cuda::ATTRIBUTE_CAPABILITY)?;
+        let mut context: CuContext = null_mut();
+        // SAFETY: writes one pointer through a valid pointer.
+        let status = unsafe { (table.primary_ctx_retain)(&mut context, device) };
+        driver.check("cuDevicePrimaryCtxRetain", status)?;
+        Ok(Arc::new(Self {
+            driver: driver.clone(),
+            ordinal,
+            device,
+            context,
+            uuid: uuid.bytes,
+            has_pools,
+            capability,
+            aside: Arc::default(),
+        }))
+    }
+
+    /// Its number in this process.
+    pub fn ordinal(&self) -> u16 {
+        self.ordinal
+    }
+
+    /// What buffers call it.
+    pub(crate) fn place(&self) -> Device {
+        Device::Cuda(self.ordinal)
+    }
+
+    /// The device's UUID, unique across processes, as hexadecimal digits.
+    pub fn uuid(&self) -> String {
+        self.uuid.iter().map(|byte| format!("{byte:02x}")).collect()
+    }
+
+    pub(crate) fn has_pools(&self) -> bool {
+        self.has_pools
+    }
+
+    /// Whether its multiprocessors compute with 8-bit floats.
+    pub(crate) fn has_float8(&self) -> bool {
+        const FIRST: c_int = 9;
+        self.capability >= FIRST
+    }
+
+    pub(crate) fn driver(&self) -> &Arc<CudaDriver> {
+        &self.driver
+    }
+
+    pub(crate) fn has_context(&self, context: CuContext) -> bool {
+        self.context == context
+    }
+
+    /// Frees what was laid aside; what cannot go yet is laid aside again.
+    pub(crate) fn free_aside(&self) {
+        let aside = std::mem::take(&mut *lock(&self.aside));
+        drop(aside);
+    }
+
+    /// Makes the context current on this thread until the guard goes.
+    pub(crate) fn enter(&self) -> Result<Entered<'_>> {
+        let table = self.driver.table();
+        // SAFETY: the context is retained for as long as `self` lives.
+        let status = unsafe { (table.ctx_push_current)(self.context) };
+        self.driver.check("cuCtxPushCurrent", status)?;
+        let mut mode = cuda::CAPTURE_MODE_RELAXED;
+        // SAFETY: exchanges one int through a valid pointer.
+        let status = unsafe { (table.thread_exchange_stream_capture_mode)(&mut mode) };
+        let entered = Entered {
+            device: self,
+            mode,
+            thread: PhantomData,
+        };
+        self.driver
+            .check("cuThreadExchangeStreamCaptureMode", status)?;
+        Ok(entered)
+    }
+}
+
+impl Drop for CudaDevice {
+    fn drop(&mut self) {
+        // SAFETY: gives back the share taken in `open`, once.
+        let status = unsafe { (self.driver.table().primary_ctx_release)(self.device) };
+        if let Err(error) = self.driver.check("cuDevicePrimaryCtxRelease", status) {
+            tracing::warn!(%error, "a context could not be given back");
+        }
+    }
+}
+
+impl fmt::Debug for CudaDevice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "cuda:{}", self.ordinal)
+    }
+}
+
+/// A thread that is in a device's context. Not `Send`: contexts are stacked on each thread.
+pub(crate) struct Entered<'a> {
+    device: &'a CudaDevice,
+    mode: c_int,
+    thread: PhantomData<*const ()>,
+}
+
+impl Drop for Entered<'_> {
+    fn drop(&mut self) {
+        let table = self.device.driver.table();
+        let mut mode = self.mode;
+        // SAFETY: exchanges one int through a valid pointer: the thread's own mode comes back.
+        unsafe { (table.thread_exchange_stream_capture_mode)(&mut mode) };
+        let mut popped: CuContext = null_mut();
+        // SAFETY: as many are popped as `enter` pushed on this thread. Guards are held by scopes, so that is
+        // the one; another order would leave a wrong context, which is an error of the next call.
+        unsafe { (table.ctx_pop_current)(&mut popped) };
+    }
+}

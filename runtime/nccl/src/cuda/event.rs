@@ -1,0 +1,160 @@
+//! Marks in streams: events, which are used again and again.
+
+use super::device::CudaDevice;
+use super::stream::CudaStream;
+use crate::cuda::{self, CuEvent};
+use rcomm_core::Result;
+use std::ptr::null_mut;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+/// Whether events record the time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum EventTiming {
+    /// They do, which costs the device a little.
+    Timed,
+    /// They do not.
+    Untimed,
+}
+
+/// A mark in a stream.
+pub(crate) struct Event {
+    device: Arc<CudaDevice>,
+    raw: CuEvent,
+}
+
+// SAFETY: events are handles of the driver that any thread may use, several at once.
+unsafe impl Send for Event {}
+// SAFETY: as above.
+unsafe impl Sync for Event {}
+
+impl Event {
+    fn new(device: &Arc<CudaDevice>, timing: EventTiming) -> Result<Self> {
+        let flags = match timing {
+            EventTiming::Timed => cuda::EVENT_TIMED,
+            EventTiming::Untimed => cuda::EVENT_UNTIMED,
+        };
+        let mut raw: CuEvent = null_mut();
+        // SAFETY: writes one handle through a valid pointer.
+        let status = unsafe { (device.driver().table().event_create)(&mut raw, flags) };
+        device.driver().check("cuEventCreate", status)?;
+        Ok(Self {
+            device: device.clone(),
+            raw,
+        })
+    }
+
+    /// The driver's handle, live as long as this value.
+    pub(crate) fn raw(&self) -> CuEvent {
+        self.raw
+    }
+
+    /// Marks the end of what has been enqueued on `stream`.
+    pub(crate) fn record(&self, stream: &CudaStream) -> Result<()> {
+        // SAFETY: event and stream are live and of one context.
+        let status = unsafe { (self.device.driver().table().event_record)(self.raw, stream.raw()) };
+        self.device.driver().check("cuEventRecord", status)
+    }
+
+    /// Whether everything before the mark is done.
+    ///
+    /// # Errors
+    /// `Backend` if it failed: the context is unusable then.
+    pub(crate) fn is_done(&self) -> Result<bool> {
+        // SAFETY: the event is live.
+        let status = unsafe { (self.device.driver().table().event_query)(self.raw) };
+        if status == cuda::NOT_READY {
+            return Ok(false);
+        }
+        self.device.driver().check("cuEventQuery", status)?;
+        Ok(true)
+    }
+
+    /// The time from this mark to a later one; both are done and timed.
+    pub(crate) fn until(&self, later: &Event) -> Option<Duration> {
+        let mut milliseconds = 0f32;
+        let elapsed = self.device.driver().table().event_elapsed_time;
+        // SAFETY: both events are live; writes one float through a valid pointer.
+        let status = unsafe { elapsed(&mut milliseconds, self.raw, later.raw) };
+        if status != cuda::SUCCESS {
+            return None;
+        }
+        Duration::try_from_secs_f64(f64::from(milliseconds) / 1e3).ok()
+    }
+}
+
+impl Drop for Event {
+    fn drop(&mut self) {
+        // SAFETY: made by `new`, destroyed once; the driver keeps what pending work needs of it.
+        let status = unsafe { (self.device.driver().table().event_destroy)(self.raw) };
+        if let Err(error) = self.device.driver().check("cuEventDestroy", status) {
+            tracing::warn!(%error, "an event could not be destroyed");
+        }
+    }
+}
+
+/// Events that are used again and again: making one costs as much as several launches.
+pub(crate) struct EventPool {
+    device: Arc<CudaDevice>,
+    timing: EventTiming,
+    free: Mutex<Vec<Event>>,
+}
+
+impl EventPool {
+    /// So many are kept for later.
+    const MOST: usize = 4096;
+
+    pub(crate) fn new(device: &Arc<CudaDevice>, timing: EventTiming) -> Arc<Self> {
+        Arc::new(Self {
+            device: device.clone(),
+            timing,
+            free: Mutex::default(),
+        })
+    }
+
+    /// An event, marked at the end of what is enqueued on `stream`. The context must be current.
+    pub(crate) fn mark(self: &Arc<Self>, stream: &CudaStream) -> Result<Mark> {
+        let free = self.free().pop();
+        let event = match free {
+            Some(event) => event,
+            None => Event::new(&self.device, self.timing)?,
+        };
+        event.record(stream)?;
+        Ok(Mark {
+            event: Some(event),
+            pool: self.clone(),
+        })
+    }
+
+    fn free(&self) -> MutexGuard<'_, Vec<Event>> {
+        self.free.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// An event of a pool, which goes back there.
+pub(crate) struct Mark {
+    /// `None` only while it is dropped.
+    event: Option<Event>,
+    pool: Arc<EventPool>,
+}
+
+impl std::ops::Deref for Mark {
+    type Target = Event;
+
+    fn deref(&self) -> &Event {
+        self.event.as_ref().expect("taken out by drop alone")
+    }
+}
+
+impl Drop for Mark {
+    fn drop(&mut self) {
+        if let Some(event) = self.event.take() {
+            let mut free = self.pool.free();
+            // Recording it again is allowed at any time: waits refer to the record that they saw. Events
+            // beyond the limit, left over from a burst of operations, are destroyed.
+            if free.len() < EventPool::MOST {
+                free.push(event);
+            }
+        }
+    }
+}

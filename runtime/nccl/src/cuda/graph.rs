@@ -1,0 +1,122 @@
+//! Graphs that streams are captured into, and how memory stays alive for as long as a graph may use it.
+//!
+//! The driver counts references of a graph, and of everything made of it, to objects of the program's, and
+//! calls a function when the last is gone ("CUDA User Objects" in the CUDA programming guide). That function
+//! may not call the driver, so it only lays the memory aside; the next use of the device frees it.
+
+use super::device::{CudaDevice, Held};
+use crate::cuda::{self, CuGraph, CuUserObject};
+use rcomm_core::Result;
+use std::collections::BTreeMap;
+use std::ffi::c_void;
+use std::ptr::null_mut;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// A graph that a stream is being captured into.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Graph {
+    /// The number of the capture, unlike that of any other in this process.
+    pub(crate) id: u64,
+    /// Live until the capture ends.
+    pub(crate) raw: CuGraph,
+}
+
+// SAFETY: graphs are handles of the driver that any thread may use, one at a time: a capture belongs to the streams
+// in it, and operations are issued one after the other.
+unsafe impl Send for Graph {}
+
+/// The graphs that hold operations of one communicator, with how many of each: NCCL waits for all of them when it
+/// closes or frees the communicator (`localPersistentRefs` in `commDestroySync`, init.cc).
+#[derive(Default)]
+pub(crate) struct LiveGraphs(Mutex<BTreeMap<u64, u64>>);
+
+impl LiveGraphs {
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<u64, u64>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// How many there are.
+    pub(crate) fn count(&self) -> usize {
+        self.lock().len()
+    }
+
+    fn add(&self, graph: u64) {
+        *self.lock().entry(graph).or_default() += 1;
+    }
+
+    fn remove(&self, graph: u64) {
+        let mut graphs = self.lock();
+        if let Some(operations) = graphs.get_mut(&graph) {
+            *operations -= 1;
+            if *operations == 0 {
+                graphs.remove(&graph);
+            }
+        }
+    }
+}
+
+/// What one operation leaves with its graph.
+struct Kept {
+    memory: Held,
+    graph: u64,
+    live: Arc<LiveGraphs>,
+}
+
+impl Graph {
+    /// Keeps `memory`, and counts the graph among the `live` ones, until the graph and all that was made of it are
+    /// gone.
+    ///
+    /// # Errors
+    /// `Backend` with the driver's words.
+    pub(crate) fn keep(
+        self,
+        device: &Arc<CudaDevice>,
+        memory: Box<dyn Send>,
+        live: &Arc<LiveGraphs>,
+    ) -> Result<()> {
+        let (driver, table) = (device.driver(), device.driver().table());
+        live.add(self.id);
+        let kept = Box::into_raw(Box::new(Kept {
+            memory: Held::new(device, memory),
+            graph: self.id,
+            live: live.clone(),
+        }));
+        let mut object: CuUserObject = null_mut();
+        // SAFETY: writes one handle; `let_go` is called once with the pointer, after the last reference has
+        // gone.
+        let status = unsafe {
+            (table.user_object_create)(
+                &mut object,
+                kept.cast(),
+                let_go,
+                1,
+                cuda::USER_OBJECT_NO_DESTRUCTOR_SYNC,
+            )
+        };
+        if let Err(error) = driver.check("cuUserObjectCreate", status) {
+            live.remove(self.id);
+            // SAFETY: made above, and nothing else has it.
+            drop(unsafe { Box::from_raw(kept) });
+            return Err(error);
+        }
+        // SAFETY: the graph is being captured into on this thread's behalf, the object was just made; the
+        // one reference becomes the graph's.
+        let status = unsafe {
+            (table.graph_retain_user_object)(self.raw, object, 1, cuda::GRAPH_USER_OBJECT_MOVE)
+        };
+        driver
+            .check("cuGraphRetainUserObject", status)
+            .inspect_err(|_| {
+                // SAFETY: the reference is still ours: the last one, so that the memory is laid aside.
+                let _ = unsafe { (table.user_object_release)(object, 1) };
+            })
+    }
+}
+
+/// The driver's call when nothing refers to the object any more.
+unsafe extern "C" fn let_go(kept: *mut c_void) {
+    // SAFETY: made by `Graph::keep`, and handed back once.
+    let kept = unsafe { Box::from_raw(kept.cast::<Kept>()) };
+    kept.live.remove(kept.graph);
+    kept.memory.lay_aside();
+}

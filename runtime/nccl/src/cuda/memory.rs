@@ -1,0 +1,537 @@
+//! Memory of a device: ours, and the program's own, as buffers that know their stream.
+//!
+//! An operation of the backend starts after what is enqueued on the streams of its buffers. Memory
+//! whose stream is not known is taken to be used on the default stream.
+
+use super::device::{CudaDevice, Held};
+use super::event::Mark;
+use super::stream::CudaStream;
+use crate::backend::factory::Shared;
+use crate::cuda::{self, CuDevicePtr};
+use crate::library::NcclLibrary;
+use crate::library::sys::NcclResult;
+use rcomm_core::Element;
+use rcomm_core::{Access, Buffer};
+use rcomm_core::{Error, ErrorKind, Result};
+use rcomm_recorder::model::DType;
+use std::any::Any;
+use std::ffi::{c_int, c_uint, c_void};
+use std::fmt;
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+/// The owner that keeps a device buffer's memory alive, and the stream on which the program uses it.
+struct Owner {
+    stream: Arc<CudaStream>,
+    #[allow(dead_code, reason = "held, not read")]
+    memory: Arc<dyn Any + Send + Sync>,
+}
+
+/// The stream on which the program uses this buffer, where the buffer names one.
+pub(crate) fn stream_of<'b>(buffer: &'b Buffer<'_>) -> Option<&'b Arc<CudaStream>> {
+    let owner = buffer.owner()?.downcast_ref::<Owner>()?;
+    Some(&owner.stream)
+}
+
+/// Memory of the driver's.
+struct Allocation {
+    device: Arc<CudaDevice>,
+    at: CuDevicePtr,
+    /// In whose order it was allocated and is freed, so that neither waits for a kernel of another stream
+    /// (`cuMemFree` waits for all of the device).
+    stream: Option<Arc<CudaStream>>,
+}
+
+impl Allocation {
+    fn free(&self) -> Result<()> {
+        let _entered = self.device.enter()?;
+        let (driver, table) = (self.device.driver(), self.device.driver().table());
+        match &self.stream {
+            // SAFETY: allocated by `DeviceBuffer::unset`, freed once, after what is enqueued on its stream;
+            // operations on other streams keep it until they are done.
+            Some(stream) => driver.check("cuMemFreeAsync", unsafe {
+                (table.mem_free_async)(self.at, stream.raw())
+            }),
+            // SAFETY: as above; the driver waits for work on it.
+            None => driver.check("cuMemFree", unsafe { (table.mem_free)(self.at) }),
+        }
+    }
+
+    /// Whether a graph would free it, each time that it is launched.
+    fn is_captured(&self) -> bool {
+        let is_captured = |stream: &Arc<CudaStream>| {
+            let entered = self.device.enter();
+            entered.is_ok() && !matches!(stream.graph(), Ok(None))
+        };
+        self.stream.as_ref().is_some_and(is_captured)
+    }
+}
+
+impl Drop for Allocation {
+    fn drop(&mut self) {
+        if self.is_captured() {
+            // What uses the device next tries again.
+            let again = Self {
+                device: self.device.clone(),
+                at: self.at,
+                stream: self.stream.take(),
+            };
+            Held::new(&self.device, Box::new(again)).lay_aside();
+            return;
+        }
+        if let Err(error) = self.free() {
+            tracing::warn!(%error, "device memory could not be freed");
+        }
+    }
+}
+
+/// Memory of the library's.
+struct LibraryAllocation {
+    device: Arc<CudaDevice>,
+    library: Arc<NcclLibrary>,
+    free: unsafe extern "C" fn(*mut c_void) -> NcclResult,
+    at: CuDevicePtr,
+    /// The end of what fills it with zeros, once that is enqueued.
+    zeroed: Option<Mark>,
+}
+
+impl LibraryAllocation {
+    /// Whether what was enqueued here is done.
+    fn is_zeroed(&self) -> bool {
+        let Some(mark) = &self.zeroed else {
+            return true;
+        };
+        let entered = self.device.enter();
+        entered.is_ok() && matches!(mark.is_done(), Ok(true))
+    }
+}
+
+impl Drop for LibraryAllocation {
+    fn drop(&mut self) {
+        if !self.is_zeroed() {
+            // The library unmaps it, and waits for nothing (`ncclMemFree`, allocator.cc). The next use of the
+            // device tries again.
+            let again = Self {
+                device: self.device.clone(),
+                library: self.library.clone(),
+                free: self.free,
+                at: self.at,
+                zeroed: self.zeroed.take(),
+            };
+            Held::new(&self.device, Box::new(again)).lay_aside();
+            return;
+        }
+        let free = || -> Result<()> {
+            let _entered = self.device.enter()?;
+            // SAFETY: allocated by `DeviceBuffer::from_library`, freed once: what is laid aside above is freed
+            // there alone. What was enqueued here at first is done; operations keep a buffer until they are.
+            let status =
+                unsafe { (self.free)(std::ptr::with_exposed_provenance_mut(self.at as usize)) };
+            self.library.check("ncclMemFree", status)
+        };
+        if let Err(error) = free() {
+            tracing::warn!(%error, "memory of NCCL's could not be freed");
+        }
+    }
+}
+
+/// Elements in the memory of a device, used on one stream.
+///
+/// Clones are the same memory. Where the device has memory pools it is allocated and freed in the order of that
+/// stream, and waits for no other: work of the program's on another stream is to come before the last clone goes.
+///
+/// # Thread safety
+/// May be shared between threads. Nothing on a device keeps two streams from writing to one place at
+/// once: numbers may then be mixed, and nothing worse.
+#[derive(Clone)]
+pub struct DeviceBuffer {
+    memory: Arc<Owner>,
+    at: CuDevicePtr,
+    len: usize,
+    dtype: DType,
+}
+
+impl DeviceBuffer {
+    /// New memory for `len` elements, all zero.
+    ///
+    /// # Errors
+    /// `InvalidArgument` for [`DType::Other`] or a size that no memory has, and while the stream is being
+    /// captured; `Backend` with the driver's words if it has not so much.
+    pub fn zeroed(stream: &Arc<CudaStream>, dtype: DType, len: usize) -> Result<Self> {
+        let _entered = stream.device().enter()?;
+        refuse_to_zero(stream)?;
+        let made = Self::unset(stream, dtype, len)?;
+        // SAFETY: so many bytes were just allocated there, and are freed after what is enqueued on the stream.
+        unsafe { zero(stream, made.at, size_of(dtype, len)?)? };
+        Ok(made)
+    }
+
+    /// New memory with anything in it, for what is written before it is read.
+    ///
+    /// # Errors
+    /// As [`zeroed`](Self::zeroed), and also where the stream is captured.
+    pub(crate) fn unset(stream: &Arc<CudaStream>, dtype: DType, len: usize) -> Result<Self> {
+        let bytes = size_of(dtype, len)?;
+        let device = stream.device();
+        let (driver, table) = (device.driver(), device.driver().table());
+        let mut at: CuDevicePtr = 0;
+        let _entered = device.enter()?;
+        // An allocation on a stream that is captured would be the graph's.
+        let is_ordered = device.has_pools() && stream.graph()?.is_none();
+        let (call, status) = match is_ordered {
+            // SAFETY: writes one address through a valid pointer, the stream is live; the driver refuses a size of 0.
+            true => ("cuMemAllocAsync", unsafe {
+                (table.mem_alloc_async)(&mut at, bytes.max(1), stream.raw())
+            }),
+            // SAFETY: as above.
+            false => ("cuMemAlloc", unsafe {
+                (table.mem_alloc)(&mut at, bytes.max(1))
+            }),
+        };
+        driver
+            .check(call, status)
+            .map_err(|error| error.with_more(&format!("{bytes} bytes on {device:?}")))?;
+        let memory = Arc::new(Allocation {
+            device: device.clone(),
+            at,
+            stream: is_ordered.then(|| stream.clone()),
+        });
+        Ok(Self::over(stream, at, (dtype, len), memory))
+    }
+
+    /// So many elements at this address, for as long as `memory` lives.
+    fn over(
+        stream: &Arc<CudaStream>,
+        at: CuDevicePtr,
+        (dtype, len): (DType, usize),
+        memory: Arc<dyn Any + Send + Sync>,
+    ) -> Self {
+        Self {
+            memory: Arc::new(Owner {
+                stream: stream.clone(),
+                memory,
+            }),
+            at,
+            len,
+            dtype,
+        }
+    }
+
+    /// New memory that the library allocates, all zero, such that it can reach it in the fastest way
+    /// (`ncclMemAlloc`).
+    ///
+    /// # Errors
+    /// As [`zeroed`](Self::zeroed); `Unsupported` where the library is older than 2.19.
+    pub(crate) fn from_library(
+        shared: &Shared,
+        stream: &Arc<CudaStream>,
+        dtype: DType,
+        len: usize,
+    ) -> Result<Self> {
+        let library = &shared.library;
+        let (Some(alloc), Some(free)) = (library.table().mem_alloc, library.table().mem_free)
+        else {
+            return Err(library.lacks("memory of the library's", "ncclMemAlloc"));
+        };
+        let bytes = size_of(dtype, len)?.max(1);
+        let device = stream.device();
+        let _entered = device.enter()?;
+        refuse_to_zero(stream)?;
+        let mut at: *mut c_void = std::ptr::null_mut();
+        // SAFETY: writes one address through a valid pointer.
+        let status = unsafe { alloc(&mut at, bytes) };
+        library
+            .check("ncclMemAlloc", status)
+            .map_err(|error| error.with_more(&format!("{bytes} bytes on {device:?}")))?;
+        let at = at.expose_provenance() as CuDevicePtr;
+        let mut memory = LibraryAllocation {
+            device: device.clone(),
+            library: library.clone(),
+            free,
+            at,
+            zeroed: None,
+        };
+        // SAFETY: so many bytes were just allocated there, and are freed only after the mark below.
+        unsafe { zero(&shared.copies, at, bytes)? };
+        // Not on the buffer's own stream, which may wait for a peer.
+        memory.zeroed = match shared.joints.mark(&shared.copies) {
+            Ok(mark) => Some(mark),
+            Err(error) => {
+                // What is enqueued has no mark: better lost than unmapped under the device.
+                std::mem::forget(memory);
+                return Err(error);
+            }
+        };
+        if let Some(mark) = &memory.zeroed {
+            stream.wait_for(mark)?;
+        }
+        Ok(Self::over(stream, at, (dtype, len), Arc::new(memory)))
+    }
+
+    /// New memory with a copy of these elements.
+    ///
+    /// # Blocking
+    /// Until the copy is done.
+    ///
+    /// # Errors
+    /// As [`zeroed`](Self::zeroed).
+    pub fn copy_of<T: Element>(stream: &Arc<CudaStream>, elements: &[T]) -> Result<Self> {
+        let memory = Self::zeroed(stream, T::DTYPE, elements.len())?;
+        memory.fill_from(&Buffer::from_slice(elements))?;
+        Ok(memory)
+    }
+
+    /// Memory of the program's own, used on `stream`: of cudarc, candle, or PyTorch.
+    ///
+    /// # Safety
+    /// `at` is the address of `len` elements of `dtype` for as long as `owner` is alive, which the
+    /// value makes sure of.
+    ///
+    /// # Errors
+    /// `InvalidArgument` if the address is not in the memory of the stream's device.
+    pub unsafe fn foreign(
+        stream: &Arc<CudaStream>,
+        at: u64,
+        dtype: DType,
+        len: usize,
+        owner: Arc<dyn Any + Send + Sync>,
+    ) -> Result<Self> {
+        if size_of(dtype, len)? > 0 {
+            check_place(stream.device(), at)?;
+        }
+        Ok(Self::over(stream, at, (dtype, len), owner))
+    }
+
+    /// Elements.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether there are no elements.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// The type of the elements.
+    pub fn dtype(&self) -> DType {
+        self.dtype
+    }
+
+    /// The address on the device, for kernels.
+    pub fn address(&self) -> u64 {
+        self.at
+    }
+
+    /// The stream on which the program uses it.
+    pub fn stream(&self) -> &Arc<CudaStream> {
+        &self.memory.stream
+    }
+
+    /// What operations take: the same memory, kept alive until they are done.
+    ///
+    /// # Errors
+    /// `InvalidArgument` if the memory has no address.
+    pub fn buffer(&self) -> Result<Buffer<'static>> {
+        let at = usize::try_from(self.at).ok();
+        let data = match at.and_then(|at| NonNull::new(std::ptr::without_provenance_mut(at))) {
+            Some(data) => data,
+            // Nothing is at the address of no elements.
+            None if self.len == 0 => NonNull::dangling(),
+            None => {
+                let message = "the device memory is at address 0";
+                return Err(Error::new(ErrorKind::InvalidArgument, message));
+            }
+        };
+        let place = self.stream().device().place();
+        // SAFETY: the memory holds `len` elements for as long as its owner lives, by the constructors.
+        // No reference to it exists anywhere: what else writes to it is on the device.
+        unsafe {
+            Buffer::from_raw(
+                data,
+                self.len,
+                self.dtype,
+                place,
+                Access::Write,
+                self.memory.clone(),
+            )
+        }
+    }
+
+    /// Overwrites the elements with those of a host buffer, after what is enqueued on the stream.
+    ///
+    /// # Blocking
+    /// Until the copy is done.
+    ///
+    /// # Errors
+    /// `InvalidArgument` if type or length differ; `Backend` with the driver's words.
+    pub fn fill_from(&self, elements: &Buffer<'_>) -> Result<()> {
+        self.check_twin(elements)?;
+        let bytes = elements.as_bytes()?;
+        if bytes.is_empty() {
+            return Ok(());
+        }
+        let device = self.stream().device();
+        let entered = device.enter()?;
+        self.refuse_capture()?;
+        let copy = device.driver().table().memcpy_to_device;
+        // SAFETY: both sides hold that many bytes (checked), and live until the copy is done: this
+        // waits below, also after an error.
+        let status = unsafe {
+            copy(
+                self.at,
+                bytes.as_ptr().cast(),
+                bytes.len(),
+                self.stream().raw(),
+            )
+        };
+        drop(entered);
+        let copied = device.driver().check("cuMemcpyHtoDAsync", status);
+        self.stream().synchronize()?;
+        copied
+    }
+
+    /// Copies the elements to a host buffer, after what is enqueued on the stream.
+    ///
+    /// # Blocking
+    /// Until the copy is done.
+    ///
+    /// # Errors
+    /// `InvalidArgument` if type or length differ or the buffer may only be read; `Backend` with the
+    /// driver's words.
+    pub fn copy_to(&self, elements: &mut Buffer<'_>) -> Result<()> {
+        self.check_twin(elements)?;
+        let device = self.stream().device();
+        elements.fill(|bytes| {
+            if bytes.is_empty() {
+                return Ok(());
+            }
+            let entered = device.enter()?;
+            self.refuse_capture()?;
+            let copy = device.driver().table().memcpy_to_host;
+            // SAFETY: as in `fill_from`, and the host side is borrowed for writing.
+            let status = unsafe {
+                copy(
+                    bytes.as_mut_ptr().cast::<c_void>(),
+                    self.at,
+                    bytes.len(),
+                    self.stream().raw(),
+                )
+            };
+            drop(entered);
+            let copied = device.driver().check("cuMemcpyDtoHAsync", status);
+            self.stream().synchronize()?;
+            copied
+        })
+    }
+
+    /// A copy of the elements.
+    ///
+    /// # Blocking
+    /// Until the copy is done.
+    ///
+    /// # Errors
+    /// As [`copy_to`](Self::copy_to); `InvalidArgument` if the elements are not `T`.
+    pub fn to_vec<T: Element>(&self) -> Result<Vec<T>> {
+        let mut elements = vec![T::default(); self.len];
+        self.copy_to(&mut Buffer::from_mut(&mut elements))?;
+        Ok(elements)
+    }
+
+    /// Refuses to copy while the stream is captured: the graph would copy to or from memory of the host's
+    /// whenever it is launched. The context is current.
+    fn refuse_capture(&self) -> Result<()> {
+        match self.stream().graph()? {
+            None => Ok(()),
+            Some(graph) => Err(Error::new(
+                ErrorKind::InvalidArgument,
+                format!(
+                    "the stream of {self:?} is being captured into graph {}, where nothing runs that could \
+                     be waited for",
+                    graph.id
+                ),
+            )),
+        }
+    }
+
+    fn check_twin(&self, other: &Buffer<'_>) -> Result<()> {
+        if other.dtype() == self.dtype && other.len() == self.len {
+            return Ok(());
+        }
+        Err(Error::new(
+            ErrorKind::InvalidArgument,
+            format!("{other:?} and {self:?}: types and lengths must be equal"),
+        ))
+    }
+}
+
+impl fmt::Debug for DeviceBuffer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let device = self.stream().device();
+        write!(f, "{}[{}] on {device:?}", self.dtype, self.len)
+    }
+}
+
+/// Refuses to fill memory with zeros on a stream that is being captured: the fill would become part of the
+/// graph, run at each launch, and never run before the first. The context is current.
+fn refuse_to_zero(stream: &CudaStream) -> Result<()> {
+    match stream.graph()? {
+        None => Ok(()),
+        Some(graph) => Err(Error::new(
+            ErrorKind::InvalidArgument,
+            format!(
+                "{stream:?} is being captured into graph {}, which would fill new memory with zeros whenever it \
+                 is launched: make buffers before",
+                graph.id
+            ),
+        )),
+    }
+}
+
+/// Fills memory with zeros, after what is enqueued. The context is current.
+///
+/// # Safety
+/// So many bytes of the stream's device are at the address until the stream is done with them.
+unsafe fn zero(stream: &CudaStream, at: CuDevicePtr, bytes: usize) -> Result<()> {
+    let driver = stream.device().driver();
+    // SAFETY: the caller vouches for the bytes.
+    let status = unsafe { (driver.table().memset)(at, 0, bytes, stream.raw()) };
+    driver.check("cuMemsetD8Async", status)
+}
+
+fn size_of(dtype: DType, len: usize) -> Result<usize> {
+    let bytes = dtype.size().and_then(|size| size.checked_mul(len));
+    bytes
+        .filter(|&bytes| isize::try_from(bytes).is_ok())
+        .ok_or_else(|| {
+            Error::new(
+                ErrorKind::InvalidArgument,
+                format!("{len} elements of {dtype} have no size in memory"),
+            )
+        })
+}
+
+/// Refuses an address that the driver does not know as memory of this device.
+fn check_place(device: &CudaDevice, at: CuDevicePtr) -> Result<()> {
+    let _entered = device.enter()?;
+    let refuse = |what: String| {
+        Err(Error::new(
+            ErrorKind::InvalidArgument,
+            format!("{at:#x} is not memory of {device:?}: {what}"),
+        ))
+    };
+    let ask = device.driver().table().pointer_get_attribute;
+    let mut kind: c_uint = 0;
+    // SAFETY: the attribute is an unsigned int, written through a valid pointer; any address may be
+    // asked about.
+    let status = unsafe { ask((&raw mut kind).cast(), cuda::POINTER_MEMORY_TYPE, at) };
+    if status != cuda::SUCCESS || kind != cuda::MEMORY_TYPE_DEVICE {
+        return refuse("it is host memory, or nothing at all".to_owned());
+    }
+    let mut ordinal: c_int = -1;
+    // SAFETY: as above; the attribute is an int.
+    let status = unsafe { ask((&raw mut ordinal).cast(), cuda::POINTER_DEVICE_ORDINAL, at) };
+    if status != cuda::SUCCESS || ordinal != c_int::from(device.ordinal()) {
+        return refuse(format!("it is on cuda:{ordinal}"));
+    }
+    Ok(())
+}

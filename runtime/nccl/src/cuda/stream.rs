@@ -1,0 +1,235 @@
+//! Streams of a device, as owned values: ours, and the program's own.
+
+use super::device::CudaDevice;
+use super::event::Event;
+use super::graph::Graph;
+use crate::cuda::{self, CuContext, CuDevicePtr, CuGraph, CuStream};
+use rcomm_core::backend::Stream;
+use rcomm_core::{Error, ErrorKind, Result};
+use std::any::Any;
+use std::fmt;
+use std::ptr::null_mut;
+use std::sync::Arc;
+
+/// Which of its streams a device prefers.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Priority {
+    /// As all others.
+    #[default]
+    Normal,
+    /// Kernels of this stream start before those that wait in others.
+    High,
+}
+
+/// Whose stream it is.
+enum Ownership {
+    Own,
+    /// The program's: never destroyed by us. `Some` keeps it alive.
+    Borrowed(#[allow(dead_code, reason = "held, not read")] Option<Arc<dyn Any + Send + Sync>>),
+}
+
+/// A stream of a device: work on it runs in the order in which it was enqueued.
+///
+/// # Thread safety
+/// May be used from any thread.
+pub struct CudaStream {
+    device: Arc<CudaDevice>,
+    raw: CuStream,
+    ownership: Ownership,
+}
+
+// SAFETY: streams are handles of the driver that any thread may use, several at once.
+unsafe impl Send for CudaStream {}
+// SAFETY: as above.
+unsafe impl Sync for CudaStream {}
+
+impl CudaStream {
+    /// Makes a stream that does not wait for the default stream.
+    ///
+    /// # Errors
+    /// `Backend` with the driver's words.
+    pub fn new(device: &Arc<CudaDevice>, priority: Priority) -> Result<Arc<Self>> {
+        let _entered = device.enter()?;
+        let (driver, table) = (device.driver(), device.driver().table());
+        let priority = match priority {
+            Priority::Normal => 0,
+            Priority::High => {
+                let (mut least, mut greatest) = (0, 0);
+                // SAFETY: writes two ints through valid pointers.
+                let status =
+                    unsafe { (table.ctx_get_stream_priority_range)(&mut least, &mut greatest) };
+                driver.check("cuCtxGetStreamPriorityRange", status)?;
+                greatest
+            }
+        };
+        let mut raw: CuStream = null_mut();
+        // SAFETY: writes one handle through a valid pointer.
+        let status = unsafe {
+            (table.stream_create_with_priority)(&mut raw, cuda::STREAM_NON_BLOCKING, priority)
+        };
+        driver.check("cuStreamCreateWithPriority", status)?;
+        Ok(Arc::new(Self {
+            device: device.clone(),
+            raw,
+            ownership: Ownership::Own,
+        }))
+    }
+
+    /// The default stream of the device, on which programs work that name none.
+    pub fn default_of(device: &Arc<CudaDevice>) -> Arc<Self> {
+        Arc::new(Self {
+            device: device.clone(),
+            raw: null_mut(),
+            ownership: Ownership::Borrowed(None),
+        })
+    }
+
+    /// A stream of the program's own (`CUstream` or `cudaStream_t`).
+    ///
+    /// # Safety
+    /// `raw` is a live stream and stays one for as long as `owner` is alive, which this value makes
+    /// sure of.
+    ///
+    /// # Errors
+    /// `InvalidArgument` if the stream belongs to another context than the primary one of `device`.
+    pub unsafe fn borrow(
+        device: &Arc<CudaDevice>,
+        raw: *mut std::ffi::c_void,
+        owner: Arc<dyn Any + Send + Sync>,
+    ) -> Result<Arc<Self>> {
+        let mut context: CuContext = null_mut();
+        {
+            let _entered = device.enter()?;
+            // SAFETY: the stream is live, by the contract; writes one pointer.
+            let status = unsafe { (device.driver().table().stream_get_ctx)(raw, &mut context) };
+            device.driver().check("cuStreamGetCtx", status)?;
+        }
+        if !device.has_context(context) {
+            return Err(Error::new(
+                ErrorKind::InvalidArgument,
+                format!("the stream {raw:p} belongs to another context than that of {device:?}"),
+            ));
+        }
+        Ok(Arc::new(Self {
+            device: device.clone(),
+            raw,
+            ownership: Ownership::Borrowed(Some(owner)),
+        }))
+    }
+
+    /// The device it works on.
+    pub fn device(&self) -> &Arc<CudaDevice> {
+        &self.device
+    }
+
+    /// The driver's handle (`CUstream`, `cudaStream_t`), for kernels and libraries of the program's own;
+    /// live as long as this value.
+    pub fn as_raw(&self) -> *mut std::ffi::c_void {
+        self.raw
+    }
+
+    pub(crate) fn raw(&self) -> CuStream {
+        self.raw
+    }
+
+    /// Waits until all work enqueued so far is done.
+    ///
+    /// # Blocking
+    /// Without a deadline, as the driver has none: for streams of the program's own work.
+    ///
+    /// # Errors
+    /// `Backend` if the work failed, or if the stream is being captured.
+    pub fn synchronize(&self) -> Result<()> {
+        let _entered = self.device.enter()?;
+        // SAFETY: the stream is live.
+        let status = unsafe { (self.device.driver().table().stream_synchronize)(self.raw) };
+        self.device.driver().check("cuStreamSynchronize", status)
+    }
+
+    /// The graph that it is being captured into, if it is.
+    pub(crate) fn graph(&self) -> Result<Option<Graph>> {
+        // The default stream cannot be captured, and asking it would disturb captures of others.
+        if self.raw.is_null() {
+            return Ok(None);
+        }
+        let (mut state, mut id) = (cuda::CAPTURE_STATUS_NONE, 0);
+        let mut raw: CuGraph = null_mut();
+        let ask = self.device.driver().table().stream_get_capture_info;
+        // SAFETY: the stream is live; writes an int, an id and a handle through valid pointers, and the
+        // manual lets the others be null.
+        let status = unsafe {
+            ask(
+                self.raw,
+                &mut state,
+                &mut id,
+                &mut raw,
+                null_mut(),
+                null_mut(),
+            )
+        };
+        self.device
+            .driver()
+            .check("cuStreamGetCaptureInfo", status)?;
+        Ok((state != cuda::CAPTURE_STATUS_NONE).then_some(Graph { id, raw }))
+    }
+
+    /// Enqueues a copy between two places of devices. The context is current.
+    ///
+    /// # Safety
+    /// Both places hold that many bytes, until the stream is done with them.
+    pub(crate) unsafe fn copy(
+        &self,
+        to: CuDevicePtr,
+        from: CuDevicePtr,
+        bytes: usize,
+    ) -> Result<()> {
+        let driver = self.device.driver();
+        // SAFETY: the stream is live; the caller vouches for both places.
+        let status = unsafe { (driver.table().memcpy_on_device)(to, from, bytes, self.raw) };
+        driver.check("cuMemcpyDtoDAsync", status)
+    }
+
+    /// Enqueues the writing of four bytes. The context is current.
+    ///
+    /// # Safety
+    /// The place holds four bytes, aligned, until the stream is done with them.
+    pub(crate) unsafe fn fill_u32(&self, at: CuDevicePtr, value: u32) -> Result<()> {
+        let driver = self.device.driver();
+        // SAFETY: the stream is live; the caller vouches for the place.
+        let status = unsafe { (driver.table().memset_u32)(at, value, 1, self.raw) };
+        driver.check("cuMemsetD32Async", status)
+    }
+
+    /// Makes what is enqueued here from now on wait until the newest record of `event` is done.
+    pub(crate) fn wait_for(&self, event: &Event) -> Result<()> {
+        // SAFETY: stream and event are live; the driver keeps what it needs of the event.
+        let status =
+            unsafe { (self.device.driver().table().stream_wait_event)(self.raw, event.raw(), 0) };
+        self.device.driver().check("cuStreamWaitEvent", status)
+    }
+}
+
+impl Stream for CudaStream {
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+}
+
+impl Drop for CudaStream {
+    fn drop(&mut self) {
+        if !matches!(self.ownership, Ownership::Own) {
+            return;
+        }
+        // SAFETY: made by `new`, destroyed once; the driver frees it when its work is done.
+        let status = unsafe { (self.device.driver().table().stream_destroy)(self.raw) };
+        if let Err(error) = self.device.driver().check("cuStreamDestroy", status) {
+            tracing::warn!(%error, "a stream could not be destroyed");
+        }
+    }
+}
+
+impl fmt::Debug for CudaStream {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "stream {:p} of {:?}", self.raw, self.device)
+    }
+}

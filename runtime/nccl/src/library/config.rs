@@ -1,0 +1,194 @@
+//! What a communicator is made with, and its form in C.
+
+use super::sys;
+use rcomm_core::{Error, ErrorKind, Result};
+use std::ffi::{CString, c_int};
+
+/// Whether calls of the library's wait for peers.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Blocking {
+    /// They do not: they are polled until they are done. From NCCL 2.23 on each call starts a thread of the
+    /// library's, which costs several times what the call does.
+    No,
+    /// They do, as in PyTorch. What may have to connect to peers (making a communicator, and the first operation of
+    /// each type, size and peer) has a thread of its own and a deadline.
+    #[default]
+    Yes,
+}
+
+/// Options of one communicator; `None` leaves the library's own choice.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct CommOptions {
+    /// Whether calls wait for peers.
+    pub blocking: Blocking,
+    /// Fewest thread blocks per kernel.
+    pub min_ctas: Option<i32>,
+    /// Most thread blocks per kernel.
+    pub max_ctas: Option<i32>,
+    /// Thread block cluster size.
+    pub cga_cluster_size: Option<i32>,
+    /// Traffic class of the network (2.23).
+    pub traffic_class: Option<i32>,
+    /// Network module (`Socket`, `IB`, ...).
+    pub net_name: Option<String>,
+    /// Whether a group that is split off shares its parent's resources (2.18).
+    pub split_share: Option<bool>,
+    /// Whether the shrunk communicator shares its parent's resources (2.27).
+    pub shrink_share: Option<bool>,
+    /// Whether the network may reduce (2.27).
+    pub collnet: Option<bool>,
+    /// `NCCL_CTA_POLICY_*`: 0 default, 1 efficiency, 2 zero (2.27).
+    pub cta_policy: Option<i32>,
+    /// Thread blocks for NVLink SHARP (2.27).
+    pub nvls_ctas: Option<i32>,
+    /// Channels per network peer (2.28).
+    pub channels_per_net_peer: Option<i32>,
+    /// Whether scheduling is centred on NVLink (2.28).
+    pub nvlink_centric: Option<bool>,
+    /// `graphUsageMode`: 0 = no graphs, 1 = one at a time, 2 = graphs and plain calls mixed (2.29).
+    pub graph_usage_mode: Option<i32>,
+    /// Contexts for one-sided operations; 0 = none (2.29).
+    pub rma_contexts: Option<i32>,
+    /// Peers with whom a rank sends and receives at once (2.30).
+    pub max_p2p_peers: Option<i32>,
+    /// `graphStreamOrdering`: how launches of graphs are ordered (2.30).
+    pub graph_stream_ordering: Option<i32>,
+}
+
+/// The C form of the options, with the strings that it points to.
+pub(crate) struct RawConfig {
+    config: sys::Config,
+    _strings: [Option<CString>; 2],
+}
+
+// SAFETY: the pointers inside are to the strings owned with them, whose bytes stay where they are when this
+// moves, and which are never written to.
+unsafe impl Send for RawConfig {}
+
+impl AsMut<sys::Config> for RawConfig {
+    fn as_mut(&mut self) -> &mut sys::Config {
+        &mut self.config
+    }
+}
+
+impl CommOptions {
+    /// `name` is what the library's logs and tools call the communicator (2.27).
+    pub(crate) fn to_raw(&self, name: &str) -> Result<RawConfig> {
+        let text = |what: &str, value: Option<&str>| {
+            let value = value.map(CString::new).transpose();
+            value.map_err(|_| {
+                Error::new(
+                    ErrorKind::InvalidArgument,
+                    format!("the communicator's {what} holds a NUL byte"),
+                )
+            })
+        };
+        let name = text("name", Some(name))?;
+        let net = text("network module", self.net_name.as_deref())?;
+        let mut config = sys::Config::new();
+        config.blocking = c_int::from(self.blocking == Blocking::Yes);
+        let pointer = |string: &Option<CString>| {
+            let string = string.as_ref();
+            string.map_or(std::ptr::null(), |string| string.as_ptr())
+        };
+        config.comm_name = pointer(&name);
+        config.net_name = pointer(&net);
+        let set = |field: &mut c_int, value: Option<i32>| {
+            if let Some(value) = value {
+                *field = value;
+            }
+        };
+        set(&mut config.min_ctas, self.min_ctas);
+        set(&mut config.max_ctas, self.max_ctas);
+        set(&mut config.cga_cluster_size, self.cga_cluster_size);
+        set(&mut config.traffic_class, self.traffic_class);
+        set(&mut config.split_share, self.split_share.map(i32::from));
+        set(&mut config.shrink_share, self.shrink_share.map(i32::from));
+        set(&mut config.collnet_enable, self.collnet.map(i32::from));
+        set(&mut config.cta_policy, self.cta_policy);
+        set(&mut config.nvls_ctas, self.nvls_ctas);
+        set(
+            &mut config.n_channels_per_net_peer,
+            self.channels_per_net_peer,
+        );
+        let nvlink_centric = self.nvlink_centric.map(i32::from);
+        set(&mut config.nvlink_centric_sched, nvlink_centric);
+        set(&mut config.graph_usage_mode, self.graph_usage_mode);
+        set(&mut config.num_rma_ctx, self.rma_contexts);
+        set(&mut config.max_p2p_peers, self.max_p2p_peers);
+        set(
+            &mut config.graph_stream_ordering,
+            self.graph_stream_ordering,
+        );
+        Ok(RawConfig {
+            config,
+            _strings: [name, net],
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::ffi::CStr;
+
+    #[test]
+    fn every_option_has_its_field_and_what_is_not_said_is_left_to_the_library() {
+        let options = CommOptions {
+            blocking: Blocking::No,
+            min_ctas: Some(1),
+            max_ctas: Some(2),
+            cga_cluster_size: Some(3),
+            traffic_class: Some(4),
+            net_name: Some("Socket".to_owned()),
+            split_share: Some(true),
+            shrink_share: Some(false),
+            collnet: Some(true),
+            cta_policy: Some(5),
+            nvls_ctas: Some(6),
+            channels_per_net_peer: Some(7),
+            nvlink_centric: Some(true),
+            graph_usage_mode: Some(8),
+            rma_contexts: Some(9),
+            max_p2p_peers: Some(10),
+            graph_stream_ordering: Some(11),
+        };
+        let mut raw = options.to_raw("dp").unwrap();
+        let set: &sys::Config = raw.as_mut();
+        let numbers = [
+            (set.blocking, 0),
+            (set.min_ctas, 1),
+            (set.max_ctas, 2),
+            (set.cga_cluster_size, 3),
+            (set.traffic_class, 4),
+            (set.split_share, 1),
+            (set.shrink_share, 0),
+            (set.collnet_enable, 1),
+            (set.cta_policy, 5),
+            (set.nvls_ctas, 6),
+            (set.n_channels_per_net_peer, 7),
+            (set.nvlink_centric_sched, 1),
+            (set.graph_usage_mode, 8),
+            (set.num_rma_ctx, 9),
+            (set.max_p2p_peers, 10),
+            (set.graph_stream_ordering, 11),
+        ];
+        for (nth, (is, should)) in numbers.into_iter().enumerate() {
+            assert_eq!(is, should, "number {nth}");
+        }
+        // SAFETY: both are strings of `raw`, which is there.
+        let strings = [set.comm_name, set.net_name].map(|at| unsafe { CStr::from_ptr(at) });
+        assert_eq!(strings, [c"dp", c"Socket"]);
+
+        let mut raw = CommOptions::default().to_raw("dp").unwrap();
+        let set: &sys::Config = raw.as_mut();
+        assert_eq!(set.blocking, 1);
+        assert!(set.net_name.is_null());
+        assert_eq!(set.max_ctas, c_int::MIN);
+        let refused = CommOptions::default().to_raw("d\0p").err().unwrap();
+        assert!(
+            refused.to_string().contains("holds a NUL byte"),
+            "{refused}"
+        );
+    }
+}

@@ -1,0 +1,129 @@
+//! What NCCL calls our element types and reductions, and which of them it has not.
+//!
+//! Bytes are moved whatever they mean: only reductions have to know. As c10d does, `bool` is reduced as
+//! a byte by maximum and minimum, and complex numbers as pairs of their parts.
+
+use super::sys::{NcclDataType, NcclRedOp, data_type, red_op};
+use crate::library::{NcclLibrary, Version};
+use rcomm_core::Reduction;
+use rcomm_core::{Error, ErrorKind, Result};
+use rcomm_recorder::model::{DType, ReduceOp};
+
+/// The release that reduces 8-bit floats.
+const FLOAT8_SINCE: Version = Version(22_400);
+
+/// A type of NCCL's, and how many of its elements one of ours is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Units {
+    pub(crate) data_type: NcclDataType,
+    pub(crate) each: usize,
+}
+
+impl Units {
+    const fn one(data_type: NcclDataType) -> Self {
+        Self { data_type, each: 1 }
+    }
+
+    /// For moving elements of this type.
+    pub(crate) fn to_move(dtype: DType) -> Self {
+        Self::to_reduce(dtype).unwrap_or(Self {
+            data_type: data_type::UINT8,
+            each: rcomm_core::backend::support::element_size(dtype),
+        })
+    }
+
+    /// For computing with elements of this type, if NCCL can.
+    const fn to_reduce(dtype: DType) -> Option<Self> {
+        Some(match dtype {
+            DType::I8 => Self::one(data_type::INT8),
+            DType::U8 | DType::Bool => Self::one(data_type::UINT8),
+            DType::I32 => Self::one(data_type::INT32),
+            DType::U32 => Self::one(data_type::UINT32),
+            DType::I64 => Self::one(data_type::INT64),
+            DType::U64 => Self::one(data_type::UINT64),
+            DType::F16 => Self::one(data_type::FLOAT16),
+            DType::Bf16 => Self::one(data_type::BFLOAT16),
+            DType::F32 => Self::one(data_type::FLOAT32),
+            DType::F64 => Self::one(data_type::FLOAT64),
+            DType::Complex64 => Self {
+                data_type: data_type::FLOAT32,
+                each: 2,
+            },
+            DType::Complex128 => Self {
+                data_type: data_type::FLOAT64,
+                each: 2,
+            },
+            DType::F8E4M3 | DType::F8E5M2 | DType::I16 | DType::U16 | DType::Other => return None,
+        })
+    }
+}
+
+/// A reduction as NCCL takes it.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) enum NcclReduction {
+    /// One that the header names.
+    Named(NcclRedOp),
+    /// A sum of inputs multiplied by this factor first; the bytes are in the type of the elements.
+    PremulSum { scalar: [u8; 8] },
+}
+
+/// How NCCL reduces elements of this type, if it does.
+///
+/// # Errors
+/// `Unsupported` names what NCCL, or this release of it, has not.
+pub(crate) fn reduction_of(
+    library: &NcclLibrary,
+    reduction: Reduction,
+    dtype: DType,
+) -> Result<(Units, NcclReduction)> {
+    use NcclReduction::{Named, PremulSum};
+    let refuse = |why: String| Err(Error::new(ErrorKind::Unsupported, why));
+    let op = reduction.op;
+    let units = match dtype {
+        DType::F8E4M3 | DType::F8E5M2 if library.version() < FLOAT8_SINCE => {
+            return refuse(format!(
+                "NCCL reduces {dtype} from {FLOAT8_SINCE} on; this library is {}",
+                library.version()
+            ));
+        }
+        DType::F8E4M3 => Units::one(data_type::FLOAT8E4M3),
+        DType::F8E5M2 => Units::one(data_type::FLOAT8E5M2),
+        _ => match Units::to_reduce(dtype) {
+            Some(units) => units,
+            None => return refuse(format!("NCCL does not reduce elements of type {dtype}")),
+        },
+    };
+    let is_complex = units.each == 2;
+    let nccl = match (op, dtype) {
+        (ReduceOp::Sum | ReduceOp::Max | ReduceOp::BitOr, DType::Bool) => Named(red_op::MAX),
+        (ReduceOp::Product | ReduceOp::Min | ReduceOp::BitAnd, DType::Bool) => Named(red_op::MIN),
+        (ReduceOp::Product, _) if is_complex => {
+            return refuse(format!("NCCL does not multiply elements of type {dtype}"));
+        }
+        (ReduceOp::Sum, _) => Named(red_op::SUM),
+        (ReduceOp::Product, _) => Named(red_op::PROD),
+        (ReduceOp::Min, _) => Named(red_op::MIN),
+        (ReduceOp::Max, _) => Named(red_op::MAX),
+        (ReduceOp::Avg, _) => Named(red_op::AVG),
+        (ReduceOp::PremulSum, _) => PremulSum {
+            scalar: scalar_of(reduction.factor, dtype),
+        },
+        (ReduceOp::BitAnd | ReduceOp::BitOr | ReduceOp::BitXor, _) => {
+            return refuse(format!("NCCL has no {op} for elements of type {dtype}"));
+        }
+    };
+    Ok((units, nccl))
+}
+
+/// The factor in the type of the elements, in this machine's byte order.
+fn scalar_of(factor: f64, dtype: DType) -> [u8; 8] {
+    let mut bytes = [0; 8];
+    match dtype {
+        DType::F16 => bytes[..2].copy_from_slice(&half::f16::from_f64(factor).to_ne_bytes()),
+        DType::Bf16 => bytes[..2].copy_from_slice(&half::bf16::from_f64(factor).to_ne_bytes()),
+        DType::F32 => bytes[..4].copy_from_slice(&(factor as f32).to_ne_bytes()),
+        // The only other type that `Reduction::allows`.
+        _ => bytes = factor.to_ne_bytes(),
+    }
+    bytes
+}

@@ -1,0 +1,99 @@
+//! NCCL's own number of a communicator, which its logs (`commId`), its monitor and its profilers show: it
+//! joins a dump with their output.
+//!
+//! No function of `nccl.h` gives it up to 2.30; the formulas are those of `init.cc` (`commHash` in
+//! `ncclCommInitRankFunc`), `misc/utils.cc` and `include/bitops.h`: one up to 2.25.1, another from 2.26.2 on. Those
+//! of children by a split changed with 2.23 and 2.24 too; where there is none for a child we make one of our own, the
+//! same on all members.
+
+use super::Version;
+use super::sys::UniqueId;
+use sha2::{Digest, Sha256};
+
+/// From this release on `getHash` mixes words.
+const MIXING: Version = Version(22_600);
+/// From this release on a child's has the number of the split in it.
+const NUMBERED: Version = Version(22_400);
+
+/// That of a communicator that was joined: of its first unique id.
+pub(crate) fn of_joined(version: Version, first: &UniqueId) -> u64 {
+    match version >= MIXING {
+        true => mix([&first.internal[..]]),
+        false => fold(&first.internal),
+    }
+}
+
+/// That of a child. `nth` is the number of the split, from 1; a shrink has the number 0 and the colour 0.
+pub(crate) fn of_child(version: Version, parent: u64, (nth, color): (u32, u32)) -> u64 {
+    if version >= MIXING {
+        let (parent, nth, color) = (parent.to_le_bytes(), nth.to_le_bytes(), color.to_le_bytes());
+        return mix([&parent[..], &nth[..], &color[..]]);
+    }
+    if version >= NUMBERED {
+        // In the place of a unique id, with zeros behind it.
+        let text = format!("{parent:016x}-{nth}-{color}");
+        let mut id = [0; UniqueId::BYTES];
+        id[..text.len()].copy_from_slice(text.as_bytes());
+        return fold(&id);
+    }
+    let mut hash = Sha256::new();
+    for word in [parent, u64::from(nth), u64::from(color)] {
+        hash.update(word.to_le_bytes());
+    }
+    let digest: [u8; 32] = hash.finalize().into();
+    digest[..8]
+        .iter()
+        .fold(0, |all, &byte| all << 8 | u64::from(byte))
+}
+
+/// DJB2a, over signed characters.
+fn fold(bytes: &[u8]) -> u64 {
+    bytes.iter().fold(5381, |hash: u64, &byte| {
+        let signed = i64::from(byte.cast_signed()).cast_unsigned();
+        hash.wrapping_mul(33) ^ signed
+    })
+}
+
+/// `eatHash` of each part, then `digestHash`.
+fn mix<const N: usize>(parts: [&[u8]; N]) -> u64 {
+    let [mut one, mut other] = [1u64; 2];
+    for part in parts {
+        one ^= part.len() as u64;
+        for word in part.chunks(8) {
+            one = one.wrapping_add(other);
+            other ^= one;
+            one ^= one >> 31;
+            one = one.wrapping_mul(0x9de6_2bbc_8cef_3ce3);
+            other ^= other >> 32;
+            other = other.wrapping_mul(0x485c_d631_1b59_9e79);
+            let mut bytes = [0; 8];
+            bytes[..word.len()].copy_from_slice(word);
+            one = one.wrapping_add(u64::from_le_bytes(bytes));
+        }
+    }
+    let mut hash = one;
+    hash ^= hash >> 31;
+    hash = hash.wrapping_mul(0xbac3_bd56_2846_de6b);
+    hash = hash.wrapping_add(other);
+    hash ^= hash >> 32;
+    hash.wrapping_mul(0x995a_187a_14e7_b445)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What the functions of NCCL's sources give for these bytes, compiled by a C++ compiler.
+    #[test]
+    fn the_numbers_are_those_of_the_librarys_sources() {
+        let internal = std::array::from_fn(|at| (at * 37 + 200) as u8);
+        let id = UniqueId { internal };
+        let [old, new] = [Version(22_501), Version(22_602)];
+        assert_eq!(of_joined(new, &id), 0x130b_f80b_b2fc_3c2b);
+        let child = of_child(new, 0x130b_f80b_b2fc_3c2b, (3, 2));
+        assert_eq!(child, 0x76f0_133f_78da_9879);
+        assert_eq!(of_joined(old, &id), 0x6d51_a6fa_7a62_0005);
+        let child = of_child(old, 0x6d51_a6fa_7a62_0005, (3, 2));
+        assert_eq!(child, 0x1862_f936_d250_b375);
+    }
+}

@@ -1,0 +1,360 @@
+//! Finding NCCL at run time, and calling it with errors instead of codes.
+//!
+//! The library is loaded, not linked: one build runs with and without a GPU. It is searched for as
+//! `libnccl.so.2`, the only name that every distribution of NCCL has.
+
+pub(crate) mod config;
+pub(crate) mod datatype;
+pub(crate) mod hash;
+pub(crate) mod sys;
+
+use libloading::Library;
+use rcomm_core::{Error, ErrorKind, Result};
+use std::collections::BTreeSet;
+use std::ffi::{CStr, CString, c_char, c_int};
+use std::mem::ManuallyDrop;
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
+use sys::{NcclComm, NcclResult, NcclTable, UniqueId, result};
+
+const SONAME: &str = "libnccl.so.2";
+/// The oldest release whose functions and config layout the table relies on.
+const OLDEST: Version = Version(21_800);
+
+/// `NCCL_VERSION_CODE`: 23007 is 2.30.7.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Version(pub i32);
+
+impl std::fmt::Display for Version {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let code = self.0;
+        write!(f, "{}.{}.{}", code / 10_000, code / 100 % 100, code % 100)
+    }
+}
+
+/// Where to look for the library.
+#[derive(Clone, Debug, Default)]
+pub struct Search {
+    /// This file and no other.
+    pub explicit: Option<PathBuf>,
+    /// Root of an active Python environment; its `nvidia-nccl` package is tried last.
+    pub python_prefix: Option<PathBuf>,
+}
+
+impl Search {
+    /// What to try, in order.
+    fn candidates(&self) -> Vec<PathBuf> {
+        if let Some(path) = &self.explicit {
+            return vec![path.clone()];
+        }
+        let mut all = vec![PathBuf::from(SONAME)];
+        if let Some(prefix) = &self.python_prefix {
+            all.extend(wheel_libraries(prefix));
+        }
+        all
+    }
+}
+
+/// `<prefix>/lib/python3*/site-packages/nvidia/nccl/lib/libnccl.so.2`, newest Python last.
+fn wheel_libraries(prefix: &Path) -> Vec<PathBuf> {
+    let Ok(entries) = std::fs::read_dir(prefix.join("lib")) else {
+        return Vec::new();
+    };
+    let mut found: Vec<PathBuf> = entries
+        .filter_map(|entry| Some(entry.ok()?.path()))
+        .filter(|path| {
+            path.file_name()
+                .is_some_and(|name| name.to_string_lossy().starts_with("python3"))
+        })
+        .map(|path| path.join("site-packages/nvidia/nccl/lib").join(SONAME))
+        .filter(|path| path.exists())
+        .collect();
+    found.sort();
+    found
+}
+
+/// A loaded NCCL.
+///
+/// # Thread safety
+/// May be used from any thread. NCCL's groups (`ncclGroupStart`) are per thread: a group opened on one
+/// thread is closed on that thread.
+pub struct NcclLibrary {
+    table: NcclTable,
+    version: Version,
+    path: PathBuf,
+    /// Those of communicators.
+    names: Mutex<BTreeSet<&'static CStr>>,
+    // Never unloaded: NCCL leaves threads and atexit handlers behind.
+    _library: Option<ManuallyDrop<Library>>,
+}
+
+impl NcclLibrary {
+    /// Loads the first library that can be loaded.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Backend`], with every path tried and why it would not do.
+    pub fn load(search: &Search) -> Result<Self> {
+        let mut tried = Vec::new();
+        for path in search.candidates() {
+            match Self::load_one(&path) {
+                Ok(library) => return Ok(library),
+                Err(why) => tried.push(format!("{} ({why})", path.display())),
+            }
+        }
+        Err(Error::new(
+            ErrorKind::Backend,
+            format!(
+                "NCCL was not found; tried {}; set RCOMM_NCCL_LIB to the path of {SONAME}",
+                tried.join(", ")
+            ),
+        ))
+    }
+
+    fn load_one(path: &Path) -> Result<Self, String> {
+        // SAFETY: loading runs the library's initialisers. It is NCCL by its name, or the file that the
+        // user named as NCCL.
+        let library = unsafe { Library::new(path) }.map_err(|error| error.to_string())?;
+        let library = ManuallyDrop::new(library);
+        // SAFETY: the names and signatures are those of nccl.h; the library is never unloaded.
+        let table =
+            unsafe { NcclTable::find(&library) }.map_err(|name| format!("no symbol {name}"))?;
+        let mut loaded = Self::from_table(table).map_err(|error| error.to_string())?;
+        path.clone_into(&mut loaded.path);
+        loaded._library = Some(library);
+        Ok(loaded)
+    }
+
+    /// A library made of these functions.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Backend`] if they call themselves older than 2.18.
+    fn from_table(table: NcclTable) -> Result<Self> {
+        let mut code: c_int = 0;
+        // SAFETY: the function writes one int through a valid pointer.
+        let status = unsafe { (table.get_version)(&mut code) };
+        let version = Version(code);
+        if status != result::SUCCESS {
+            return Err(Error::new(
+                ErrorKind::Backend,
+                format!("ncclGetVersion failed with code {status}"),
+            ));
+        }
+        if version < OLDEST {
+            return Err(Error::new(
+                ErrorKind::Backend,
+                format!("NCCL {version} is older than {OLDEST}, the oldest that is supported"),
+            ));
+        }
+        Ok(Self {
+            table,
+            version,
+            path: PathBuf::new(),
+            names: Mutex::default(),
+            _library: None,
+        })
+    }
+
+    /// What the library calls itself.
+    pub fn version(&self) -> Version {
+        self.version
+    }
+
+    /// The file it was loaded from (as searched: a bare name means the system's search path).
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The functions themselves.
+    pub(crate) fn table(&self) -> &NcclTable {
+        &self.table
+    }
+
+    /// The name of a communicator, never freed: the library keeps the pointer (`parseCommConfig`, init.cc)
+    /// and hands it to the plug-in of a profiler, which may read it for as long as it is loaded. Each is made
+    /// once.
+    ///
+    /// # Errors
+    /// `InvalidArgument` for one with a NUL byte.
+    pub(crate) fn lasting_name(&self, name: &str) -> Result<&'static CStr> {
+        let name = CString::new(name).map_err(|_| {
+            let message = "the communicator's name holds a NUL byte";
+            Error::new(ErrorKind::InvalidArgument, message)
+        })?;
+        let mut names = self.names.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(known) = names.get(name.as_c_str()) {
+            return Ok(known);
+        }
+        let name: &'static CStr = Box::leak(name.into_boxed_c_str());
+        names.insert(name);
+        Ok(name)
+    }
+
+    /// An id that makes one communicator, to be handed to all its ranks.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Backend`] with NCCL's own text (no usable network interface, say).
+    pub(crate) fn unique_id(&self) -> Result<UniqueId> {
+        let mut id = UniqueId {
+            internal: [0; UniqueId::BYTES],
+        };
+        // SAFETY: the function fills one id through a valid pointer.
+        let status = unsafe { (self.table.get_unique_id)(&mut id) };
+        self.check("ncclGetUniqueId", status)?;
+        Ok(id)
+    }
+
+    /// As [`NcclLibrary::check_on`], for a call without a communicator.
+    pub(crate) fn check(&self, call: &str, status: NcclResult) -> Result<()> {
+        // SAFETY: null is allowed.
+        unsafe { self.check_on(std::ptr::null_mut(), call, status) }
+    }
+
+    /// Turns a code into an error with the library's own words, and the last error's text.
+    ///
+    /// A code that is not in our list keeps its number.
+    ///
+    /// # Errors
+    /// Unless `status` is `ncclSuccess`: [`ErrorKind::PeerLost`] for `ncclRemoteError`,
+    /// [`ErrorKind::Timeout`] for `ncclTimeout`, else [`ErrorKind::Backend`].
+    ///
+    /// # Safety
+    /// `comm` is null or a live communicator of this library.
+    pub(crate) unsafe fn check_on(
+        &self,
+        comm: NcclComm,
+        call: &str,
+        status: NcclResult,
+    ) -> Result<()> {
+        if status == result::SUCCESS {
+            return Ok(());
+        }
+        // SAFETY: takes any code; the string is static.
+        let name = unsafe { text((self.table.get_error_string)(status)) };
+        // SAFETY: the caller vouches for `comm`; the text is in memory that stays.
+        let last = unsafe { text((self.table.get_last_error)(comm)) };
+        let mut message = format!(
+            "{call} failed: {} (code {status})",
+            name.as_deref().unwrap_or("unknown result")
+        );
+        if let Some(last) = last.filter(|last| !last.is_empty()) {
+            message.push_str(": ");
+            message.push_str(last.trim_end());
+        }
+        let kind = match status {
+            result::REMOTE_ERROR => ErrorKind::PeerLost,
+            result::TIMEOUT => ErrorKind::Timeout,
+            _ => ErrorKind::Backend,
+        };
+        Err(Error::new(kind, message))
+    }
+
+    /// The refusal of an operation that this library is too old for.
+    pub(crate) fn lacks(&self, what: &str, function: &str) -> Error {
+        let since = NcclTable::OPTIONAL
+            .iter()
+            .find(|(name, _)| *name == function)
+            .map_or("a later release", |f| f.1);
+        Error::new(
+            ErrorKind::Unsupported,
+            format!(
+                "{what} needs {function} (NCCL {since}); this library is {}",
+                self.version
+            ),
+        )
+    }
+
+    /// Opens a group of calls on this thread.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Backend`].
+    pub(crate) fn group(&self) -> Result<Group<'_>> {
+        // SAFETY: takes no argument; groups nest and are per thread.
+        let status = unsafe { (self.table.group_start)() };
+        self.check("ncclGroupStart", status)?;
+        Ok(Group {
+            library: self,
+            open: true,
+            _thread: std::marker::PhantomData,
+        })
+    }
+}
+
+/// A copy of a text of the library's. Its last error is one text for all threads, and another one may be
+/// writing it at this moment (`ncclLastError`, debug.cc): so no reference is made to it.
+///
+/// # Safety
+/// `at` is null, or the start of memory that stays and in which a NUL always follows.
+unsafe fn text(at: *const c_char) -> Option<String> {
+    if at.is_null() {
+        return None;
+    }
+    // SAFETY: readable up to the first NUL, by the contract of this function.
+    let byte = |nth| unsafe { at.add(nth).read_volatile() }.cast_unsigned();
+    let bytes: Vec<u8> = (0..).map(byte).take_while(|&byte| byte != 0).collect();
+    Some(String::from_utf8_lossy(&bytes).into_owned())
+}
+
+/// An open `ncclGroupStart`. Not `Send`: NCCL's groups belong to the thread that opened them.
+///
+/// Dropped without [`Group::end`], it closes the group and ignores the result.
+pub(crate) struct Group<'a> {
+    library: &'a NcclLibrary,
+    open: bool,
+    _thread: std::marker::PhantomData<*const ()>,
+}
+
+impl Group<'_> {
+    /// Launches the calls of the group, and returns the library's status.
+    pub(crate) fn end(mut self) -> NcclResult {
+        self.open = false;
+        // SAFETY: this thread opened the group.
+        unsafe { (self.library.table.group_end)() }
+    }
+}
+
+impl Drop for Group<'_> {
+    fn drop(&mut self) {
+        if self.open {
+            // SAFETY: this thread opened the group. The result has no place to go: an error is already
+            // on its way.
+            let _: sys::NcclResult = unsafe { (self.library.table.group_end)() };
+        }
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+
+    /// The library that `RCOMM_TEST_NCCL_LIB` names, or the system's own.
+    pub(crate) fn real_library() -> Option<NcclLibrary> {
+        let explicit = std::env::var_os("RCOMM_TEST_NCCL_LIB").map(PathBuf::from);
+        let named = explicit.is_some();
+        let search = Search {
+            explicit,
+            python_prefix: std::env::var_os("VIRTUAL_ENV").map(PathBuf::from),
+        };
+        match NcclLibrary::load(&search) {
+            Ok(library) => Some(library),
+            Err(error) if named => panic!("RCOMM_TEST_NCCL_LIB cannot be loaded: {error}"),
+            Err(error) => skip(&error.to_string()),
+        }
+    }
+
+    #[allow(clippy::print_stderr, reason = "a skipped test is heard")]
+    pub(crate) fn skip<T>(why: &str) -> Option<T> {
+        eprintln!("skipped: {why}");
+        None
+    }
+
+    #[test]
+    fn the_real_library_tells_its_version_and_makes_distinct_ids() {
+        let Some(library) = real_library() else {
+            return;
+        };
+        assert!(library.version() >= OLDEST, "{}", library.version());
+        let one = library.unique_id().unwrap();
+        let other = library.unique_id().unwrap();
+        assert!(one != other);
+    }
+}

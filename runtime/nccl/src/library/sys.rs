@@ -1,0 +1,455 @@
+//! NCCL's C interface, as `nccl.h` has it: types, codes, and a table of functions found at run time.
+//!
+//! Codes are integers here, never Rust enums: a library newer than this file may return a result that
+//! this file cannot name, and a reduction made by `ncclRedOpCreatePreMulSum` is a value of
+//! `ncclRedOp_t` that no header lists. The table is a struct of function pointers, so that a test can
+//! fill it with functions of its own.
+//!
+//! Source: `nccl.h` of NCCL 2.30.7. Each function is listed with the release in which it appeared, as
+//! found in the libraries that NVIDIA publishes (`docs/NCCL.md`).
+
+use libloading::Library;
+use std::ffi::{c_char, c_int, c_uint, c_void};
+
+/// `ncclResult_t`.
+pub(crate) type NcclResult = c_int;
+/// `ncclDataType_t`.
+pub(crate) type NcclDataType = c_int;
+/// `ncclRedOp_t`.
+pub(crate) type NcclRedOp = c_int;
+/// `ncclComm_t`.
+pub(crate) type NcclComm = *mut c_void;
+/// `cudaStream_t`, the same handle as the driver's `CUstream`.
+pub(crate) type CudaStream = *mut c_void;
+
+/// Values of `ncclResult_t`.
+pub(crate) mod result {
+    use super::NcclResult;
+    /// Done.
+    pub(crate) const SUCCESS: NcclResult = 0;
+    /// A peer closed its connection or failed.
+    pub(crate) const REMOTE_ERROR: NcclResult = 6;
+    /// A non-blocking communicator is still at work.
+    pub(crate) const IN_PROGRESS: NcclResult = 7;
+    /// A deadline inside the library passed (2.30).
+    pub(crate) const TIMEOUT: NcclResult = 8;
+}
+
+/// Values of `ncclDataType_t`.
+pub(crate) mod data_type {
+    use super::NcclDataType;
+    /// `ncclInt8`.
+    pub(crate) const INT8: NcclDataType = 0;
+    /// `ncclUint8`.
+    pub(crate) const UINT8: NcclDataType = 1;
+    /// `ncclInt32`.
+    pub(crate) const INT32: NcclDataType = 2;
+    /// `ncclUint32`.
+    pub(crate) const UINT32: NcclDataType = 3;
+    /// `ncclInt64`.
+    pub(crate) const INT64: NcclDataType = 4;
+    /// `ncclUint64`.
+    pub(crate) const UINT64: NcclDataType = 5;
+    /// `ncclFloat16`.
+    pub(crate) const FLOAT16: NcclDataType = 6;
+    /// `ncclFloat32`.
+    pub(crate) const FLOAT32: NcclDataType = 7;
+    /// `ncclFloat64`.
+    pub(crate) const FLOAT64: NcclDataType = 8;
+    /// `ncclBfloat16`.
+    pub(crate) const BFLOAT16: NcclDataType = 9;
+    /// `ncclFloat8e4m3` (2.24).
+    pub(crate) const FLOAT8E4M3: NcclDataType = 10;
+    /// `ncclFloat8e5m2` (2.24).
+    pub(crate) const FLOAT8E5M2: NcclDataType = 11;
+}
+
+/// Values of `ncclRedOp_t` that the header names; others are made at run time.
+pub(crate) mod red_op {
+    use super::NcclRedOp;
+    /// `ncclSum`.
+    pub(crate) const SUM: NcclRedOp = 0;
+    /// `ncclProd`.
+    pub(crate) const PROD: NcclRedOp = 1;
+    /// `ncclMax`.
+    pub(crate) const MAX: NcclRedOp = 2;
+    /// `ncclMin`.
+    pub(crate) const MIN: NcclRedOp = 3;
+    /// `ncclAvg`.
+    pub(crate) const AVG: NcclRedOp = 4;
+}
+
+/// `NCCL_SPLIT_NOCOLOR`: the rank takes part in a split and gets no communicator.
+pub(crate) const SPLIT_NO_COLOR: c_int = -1;
+/// `NCCL_SHRINK_DEFAULT`: nothing is pending on the communicator.
+pub(crate) const SHRINK_DEFAULT: c_int = 0;
+/// `NCCL_SHRINK_ABORT`: what is pending is ended first.
+pub(crate) const SHRINK_ABORT: c_int = 1;
+/// `NCCL_REVOKE_DEFAULT`.
+pub(crate) const REVOKE_DEFAULT: c_int = 0;
+/// `NCCL_WIN_COLL_SYMMETRIC`: collectives may use the window's memory on all ranks.
+pub(crate) const WIN_COLL_SYMMETRIC: c_int = 1;
+/// `ncclScalarHostImmediate`: the scalar is read before `ncclRedOpCreatePreMulSum` returns.
+pub(crate) const SCALAR_HOST_IMMEDIATE: c_int = 1;
+/// `ncclWindow_t`.
+pub(crate) type NcclWindow = *mut c_void;
+
+/// `ncclWaitSignalDesc_t`.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub(crate) struct WaitSignalDesc {
+    /// How many signals.
+    pub(crate) op_cnt: c_int,
+    /// The peer whose signals are waited for.
+    pub(crate) peer: c_int,
+    /// 0.
+    pub(crate) sig_idx: c_int,
+    /// 0.
+    pub(crate) ctx: c_int,
+}
+
+/// `ncclCommProperties_t` of 2.30.7 (`nccl_device/core.h`), with room behind it.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub(crate) struct CommProperties {
+    size: usize,
+    magic: c_uint,
+    version: c_uint,
+    rank: c_int,
+    n_ranks: c_int,
+    cuda_dev: c_int,
+    nvml_dev: c_int,
+    /// Whether there is symmetric memory; C's `bool`, as a byte.
+    pub(crate) device_api_support: u8,
+    multimem_support: u8,
+    gin_type: c_int,
+    n_lsa_teams: c_int,
+    /// Whether there are one-sided operations; from 2.29.4 on.
+    pub(crate) host_rma_support: u8,
+    railed_gin_type: c_int,
+    reserved: [u64; 16],
+}
+
+impl CommProperties {
+    /// The last release that does not fill in `host_rma_support`.
+    pub(crate) const LAST_WITHOUT_HOST_RMA: c_int = 22_903;
+
+    /// To be filled in by a library of this version, as that knows it.
+    pub(crate) fn new(version: c_int) -> Self {
+        let version = c_uint::try_from(version).unwrap_or(Config::VERSION);
+        Self {
+            size: std::mem::offset_of!(Self, reserved),
+            magic: Config::MAGIC,
+            version: version.min(Config::VERSION),
+            rank: 0,
+            n_ranks: 0,
+            cuda_dev: 0,
+            nvml_dev: 0,
+            device_api_support: 0,
+            multimem_support: 0,
+            gin_type: 0,
+            n_lsa_teams: 0,
+            host_rma_support: 0,
+            railed_gin_type: 0,
+            reserved: [0; 16],
+        }
+    }
+}
+
+/// `ncclUniqueId`.
+#[derive(Clone, Copy, PartialEq, Eq)]
+#[repr(C)]
+pub(crate) struct UniqueId {
+    /// Opaque; handed from one rank to the others byte for byte.
+    pub(crate) internal: [u8; UniqueId::BYTES],
+}
+
+impl UniqueId {
+    /// `NCCL_UNIQUE_ID_BYTES`.
+    pub(crate) const BYTES: usize = 128;
+}
+
+const UNDEF_INT: c_int = c_int::MIN;
+
+/// `ncclConfig_t` of 2.30.7.
+///
+/// The library copies as many bytes as the smaller of both sides' sizes and puts fields newer than
+/// `version` back to their defaults, so the newest layout serves every release from 2.18 on.
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub(crate) struct Config {
+    size: usize,
+    magic: c_uint,
+    version: c_uint,
+    /// 0 = calls return `ncclInProgress` instead of waiting for peers (2.14).
+    pub(crate) blocking: c_int,
+    /// Thread block cluster size (2.16).
+    pub(crate) cga_cluster_size: c_int,
+    /// Fewest thread blocks (2.17).
+    pub(crate) min_ctas: c_int,
+    /// Most thread blocks (2.17).
+    pub(crate) max_ctas: c_int,
+    /// Network module, NUL-terminated; null = the library's choice (2.17).
+    pub(crate) net_name: *const c_char,
+    /// 1 = a split communicator shares its parent's resources (2.18).
+    pub(crate) split_share: c_int,
+    /// Traffic class of the network (2.23).
+    pub(crate) traffic_class: c_int,
+    /// Name in the library's logs, NUL-terminated (2.27).
+    pub(crate) comm_name: *const c_char,
+    /// 0 = no in-network reduction (2.27).
+    pub(crate) collnet_enable: c_int,
+    /// Thread block policy (2.27).
+    pub(crate) cta_policy: c_int,
+    /// 1 = a shrunk communicator shares its parent's resources (2.27).
+    pub(crate) shrink_share: c_int,
+    /// Thread blocks for NVLink SHARP (2.27).
+    pub(crate) nvls_ctas: c_int,
+    /// Channels per network peer (2.28).
+    pub(crate) n_channels_per_net_peer: c_int,
+    /// NVLink-centric scheduling (2.28).
+    pub(crate) nvlink_centric_sched: c_int,
+    /// How graphs are used (2.29).
+    pub(crate) graph_usage_mode: c_int,
+    /// Contexts for one-sided operations (2.29).
+    pub(crate) num_rma_ctx: c_int,
+    /// Most point-to-point peers (2.30).
+    pub(crate) max_p2p_peers: c_int,
+    /// Order of graph launches (2.30).
+    pub(crate) graph_stream_ordering: c_int,
+}
+
+impl Config {
+    const MAGIC: c_uint = 0xcafe_beef;
+    const VERSION: c_uint = 23_007;
+
+    /// `NCCL_CONFIG_INITIALIZER`: everything undefined.
+    pub(crate) const fn new() -> Self {
+        Self {
+            size: size_of::<Self>(),
+            magic: Self::MAGIC,
+            version: Self::VERSION,
+            blocking: UNDEF_INT,
+            cga_cluster_size: UNDEF_INT,
+            min_ctas: UNDEF_INT,
+            max_ctas: UNDEF_INT,
+            net_name: std::ptr::null(),
+            split_share: UNDEF_INT,
+            traffic_class: UNDEF_INT,
+            comm_name: std::ptr::null(),
+            collnet_enable: UNDEF_INT,
+            cta_policy: UNDEF_INT,
+            shrink_share: UNDEF_INT,
+            nvls_ctas: UNDEF_INT,
+            n_channels_per_net_peer: UNDEF_INT,
+            nvlink_centric_sched: UNDEF_INT,
+            graph_usage_mode: UNDEF_INT,
+            num_rma_ctx: UNDEF_INT,
+            max_p2p_peers: UNDEF_INT,
+            graph_stream_ordering: UNDEF_INT,
+        }
+    }
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+/// A table of C functions, found by name in a shared library.
+macro_rules! table {
+    (
+        $(#[$meta:meta])*
+        $vis:vis struct $table:ident;
+        required { $( $(#[$rmeta:meta])* $rfield:ident = $rname:literal: fn($($rarg:ty),*) -> $rret:ty; )* }
+        optional { $( $(#[$ometa:meta])* $ofield:ident = $oname:literal, $since:literal: fn($($oarg:ty),*) -> $oret:ty; )* }
+    ) => {
+        $(#[$meta])*
+        #[derive(Clone)]
+        $vis struct $table {
+            $( $(#[$rmeta])* pub(crate) $rfield: unsafe extern "C" fn($($rarg),*) -> $rret, )*
+            $( $(#[$ometa])* pub(crate) $ofield: Option<unsafe extern "C" fn($($oarg),*) -> $oret>, )*
+        }
+
+        impl $table {
+            /// Every function that may be missing, with the release that brought it.
+            #[allow(dead_code, reason = "a table may have no optional functions")]
+            pub(crate) const OPTIONAL: &'static [(&'static str, &'static str)] = &[$( ($oname, $since), )*];
+
+            /// Every function that must be there.
+            #[cfg(test)]
+            pub(crate) const REQUIRED: &'static [&'static str] = &[$( $rname, )*];
+
+            /// Finds every function, or names the first required one that is missing.
+            ///
+            /// # Safety
+            /// `library` must export the functions of this table with these signatures, and must stay
+            /// loaded for as long as the table is used.
+            pub(crate) unsafe fn find(library: &Library) -> Result<Self, &'static str> {
+                Ok(Self {
+                    $( $rfield: {
+                        // SAFETY: the caller vouches for the signature; the pointer is copied out of the
+                        // guard, and the caller keeps the library loaded.
+                        let found = unsafe { library.get::<unsafe extern "C" fn($($rarg),*) -> $rret>($rname.as_bytes()) };
+                        *found.map_err(|_| $rname)?
+                    }, )*
+                    $( $ofield: {
+                        // SAFETY: as above.
+                        let found = unsafe { library.get::<unsafe extern "C" fn($($oarg),*) -> $oret>($oname.as_bytes()) };
+                        found.ok().map(|symbol| *symbol)
+                    }, )*
+                })
+            }
+        }
+    };
+}
+pub(crate) use table;
+
+table! {
+    /// The functions of NCCL that we call. Required ones are in every release since 2.18.
+    pub(crate) struct NcclTable;
+    required {
+        /// `ncclGetVersion`
+        get_version = "ncclGetVersion": fn(*mut c_int) -> NcclResult;
+        /// `ncclGetUniqueId`
+        get_unique_id = "ncclGetUniqueId": fn(*mut UniqueId) -> NcclResult;
+        /// `ncclGetErrorString`
+        get_error_string = "ncclGetErrorString": fn(NcclResult) -> *const c_char;
+        /// `ncclGetLastError`
+        get_last_error = "ncclGetLastError": fn(NcclComm) -> *const c_char;
+        /// `ncclCommInitRankConfig`
+        comm_init_rank_config = "ncclCommInitRankConfig": fn(*mut NcclComm, c_int, UniqueId, c_int, *mut Config) -> NcclResult;
+        /// `ncclCommFinalize`
+        comm_finalize = "ncclCommFinalize": fn(NcclComm) -> NcclResult;
+        /// `ncclCommDestroy`
+        comm_destroy = "ncclCommDestroy": fn(NcclComm) -> NcclResult;
+        /// `ncclCommAbort`
+        comm_abort = "ncclCommAbort": fn(NcclComm) -> NcclResult;
+        /// `ncclCommCount`
+        comm_count = "ncclCommCount": fn(NcclComm, *mut c_int) -> NcclResult;
+        /// `ncclCommGetAsyncError`
+        comm_get_async_error = "ncclCommGetAsyncError": fn(NcclComm, *mut NcclResult) -> NcclResult;
+        /// `ncclRedOpCreatePreMulSum`
+        red_op_create_pre_mul_sum = "ncclRedOpCreatePreMulSum": fn(*mut NcclRedOp, *mut c_void, NcclDataType, c_int, NcclComm) -> NcclResult;
+        /// `ncclRedOpDestroy`
+        red_op_destroy = "ncclRedOpDestroy": fn(NcclRedOp, NcclComm) -> NcclResult;
+        /// `ncclReduce`
+        reduce = "ncclReduce": fn(*const c_void, *mut c_void, usize, NcclDataType, NcclRedOp, c_int, NcclComm, CudaStream) -> NcclResult;
+        /// `ncclBroadcast`
+        broadcast = "ncclBroadcast": fn(*const c_void, *mut c_void, usize, NcclDataType, c_int, NcclComm, CudaStream) -> NcclResult;
+        /// `ncclAllReduce`
+        all_reduce = "ncclAllReduce": fn(*const c_void, *mut c_void, usize, NcclDataType, NcclRedOp, NcclComm, CudaStream) -> NcclResult;
+        /// `ncclReduceScatter`
+        reduce_scatter = "ncclReduceScatter": fn(*const c_void, *mut c_void, usize, NcclDataType, NcclRedOp, NcclComm, CudaStream) -> NcclResult;
+        /// `ncclAllGather`
+        all_gather = "ncclAllGather": fn(*const c_void, *mut c_void, usize, NcclDataType, NcclComm, CudaStream) -> NcclResult;
+        /// `ncclSend`
+        send = "ncclSend": fn(*const c_void, usize, NcclDataType, c_int, NcclComm, CudaStream) -> NcclResult;
+        /// `ncclRecv`
+        recv = "ncclRecv": fn(*mut c_void, usize, NcclDataType, c_int, NcclComm, CudaStream) -> NcclResult;
+        /// `ncclGroupStart`
+        group_start = "ncclGroupStart": fn() -> NcclResult;
+        /// `ncclGroupEnd`
+        group_end = "ncclGroupEnd": fn() -> NcclResult;
+    }
+    optional {
+        /// `ncclCommSplit`
+        comm_split = "ncclCommSplit", "2.18": fn(NcclComm, c_int, c_int, *mut NcclComm, *mut Config) -> NcclResult;
+        /// `ncclCommRegister`
+        comm_register = "ncclCommRegister", "2.19": fn(NcclComm, *mut c_void, usize, *mut *mut c_void) -> NcclResult;
+        /// `ncclCommDeregister`
+        comm_deregister = "ncclCommDeregister", "2.19": fn(NcclComm, *mut c_void) -> NcclResult;
+        /// `ncclMemAlloc`
+        mem_alloc = "ncclMemAlloc", "2.19": fn(*mut *mut c_void, usize) -> NcclResult;
+        /// `ncclMemFree`
+        mem_free = "ncclMemFree", "2.19": fn(*mut c_void) -> NcclResult;
+        /// `ncclCommInitRankScalable`
+        comm_init_rank_scalable = "ncclCommInitRankScalable", "2.23": fn(*mut NcclComm, c_int, c_int, c_int, *mut UniqueId, *mut Config) -> NcclResult;
+        /// `ncclCommShrink`
+        comm_shrink = "ncclCommShrink", "2.27": fn(NcclComm, *mut c_int, c_int, *mut NcclComm, *mut Config, c_int) -> NcclResult;
+        /// `ncclCommWindowRegister`
+        comm_window_register = "ncclCommWindowRegister", "2.27": fn(NcclComm, *mut c_void, usize, *mut NcclWindow, c_int) -> NcclResult;
+        /// `ncclCommWindowDeregister`
+        comm_window_deregister = "ncclCommWindowDeregister", "2.27": fn(NcclComm, NcclWindow) -> NcclResult;
+        /// `ncclCommQueryProperties`
+        comm_query_properties = "ncclCommQueryProperties", "2.29": fn(NcclComm, *mut CommProperties) -> NcclResult;
+        /// `ncclPutSignal`
+        put_signal = "ncclPutSignal", "2.29": fn(*const c_void, usize, NcclDataType, c_int, NcclWindow, usize, c_int, c_int, c_uint, NcclComm, CudaStream) -> NcclResult;
+        /// `ncclSignal`
+        signal = "ncclSignal", "2.29": fn(c_int, c_int, c_int, c_uint, NcclComm, CudaStream) -> NcclResult;
+        /// `ncclWaitSignal`
+        wait_signal = "ncclWaitSignal", "2.29": fn(c_int, *mut WaitSignalDesc, NcclComm, CudaStream) -> NcclResult;
+        /// `ncclGetPeerDevicePointer`
+        get_peer_device_pointer = "ncclGetPeerDevicePointer", "2.29": fn(NcclWindow, usize, c_int, *mut *mut c_void) -> NcclResult;
+        /// `ncclAlltoAll`
+        all_to_all = "ncclAlltoAll", "2.28": fn(*const c_void, *mut c_void, usize, NcclDataType, NcclComm, CudaStream) -> NcclResult;
+        /// `ncclGather`
+        gather = "ncclGather", "2.28": fn(*const c_void, *mut c_void, usize, NcclDataType, c_int, NcclComm, CudaStream) -> NcclResult;
+        /// `ncclScatter`
+        scatter = "ncclScatter", "2.28": fn(*const c_void, *mut c_void, usize, NcclDataType, c_int, NcclComm, CudaStream) -> NcclResult;
+        /// `ncclCommRevoke`
+        comm_revoke = "ncclCommRevoke", "2.29": fn(NcclComm, c_int) -> NcclResult;
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+    use std::collections::{BTreeMap, BTreeSet};
+
+    /// The text of the documentation page between this heading and the next.
+    pub(crate) fn documented(heading: &str) -> String {
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/NCCL.md");
+        let page = std::fs::read_to_string(path).unwrap();
+        let (_, section) = page.split_once(&format!("\n{heading}\n")).unwrap();
+        section.split("\n#").next().unwrap().to_owned()
+    }
+
+    /// The text between backquotes.
+    pub(crate) fn names(text: &str) -> Vec<&str> {
+        text.split('`').skip(1).step_by(2).collect()
+    }
+
+    #[test]
+    fn the_documentation_lists_the_functions_that_are_called_and_no_others() {
+        let section = documented("### Functions of NCCL");
+        let mut said = BTreeMap::new();
+        for row in section.lines().filter(|line| line.starts_with("| `")) {
+            let cells: Vec<&str> = row.split('|').map(str::trim).collect();
+            for name in names(cells[1]) {
+                assert_eq!(said.insert(name, (cells[2], cells[3])), None, "{name}");
+            }
+        }
+        for name in NcclTable::REQUIRED {
+            let row = said.remove(name);
+            assert_eq!(row, Some(("2.18.3 or before", "refused")), "{name}");
+        }
+        for (name, since) in NcclTable::OPTIONAL {
+            let (first, without) = said.remove(name).unwrap_or_else(|| panic!("{name}"));
+            assert!(first.starts_with(&format!("{since}.")), "{name}: {first}");
+            assert_ne!(without, "refused", "{name}");
+        }
+        assert!(said.is_empty(), "{said:?}");
+
+        let section = documented("### Functions of the CUDA driver");
+        let said: BTreeSet<&str> = names(&section)
+            .into_iter()
+            .filter(|name| name.starts_with("cu"))
+            .collect();
+        let called = crate::cuda::CudaTable::REQUIRED;
+        assert_eq!(said, called.iter().copied().collect());
+    }
+
+    #[test]
+    fn config_has_the_layout_of_the_header() {
+        // 16 bytes of size, magic and version; 4 ints; a pointer; 2 ints; a pointer; 10 ints.
+        assert_eq!(size_of::<Config>(), 16 + 16 + 8 + 8 + 8 + 40);
+        assert_eq!(std::mem::offset_of!(Config, net_name), 32);
+        assert_eq!(std::mem::offset_of!(Config, comm_name), 48);
+        assert_eq!(std::mem::offset_of!(Config, graph_stream_ordering), 92);
+        assert_eq!(std::mem::offset_of!(CommProperties, device_api_support), 32);
+        assert_eq!(std::mem::offset_of!(CommProperties, host_rma_support), 44);
+        assert_eq!(std::mem::offset_of!(CommProperties, reserved), 56);
+    }
+}

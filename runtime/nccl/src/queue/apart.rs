@@ -1,0 +1,134 @@
+//! Calls that may wait for peers inside the library, on threads of their own.
+//!
+//! NCCL connects to peers when it first needs a connection: for collectives by algorithm, which it chooses by
+//! operation and size, and for sends and receives by peer (`ncclCollPreconnectFunc` and `ncclP2PPreconnectFunc`,
+//! group.cc). On a communicator that blocks, such a call does not return while a peer does not come. So the first
+//! call of each kind is made on a thread that is left to the library at the deadline; all later ones are made
+//! where they are issued.
+
+use super::pending::Ticket;
+use super::{Door, Lane, Stage};
+use crate::cuda::graph::Graph;
+use crate::library::config::Blocking;
+use rcomm_core::Deadline;
+use rcomm_core::Op;
+use rcomm_core::{Error, ErrorKind, Result};
+use rcomm_recorder::model::{OpType, Peer};
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::time::Duration;
+
+/// Calls of one shape use the same connections.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) struct Shape {
+    op: OpType,
+    /// The power of two of its bytes.
+    size: u32,
+    /// Sends and receives are by peer.
+    peer: Option<u32>,
+}
+
+impl Shape {
+    /// Calls `look` with the shape of each call that an operation makes, until it returns false; returns
+    /// whether all were true.
+    fn all(op: &Op<'_>, look: &mut impl FnMut(Self) -> bool) -> bool {
+        if let Op::Coalesced(ops) = op {
+            return ops.iter().all(|op| Self::all(op, look));
+        }
+        let buffers = op.inputs().iter().chain(op.outputs());
+        let bytes: usize = buffers.map(|buffer| buffer.size_bytes()).sum();
+        let peer = if let Peer::Rank(peer) = op.peer() {
+            Some(peer)
+        } else {
+            None
+        };
+        look(Self {
+            op: op.op_type(),
+            size: bytes.checked_ilog2().unwrap_or(0),
+            peer,
+        })
+    }
+}
+
+impl Lane {
+    /// Launches an operation, on a thread of its own if the library may wait for peers. The context is current.
+    pub(super) fn launch(
+        &self,
+        door: &mut Door,
+        ticket: &Arc<Ticket>,
+        graph: Option<Option<Graph>>,
+    ) {
+        let blocks = self.shared.options.comm.blocking == Blocking::Yes;
+        let is_known = !blocks
+            || ticket.look_at(|op| Shape::all(op, &mut |shape| door.connected.contains(&shape)));
+        if is_known {
+            ticket.launch(|op, deadline| self.enqueue(op, deadline, graph));
+            return;
+        }
+        match self.launch_apart(ticket, graph) {
+            Ok(()) if ticket.is_on_its_way() => {
+                ticket.look_at(|op| {
+                    Shape::all(op, &mut |shape| {
+                        door.connected.insert(shape);
+                        true
+                    })
+                });
+            }
+            Ok(()) => {}
+            Err(error) => {
+                // The library may still be in the call.
+                door.stage = Stage::Broken(error.clone());
+                ticket.fail(error);
+            }
+        }
+    }
+
+    fn launch_apart(&self, ticket: &Arc<Ticket>, graph: Option<Option<Graph>>) -> Result<()> {
+        let (sender, done) = channel();
+        let apart = ticket.clone();
+        let work = move || {
+            let lane = apart.lane().clone();
+            match lane.shared.device.enter() {
+                Ok(_entered) => {
+                    apart.launch(|op, deadline| lane.enqueue(op, deadline, graph));
+                }
+                Err(error) => apart.fail(error),
+            }
+            // Nothing waits any more where this fails.
+            let _ = sender.send(());
+        };
+        let thread = std::thread::Builder::new().name("rcomm/nccl-connect".to_owned());
+        thread
+            .spawn(work)
+            .map_err(|error| Error::io("cannot start the thread rcomm/nccl-connect", error))?;
+        self.wait_apart(&done, ticket.deadline())
+    }
+
+    /// Waits for what a thread of its own does.
+    ///
+    /// # Errors
+    /// `Timeout` if it is not done by the deadline; the error of an abort. The thread goes on.
+    pub(super) fn wait_apart<T>(&self, done: &Receiver<T>, deadline: Deadline) -> Result<T> {
+        const LOOK: Duration = Duration::from_millis(20);
+        let deadline = deadline.started();
+        loop {
+            match done.recv_timeout(LOOK.min(deadline.remaining())) {
+                Ok(done) => return Ok(done),
+                Err(RecvTimeoutError::Disconnected) => {
+                    let message = "the thread that makes a call of NCCL's panicked";
+                    return Err(Error::new(ErrorKind::Backend, message));
+                }
+                Err(RecvTimeoutError::Timeout) => {}
+            }
+            if let Some(error) = self.shared.aborted.get() {
+                return Err(error.clone());
+            }
+            if deadline.has_passed() {
+                return Err(Error::new(
+                    ErrorKind::Timeout,
+                    "NCCL did not connect to the other ranks before the deadline",
+                ));
+            }
+        }
+    }
+}

@@ -1,0 +1,390 @@
+//! How lanes end: closed with the other ranks, or stopped on this one; and the fate of buffers that the
+//! device may still use by then.
+//!
+//! Lanes end together. To free a communicator is to wait for the kernels of all communicators of its device,
+//! so that a hung one would delay the end of the others: all receive the abort flag before one is freed.
+
+use super::{Lane, Stage};
+use crate::backend::factory::Shared;
+use crate::comm::bootstrap::Scope;
+use crate::comm::{Comm, Look};
+use crate::cuda::event::Mark;
+use rcomm_core::Deadline;
+use rcomm_core::{Error, ErrorKind, Result};
+use rcomm_recorder::model::OpType;
+use std::sync::atomic::Ordering;
+use std::sync::mpsc::{RecvTimeoutError, channel};
+use std::sync::{Arc, MutexGuard, PoisonError};
+use std::time::Duration;
+
+/// Memory of an operation that was given up, until the device is through with it.
+pub(super) struct Remains {
+    op: OpType,
+    memory: Box<dyn Send>,
+    end: Arc<Mark>,
+}
+
+impl Lane {
+    /// How long the device may take to let go of what was stopped.
+    const CLEAN_UP: Duration = Duration::from_secs(5);
+
+    /// Keeps the buffers of an operation that was given up until the device is through with them.
+    pub(crate) fn keep(&self, op: OpType, memory: Box<dyn Send>, end: impl Into<Arc<Mark>>) {
+        let end = end.into();
+        self.remains().push(Remains { op, memory, end });
+    }
+
+    fn remains(&self) -> MutexGuard<'_, Vec<Remains>> {
+        self.remains.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Frees what the device has finished with; returns whether anything is left.
+    pub(super) fn sweep(&self) -> bool {
+        self.shared.device.free_aside();
+        let mut remains = self.remains();
+        if remains.is_empty() {
+            return true;
+        }
+        match self.shared.device.enter() {
+            // What cannot be asked about stays.
+            Ok(_entered) => remains.retain(|it| !matches!(it.end.is_done(), Ok(true))),
+            Err(error) => tracing::warn!(%error, "buffers of aborted operations stay"),
+        }
+        remains.is_empty()
+    }
+
+    /// How many graphs hold operations of this communicator.
+    fn live_graphs(&self) -> usize {
+        self.live.count()
+    }
+
+    /// Gives up what waits for the ranks to join, and leaves the communicators as they are.
+    pub(crate) fn forsake_all(lanes: &[Arc<Self>]) {
+        lanes.iter().for_each(|lane| lane.break_off(Self::CLEAN_UP));
+    }
+
+    /// Ends the communicators on this rank, and waits a little for the device to release buffers. What is
+    /// pending is stopped; a group's own communicator can be shrunk to the ranks that are left, where the
+    /// library supports that.
+    ///
+    /// # Blocking
+    /// Until the library has stopped its kernels, which it may never: a kernel of the program's that never
+    /// ends delays what follows it, and the library's end with it.
+    pub(crate) fn end_all(lanes: &[Arc<Self>]) {
+        let Some(shared) = lanes.first().map(|lane| lane.shared.clone()) else {
+            return;
+        };
+        // Before the call into the library, which may not return.
+        lanes.iter().for_each(|lane| lane.break_off(Duration::ZERO));
+        match shared.device.enter() {
+            Ok(_entered) => Self::stop_all(&shared, lanes),
+            Err(error) => tracing::warn!(%error, "communicators could not be ended"),
+        }
+        lanes.iter().for_each(|lane| lane.break_off(Self::CLEAN_UP));
+        let deadline = Deadline::In(Self::CLEAN_UP).started();
+        // All of them, each time.
+        while !lanes.iter().fold(true, |clean, lane| lane.sweep() & clean) && !deadline.has_passed()
+        {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    /// Fails what waits for the ranks to join. Where a call that does not return holds the door, later looks
+    /// at operations find the group aborted.
+    fn break_off(&self, patience: Duration) {
+        let Some(error) = self.shared.aborted.get() else {
+            return;
+        };
+        let Ok(mut door) = self.enter(Deadline::In(patience)) else {
+            return;
+        };
+        for ticket in door.queue.drain(..) {
+            ticket.fail(error.clone());
+        }
+        // One that has not joined yet is aborted as it is dropped.
+        door.stage = Stage::Broken(error.clone());
+    }
+
+    /// Revokes what can be revoked, all in one group of calls, then aborts the rest, all in one. The context is
+    /// current.
+    fn stop_all(shared: &Shared, lanes: &[Arc<Self>]) {
+        let table = shared.library.table();
+        let is_revocable = table.comm_revoke.is_some() && table.comm_shrink.is_some();
+        let mut doomed: Vec<&Arc<Self>> = lanes.iter().collect();
+        if is_revocable {
+            doomed = Self::revoke_all(shared, lanes);
+        }
+        let mut comms = Vec::new();
+        for lane in doomed {
+            let Some(comm) = lane.comm.get().filter(|comm| comm.is_live()) else {
+                continue;
+            };
+            match lane.live_graphs() {
+                0 => comms.push(comm.clone()),
+                graphs => lane.abort_under_graphs(comm.clone(), graphs),
+            }
+        }
+        if comms.is_empty() {
+            return;
+        }
+        if let Err(error) = Comm::abort_all(&shared.library, &comms) {
+            tracing::warn!(%error, "a communicator could not be aborted");
+        }
+    }
+
+    /// Stops what is pending on all communicators; returns the lanes whose communicator is to be aborted.
+    fn revoke_all<'a>(shared: &Shared, lanes: &'a [Arc<Self>]) -> Vec<&'a Arc<Self>> {
+        let mut doomed = Vec::new();
+        let mut revoked = Vec::new();
+        let group = match shared.library.group() {
+            Ok(group) => group,
+            Err(error) => {
+                tracing::warn!(%error, "communicators could not be revoked: they are aborted");
+                return lanes.iter().collect();
+            }
+        };
+        for lane in lanes {
+            match lane.comm.get().map(|comm| (comm, comm.revoke())) {
+                Some((comm, Ok(()))) => revoked.push((lane, comm)),
+                Some((_, Err(error))) if error.kind() != ErrorKind::Closed => {
+                    tracing::warn!(%error, "a communicator could not be revoked: it is aborted");
+                    doomed.push(lane);
+                }
+                Some(_) | None => {}
+            }
+        }
+        // The result of each is its own state, below.
+        let _ = group.end();
+        let deadline = Deadline::In(Self::CLEAN_UP).started();
+        for (lane, comm) in revoked {
+            match lane.settle_revoked(comm, deadline) {
+                Ok(()) if lane.scope == Scope::Group => {}
+                Ok(()) => doomed.push(lane),
+                Err(error) => {
+                    tracing::warn!(%error, "a communicator could not be revoked: it is aborted");
+                    doomed.push(lane);
+                }
+            }
+        }
+        doomed
+    }
+
+    fn settle_revoked(&self, comm: &Comm, deadline: Deadline) -> Result<()> {
+        loop {
+            match comm.look() {
+                Look::Ready | Look::Gone => return Ok(()),
+                Look::Failed(error) => return Err(error),
+                Look::AtWork | Look::InUse if deadline.has_passed() => {
+                    let message = "the library did not stop what was pending";
+                    return Err(Error::new(ErrorKind::Timeout, message));
+                }
+                Look::AtWork | Look::InUse => std::thread::sleep(Duration::from_millis(1)),
+            }
+        }
+    }
+
+    /// Aborts a communicator whose operations are part of graphs, on a thread of its own: its kernels are stopped at
+    /// once, and it is freed when the program has destroyed the last of the graphs.
+    fn abort_under_graphs(&self, comm: Arc<Comm>, graphs: usize) {
+        tracing::error!(
+            graphs,
+            "CUDA graphs hold operations of an aborted communicator: NCCL frees it when they are destroyed"
+        );
+        let shared = self.shared.clone();
+        let abort = move || {
+            let aborted = shared
+                .device
+                .enter()
+                .and_then(|_entered| Comm::abort_all(&shared.library, &[comm]));
+            if let Err(error) = aborted {
+                tracing::warn!(%error, "a communicator could not be aborted");
+            }
+        };
+        if let Err(error) = on_thread("rcomm/nccl-graphs", abort) {
+            tracing::error!(%error, "a communicator stays until the process ends");
+        }
+    }
+
+    /// Waits until everything submitted has ended.
+    ///
+    /// # Errors
+    /// `Timeout` if something is still under way then; what has failed is the error of its operation.
+    pub(crate) fn drain(&self, deadline: Deadline) -> Result<()> {
+        let deadline = deadline.started();
+        let late = || {
+            Error::new(
+                ErrorKind::Timeout,
+                "operations are still under way on the device",
+            )
+        };
+        let mut pause = Duration::from_micros(20);
+        let mut wait = || {
+            if deadline.has_passed() {
+                return Err(late());
+            }
+            std::thread::sleep(pause);
+            pause = (pause * 2).min(Duration::from_millis(1));
+            Ok(())
+        };
+        while !self.enter(deadline)?.queue.is_empty() {
+            self.pump();
+            wait()?;
+        }
+        let end = {
+            let _entered = self.shared.device.enter()?;
+            self.shared.joints.mark(&self.stream)?
+        };
+        loop {
+            let _entered = self.shared.device.enter()?;
+            if end.is_done()? {
+                return Ok(());
+            }
+            if let Some(error) = self.trouble() {
+                return Err(error);
+            }
+            wait()?;
+        }
+    }
+
+    /// Closes the communicators, with the other ranks, after [`drain`](Self::drain).
+    ///
+    /// # Blocking
+    /// Until the library has closed them, or the deadline.
+    ///
+    /// # Errors
+    /// `InvalidArgument` if CUDA graphs hold operations of one of them, which is left open then: NCCL waits for the
+    /// graphs. `Timeout` if the other ranks do not close theirs.
+    pub(crate) fn close_all(lanes: &[Arc<Self>], deadline: Deadline) -> Result<()> {
+        let deadline = deadline.started();
+        let graphs: usize = lanes.iter().map(|lane| lane.live_graphs()).sum();
+        let free = lanes.iter().filter(|lane| lane.live_graphs() == 0);
+        let free: Vec<Arc<Self>> = free.cloned().collect();
+        // On a thread of its own, since the library may never return.
+        let (sender, closed) = channel();
+        on_thread("rcomm/nccl-close", move || {
+            // Nothing waits any more where this fails.
+            drop(sender.send(Self::try_close_all(&free, deadline)));
+        })?;
+        match closed.recv_timeout(deadline.remaining()) {
+            Ok(closed) => closed?,
+            Err(RecvTimeoutError::Timeout) => {
+                let message = "NCCL did not close the communicators before the deadline";
+                return Err(Error::new(ErrorKind::Timeout, message));
+            }
+            Err(RecvTimeoutError::Disconnected) => {
+                let message = "the thread that closes communicators panicked";
+                return Err(Error::new(ErrorKind::Backend, message));
+            }
+        }
+        if graphs > 0 {
+            let message = format!(
+                "{graphs} CUDA graphs hold operations of this group: destroy them first; its communicators stay \
+                 until then"
+            );
+            return Err(Error::new(ErrorKind::InvalidArgument, message));
+        }
+        Ok(())
+    }
+
+    fn try_close_all(lanes: &[Arc<Self>], deadline: Deadline) -> Result<()> {
+        let with_comm = |lane: &Arc<Self>| Some((lane.clone(), lane.comm.get()?.clone()));
+        let open: Vec<(Arc<Self>, Arc<Comm>)> = lanes.iter().filter_map(with_comm).collect();
+        // All begin before one is waited for: the others' order of peers is another.
+        let begin = |(lane, comm): &(Arc<Self>, Arc<Comm>)| {
+            let _entered = lane.shared.device.enter()?;
+            comm.finalize()
+        };
+        let begun: Vec<Result<()>> = open.iter().map(begin).collect();
+        let mut failed = Vec::new();
+        for ((lane, comm), begun) in open.iter().zip(begun) {
+            match begun.and_then(|()| lane.settle(comm, deadline)) {
+                Ok(()) => lane.destroy(comm),
+                Err(error) if error.kind() == ErrorKind::Timeout => return Err(error),
+                Err(error) => {
+                    note_close(&error);
+                    failed.push(comm.clone());
+                }
+            }
+        }
+        // After an error a communicator is aborted and never destroyed.
+        if let (Some(lane), false) = (lanes.first(), failed.is_empty()) {
+            let _entered = lane.shared.device.enter()?;
+            if let Err(error) = Comm::abort_all(&lane.shared.library, &failed) {
+                note_close(&error);
+            }
+        }
+        Ok(())
+    }
+
+    /// Frees a communicator that has been closed, on a thread of its own: where that fails the library leaves a
+    /// group of calls open on it.
+    fn destroy(&self, comm: &Arc<Comm>) {
+        let (shared, comm) = (self.shared.clone(), comm.clone());
+        let destroyed = on_thread("rcomm/nccl-close", move || {
+            let _entered = shared.device.enter()?;
+            comm.destroy()
+        });
+        match destroyed.map(std::thread::JoinHandle::join) {
+            Ok(Ok(Ok(()))) => {}
+            Ok(Ok(Err(error))) | Err(error) => note_close(&error),
+            Ok(Err(_)) => tracing::error!("the thread that frees a communicator panicked"),
+        }
+    }
+
+    /// Ends the communicator if that was not done, or leaks it to the library; returns whether it has ended.
+    fn end_at_last(&self, comm: Arc<Comm>) -> bool {
+        if self.shared.is_forsaken() || self.live_graphs() > 0 {
+            comm.forsake();
+            return false;
+        }
+        Arc::into_inner(comm).is_some_and(|mut comm| comm.end_at_last())
+    }
+}
+
+fn on_thread<T: Send + 'static>(
+    name: &str,
+    work: impl FnOnce() -> T + Send + 'static,
+) -> Result<std::thread::JoinHandle<T>> {
+    let thread = std::thread::Builder::new().name(name.to_owned());
+    thread
+        .spawn(work)
+        .map_err(|error| Error::io(format!("cannot start the thread {name}"), error))
+}
+
+/// Everything has ended: that another rank has gone first, perhaps without a word, does no harm.
+fn note_close(error: &Error) {
+    tracing::debug!(%error, "a communicator was not closed by all ranks together");
+}
+
+impl Drop for Lane {
+    fn drop(&mut self) {
+        // Drop the communicator before what it uses. If it is leaked, or another holder keeps it alive, leak
+        // that as well.
+        if let Some(comm) = self.comm.take()
+            && !self.end_at_last(comm)
+        {
+            self.registry.leak();
+            let staging = self.staging.lock().unwrap_or_else(PoisonError::into_inner);
+            std::mem::forget((self.stream.clone(), self.barrier.clone(), staging.clone()));
+        }
+        if self.sweep() {
+            return;
+        }
+        for remains in self.remains().drain(..) {
+            self.shared.leak(remains.op, remains.memory);
+        }
+    }
+}
+
+impl Shared {
+    /// Gives up memory that a device may still write to: better lost than corrupted.
+    pub(crate) fn leak(&self, op: OpType, memory: Box<dyn Send>) {
+        std::mem::forget(memory);
+        let leaked = self.leaked.fetch_add(1, Ordering::Relaxed) + 1;
+        tracing::warn!(
+            %op,
+            leaked,
+            "the device did not let go of the buffers of an aborted operation: they are never freed"
+        );
+    }
+}

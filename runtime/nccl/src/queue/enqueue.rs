@@ -1,0 +1,491 @@
+//! Putting operations on a lane's stream: after the pending work of their buffers' streams, between two
+//! marks, or into the graph that those streams are captured into.
+
+use super::pending::Start;
+use super::{Captured, Door, Enqueued, Lane, Stage};
+use crate::comm::{Comm, Look};
+use crate::context::options::Timing;
+use crate::cuda::event::Mark;
+use crate::cuda::graph::Graph;
+use crate::cuda::memory::{DeviceBuffer, stream_of};
+use crate::cuda::stream::CudaStream;
+use crate::launch::{Call, Launched, Target, staging_bytes};
+use crate::library::NcclLibrary;
+use crate::library::config::Blocking;
+use crate::library::sys::{CudaStream as RawStream, NcclComm, NcclResult, result};
+use rcomm_core::Buffer;
+use rcomm_core::Deadline;
+use rcomm_core::Op;
+use rcomm_core::{Error, ErrorKind, Result};
+use rcomm_recorder::model::{DType, OpType};
+use std::collections::BTreeMap;
+use std::ffi::c_void;
+use std::ptr::null_mut;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+/// A call that was not made whole.
+pub(crate) struct Unmade {
+    pub(crate) error: Error,
+    pub(crate) left: Left,
+}
+
+/// What a call that was not made whole has left on the device.
+pub(crate) enum Left {
+    /// Nothing: it did not come so far.
+    Nothing,
+    /// Nothing after this mark.
+    Until(Arc<Mark>),
+    /// Perhaps something, and it is unknown when the device is done with it.
+    Unknown,
+}
+
+impl Unmade {
+    fn untouched(error: Error) -> Self {
+        let left = Left::Nothing;
+        Self { error, left }
+    }
+}
+
+impl From<Unmade> for Error {
+    fn from(unmade: Unmade) -> Self {
+        unmade.error
+    }
+}
+
+impl Lane {
+    /// Puts one operation on the stream, or into the graph that its buffers' streams are captured into. The context
+    /// is current; `graph` is that of [`check_capture`](Self::check_capture) where it is known.
+    ///
+    /// `Err` with a mark: something may be on the device before it. Without one: it is not known when the
+    /// device is done.
+    pub(super) fn enqueue(
+        &self,
+        op: &Op<'static>,
+        deadline: Deadline,
+        graph: Option<Option<Graph>>,
+    ) -> Result<Enqueued, (Error, Option<Arc<Mark>>)> {
+        let early = |error| (error, None);
+        let Some(comm) = self.comm.get() else {
+            let message = "the communicator is not there yet";
+            return Err(early(Error::new(ErrorKind::Closed, message)));
+        };
+        let shared = &self.shared;
+        let graph = graph.map_or_else(|| self.graph_of(op), Ok).map_err(early)?;
+        let staging = self.staging_for(op, graph).map_err(early)?;
+        if let Some(graph) = graph {
+            self.keep_for(graph, op, &staging).map_err(early)?;
+            self.may_be_captured.store(true, Ordering::Release);
+        }
+        let joints = self.follow_streams(op).map_err(early)?;
+        // Marks made in a capture are part of the graph: they cannot be asked for.
+        let start = match (graph, shared.options.timing) {
+            (Some(_), _) => None,
+            (None, Timing::On) => {
+                let mark = shared.marks.mark(&self.stream).map_err(early)?;
+                Some(Start::Marked(Arc::new(mark)))
+            }
+            // It starts when what it follows is done, which has marks already.
+            (None, Timing::Off) => Some(Start::Follows(self.latest().clone(), joints)),
+        };
+        let launched = comm.with(|library, raw| {
+            let target = Target {
+                library,
+                comm: raw,
+                scope: self.scope,
+                stream: &self.stream,
+                rank: comm.rank(),
+                size: comm.size(),
+                barrier: place_of(&self.barrier),
+                staging: staging.as_ref().map_or(null_mut(), place_of),
+            };
+            // SAFETY: the communicator is live and locked while it is lent, the stream is our own. The
+            // group has validated the operation and `check_place` the place of its buffers; the ticket
+            // keeps it until the mark below is reached, and the lane what it stages. What is captured is
+            // kept by the graph, for itself and all that is made of it.
+            unsafe { target.launch(op) }
+        });
+        let mut is_marked = true;
+        let settled = match launched {
+            // While the library is still launching, what it enqueues comes after any mark.
+            Ok(Ok(launched)) => self
+                .finish(comm, launched, deadline)
+                .inspect_err(|_| is_marked = false),
+            Ok(Err(error)) => {
+                // What went before it in its group may still be on its way (`Group`, as it is dropped).
+                is_marked = !matches!(comm.look(), Look::AtWork | Look::InUse);
+                Err(error)
+            }
+            Err(error) => Err(error),
+        };
+        self.launched.fetch_add(1, Ordering::Relaxed);
+        let (Some(start), None) = (start, graph) else {
+            settled.map_err(early)?;
+            return Ok(Enqueued::Captured(graph.map_or(0, |graph| graph.id)));
+        };
+        let end = shared.marks.mark(&self.stream).map(Arc::new);
+        match (settled, end) {
+            (Ok(()), Ok(end)) => {
+                *self.latest() = Some(end.clone());
+                Ok(Enqueued::Between(start, end))
+            }
+            (Err(error), end) => Err((error, end.ok().filter(|_| is_marked))),
+            (Ok(()), Err(error)) => Err((error, None)),
+        }
+    }
+
+    fn latest(&self) -> MutexGuard<'_, Option<Arc<Mark>>> {
+        self.latest.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Has the library enqueue something other than an operation, after what `before` enqueues, and marks
+    /// its end.
+    ///
+    /// # Blocking
+    /// While the library connects to peers, until `deadline`.
+    ///
+    /// # Errors
+    /// `Unsupported` while the lane's stream is captured; the errors of `before` and of the library. The lane
+    /// is unusable afterwards if the library may still be working on the call.
+    pub(crate) fn call_on_stream(
+        &self,
+        mut door: MutexGuard<'_, Door>,
+        name: &'static str,
+        deadline: Deadline,
+        before: impl FnOnce() -> Result<()>,
+        call: impl FnOnce(NcclComm, RawStream) -> NcclResult + Send + 'static,
+    ) -> Result<Arc<Mark>, Unmade> {
+        // What was issued before comes first.
+        self.push_queue(&mut door);
+        if let Stage::Broken(error) = &door.stage {
+            return Err(Unmade::untouched(error.clone()));
+        }
+        let Some(comm) = self.comm.get() else {
+            let message = "the communicator is not there yet";
+            return Err(Unmade::untouched(Error::new(ErrorKind::Closed, message)));
+        };
+        let entered = self.shared.device.enter();
+        let _entered = entered.map_err(Unmade::untouched)?;
+        if self.stream.graph().map_err(Unmade::untouched)?.is_some() {
+            let message =
+                format!("the stream of the group is being captured: {name} is not offered there");
+            let error = Error::new(ErrorKind::Unsupported, message);
+            return Err(Unmade::untouched(error));
+        }
+        let mut given_up = None;
+        let called = before().and_then(|()| {
+            if self.shared.options.comm.blocking == Blocking::No || door.called.contains(name) {
+                return comm.with(|library, raw| {
+                    let status = call(raw, self.stream.raw());
+                    check_call(library, raw, name, status)
+                })?;
+            }
+            let stream = self.stream.clone();
+            let work = move |library: &NcclLibrary, raw| {
+                let status = call(raw, stream.raw());
+                check_call(library, raw, name, status)
+            };
+            let done = comm.call_apart(&self.shared.device, work)?;
+            match self.wait_apart(&done, deadline) {
+                Ok(called) => {
+                    door.called.insert(name);
+                    called
+                }
+                // The call is still under way, and what it enqueues comes after any mark.
+                Err(error) => {
+                    given_up = Some(error.clone());
+                    Err(error)
+                }
+            }
+        });
+        if let Some(error) = given_up {
+            door.stage = Stage::Broken(error.clone());
+            return Err(Unmade {
+                error,
+                left: Left::Unknown,
+            });
+        }
+        if let Ok(Call::InProgress) = called
+            && let Err(error) = self.settle(comm, deadline)
+        {
+            // What the library enqueues comes after any mark.
+            door.stage = Stage::Broken(error.clone());
+            return Err(Unmade {
+                error,
+                left: Left::Unknown,
+            });
+        }
+        let mark = self.shared.joints.mark(&self.stream).map(Arc::new);
+        if let Err(error) = &mark {
+            // Without a mark it is unknown when the buffers in use may be reused.
+            door.stage = Stage::Broken(error.clone());
+        }
+        match (called, mark) {
+            (Ok(_), Ok(mark)) => Ok(mark),
+            (Err(error), Ok(mark)) => Err(Unmade {
+                error,
+                left: Left::Until(mark),
+            }),
+            (Err(error), Err(_)) | (Ok(_), Err(error)) => Err(Unmade {
+                error,
+                left: Left::Unknown,
+            }),
+        }
+    }
+
+    /// Refuses to continue where it is unknown what the library may still enqueue.
+    ///
+    /// # Errors
+    /// Why the lane is unusable; `Timeout` as [`enter`](Self::enter).
+    pub(crate) fn check_whole(&self, deadline: Deadline) -> Result<()> {
+        if let Some(error) = self.shared.aborted.get() {
+            return Err(error.clone());
+        }
+        match &self.enter(deadline)?.stage {
+            Stage::Broken(error) => Err(error.clone()),
+            Stage::Joining(_) | Stage::Ready => Ok(()),
+        }
+    }
+
+    /// What comes after the library's call.
+    fn finish(&self, comm: &Comm, launched: Launched, deadline: Deadline) -> Result<()> {
+        if launched.call == Call::InProgress {
+            self.settle(comm, deadline)?;
+        }
+        launched.copies.into_iter().try_for_each(|copy| {
+            // SAFETY: from the staging memory to buffers of the operation, which are kept as for the call.
+            unsafe { copy.enqueue(&self.stream) }
+        })
+    }
+
+    /// The memory besides its buffers that an operation needs. It is used on the lane's stream alone, so
+    /// that one operation after the other may; one in a graph has its own.
+    fn staging_for(&self, op: &Op<'_>, graph: Option<Graph>) -> Result<Option<DeviceBuffer>> {
+        let bytes = staging_bytes(&self.shared.library, op);
+        if bytes == 0 {
+            return Ok(None);
+        }
+        // All that is read there was written there first.
+        let make = |bytes| DeviceBuffer::unset(&self.stream, DType::U8, bytes);
+        if graph.is_some() {
+            return make(bytes).map(Some);
+        }
+        let mut staging = self.staging.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(staging) = staging.as_ref().filter(|it| it.len() >= bytes) {
+            return Ok(Some(staging.clone()));
+        }
+        let made = make(bytes.next_power_of_two())?;
+        if let Some(former) = staging.replace(made.clone()) {
+            // Freeing it would wait for what is under way.
+            let end = self.shared.joints.mark(&self.stream)?;
+            self.keep(OpType::Gather, Box::new(former), end);
+        }
+        Ok(Some(made))
+    }
+
+    /// Has a graph keep what an operation uses.
+    fn keep_for(&self, graph: Graph, op: &Op<'_>, staging: &Option<DeviceBuffer>) -> Result<()> {
+        let hold = |buffer: &Buffer<'_>| {
+            buffer.hold_on().ok_or_else(|| {
+                let message = format!("{buffer:?}: no owner keeps it for the graph");
+                Error::new(ErrorKind::InvalidArgument, message)
+            })
+        };
+        let held = op.map_buffers(&hold)?;
+        let memory = (held, self.barrier.clone(), staging.clone());
+        graph.keep(&self.shared.device, Box::new(memory), &self.live)
+    }
+
+    /// Notes which operation went into a graph.
+    pub(crate) fn note_captured(&self, graph: u64, seq: u64) {
+        const MOST: usize = 64;
+        let mut graphs = self.graphs();
+        let captured = graphs.entry(graph).or_default();
+        captured.count += 1;
+        captured.ends = Some((captured.ends.map_or(seq, |(first, _)| first), seq));
+        if graphs.len() > MOST {
+            graphs.pop_first();
+        }
+    }
+
+    pub(super) fn graphs(&self) -> MutexGuard<'_, BTreeMap<u64, Captured>> {
+        self.graphs.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The graph that an operation is captured into: that of the streams of its buffers, all of them. The context is
+    /// current.
+    ///
+    /// # Errors
+    /// `InvalidArgument` if they are not all of one mind.
+    fn graph_of(&self, op: &Op<'_>) -> Result<Option<Graph>> {
+        let mut streams = Streams::of(op, &self.shared.default_stream).into_iter();
+        let graph = match streams.next() {
+            Some(first) => first.graph()?,
+            None => None,
+        };
+        for stream in streams {
+            if !is_same(graph, stream.graph()?) {
+                return Err(Error::new(
+                    ErrorKind::InvalidArgument,
+                    "the streams of its buffers are not all captured into the same graph",
+                ));
+            }
+        }
+        // Only an operation of this lane's makes its stream part of a capture.
+        if !self.may_be_captured.load(Ordering::Acquire) {
+            return Ok(graph);
+        }
+        match self.stream.graph()? {
+            None => {
+                self.may_be_captured.store(false, Ordering::Release);
+                Ok(graph)
+            }
+            Some(own) if !is_same(graph, Some(own)) => Err(Error::new(
+                ErrorKind::InvalidArgument,
+                format!(
+                    "the stream of the group is being captured into graph {}, and those of the \
+                     buffers are not: issue it when that capture has ended",
+                    own.id
+                ),
+            )),
+            Some(_) => Ok(graph),
+        }
+    }
+
+    /// As [`graph_of`](Self::graph_of), before the operation is issued. The context is current.
+    ///
+    /// # Errors
+    /// `InvalidArgument` if the communicator is not there yet: none can be made during a capture.
+    pub(crate) fn check_capture(&self, op: &Op<'_>) -> Result<Option<Graph>> {
+        let graph = self.graph_of(op)?;
+        if graph.is_some() && self.comm.get().is_none() {
+            return Err(Error::new(
+                ErrorKind::InvalidArgument,
+                "the communicator is not there yet, and cannot be made while a graph is captured: \
+                 issue the operation once before",
+            ));
+        }
+        Ok(graph)
+    }
+
+    /// Makes `stream` wait until what is on this lane's stream now is done.
+    pub(crate) fn lead(&self, stream: &CudaStream) -> Result<()> {
+        let _entered = self.shared.device.enter()?;
+        let mark = self.shared.joints.mark(&self.stream)?;
+        stream.wait_for(&mark)
+    }
+
+    /// Makes the lane's stream wait for the pending work of the buffers' streams; returns the marks that it
+    /// waits for.
+    fn follow_streams(&self, op: &Op<'_>) -> Result<Vec<Mark>> {
+        let streams = Streams::of(op, &self.shared.default_stream);
+        streams
+            .into_iter()
+            // What is on the lane's own stream comes first in any case.
+            .filter(|stream| stream.raw() != self.stream.raw())
+            .map(|stream| self.follow(stream))
+            .collect()
+    }
+
+    /// Makes the lane's stream wait for the pending work of this one: up to the mark that is returned.
+    pub(crate) fn follow(&self, stream: &CudaStream) -> Result<Mark> {
+        let mark = self.shared.joints.mark(stream)?;
+        self.stream.wait_for(&mark)?;
+        Ok(mark)
+    }
+
+    /// Waits until the library has connected to all peers that the call needs.
+    pub(super) fn settle(&self, comm: &Comm, deadline: Deadline) -> Result<()> {
+        /// The library starts a thread for each call, which is done within this time as a rule; to sleep takes
+        /// longer.
+        const SPIN: Duration = Duration::from_micros(200);
+        let deadline = deadline.started();
+        let begun = Instant::now();
+        let mut pause = Duration::from_micros(20);
+        loop {
+            let is_ready = comm.is_ready()?;
+            // Checked after readiness: an aborted communicator becomes ready as well, with its work undone.
+            if let Some(error) = self.shared.aborted.get() {
+                return Err(error.clone());
+            }
+            if is_ready {
+                return Ok(());
+            }
+            if deadline.has_passed() {
+                return Err(Error::new(
+                    ErrorKind::Timeout,
+                    "NCCL did not connect to the other ranks before the deadline",
+                ));
+            }
+            if begun.elapsed() < SPIN {
+                std::thread::yield_now();
+                continue;
+            }
+            std::thread::sleep(pause);
+            pause = (pause * 2).min(Duration::from_millis(1));
+        }
+    }
+}
+
+/// # Errors
+/// `Backend` with the library's words.
+fn check_call(
+    library: &NcclLibrary,
+    raw: NcclComm,
+    name: &str,
+    status: NcclResult,
+) -> Result<Call> {
+    if status == result::IN_PROGRESS {
+        return Ok(Call::InProgress);
+    }
+    // SAFETY: the callers' communicator is live.
+    unsafe { library.check_on(raw, name, status) }.map(|()| Call::Done)
+}
+
+fn is_same(one: Option<Graph>, other: Option<Graph>) -> bool {
+    one.map(|graph| graph.id) == other.map(|graph| graph.id)
+}
+
+/// The streams of an operation's buffers, each once.
+#[derive(Default)]
+struct Streams<'o> {
+    first: Option<&'o Arc<CudaStream>>,
+    /// Nearly always empty, and nothing is allocated then.
+    others: Vec<&'o Arc<CudaStream>>,
+}
+
+impl<'o> Streams<'o> {
+    /// `default` is that of buffers that know none.
+    fn of(op: &'o Op<'_>, default: &'o Arc<CudaStream>) -> Self {
+        let mut streams = Self::default();
+        visit(op, &mut |buffer| {
+            let stream = stream_of(buffer).unwrap_or(default);
+            match streams.first {
+                None => streams.first = Some(stream),
+                Some(first) if first.raw() == stream.raw() => {}
+                Some(_) if streams.others.iter().any(|it| it.raw() == stream.raw()) => {}
+                Some(_) => streams.others.push(stream),
+            }
+        });
+        streams
+    }
+
+    fn into_iter(self) -> impl Iterator<Item = &'o Arc<CudaStream>> {
+        self.first.into_iter().chain(self.others)
+    }
+}
+
+fn place_of(memory: &DeviceBuffer) -> *mut c_void {
+    std::ptr::with_exposed_provenance_mut(memory.address() as usize)
+}
+
+/// Calls `look` with every buffer of an operation; a lone one twice.
+pub(crate) fn visit<'o, 'b>(op: &'o Op<'b>, look: &mut impl FnMut(&'o Buffer<'b>)) {
+    if let Op::Coalesced(ops) = op {
+        for op in ops {
+            visit(op, look);
+        }
+    }
+    op.inputs().iter().chain(op.outputs()).for_each(look);
+}

@@ -1,0 +1,130 @@
+//! Memory that is registered with a communicator. It stays with the lane, which ends its communicator
+//! before it lets go of what was registered.
+
+use super::Lane;
+use rcomm_core::Buffer;
+use rcomm_core::backend::Registration;
+use rcomm_core::{Error, ErrorKind, Result};
+use std::any::Any;
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// What is registered, with what keeps it alive; and the memory of windows.
+#[derive(Default)]
+pub(crate) struct Registry {
+    /// By the library's number.
+    registered: Mutex<BTreeMap<u64, Registered>>,
+    windows: Mutex<Windows>,
+}
+
+/// Ranges that the library knows by one number: it gives one that lies in the pages of another the other's,
+/// and counts (`ncclRegister`, register.cc). So all owners stay until the last is undone.
+#[derive(Default)]
+struct Registered {
+    count: usize,
+    owners: Vec<Arc<dyn Any + Send + Sync>>,
+}
+
+#[derive(Default)]
+struct Windows {
+    last: u64,
+    memory: BTreeMap<u64, Box<dyn Send>>,
+}
+
+impl Registry {
+    /// Leaks what is registered with a communicator that is itself leaked to the library.
+    pub(crate) fn leak(&self) {
+        std::mem::forget(std::mem::take(&mut *self.lock()));
+        std::mem::forget(std::mem::take(&mut *self.windows()));
+    }
+
+    /// Keeps the memory of a window until it is released, or the communicator is gone.
+    pub(crate) fn keep(&self, memory: Box<dyn Send>) -> u64 {
+        let mut windows = self.windows();
+        windows.last += 1;
+        let number = windows.last;
+        windows.memory.insert(number, memory);
+        number
+    }
+
+    /// Gives it up: the library does not refer to it any more.
+    pub(crate) fn release(&self, number: u64) {
+        drop(self.windows().memory.remove(&number));
+    }
+
+    fn windows(&self) -> MutexGuard<'_, Windows> {
+        self.windows.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<u64, Registered>> {
+        self.registered
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Lane {
+    /// Registers memory, which stays alive until it is deregistered or the communicator is gone.
+    pub(crate) fn register(&self, memory: &Buffer<'static>) -> Result<Registration> {
+        let refuse =
+            |why: &str| Error::new(ErrorKind::InvalidArgument, format!("{memory:?}: {why}"));
+        let Some(owner) = memory.owner() else {
+            return Err(refuse(
+                "nothing keeps the memory alive while it is registered",
+            ));
+        };
+        if memory.is_empty() {
+            return Err(refuse("there is nothing to register"));
+        }
+        let Some(comm) = self.comm() else {
+            let message = "the communicator is not there yet: issue an operation first";
+            return Err(Error::new(ErrorKind::Closed, message));
+        };
+        let _alone = self.settled(comm)?;
+        let _entered = self.shared.device.enter()?;
+        let mut registered = self.registry.lock();
+        // SAFETY: the buffer is device memory (the backend has checked that). Its owner is kept below until
+        // the registration is undone or the lane is gone, and a lane's communicator goes first; where the
+        // communicator is leaked the owner is leaked, too.
+        let id = unsafe { comm.register(memory.as_ptr().addr() as u64, memory.size_bytes())? };
+        let known = registered.entry(id).or_default();
+        known.count += 1;
+        known.owners.push(owner.clone());
+        Ok(Registration {
+            id,
+            owner: owner.clone(),
+        })
+    }
+
+    /// Undoes it.
+    pub(crate) fn deregister(&self, registration: Registration) -> Result<()> {
+        let _alone = match self.comm() {
+            Some(comm) if comm.is_live() => Some(self.settled(comm)?),
+            _ => None,
+        };
+        let mut registered = self.registry.lock();
+        let Some(known) = registered.get_mut(&registration.id) else {
+            let message = format!(
+                "there is no registration {:#x} in this group",
+                registration.id
+            );
+            return Err(Error::new(ErrorKind::InvalidArgument, message));
+        };
+        if let Some(comm) = self.comm() {
+            let _entered = self.shared.device.enter()?;
+            // SAFETY: it is in the map, so it comes from this communicator, and no more are undone than
+            // were made.
+            match unsafe { comm.deregister(registration.id) } {
+                // The communicator has taken its registrations with it.
+                Err(error) if error.kind() == ErrorKind::Closed => {}
+                // What the library may still refer to stays.
+                undone => undone?,
+            }
+        }
+        known.count -= 1;
+        if known.count == 0 {
+            registered.remove(&registration.id);
+        }
+        Ok(())
+    }
+}

@@ -18,7 +18,8 @@ thread_local! {
 /// The function may be called with this address now.
 pub(crate) unsafe fn call(function: HostFunction, at: usize) {
     let before = INSIDE.replace(true);
-    // SAFETY: the caller vouches for function and address.
+    // SAFETY: the caller answers for this call of `function` with this address, which it has exposed
+    // (`expose_provenance`).
     unsafe { function(std::ptr::with_exposed_provenance_mut(at)) };
     INSIDE.set(before);
 }

@@ -42,7 +42,7 @@ pub unsafe extern "C" fn cuInit(_flags: c_uint) -> c_int {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuDeviceGetCount(count: *mut c_int) -> c_int {
     crate::calls::note();
-    // SAFETY: the caller's pointer.
+    // SAFETY: `count` is null, which `put` refuses, or the caller lets an int be written there.
     unsafe { put(count, DEVICES) }
 }
 
@@ -52,7 +52,7 @@ pub unsafe extern "C" fn cuDeviceGet(device: *mut c_int, ordinal: c_int) -> c_in
     if !(0..DEVICES).contains(&ordinal) {
         return INVALID_DEVICE;
     }
-    // SAFETY: the caller's pointer.
+    // SAFETY: `device` is null, which `put` refuses, or the caller lets an int be written there.
     unsafe { put(device, ordinal) }
 }
 
@@ -61,7 +61,7 @@ pub unsafe extern "C" fn cuDeviceGetUuid_v2(uuid: *mut [u8; 16], device: c_int) 
     crate::calls::note();
     let mut bytes = *b"rcomm-simulator\0";
     bytes[15] = u8::try_from(device).unwrap_or(u8::MAX);
-    // SAFETY: the caller's pointer.
+    // SAFETY: `uuid` is null, which `put` refuses, or the caller lets sixteen bytes be written there.
     unsafe { put(uuid, bytes) }
 }
 
@@ -71,7 +71,7 @@ pub unsafe extern "C" fn cuDevicePrimaryCtxRetain(
     device: c_int,
 ) -> c_int {
     crate::calls::note();
-    // SAFETY: the caller's pointer.
+    // SAFETY: `context` is null, which `put` refuses, or the caller lets a handle be written there.
     unsafe { put(context, handle_of(device + 1)) }
 }
 
@@ -97,7 +97,7 @@ pub unsafe extern "C" fn cuCtxPopCurrent_v2(context: *mut *mut c_void) -> c_int 
     let Some(device) = CONTEXTS.with_borrow_mut(Vec::pop) else {
         return INVALID_CONTEXT;
     };
-    // SAFETY: the caller's pointer.
+    // SAFETY: `context` is null, which `put` refuses, or the caller lets a handle be written there.
     unsafe { put(context, handle_of(device)) }
 }
 
@@ -107,7 +107,7 @@ pub unsafe extern "C" fn cuCtxGetStreamPriorityRange(
     greatest: *mut c_int,
 ) -> c_int {
     crate::calls::note();
-    // SAFETY: the caller's pointers.
+    // SAFETY: both are null, which `put` refuses, or the caller lets an int be written there.
     unsafe { first_bad(&[put(least, 0), put(greatest, -5)]) }
 }
 
@@ -128,7 +128,7 @@ pub unsafe extern "C" fn cuCtxSetCurrent(context: *mut c_void) -> c_int {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuCtxGetCurrent(context: *mut *mut c_void) -> c_int {
     crate::calls::note();
-    // SAFETY: the caller's pointer.
+    // SAFETY: `context` is null, which `put` refuses, or the caller lets a handle be written there.
     unsafe { put(context, handle_of(current())) }
 }
 
@@ -138,7 +138,7 @@ pub unsafe extern "C" fn cuCtxGetDevice(device: *mut c_int) -> c_int {
     if current() == 0 {
         return INVALID_CONTEXT;
     }
-    // SAFETY: the caller's pointer.
+    // SAFETY: `device` is null, which `put` refuses, or the caller lets an int be written there.
     unsafe { put(device, current_device()) }
 }
 
@@ -159,7 +159,7 @@ pub unsafe extern "C" fn cuDeviceGetAttribute(
         MEMORY_POOLS_SUPPORTED => 1,
         _ => 0,
     };
-    // SAFETY: the caller's pointer.
+    // SAFETY: `value` is null, which `put` refuses, or the caller lets an int be written there.
     unsafe { put(value, is) }
 }
 
@@ -174,7 +174,8 @@ pub unsafe extern "C" fn cuDeviceGetName(
     if usize::try_from(length).unwrap_or(0) < NAME.len() {
         return super::INVALID_VALUE;
     }
-    // SAFETY: the caller's array of at least that length.
+    // SAFETY: the caller's `name` takes `length` bytes, which are as many as `NAME` has or more (checked);
+    // a constant does not overlap it.
     unsafe { std::ptr::copy_nonoverlapping(NAME.as_ptr().cast(), name, NAME.len()) };
     SUCCESS
 }
@@ -182,6 +183,6 @@ pub unsafe extern "C" fn cuDeviceGetName(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuDriverGetVersion(version: *mut c_int) -> c_int {
     crate::calls::note();
-    // SAFETY: the caller's pointer.
+    // SAFETY: `version` is null, which `put` refuses, or the caller lets an int be written there.
     unsafe { put(version, 13_000) }
 }

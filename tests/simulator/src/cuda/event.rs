@@ -24,7 +24,7 @@ pub unsafe extern "C" fn cuEventCreate(out: *mut *mut c_void, flags: c_uint) -> 
     }
     // Flag 2 is CU_EVENT_DISABLE_TIMING.
     let event = Event::new(flags & 2 == 0);
-    // SAFETY: the caller's pointer.
+    // SAFETY: `out` is null, which `put` refuses, or the caller lets a handle be written there.
     unsafe { put(out, EVENTS.insert(event)) }
 }
 
@@ -104,7 +104,7 @@ pub unsafe extern "C" fn cuEventElapsedTime(
     let (Some(from), Some(to)) = (from.at(), to.at()) else {
         return INVALID_HANDLE;
     };
-    // SAFETY: the caller's pointer.
+    // SAFETY: `milliseconds` is null, which `put` refuses, or the caller lets a float be written there.
     unsafe {
         put(
             milliseconds,

@@ -25,7 +25,8 @@ struct UserObject {
 impl Drop for UserObject {
     /// "The destructor is called when the last reference goes" (`cuUserObjectCreate`).
     fn drop(&mut self) {
-        // SAFETY: the caller of `cuUserObjectCreate` vouches for function and pointer; this is the one call.
+        // SAFETY: the caller of `cuUserObjectCreate` answers for one call of `destroy` with `at`, and a
+        // value is dropped once.
         unsafe { callback::call(self.destroy, self.at) };
     }
 }
@@ -60,7 +61,7 @@ pub unsafe extern "C" fn cuStreamEndCapture(handle: *mut c_void, graph: *mut *mu
     crate::calls::note();
     match Capture::end(&stream_of(handle)) {
         Err(status) => {
-            // SAFETY: the caller's pointer.
+            // SAFETY: `graph` is null, which `put` refuses, or the caller lets a handle be written there.
             unsafe { put(graph, std::ptr::null_mut()) };
             status
         }
@@ -68,7 +69,7 @@ pub unsafe extern "C" fn cuStreamEndCapture(handle: *mut c_void, graph: *mut *mu
             if let Some(made) = GRAPHS.get(made) {
                 *lock(&made.work) = work;
             }
-            // SAFETY: the caller's pointer.
+            // SAFETY: `graph` is null, which `put` refuses, or the caller lets a handle be written there.
             unsafe { put(graph, made) }
         }
     }
@@ -89,7 +90,7 @@ pub unsafe extern "C" fn cuGraphInstantiateWithFlags(
         work: Mutex::new(lock(&graph.work).clone()),
         objects: Mutex::new(lock(&graph.objects).clone()),
     };
-    // SAFETY: the caller's pointer.
+    // SAFETY: `executable` is null, which `put` refuses, or the caller lets a handle be written there.
     unsafe { put(executable, EXECUTABLES.insert(Arc::new(copy))) }
 }
 
@@ -139,7 +140,7 @@ pub unsafe extern "C" fn cuUserObjectCreate(
         return INVALID_VALUE;
     };
     let at = at.expose_provenance();
-    // SAFETY: the caller's pointer.
+    // SAFETY: `out` is null, which `put` refuses, or the caller lets a handle be written there.
     unsafe { put(out, OBJECTS.insert(Arc::new(UserObject { at, destroy }))) }
 }
 

@@ -72,7 +72,8 @@ pub(crate) struct Mapping {
 impl Mapping {
     fn of(file: &OwnedFd, size: usize) -> io::Result<Self> {
         let protection = ProtFlags::READ | ProtFlags::WRITE;
-        // SAFETY: a new mapping, where nothing was.
+        // SAFETY: the kernel chooses a range where nothing is, and the file and its length are checked by
+        // the kernel.
         let at = unsafe {
             mmap(
                 std::ptr::null_mut(),
@@ -104,7 +105,9 @@ impl Drop for Mapping {
     fn drop(&mut self) {
         lock(&MAPPED).remove(&self.address());
         let at = std::ptr::with_exposed_provenance_mut(self.at);
-        // SAFETY: mapped by `of`, unmapped once. It cannot fail for what is mapped.
+        // SAFETY: `of` mapped this range, which is unmapped once, here. No reference to it exists: its
+        // users go by address, and those that come later find it gone (`check`). A program that frees what
+        // a device still uses may crash, as with the driver.
         let _ = unsafe { munmap(at, self.size.max(1)) };
     }
 }
@@ -116,7 +119,7 @@ pub(crate) fn allocate(size: usize) -> Option<u64> {
     if !trouble::next_allocation_fits() {
         return None;
     }
-    // SAFETY: the size is not zero.
+    // SAFETY: the layout's size is at least 1.
     let at = unsafe { alloc_zeroed(layout) } as u64;
     if at == 0 {
         return None;
@@ -152,7 +155,8 @@ pub(crate) fn free(at: u64) -> bool {
         refuse(&format!("{at:#x} is freed and was not deregistered"));
     }
     match allocation.kind {
-        // SAFETY: allocated with this layout by `allocate`, and freed once: it was in the map.
+        // SAFETY: `allocate` got this address with this layout, and it was still in the map, so it is freed
+        // once. The program has ended its work on it, as the driver asks.
         Kind::Own(layout) => unsafe { dealloc(at as *mut u8, layout) },
         Kind::Shared(shared) => drop(shared),
     }
@@ -188,7 +192,7 @@ pub unsafe extern "C" fn cuMemAlloc_v2(out: *mut u64, size: usize) -> c_int {
     }
     match allocate(size) {
         None => OUT_OF_MEMORY,
-        // SAFETY: the caller's pointer.
+        // SAFETY: `out` is null, which `put` refuses, or the caller lets an address be written there.
         Some(at) => unsafe { put(out, at) },
     }
 }
@@ -205,7 +209,7 @@ pub unsafe extern "C" fn cuMemAllocAsync(out: *mut u64, size: usize, stream: *mu
     }
     match allocate(size) {
         None => OUT_OF_MEMORY,
-        // SAFETY: the caller's pointer.
+        // SAFETY: `out` is null, which `put` refuses, or the caller lets an address be written there.
         Some(at) => unsafe { put(out, at) },
     }
 }
@@ -242,13 +246,13 @@ pub unsafe extern "C" fn cuMemHostAlloc(
     let Ok(layout) = Layout::from_size_align(size.max(1), ALIGNMENT) else {
         return INVALID_VALUE;
     };
-    // SAFETY: the size is not zero.
+    // SAFETY: the layout's size is at least 1.
     let at = unsafe { alloc_zeroed(layout) };
     if at.is_null() {
         return OUT_OF_MEMORY;
     }
     lock(&PINNED).insert(at.expose_provenance(), layout);
-    // SAFETY: the caller's pointer.
+    // SAFETY: `out` is null, which `put` refuses, or the caller lets a handle be written there.
     unsafe { put(out, at.cast()) }
 }
 
@@ -258,7 +262,8 @@ pub unsafe extern "C" fn cuMemFreeHost(at: *mut c_void) -> c_int {
     match lock(&PINNED).remove(&at.addr()) {
         None => INVALID_VALUE,
         Some(layout) => {
-            // SAFETY: allocated with this layout above, and freed once: it was in the map.
+            // SAFETY: `cuMemHostAlloc` got this address with this layout, and it was still in the map, so
+            // it is freed once. The program has ended its work on it, as the driver asks.
             unsafe { dealloc(at.cast(), layout) };
             SUCCESS
         }
@@ -327,11 +332,14 @@ pub unsafe extern "C" fn cuMemcpyHtoDAsync_v2(
     crate::calls::note();
     // "The function will return once the pageable buffer has been copied to the staging memory" ("API
     // synchronization behavior" in the driver's manual); all host memory is pageable here.
-    // SAFETY: the caller's range, read before this returns.
+    // SAFETY: the caller's `from` is not null and holds `size` bytes that stay as they are during this
+    // call, which copies them.
     let staged = unsafe { std::slice::from_raw_parts(from.cast::<u8>(), size) }.to_vec();
     stream_of(stream).push(Arc::new(move || {
         check(to as usize, staged.len());
-        // SAFETY: the caller vouches for the target until the copy is done, as with the real driver.
+        // SAFETY: the bytes at `to` are live memory of a device (`check`), and `staged` is this closure's
+        // own, so the two do not overlap. The caller keeps its other accesses apart by the order of
+        // streams.
         unsafe { std::ptr::copy_nonoverlapping(staged.as_ptr(), to as *mut u8, staged.len()) };
     }));
     SUCCESS
@@ -348,7 +356,8 @@ pub unsafe extern "C" fn cuMemcpyDtoHAsync_v2(
     let (to, stream) = (to.expose_provenance(), stream_of(stream));
     stream.push(Arc::new(move || {
         check_reach(from as usize, size);
-        // SAFETY: the caller vouches for the host's range until the copy is done, as with the real driver.
+        // SAFETY: the bytes at `from` are live memory that a device reaches (`check_reach`); the caller
+        // keeps `size` bytes of the host at `to` for this copy alone until it is done. They may overlap.
         unsafe { std::ptr::copy(from as *const u8, to as *mut u8, size) };
     }));
     // "The function will return only once the copy has completed", of pageable memory, as above.
@@ -368,7 +377,8 @@ pub unsafe extern "C" fn cuMemsetD8Async(
     crate::calls::note();
     stream_of(stream).push(Arc::new(move || {
         check(to as usize, size);
-        // SAFETY: the caller vouches for the range until the work is done, as with the real driver.
+        // SAFETY: the bytes at `to` are live memory of a device (`check`). The caller keeps its other
+        // accesses apart by the order of streams.
         unsafe { std::ptr::write_bytes(to as *mut u8, value, size) };
     }));
     SUCCESS
@@ -389,8 +399,8 @@ pub unsafe extern "C" fn cuMemsetD32Async(
     stream_of(stream).push(Arc::new(move || {
         check(to as usize, count * size_of::<c_uint>());
         for nth in 0..count {
-            // SAFETY: the caller vouches for the range until the work is done, as with the real driver; it
-            // is aligned.
+            // SAFETY: the words at `to` are live memory of a device (`check`), at a multiple of four
+            // (checked above). The caller keeps its other accesses apart by the order of streams.
             unsafe { (to as *mut u32).add(nth).write(value) };
         }
     }));
@@ -408,7 +418,8 @@ pub unsafe extern "C" fn cuMemcpyDtoDAsync_v2(
     stream_of(stream).push(Arc::new(move || {
         check_reach(to as usize, size);
         check_reach(from as usize, size);
-        // SAFETY: both ranges are live; the caller vouches for that until the copy is done.
+        // SAFETY: both ranges are live memory that a device reaches (`check_reach`), and may overlap. The
+        // caller keeps its other accesses apart by the order of streams.
         unsafe { std::ptr::copy(from as *const u8, to as *mut u8, size) };
     }));
     SUCCESS
@@ -426,9 +437,11 @@ pub unsafe extern "C" fn cuPointerGetAttribute(
         return INVALID_VALUE;
     };
     match attribute {
-        // SAFETY: the caller's pointer, to an unsigned int: CU_MEMORYTYPE_DEVICE.
+        // SAFETY: this attribute is an unsigned int, CU_MEMORYTYPE_DEVICE: `data` is null, which `put`
+        // refuses, or the caller lets one be written there.
         2 => unsafe { put(data.cast::<c_uint>(), 2) },
-        // SAFETY: the caller's pointer, to an int: an ordinal.
+        // SAFETY: this attribute is an int, an ordinal: `data` is null, which `put` refuses, or the caller
+        // lets one be written there.
         9 => unsafe { put(data.cast::<c_int>(), device) },
         _ => NOT_SUPPORTED,
     }
@@ -440,7 +453,7 @@ pub unsafe extern "C" fn cuMemRetainAllocationHandle(out: *mut u64, at: *mut c_v
     crate::calls::note();
     let at = at.addr() as u64;
     match file_of(at, 1) {
-        // SAFETY: the caller's pointer.
+        // SAFETY: `out` is null, which `put` refuses, or the caller lets an address be written there.
         Some((_, offset)) => unsafe { put(out, at - offset) },
         None => INVALID_VALUE,
     }

@@ -1,4 +1,6 @@
-//! The symbols of `libcuda.so.1`. Contracts are those of `cuda.h`.
+//! The symbols of `libcuda.so.1`. Contracts are those of `cuda.h`: a pointer to a result takes one value of
+//! its type, aligned; a text ends with a NUL; what a stream works on stays as the manual asks until that
+//! work is done. Any handle may be passed.
 //!
 //! Eight devices that share host memory. Contexts are primary contexts, stacked on each thread.
 
@@ -27,11 +29,14 @@ pub(crate) const NOT_READY: c_int = 600;
 pub(crate) const NOT_SUPPORTED: c_int = 801;
 
 /// Writes a result through a pointer of the caller, unless it is null.
+///
+/// # Safety
+/// `out` is null or takes an aligned `T`.
 pub(crate) unsafe fn put<T>(out: *mut T, value: T) -> c_int {
     if out.is_null() {
         return INVALID_VALUE;
     }
-    // SAFETY: not null; the caller vouches for the rest.
+    // SAFETY: not null (checked), so the caller lets an aligned `T` be written there.
     unsafe { out.write(value) };
     SUCCESS
 }
@@ -97,7 +102,7 @@ pub unsafe extern "C" fn cuGetErrorName(status: c_int, out: *mut *const c_char) 
     let Some((name, _)) = words(status) else {
         return INVALID_VALUE;
     };
-    // SAFETY: the caller's pointer.
+    // SAFETY: `out` is null, which `put` refuses, or the caller lets an address be written there.
     unsafe { put(out, name.as_ptr()) }
 }
 
@@ -107,6 +112,6 @@ pub unsafe extern "C" fn cuGetErrorString(status: c_int, out: *mut *const c_char
     let Some((_, text)) = words(status) else {
         return INVALID_VALUE;
     };
-    // SAFETY: the caller's pointer.
+    // SAFETY: `out` is null, which `put` refuses, or the caller lets an address be written there.
     unsafe { put(out, text.as_ptr()) }
 }

@@ -30,7 +30,8 @@ pub unsafe extern "C" fn cuModuleLoadData(module: *mut *mut c_void, image: *cons
     if image.is_null() {
         return INVALID_VALUE;
     }
-    // SAFETY: PTX is text with a NUL at its end, by the caller's contract.
+    // SAFETY: not null (checked), and the caller's image is PTX, a text that ends with a NUL and stays as
+    // it is during this call, which copies what it needs.
     let text = unsafe { CStr::from_ptr(image.cast()) }.to_string_lossy();
     if !text.contains(".version") || !text.contains(".target") {
         return INVALID_PTX;
@@ -41,7 +42,7 @@ pub unsafe extern "C" fn cuModuleLoadData(module: *mut *mut c_void, image: *cons
         .filter_map(|rest| rest.split(['(', ' ', '\n']).next())
         .map(str::to_owned);
     let entries = entries.collect();
-    // SAFETY: the caller's pointer.
+    // SAFETY: `module` is null, which `put` refuses, or the caller lets a handle be written there.
     unsafe { put(module, MODULES.insert(Arc::new(Module { entries }))) }
 }
 
@@ -61,7 +62,8 @@ pub unsafe extern "C" fn cuModuleGetFunction(
     let Some(module) = MODULES.get(module) else {
         return INVALID_VALUE;
     };
-    // SAFETY: a name with a NUL at its end, by the caller's contract.
+    // SAFETY: the caller's `name` is not null, ends with a NUL and stays as it is during this call, which
+    // keeps nothing of it.
     let name = unsafe { CStr::from_ptr(name) }.to_string_lossy();
     if !module.entries.iter().any(|entry| *entry == name) {
         return NOT_FOUND;
@@ -74,7 +76,7 @@ pub unsafe extern "C" fn cuModuleGetFunction(
         "rcomm_gemm" => Function::Gemm,
         _ => return NOT_FOUND,
     };
-    // SAFETY: the caller's pointer.
+    // SAFETY: `function` is null, which `put` refuses, or the caller lets a handle be written there.
     unsafe { put(function, FUNCTIONS.insert(Arc::new(kernel))) }
 }
 
@@ -103,12 +105,14 @@ pub unsafe extern "C" fn cuLaunchKernel(
     };
     let work: Work = match *function {
         Function::FindNan(width) => {
-            // SAFETY: five parameters of eight bytes each, read before this returns.
+            // SAFETY: this kernel has five parameters of eight bytes each, and the caller passes the
+            // address of each in a list that is not null (checked).
             let words = unsafe { words(parameters) };
             Arc::new(move || find_nan(words, width))
         }
         Function::Gemm => {
-            // SAFETY: four parameters of eight bytes each, read before this returns.
+            // SAFETY: this kernel has four parameters of eight bytes each, and the caller passes the
+            // address of each in a list that is not null (checked).
             let words = unsafe { words(parameters) };
             Arc::new(move || multiply(words))
         }
@@ -118,9 +122,10 @@ pub unsafe extern "C" fn cuLaunchKernel(
 }
 
 /// # Safety
-/// So many parameters of eight bytes each.
+/// `parameters` holds `N` addresses of eight readable bytes each.
 unsafe fn words<const N: usize>(parameters: *mut *mut c_void) -> [u64; N] {
-    // SAFETY: the caller vouches for it.
+    // SAFETY: `nth` is less than `N`, so the caller has an address there, with eight readable bytes behind
+    // it; the read asks for no alignment.
     std::array::from_fn(|nth| unsafe { (*parameters.add(nth)).cast::<u64>().read_unaligned() })
 }
 
@@ -129,12 +134,15 @@ fn find_nan([at, len, mask, limit, found]: [u64; 5], width: usize) {
     let is_nan = |nth: u64| {
         let mut bits = [0; 8];
         let from = at as usize + nth as usize * width;
-        // SAFETY: the caller vouches for the elements until the work is done; host memory here.
+        // SAFETY: `nth` is less than `len`, so these `width` bytes are of an element that the caller of the
+        // launch keeps live and unchanged until the work is done; device memory is the host's here. `bits`
+        // has eight bytes, and `width` is at most that.
         unsafe { std::ptr::copy_nonoverlapping(from as *const u8, bits.as_mut_ptr(), width) };
         u64::from_le_bytes(bits) & mask > limit
     };
     if let Some(first) = (0..len).find(|&nth| is_nan(nth)) {
-        // SAFETY: as above; the result is eight bytes.
+        // SAFETY: the caller of the launch keeps eight bytes at `found` for this kernel until the work is
+        // done; neither access asks for alignment. Work on one stream runs one at a time.
         unsafe {
             let found = found as *mut u64;
             found.write_unaligned(found.read_unaligned().min(first));
@@ -146,7 +154,9 @@ fn find_nan([at, len, mask, limit, found]: [u64; 5], width: usize) {
 fn multiply([a, b, product, side]: [u64; 4]) {
     let side = side as usize;
     let element = |matrix: u64, row: usize, column: usize| {
-        // SAFETY: the caller vouches for the matrices until the work is done; host memory here.
+        // SAFETY: row and column are less than `side`, so the element lies in a matrix of aligned floats
+        // that the caller of the launch keeps live and unchanged until the work is done; device memory is
+        // the host's here.
         unsafe { (matrix as *const f32).add(row * side + column).read() }
     };
     for row in 0..side {
@@ -154,7 +164,8 @@ fn multiply([a, b, product, side]: [u64; 4]) {
             let sum = (0..side)
                 .map(|k| element(a, row, k) * element(b, k, column))
                 .sum();
-            // SAFETY: as above.
+            // SAFETY: row and column are less than `side`, so the element lies in the product, aligned
+            // floats that the caller of the launch keeps for this kernel until the work is done.
             unsafe { (product as *mut f32).add(row * side + column).write(sum) };
         }
     }

@@ -41,21 +41,22 @@ pub unsafe extern "C" fn cuStreamCreateWithPriority(
         made.retain(|it| it.strong_count() > 0);
         made.push(Arc::downgrade(&stream));
     }
-    // SAFETY: the caller's pointer.
+    // SAFETY: `out` is null, which `put` refuses, or the caller lets a handle be written there.
     unsafe { put(out, STREAMS.insert(stream)) }
 }
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuStreamCreate(out: *mut *mut c_void, flags: c_uint) -> c_int {
     crate::calls::note();
-    // SAFETY: the caller's pointer.
+    // SAFETY: `out` is as this function's caller passed it: null or a place for a handle, which is what
+    // that function asks.
     unsafe { cuStreamCreateWithPriority(out, flags, 0) }
 }
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuStreamGetPriority(handle: *mut c_void, priority: *mut c_int) -> c_int {
     crate::calls::note();
-    // SAFETY: the caller's pointer.
+    // SAFETY: `priority` is null, which `put` refuses, or the caller lets an int be written there.
     unsafe { put(priority, stream_of(handle).priority) }
 }
 
@@ -113,7 +114,7 @@ pub(crate) fn synchronize(device: c_int) {
 pub unsafe extern "C" fn cuStreamIsCapturing(handle: *mut c_void, status: *mut c_int) -> c_int {
     crate::calls::note();
     let is_captured = stream_of(handle).capture().is_some();
-    // SAFETY: the caller's pointer.
+    // SAFETY: `status` is null, which `put` refuses, or the caller lets an int be written there.
     unsafe { put(status, c_int::from(is_captured)) }
 }
 
@@ -150,7 +151,7 @@ pub unsafe extern "C" fn cuStreamGetCtx(handle: *mut c_void, context: *mut *mut 
     } else {
         stream_of(handle).device
     };
-    // SAFETY: the caller's pointer.
+    // SAFETY: `context` is null, which `put` refuses, or the caller lets a handle be written there.
     unsafe { put(context, handle_of(device)) }
 }
 
@@ -165,7 +166,7 @@ pub unsafe extern "C" fn cuStreamGetCaptureInfo_v2(
 ) -> c_int {
     crate::calls::note();
     let capture = stream_of(handle).capture();
-    // SAFETY: the caller's pointers; all but the first may be null.
+    // SAFETY: each is null, which `put` refuses, or the caller lets a value of its type be written there.
     unsafe {
         put(id, capture.as_ref().map_or(0, |capture| capture.id));
         let handle = capture.as_ref().map(|capture| capture.graph());
@@ -180,7 +181,7 @@ pub unsafe extern "C" fn cuStreamGetCaptureInfo_v2(
 pub unsafe extern "C" fn cuThreadExchangeStreamCaptureMode(mode: *mut c_int) -> c_int {
     crate::calls::note();
     callback::check();
-    // SAFETY: null or the caller's pointer to an int.
+    // SAFETY: `mode` is null or points to an int of the caller's that no other code uses during this call.
     let Some(mode) = (unsafe { mode.as_mut() }) else {
         return super::INVALID_VALUE;
     };
@@ -201,7 +202,8 @@ pub unsafe extern "C" fn cuLaunchHostFunc(
     };
     let data = data.expose_provenance();
     stream_of(handle).push(Arc::new(move || {
-        // SAFETY: the caller vouches for function and data until the work is done.
+        // SAFETY: the caller lets `function` be called with `data` once this work runs, on whichever thread
+        // that is.
         unsafe { callback::call(function, data) };
     }));
     SUCCESS
@@ -220,7 +222,8 @@ pub unsafe extern "C" fn cuStreamWaitValue32_v2(
         return super::INVALID_VALUE;
     }
     stream_of(handle).push(Arc::new(move || {
-        // SAFETY: the caller vouches for the word until the work is done; it is aligned.
+        // SAFETY: the caller keeps the word for atomic access until the work is done, and `at` is a
+        // multiple of four (checked above).
         let word = unsafe { AtomicU32::from_ptr(at as *mut u32) };
         while (word.load(Ordering::Acquire).wrapping_sub(value)).cast_signed() < 0 {
             std::thread::sleep(Duration::from_millis(1));
@@ -241,7 +244,8 @@ pub unsafe extern "C" fn cuStreamWriteValue32_v2(
         return super::INVALID_VALUE;
     }
     stream_of(handle).push(Arc::new(move || {
-        // SAFETY: as for the wait.
+        // SAFETY: the caller keeps the word for atomic access until the work is done, and `at` is a
+        // multiple of four (checked above).
         unsafe { AtomicU32::from_ptr(at as *mut u32) }.store(value, Ordering::Release);
     }));
     SUCCESS

@@ -19,13 +19,15 @@ const SHRINK_ABORT: c_int = 1;
 /// progress.
 struct Place(*mut *mut c_void);
 
-// SAFETY: the caller vouches for the place until the call's work is done, on whichever thread.
+// SAFETY: `derive` asks its caller to keep the place until the parent is no longer in progress, whichever
+// thread fills it; the parent is in progress until `fill` has returned.
 unsafe impl Send for Place {}
 
 impl Place {
     /// By value, so that a closure takes the whole of it.
     fn fill(self, handle: *mut c_void) {
-        // SAFETY: as above.
+        // SAFETY: the place takes a handle until the parent is no longer in progress (`derive`), which it
+        // is until this has returned. No other code writes there.
         unsafe { *self.0 = handle };
     }
 }
@@ -47,7 +49,8 @@ pub unsafe extern "C" fn ncclCommSplit(
     let mut request = Request::new(Ask::Split, 0, 0);
     request.rank = color;
     request.op = key;
-    // SAFETY: as the caller of this function.
+    // SAFETY: the caller keeps `out` for a handle until the parent is no longer in progress, and `config`
+    // is null or an `ncclConfig_t`.
     unsafe { derive(&parent, request, Vec::new(), out, config) }
 }
 
@@ -66,7 +69,8 @@ pub unsafe extern "C" fn ncclCommShrink(
     let Some(count) = usize::try_from(count).ok().filter(|count| *count > 0) else {
         return fail(INVALID_ARGUMENT, "excludeRanksCount must be greater than 0");
     };
-    // SAFETY: the caller's list of that many.
+    // SAFETY: `excluded` is not null and holds `count` ints, which the caller leaves as they are during
+    // this call, which copies them.
     let excluded = unsafe { std::slice::from_raw_parts(excluded, count) };
     if excluded.contains(&parent.rank) {
         return fail(INVALID_ARGUMENT, "the calling rank is in excludeRanksList");
@@ -81,7 +85,8 @@ pub unsafe extern "C" fn ncclCommShrink(
     }
     let payload = excluded.iter().flat_map(|rank| rank.to_le_bytes());
     let request = Request::new(Ask::Shrink, 0, 0);
-    // SAFETY: as the caller of this function.
+    // SAFETY: the caller keeps `out` for a handle until the parent is no longer in progress, and `config`
+    // is null or an `ncclConfig_t`.
     unsafe { derive(&parent, request, payload.collect(), out, config) }
 }
 
@@ -94,19 +99,19 @@ unsafe fn derive(
     out: *mut *mut c_void,
     config: *const ConfigHead,
 ) -> c_int {
-    // SAFETY: the caller's configuration; without one the child is as its parent.
+    // SAFETY: the caller's `config` is null, and then the child is as its parent, or an `ncclConfig_t`.
     let is_blocking = match unsafe { is_blocking(config, parent.is_blocking) } {
         Ok(is_blocking) => is_blocking,
         Err(status) => return status,
     };
-    // SAFETY: as above.
+    // SAFETY: the caller's `config` is null or an `ncclConfig_t`, whose length `is_blocking` has checked.
     let name = unsafe { Name::of(config) };
     // Of a revoked one children can be made, but not after an error of its connections.
     let before = parent.async_error();
     if before != SUCCESS {
         return fail(before, "the parent communicator is not ready");
     }
-    // SAFETY: the caller's pointer.
+    // SAFETY: the caller lets a handle be written to `out`, which is not null.
     unsafe { *out = std::ptr::null_mut() };
     let place = Place(out);
     parent.state.store(IN_PROGRESS, Ordering::Release);

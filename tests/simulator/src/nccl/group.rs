@@ -33,8 +33,8 @@ fn read(at: usize, length: usize) -> Vec<u8> {
     let mut bytes = vec![0; length];
     if length > 0 {
         check(at, length);
-        // SAFETY: the caller of NCCL vouches for its buffers until the operation ends, as with the
-        // real library; device memory is host memory here.
+        // SAFETY: these bytes are live memory of a device (`check`), which is the host's here, and `bytes`
+        // is as long. The caller of NCCL leaves its buffers to the operation until that has ended.
         unsafe { std::ptr::copy_nonoverlapping(at as *const u8, bytes.as_mut_ptr(), length) };
     }
     bytes
@@ -43,7 +43,9 @@ fn read(at: usize, length: usize) -> Vec<u8> {
 fn write(at: usize, bytes: &[u8]) {
     if !bytes.is_empty() {
         check(at, bytes.len());
-        // SAFETY: as for `read`; the reply has the length of the caller's output.
+        // SAFETY: these bytes are live memory of a device (`check`), which is the host's here. The caller
+        // of NCCL leaves its output to the operation until that has ended, and the hub's answer is no copy
+        // of it in this process.
         unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), at as *mut u8, bytes.len()) };
     }
 }

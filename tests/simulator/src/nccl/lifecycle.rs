@@ -53,21 +53,24 @@ pub(super) struct Name {
     was: Vec<u8>,
 }
 
-// SAFETY: the pointer is only looked at.
+// SAFETY: the address is not this value's to free, and it is read alone, which any thread may do.
 unsafe impl Send for Name {}
-// SAFETY: as above.
+// SAFETY: through a reference the address is read alone (`is_intact`), which several threads may do at
+// once.
 unsafe impl Sync for Name {}
 
 impl Name {
     /// # Safety
-    /// `config` is null or points to an `ncclConfig_t`.
+    /// `config` is null or points to an `ncclConfig_t` as long as [`ConfigHead`] or longer, whose name is
+    /// null or ends with a NUL.
     pub(super) unsafe fn of(config: *const ConfigHead) -> Self {
-        // SAFETY: the caller vouches for it.
+        // SAFETY: `config` is null or points to a configuration that the caller does not change during this
+        // call.
         let at = unsafe { config.as_ref() }.map_or(std::ptr::null(), |head| head.comm_name);
         let was = if at.is_null() {
             Vec::new()
         } else {
-            // SAFETY: the configuration's name, which has a NUL at its end.
+            // SAFETY: not null (checked), so the configuration's name ends with a NUL; it is copied here.
             unsafe { CStr::from_ptr(at) }.to_bytes_with_nul().to_vec()
         };
         Self { at, was }
@@ -76,8 +79,9 @@ impl Name {
     /// Whether it is what it was when the communicator was asked for.
     fn is_intact(&self) -> bool {
         let byte = |nth: usize| {
-            // SAFETY: the caller keeps the name for as long as the communicator. Of one that does not this reads
-            // a freed block, as the library does.
+            // SAFETY: `nth` is within what was a text when the communicator was made. The caller keeps that
+            // for as long as the communicator, as the library asks. Of a caller that does not, this reads
+            // freed memory, as the library does; that is what is tested.
             unsafe { self.at.add(nth).read_volatile() }.cast_unsigned()
         };
         self.was
@@ -99,9 +103,10 @@ impl Name {
 /// `default` where there is none.
 ///
 /// # Safety
-/// `config` is null or points to an `ncclConfig_t`.
+/// `config` is null or points to an `ncclConfig_t` as long as [`ConfigHead`] or longer.
 pub(super) unsafe fn is_blocking(config: *const ConfigHead, default: bool) -> Result<bool, c_int> {
-    // SAFETY: the caller vouches for it.
+    // SAFETY: `config` is null or points to a configuration that the caller does not change during this
+    // call.
     let Some(head) = (unsafe { config.as_ref() }) else {
         return Ok(default);
     };
@@ -150,7 +155,7 @@ pub unsafe extern "C" fn ncclGetUniqueId(id: *mut UniqueId) -> c_int {
     }
     let mut internal = [0; 128];
     internal[..name.len()].copy_from_slice(name.as_bytes());
-    // SAFETY: the caller passes a valid pointer.
+    // SAFETY: the caller lets an id be written to `id`, which is not null.
     unsafe { *id = UniqueId { internal } };
     SUCCESS
 }
@@ -168,16 +173,16 @@ pub unsafe extern "C" fn ncclCommInitRankConfig(
         let text = format!("Invalid rank requested : {rank}/{ranks}");
         return fail(INVALID_ARGUMENT, &text);
     }
-    // SAFETY: the caller's configuration.
+    // SAFETY: the caller's `config` is null or an `ncclConfig_t`.
     let is_blocking = match unsafe { is_blocking(config, true) } {
         Ok(is_blocking) => is_blocking,
         Err(status) => return status,
     };
-    // SAFETY: as above.
+    // SAFETY: the caller's `config` is null or an `ncclConfig_t`, whose length `is_blocking` has checked.
     let name = unsafe { Name::of(config) };
     let device = cuda::current_device();
     let comm = Comm::new(id.name(), (rank, ranks), device, is_blocking, name);
-    // SAFETY: the caller passes a valid pointer.
+    // SAFETY: the caller lets a handle be written to `out`, which is not null.
     unsafe { *out = admit(&comm) };
     if is_in_group() {
         // `ncclAsyncLaunch`: it joins when the group ends, and looks ready until then, without ranks.
@@ -201,9 +206,11 @@ pub unsafe extern "C" fn ncclCommInitRankScalable(
         let text = format!("improper usage of ncclCommInitRank: nId = {count}, nranks={ranks}");
         return fail(INVALID_ARGUMENT, &text);
     }
-    // SAFETY: the caller passes `count` ids; the first one's hub serves all, which ranks cannot observe.
+    // SAFETY: `ids` holds `count` ids, of which there is one at least (checked). The first one's hub serves
+    // all, which ranks cannot observe.
     let first = unsafe { *ids };
-    // SAFETY: as the caller of this function.
+    // SAFETY: `out` and `config` are as this function's caller passed them, and `ncclCommInitRankConfig`
+    // asks the same of both.
     unsafe { ncclCommInitRankConfig(out, ranks, first, rank, config) }
 }
 
@@ -331,7 +338,7 @@ pub unsafe extern "C" fn ncclCommCount(handle: *mut c_void, count: *mut c_int) -
     let Some(comm) = comm_of(handle) else {
         return no_comm();
     };
-    // SAFETY: the caller passes a valid pointer.
+    // SAFETY: the caller lets an int be written to `count`, which is not null.
     unsafe { *count = comm.joined.load(Ordering::Acquire) };
     SUCCESS
 }
@@ -341,7 +348,7 @@ pub unsafe extern "C" fn ncclCommGetAsyncError(handle: *mut c_void, state: *mut 
     let Some(comm): Option<Arc<Comm>> = comm_of(handle) else {
         return no_comm();
     };
-    // SAFETY: the caller passes a valid pointer.
+    // SAFETY: the caller lets an int be written to `state`, which is not null.
     unsafe { *state = comm.async_error() };
     SUCCESS
 }

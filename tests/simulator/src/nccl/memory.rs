@@ -41,7 +41,7 @@ pub unsafe extern "C" fn ncclMemAlloc(out: *mut *mut c_void, size: usize) -> c_i
     match memory::allocate_shared(size) {
         None => fail(UNHANDLED_CUDA_ERROR, "Cuda failure 2 'out of memory'"),
         Some(at) => {
-            // SAFETY: the caller passes a valid pointer.
+            // SAFETY: the caller lets a handle be written to `out`, which is not null.
             unsafe { *out = std::ptr::with_exposed_provenance_mut(at as usize) };
             SUCCESS
         }
@@ -98,7 +98,7 @@ pub unsafe extern "C" fn ncclCommRegister(
             references: AtomicU64::new(1),
         })),
     };
-    // SAFETY: the caller passes a valid pointer.
+    // SAFETY: the caller lets a handle be written to `out`, which is not null.
     unsafe { *out = handle };
     SUCCESS
 }

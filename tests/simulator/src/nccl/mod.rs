@@ -44,7 +44,7 @@ pub unsafe extern "C" fn ncclGetVersion(version: *mut c_int) -> c_int {
     let code = trouble::order("version")
         .and_then(|code| c_int::try_from(code).ok())
         .unwrap_or(23_007);
-    // SAFETY: the caller passes a valid pointer.
+    // SAFETY: the caller lets an int be written to `version`, which is not null.
     unsafe { *version = code };
     SUCCESS
 }

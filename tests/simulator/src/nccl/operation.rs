@@ -138,7 +138,8 @@ pub unsafe extern "C" fn ncclRedOpCreatePreMulSum(
     let Some(size) = size_of_type(data_type) else {
         return fail(INVALID_ARGUMENT, "invalid type");
     };
-    // SAFETY: the caller's scalar of that type: on the host, as `ncclScalarHostImmediate` promises.
+    // SAFETY: the caller's `scalar` is a value of this type on the host, as `ncclScalarHostImmediate`
+    // promises, and stays as it is during this call: `size` bytes, in which any pattern is a value.
     let bytes = unsafe { std::slice::from_raw_parts(scalar.cast::<u8>(), size) };
     let factor = match (data_type, bytes) {
         (6, &[a, b]) => rcomm::f16::from_le_bytes([a, b]).to_f64(),
@@ -149,7 +150,7 @@ pub unsafe extern "C" fn ncclRedOpCreatePreMulSum(
     };
     let mut factors = lock(&comm.factors);
     factors.push(factor);
-    // SAFETY: the caller passes a valid pointer.
+    // SAFETY: the caller lets an int be written to `op`, which is not null.
     unsafe { *op = FIRST_USER_OP + c_int::try_from(factors.len() - 1).unwrap_or(c_int::MAX) };
     SUCCESS
 }

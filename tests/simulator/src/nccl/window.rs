@@ -58,7 +58,9 @@ pub(super) struct Signals {
 impl Signals {
     fn counter(&self, of: usize, from: usize) -> &AtomicU64 {
         let at = self.tables[of] + (from * size_of::<u64>()) as u64;
-        // SAFETY: a word of a table that is mapped as long as `self` lives, used by atomic operations alone.
+        // SAFETY: every table has a word for each rank, `of` and `from` are ranks, and tables begin on a
+        // page. They are mapped as long as `self` lives, and all processes use their words by atomic
+        // operations alone.
         unsafe { AtomicU64::from_ptr(at as *mut u64) }
     }
 }
@@ -116,7 +118,7 @@ pub unsafe extern "C" fn ncclCommWindowRegister(
     let Some(comm) = comm_of(handle) else {
         return no_comm();
     };
-    // SAFETY: the caller's pointer, valid until the call's work is done.
+    // SAFETY: the caller keeps the place `out` for a handle until the communicator is ready again.
     unsafe { *out = std::ptr::null_mut() };
     if at.is_null() || size == 0 {
         return fail(
@@ -157,7 +159,8 @@ pub unsafe extern "C" fn ncclCommWindowRegister(
                     parts,
                     _mapped: mapped,
                 }));
-                // SAFETY: the caller keeps the place until the communicator is ready again.
+                // SAFETY: the caller keeps the place `out`, whose address was exposed above, for a handle
+                // until the communicator is ready again, which it is after this.
                 unsafe { *std::ptr::with_exposed_provenance_mut::<*mut c_void>(out) = window };
                 SUCCESS
             }
@@ -206,7 +209,7 @@ pub unsafe extern "C" fn ncclGetPeerDevicePointer(
     } else {
         std::ptr::with_exposed_provenance_mut(*start as usize + offset)
     };
-    // SAFETY: the caller's pointer.
+    // SAFETY: the caller lets a handle be written to `out`, which is not null.
     unsafe { *out = at };
     SUCCESS
 }
@@ -239,7 +242,8 @@ pub unsafe extern "C" fn ncclCommQueryProperties(
     if status != SUCCESS {
         return status;
     }
-    // SAFETY: the caller's structure.
+    // SAFETY: `properties` is null or points to a structure of this version of the caller's, which no other
+    // code uses during this call.
     let Some(properties) = (unsafe { properties.as_mut() }) else {
         return fail(INVALID_ARGUMENT, "props argument is NULL");
     };
@@ -407,7 +411,9 @@ pub unsafe extern "C" fn ncclPutSignal(
             // The target stays mapped until this has run.
             let _window = &target;
             memory::check(source as usize, bytes);
-            // SAFETY: both ranges lie in windows; the program synchronizes concurrent accesses.
+            // SAFETY: the source is live memory of a device (`check`), and the target, checked above to end
+            // within the peer's part, is mapped as long as `target` lives. They may overlap. The program
+            // keeps accesses apart by signals.
             unsafe {
                 std::ptr::copy(
                     source as *const u8,
@@ -473,7 +479,8 @@ pub unsafe extern "C" fn ncclWaitSignal(
     else {
         return fail(INVALID_ARGUMENT, "ncclWaitSignal: invalid arguments");
     };
-    // SAFETY: the caller's array of that many, read before this returns.
+    // SAFETY: `wanted` is not null (checked) and holds `many` descriptors, which the caller leaves as they
+    // are during this call, which copies them.
     let wanted = unsafe { std::slice::from_raw_parts(wanted, many) }.to_vec();
     for (nth, it) in wanted.iter().enumerate() {
         let is_rank = it.peer >= 0 && it.peer < comm.size;

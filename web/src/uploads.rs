@@ -9,7 +9,7 @@ use crate::trace_id::hex;
 use axum::extract::Multipart;
 use rcomm_analyzer::load::{LoadOptions, load};
 use rcomm_analyzer::source::{Liveness, Observation, Poll, Seen};
-use rcomm_analyzer::{Anchor, Code, Live, LiveOptions, Problem, Snapshot, analyze};
+use rcomm_analyzer::{Anchor, Live, LiveOptions, Problem, Snapshot, analyze};
 use std::collections::VecDeque;
 use std::fs::Permissions;
 use std::io;
@@ -164,22 +164,20 @@ fn judge(folder: &Path, most_bytes: u64) -> Result<Snapshot, Refusal> {
     let loaded = load(&[folder.to_owned()], &options, |loaded| {
         let path = loaded.path.replace(&root, "");
         let Some(rank) = loaded.dump.identity.rank else {
-            unusable.push(Problem {
-                code: Code::N301,
+            unusable.push(Problem::unreadable_dump(
                 path,
-                sentence: "skipped: neither the record nor the file name gives its rank".into(),
-            });
+                "skipped: neither the record nor the file name gives its rank",
+            ));
             return;
         };
         entries += loaded.dump.entries.len();
         if entries > MOST_ENTRIES {
-            unusable.push(Problem {
-                code: Code::N301,
+            unusable.push(Problem::unreadable_dump(
                 path,
-                sentence: format!(
+                format!(
                     "skipped: the upload has more than {MOST_ENTRIES} operations; use rcomm-fr"
                 ),
-            });
+            ));
             return;
         }
         observations.push(Observation {

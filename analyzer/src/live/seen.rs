@@ -6,48 +6,14 @@ use crate::input::ras::{Behind, Communicator, Member, MemberState};
 use crate::live::source::Liveness;
 use rcomm_recorder::model::{Entry, ProcessGroupInfo, Rank};
 use rcomm_recorder::publish::{Dump, RingReader};
+use rcomm_verdict::Finding;
 use rcomm_verdict::words::{format_ranks, format_time, rank_set};
-use rcomm_verdict::{Code, Finding};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
 /// How sure launch counts alone make: they show which rank is behind, not whether another waits for it.
 const BY_COUNTS: f64 = 0.6;
-
-fn found(
-    code: Code,
-    confidence: f64,
-    culprit_ranks: Vec<Rank>,
-    sentence: String,
-    next: String,
-) -> Finding {
-    Finding {
-        // Numbered where it is put among others.
-        id: 0,
-        code,
-        name: code.name().into(),
-        severity: code.severity(),
-        confidence,
-        culprit_ranks,
-        alternatives: vec![],
-        victim_ranks: vec![],
-        victim_count: 0,
-        group: None,
-        seq: None,
-        seq_kind: None,
-        op: None,
-        caused_by: None,
-        cycle: vec![],
-        sentence,
-        age_ms: None,
-        evidence: vec![],
-        ruled_out: vec![],
-        frames: vec![],
-        diff: vec![],
-        next,
-    }
-}
 
 /// W150, where ranks no longer answer us.
 pub(super) fn silence(silent: &BTreeSet<Rank>, ranks: &[RankView]) -> Option<Finding> {
@@ -71,10 +37,10 @@ pub(super) fn silence(silent: &BTreeSet<Rank>, ranks: &[RankView]) -> Option<Fin
     };
     let next = format!("look whether the process lives{place}; its last record is shown as it was");
     let sentence = format!("{subject} not answered for {}{reason}", format_time(age_ms));
-    let finding = found(Code::W150, 1.0, culprits, sentence, next);
     Some(Finding {
         age_ms: Some(age_ms),
-        ..finding
+        next,
+        ..Finding::silent_rank(culprits, sentence)
     })
 }
 
@@ -126,21 +92,12 @@ pub(super) fn gone(
 }
 
 fn gone_finding(culprits: Vec<Rank>, inside: Option<(Rank, String)>) -> Finding {
-    let next = format!(
-        "look for the end of {}: its log, its exit code, the kernel's log of its host",
-        format_ranks(&culprits[..1])
-    );
-    let subject = match culprits.as_slice() {
-        [one] => format!("the process of rank {one} is gone"),
-        many => format!("the processes of {} are gone", format_ranks(many)),
-    };
-    let inside = match (inside, culprits.len()) {
+    let detail = match (inside, culprits.len()) {
         (Some((_, call)), 1) => format!(": it was inside {call}"),
         (Some((rank, call)), _) => format!("; rank {rank} was inside {call}"),
         (None, _) => ", and the others go on".to_owned(),
     };
-    let sentence = format!("{subject}{inside}");
-    found(Code::E150, 1.0, culprits, sentence, next)
+    Finding::process_gone(culprits, &detail)
 }
 
 fn call(dump: &Dump, entry: &Entry) -> String {
@@ -312,16 +269,19 @@ pub(super) fn library(
         let rank = |member: &Member| rank_of(member, communicator, ranks);
         let name = &communicator.name;
         for member in &communicator.members {
-            let (code, what) = match &member.state {
+            let (found, what): (fn(Vec<Rank>, String) -> Finding, String) = match &member.state {
                 MemberState::Dead => (
-                    Code::E150,
+                    Finding::rank_failed,
                     "was given up by NCCL: its process no longer answers".to_owned(),
                 ),
                 MemberState::Failed(error) => (
-                    Code::E150,
+                    Finding::rank_failed,
                     format!("reported {error} on NCCL's communicator {name}"),
                 ),
-                MemberState::Unresponsive => (Code::W150, "does not answer NCCL's RAS".to_owned()),
+                MemberState::Unresponsive => (
+                    Finding::silent_rank,
+                    "does not answer NCCL's RAS".to_owned(),
+                ),
                 _ => continue,
             };
             let process = &member.process;
@@ -341,7 +301,10 @@ pub(super) fn library(
             };
             let next = format!("look for the process, and for errors of its device, on {host}");
             let culprits = rank.into_iter().collect();
-            findings.push(found(code, 1.0, culprits, sentence, next));
+            findings.push(Finding {
+                next,
+                ..found(culprits, sentence)
+            });
         }
         let still = at.saturating_sub(*since);
         if explained || still < overdue {
@@ -377,7 +340,11 @@ pub(super) fn library(
             still.as_secs()
         );
         let next = "take its call stack; NCCL counts launches only, a record shows more".to_owned();
-        findings.push(found(Code::E101, BY_COUNTS, culprits, sentence, next));
+        findings.push(Finding {
+            confidence: BY_COUNTS,
+            next,
+            ..Finding::not_joined(culprits, sentence)
+        });
     }
     findings
 }
@@ -386,6 +353,7 @@ pub(super) fn library(
 mod tests {
     use super::*;
     use crate::input::ras::Process;
+    use rcomm_verdict::Code;
 
     /// Four ranks on two hosts; those with an even number give their process id.
     fn ranks() -> Vec<RankView> {

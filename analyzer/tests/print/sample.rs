@@ -17,27 +17,8 @@ pub(crate) fn group(name: &str, desc: &str, ranks: &[u32]) -> GroupRef {
 fn finding(id: u32, code: Code, sentence: &str) -> Finding {
     Finding {
         id,
-        code,
-        name: code.name().into(),
-        severity: code.severity(),
         confidence: 0.97,
-        culprit_ranks: vec![],
-        alternatives: vec![],
-        victim_ranks: vec![],
-        victim_count: 0,
-        group: None,
-        seq: None,
-        seq_kind: None,
-        op: None,
-        caused_by: None,
-        cycle: vec![],
-        sentence: sentence.into(),
-        age_ms: None,
-        evidence: vec![],
-        ruled_out: vec![],
-        frames: vec![],
-        diff: vec![],
-        next: String::new(),
+        ..Finding::new(code, vec![], sentence.into())
     }
 }
 
@@ -79,11 +60,10 @@ pub(crate) fn inconclusive() -> Report {
         ranks_read: 0,
         entries: 0,
     };
-    report.problems.push(Problem {
-        code: Code::N301,
-        path: "dumps/rank_0".into(),
-        sentence: "the file is empty; nothing could be salvaged".into(),
-    });
+    report.problems.push(Problem::unreadable_dump(
+        "dumps/rank_0",
+        "the file is empty; nothing could be salvaged",
+    ));
     report
 }
 
@@ -175,11 +155,10 @@ pub(crate) fn stuck() -> Report {
     other.next = "raise the time-out of group ep, or shorten that operation".into();
 
     report.findings = vec![root, consequence, other];
-    report.problems = vec![Problem {
-        code: Code::N301,
-        path: "dumps/rank_7".into(),
-        sentence: "the file is cut after 812 of its entries; those were used".into(),
-    }];
+    report.problems = vec![Problem::unreadable_dump(
+        "dumps/rank_7",
+        "the file is cut after 812 of its entries; those were used",
+    )];
     report.waits = vec![
         Wait {
             rank: 1,

@@ -1,7 +1,7 @@
 //! From what the user names to a list of files.
 
 use super::walk::walk;
-use rcomm_verdict::{Code, Problem};
+use rcomm_verdict::Problem;
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -127,9 +127,8 @@ impl Found {
 }
 
 fn unlisted(folder: &Path, error: &std::io::Error) -> Problem {
-    Problem {
-        code: Code::N301,
-        path: folder.display().to_string(),
-        sentence: format!("the folder could not be listed: {error}"),
-    }
+    Problem::unreadable_dump(
+        folder.display().to_string(),
+        format!("the folder could not be listed: {error}"),
+    )
 }

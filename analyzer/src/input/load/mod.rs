@@ -24,7 +24,7 @@ use crate::input::ras::RasReport;
 use find::InputFile;
 use rcomm_recorder::model::Rank;
 use rcomm_recorder::publish::{Dump, DumpReader, ReadError, ReadProblem};
-use rcomm_verdict::{Code, Problem};
+use rcomm_verdict::Problem;
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -164,13 +164,10 @@ fn read(
                 Err(_) if started > 0 => break,
                 Err(error) => {
                     for (input, _) in inputs {
-                        take(Output::Problem(Problem {
-                            code: Code::N301,
-                            path: input.name(),
-                            sentence: format!(
-                                "could not be read: no thread can be started: {error}"
-                            ),
-                        }));
+                        take(Output::Problem(Problem::unreadable_dump(
+                            input.name(),
+                            format!("could not be read: no thread can be started: {error}"),
+                        )));
                     }
                     break;
                 }
@@ -227,17 +224,26 @@ impl Worker<'_> {
         let _ = self.sender.send(output);
     }
 
-    fn problem(&self, code: Code, path: &str, sentence: String) {
-        self.send(Output::Problem(Problem {
-            code,
-            path: path.to_owned(),
-            sentence,
-        }));
+    fn problem(&self, problem: Problem) {
+        self.send(Output::Problem(problem));
     }
 
     /// A file that could not be read at all.
     fn unreadable(&self, path: &str, what: impl std::fmt::Display) {
-        self.problem(Code::N301, path, format!("could not be read: {what}"));
+        let sentence = format!("could not be read: {what}");
+        self.problem(Problem::unreadable_dump(path, sentence));
+    }
+
+    /// A file that was read, and cannot be used.
+    fn unusable(&self, path: &str, what: impl std::fmt::Display) {
+        let sentence = format!("left aside: {what}");
+        self.problem(Problem::unreadable_dump(path, sentence));
+    }
+
+    /// A file that is not of this job's records.
+    fn foreign(&self, path: &str, what: impl std::fmt::Display) {
+        let sentence = format!("left aside: {what}");
+        self.problem(Problem::stale_dump(path, sentence));
     }
 
     /// Reads what lies in the buffer as a dump.
@@ -250,14 +256,12 @@ impl Worker<'_> {
             Ok((dump, problems)) => {
                 let cut = problems.iter().any(ReadProblem::cuts);
                 for problem in problems {
-                    self.problem(Code::N301, path, problem.to_string());
+                    self.problem(Problem::unreadable_dump(path, problem.to_string()));
                 }
                 self.take(path, dump, cut, rank_of_name);
             }
-            Err(error @ ReadError::NotADump { .. }) => {
-                self.problem(Code::N300, path, format!("left aside: {error}"));
-            }
-            Err(error) => self.problem(Code::N301, path, format!("left aside: {error}")),
+            Err(error @ ReadError::NotADump { .. }) => self.foreign(path, error),
+            Err(error) => self.unusable(path, error),
         }
         // One huge file must not cost as much for the rest of the run.
         self.buffer.clear();
@@ -267,9 +271,9 @@ impl Worker<'_> {
     fn take(&self, path: &str, mut dump: Dump, cut: bool, rank_of_name: Option<Rank>) {
         dump.identity.rank = dump.identity.rank.or(rank_of_name);
         if dump.identity.rank.is_none() {
-            let sentence = "left aside: neither its content nor its name tells its rank; name it \
-                            after the rank, as in rank_3";
-            self.problem(Code::N301, path, sentence.to_owned());
+            let what = "neither its content nor its name states its rank; name it after the rank, \
+                        as in rank_3";
+            self.unusable(path, what);
             return;
         }
         self.send(Output::Dump(Box::new(LoadedDump {

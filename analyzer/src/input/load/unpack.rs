@@ -7,7 +7,7 @@ use crate::input::rsum::{self, Piece};
 use flate2::read::MultiGzDecoder;
 use rcomm_recorder::model::Rank;
 use rcomm_recorder::publish::RingReader;
-use rcomm_verdict::{Code, words};
+use rcomm_verdict::{Problem, words};
 use serde::Deserialize;
 use std::collections::HashMap;
 use std::fs::File;
@@ -89,7 +89,7 @@ fn file(path: &Path, name: &str, rank: Option<Rank>, worker: &mut Worker<'_>) ->
             worker.send(Output::Files(1));
             match RingReader::attach(path) {
                 Ok(ring) => worker.take(name, ring.snapshot(), false, rank),
-                Err(error) => worker.problem(Code::N301, name, format!("left aside: {error}")),
+                Err(error) => worker.unusable(name, error),
             }
             Ok(())
         }
@@ -298,8 +298,8 @@ fn plain(
 ) -> io::Result<()> {
     worker.send(Output::Files(1));
     if let Some((_, kind)) = FOREIGN.iter().find(|(begins, _)| head.starts_with(begins)) {
-        let sentence = format!("left aside: {kind} archives are not read; unpack it, or use tar");
-        worker.problem(Code::N300, name, sentence);
+        let what = format!("{kind} archives are not read; unpack it, or use tar");
+        worker.foreign(name, what);
         return Ok(());
     }
     let most = worker.options.max_file_bytes;
@@ -322,7 +322,7 @@ fn plain(
         for absence in manifest.absent {
             let Absence { host, path, reason } = absence;
             let sentence = format!("not in the archive: {path} on {host}: {reason}");
-            worker.problem(Code::N301, name, sentence);
+            worker.problem(Problem::unreadable_dump(name, sentence));
         }
         return Ok(());
     }
@@ -351,9 +351,10 @@ fn summary(reader: &mut dyn Read, name: &str, worker: &mut Worker<'_>) {
     let inner = |path: &str| format!("{name}:{path}");
     let done = rsum::read(reader, |piece| match piece {
         Piece::Record { dump, path, cut } => worker.take(&inner(&path), *dump, cut, None),
-        Piece::Problem(problem) => {
-            worker.problem(problem.code, &inner(&problem.path), problem.sentence);
-        }
+        Piece::Problem(problem) => worker.problem(Problem {
+            path: inner(&problem.path),
+            ..problem
+        }),
         Piece::Ras(path, report) => worker.send(Output::Ras(inner(&path), report)),
         Piece::Files(files) => {
             worker.send(Output::Files(usize::try_from(files).unwrap_or(usize::MAX)));
@@ -386,7 +387,7 @@ fn ring(
             dump.identity.reason = "ring in an archive".to_owned();
             worker.take(name, dump, false, rank);
         }
-        Err(error) => worker.problem(Code::N301, name, format!("left aside: {error}")),
+        Err(error) => worker.unusable(name, error),
     }
     Ok(())
 }

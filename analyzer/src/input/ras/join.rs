@@ -136,30 +136,16 @@ fn accuse(report: &mut Report, rank: Rank, fact: &Fact) {
         first,
         Finding {
             id,
-            code: Code::E150,
-            name: Code::E150.name().to_owned(),
-            severity: Code::E150.severity(),
             // It is gone or failed; whether that is what the others wait for, their records do not show.
             confidence: if first == 0 { 0.8 } else { 0.5 },
-            culprit_ranks: vec![rank],
-            alternatives: Vec::new(),
-            victim_ranks: Vec::new(),
             victim_count: report.ranks.iter().filter(|one| waiting(one)).count(),
-            group: None,
-            seq: None,
-            seq_kind: None,
-            op: None,
-            caused_by: None,
-            cycle: Vec::new(),
-            sentence: format!("rank {rank} failed; NCCL RAS: {}", say(fact)),
-            age_ms: None,
-            evidence: Vec::new(),
-            ruled_out: Vec::new(),
-            frames: Vec::new(),
-            diff: Vec::new(),
             next: format!(
                 "look at the log and the exit code of rank {rank}, and the kernel's log of its host"
             ),
+            ..Finding::rank_failed(
+                vec![rank],
+                format!("rank {rank} failed; NCCL RAS: {}", say(fact)),
+            )
         },
     );
     use Verdict::{Healthy, Inconclusive, Running, Slow};

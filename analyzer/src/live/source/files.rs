@@ -2,7 +2,7 @@
 
 use super::{Liveness, Observation, Poll, Seen, Source, SourceError};
 use crate::input::load::{LoadOptions, load_all};
-use rcomm_verdict::{Code, Problem};
+use rcomm_verdict::Problem;
 use std::path::PathBuf;
 use std::time::Instant;
 
@@ -37,13 +37,10 @@ impl Source for FileSource {
         let mut observations: Vec<Observation> = Vec::new();
         for loaded in dumps {
             let Some(rank) = loaded.dump.identity.rank else {
-                problems.push(Problem {
-                    code: Code::N301,
-                    path: loaded.path,
-                    sentence: "skipped: neither the record nor the file name gives the rank \
-                               it is of"
-                        .into(),
-                });
+                problems.push(Problem::unreadable_dump(
+                    loaded.path,
+                    "skipped: neither the record nor the file name gives the rank it is of",
+                ));
                 continue;
             };
             // Of several files of one rank the analysis picks the one that counts.

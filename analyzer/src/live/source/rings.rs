@@ -10,9 +10,9 @@ use rcomm_recorder::publish::{
     EndpointAddress, EndpointClient, RingFollower, RingListing, RingReader, list_rings,
 };
 use rcomm_recorder::record::RingPart;
-use rcomm_verdict::{Code, Problem};
+use rcomm_verdict::Problem;
 use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -68,11 +68,7 @@ impl RingSource {
             let summary = match ring {
                 Ok(summary) => summary,
                 Err(error) => {
-                    self.problems.push(Problem {
-                        code: Code::N301,
-                        path: path.display().to_string(),
-                        sentence: error.to_string(),
-                    });
+                    self.problems.push(unreadable(&path, &error));
                     continue;
                 }
             };
@@ -134,11 +130,7 @@ impl RingSource {
                 };
                 self.rings.insert(key, ring);
             }
-            Err(error) => self.problems.push(Problem {
-                code: Code::N301,
-                path: path.display().to_string(),
-                sentence: error.to_string(),
-            }),
+            Err(error) => self.problems.push(unreadable(&path, &error)),
         }
     }
 
@@ -161,6 +153,10 @@ impl RingSource {
                 .into(),
         }
     }
+}
+
+fn unreadable(path: &Path, error: &dyn std::error::Error) -> Problem {
+    Problem::unreadable_dump(path.display().to_string(), error.to_string())
 }
 
 /// Asks the ranks of a job on this node to write their dumps, at the endpoints next to their rings.
@@ -265,7 +261,7 @@ mod tests {
     use rcomm_recorder::record::{
         FlightRecorder, Operation, Placement, RecorderConfig, SignatureKey, SignatureRef,
     };
-    use rcomm_verdict::{Report, Verdict, analyze};
+    use rcomm_verdict::{Code, Report, Verdict, analyze};
     use std::sync::Arc;
 
     fn recorder(directory: &std::path::Path, job: &str, rank: Rank) -> FlightRecorder {

@@ -14,7 +14,7 @@ use super::{
 };
 use rcomm_recorder::model::Rank;
 use rcomm_recorder::publish::{Dump, EndpointAddress, HttpRequest};
-use rcomm_verdict::{Code, Problem};
+use rcomm_verdict::Problem;
 use std::collections::BTreeMap;
 use std::str::FromStr;
 use std::sync::{Mutex, PoisonError};
@@ -209,11 +209,7 @@ impl DumpRequests for WorkerServerDumps {
 }
 
 fn unusable(place: &str, sentence: impl ToString) -> Problem {
-    Problem {
-        code: Code::N301,
-        path: place.to_owned(),
-        sentence: sentence.to_string(),
-    }
+    Problem::unreadable_dump(place, sentence.to_string())
 }
 
 impl Source for WorkerServerSource {

@@ -59,11 +59,10 @@ impl Analysis {
         self.files += 1;
         match self.shared.take_in(path.to_owned(), dump, extent) {
             Ok(record) => self.records.push(record),
-            Err(unusable) => self.problems.push(Problem {
-                code: Code::N301,
-                path: path.to_owned(),
-                sentence: format!("left aside: {}", unusable.0),
-            }),
+            Err(unusable) => {
+                let sentence = format!("left aside: {}", unusable.0);
+                self.problems.push(Problem::unreadable_dump(path, sentence));
+            }
         }
     }
 
@@ -166,13 +165,13 @@ fn note_versions(records: &[Record], problems: &mut Vec<Problem>) {
     let versions: BTreeSet<_> = records.iter().map(|record| record.version).collect();
     if versions.len() > 1 {
         let versions: Vec<String> = versions.iter().map(ToString::to_string).collect();
-        problems.push(Problem {
-            code: Code::N303,
-            path: String::new(),
-            sentence: format!(
+        problems.push(Problem::new(
+            Code::N303,
+            "",
+            format!(
                 "files of format versions {} were read together",
                 versions.join(", ")
             ),
-        });
+        ));
     }
 }

@@ -106,11 +106,7 @@ fn finding(
     let is_consequence = !draft.is_root && root.is_some_and(|root| root != id);
     Finding {
         id,
-        code: draft.code,
-        name: draft.code.name().to_owned(),
-        severity: draft.code.severity(),
         confidence: (draft.confidence * 100.0).round() / 100.0,
-        culprit_ranks: draft.culprits,
         alternatives: draft.alternatives,
         victim_ranks,
         victim_count,
@@ -120,13 +116,13 @@ fn finding(
         op: draft.at.map(|op_ref| op_ref.op),
         caused_by: if is_consequence { root } else { None },
         cycle: draft.cycle,
-        sentence: draft.sentence,
         age_ms: draft.age_ms.filter(|_| ctx.policy.snapshot),
         evidence: draft.evidence,
         ruled_out: draft.ruled_out,
         frames: draft.frames,
         diff: draft.diff,
         next: draft.next,
+        ..Finding::new(draft.code, draft.culprits, draft.sentence)
     }
 }
 
@@ -221,11 +217,7 @@ fn note_absences(
         ));
     }
     if !told.is_empty() {
-        problems.push(Problem {
-            code: Code::N301,
-            path: String::new(),
-            sentence: told.join("; "),
-        });
+        problems.push(Problem::unreadable_dump("", told.join("; ")));
     }
     note_lost_history(ctx, problems);
 }
@@ -243,15 +235,15 @@ fn note_lost_history(ctx: &Context<'_>, problems: &mut Vec<Problem>) {
         .collect();
     if !lost.is_empty() {
         let lost: Vec<Rank> = lost.into_iter().collect();
-        problems.push(Problem {
-            code: Code::N302,
-            path: String::new(),
-            sentence: format!(
+        problems.push(Problem::new(
+            Code::N302,
+            "",
+            format!(
                 "the rings of {} dropped the entries that would show whether {} reached the operation others wait in",
                 format_ranks(&lost),
                 if lost.len() == 1 { "it" } else { "they" }
             ),
-        });
+        ));
     }
     let outdated: BTreeSet<Rank> = ctx
         .graph
@@ -263,15 +255,14 @@ fn note_lost_history(ctx: &Context<'_>, problems: &mut Vec<Problem>) {
         .collect();
     if !outdated.is_empty() {
         let outdated: Vec<Rank> = outdated.into_iter().collect();
-        problems.push(Problem {
-            code: Code::N300,
-            path: String::new(),
-            sentence: format!(
+        problems.push(Problem::stale_dump(
+            "",
+            format!(
                 "the record of {} was taken earlier than the others': peers have completed operations since that \
                  need it; what it waits in now cannot be told",
                 format_ranks(&outdated)
             ),
-        });
+        ));
     }
 }
 

@@ -10,7 +10,7 @@ use crate::judge::lateness::Lateness;
 use crate::judge::policy::Policy;
 use crate::judge::wait_graph::{Missing, Node, Place, WaitGraph, now_ns};
 use crate::judge::wait_root::WaitRoot;
-use crate::report::{Code, Evidence, FrameRef, GroupRef, SeqKind};
+use crate::report::{Code, Evidence, Finding, FrameRef, GroupRef, SeqKind};
 use rcomm_recorder::model::{Frame, OpType, Rank};
 
 /// Everything that is known of the job.
@@ -72,6 +72,17 @@ impl FindingDraft {
             next: String::new(),
             is_root: true,
             by_clock: None,
+        }
+    }
+}
+
+impl From<Finding> for FindingDraft {
+    /// A finding whose evidence is to be added: its code, ranks, sentence and next step.
+    fn from(finding: Finding) -> Self {
+        Self {
+            culprits: finding.culprit_ranks,
+            next: finding.next,
+            ..Self::new(finding.code, finding.sentence)
         }
     }
 }

@@ -9,7 +9,7 @@ use crate::align::record::{NONE, Record, Shared};
 use crate::align::signature::CallDifference;
 use crate::align::{Aligned, RecordIx, clocks};
 use crate::judge::policy::Policy;
-use crate::report::{Code, Problem};
+use crate::report::Problem;
 use rcomm_recorder::model::Rank;
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
@@ -48,11 +48,10 @@ pub(crate) fn select(
 }
 
 fn leave(record: &Record, why: &str, problems: &mut Vec<Problem>) {
-    problems.push(Problem {
-        code: Code::N300,
-        path: record.path.clone(),
-        sentence: format!("the record of rank {} was left aside: {why}", record.rank),
-    });
+    problems.push(Problem::stale_dump(
+        record.path.clone(),
+        format!("the record of rank {} was left aside: {why}", record.rank),
+    ));
 }
 
 /// Our own records carry job and attempt.

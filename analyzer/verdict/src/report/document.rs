@@ -1,6 +1,6 @@
 //! The result of every analysis: one type for the command line, the terminal and the browser.
 
-use crate::report::{Finding, GroupRef, SeqKind, Severity};
+use crate::report::{Code, Finding, GroupRef, SeqKind, Severity};
 use rcomm_recorder::model::{Frame, Rank};
 use serde::{Deserialize, Serialize};
 
@@ -73,11 +73,31 @@ pub enum Verdict {
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Problem {
     /// N300, N301, ...
-    pub code: crate::report::Code,
+    pub code: Code,
     /// The file (or source).
     pub path: String,
     /// What is wrong with it and what was done, in one sentence.
     pub sentence: String,
+}
+
+impl Problem {
+    /// N300: the input at `path` was left aside, since it is of another run, shape or time.
+    pub fn stale_dump(path: impl Into<String>, sentence: impl Into<String>) -> Self {
+        Self::new(Code::N300, path, sentence)
+    }
+
+    /// N301: the input at `path` could not be read, or only in part.
+    pub fn unreadable_dump(path: impl Into<String>, sentence: impl Into<String>) -> Self {
+        Self::new(Code::N301, path, sentence)
+    }
+
+    pub(crate) fn new(code: Code, path: impl Into<String>, sentence: impl Into<String>) -> Self {
+        Self {
+            code,
+            path: path.into(),
+            sentence: sentence.into(),
+        }
+    }
 }
 
 /// What was read.

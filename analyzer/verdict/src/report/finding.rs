@@ -1,6 +1,6 @@
 //! One finding: what is wrong, which ranks are to blame, and the proof.
 
-use crate::report::words::format_time;
+use crate::report::words::{format_ranks, format_time};
 use rcomm_recorder::model::{EntryState, Rank};
 use serde::{Deserialize, Serialize};
 use std::borrow::Cow;
@@ -209,6 +209,65 @@ pub struct Finding {
 }
 
 impl Finding {
+    /// A finding that states no more than this. Its number is 0 until it is put into a report.
+    pub fn new(code: Code, culprit_ranks: Vec<Rank>, sentence: String) -> Self {
+        Self {
+            id: 0,
+            code,
+            name: code.name().to_owned(),
+            severity: code.severity(),
+            confidence: 1.0,
+            culprit_ranks,
+            alternatives: Vec::new(),
+            victim_ranks: Vec::new(),
+            victim_count: 0,
+            group: None,
+            seq: None,
+            seq_kind: None,
+            op: None,
+            caused_by: None,
+            cycle: Vec::new(),
+            sentence,
+            age_ms: None,
+            evidence: Vec::new(),
+            ruled_out: Vec::new(),
+            frames: Vec::new(),
+            diff: Vec::new(),
+            next: String::new(),
+        }
+    }
+
+    /// E101: these ranks have not issued what others wait in.
+    pub fn not_joined(culprit_ranks: Vec<Rank>, sentence: String) -> Self {
+        Self::new(Code::E101, culprit_ranks, sentence)
+    }
+
+    /// E150: these ranks failed by themselves.
+    pub fn rank_failed(culprit_ranks: Vec<Rank>, sentence: String) -> Self {
+        Self::new(Code::E150, culprit_ranks, sentence)
+    }
+
+    /// W150: these ranks do not answer.
+    pub fn silent_rank(culprit_ranks: Vec<Rank>, sentence: String) -> Self {
+        Self::new(Code::W150, culprit_ranks, sentence)
+    }
+
+    /// E150, where the processes of these ranks are gone. `detail` ends the sentence.
+    pub fn process_gone(culprit_ranks: Vec<Rank>, detail: &str) -> Self {
+        let subject = match culprit_ranks.as_slice() {
+            [one] => format!("the process of rank {one} is gone"),
+            many => format!("the processes of {} are gone", format_ranks(many)),
+        };
+        let first = culprit_ranks.first().map_or(&[][..], std::slice::from_ref);
+        Self {
+            next: format!(
+                "look for the end of {}: its log, its exit code, the kernel's log of its host",
+                format_ranks(first)
+            ),
+            ..Self::rank_failed(culprit_ranks, format!("{subject}{detail}"))
+        }
+    }
+
     /// The sentence so much later, ms, while nothing changed but the time.
     pub fn sentence_after(&self, later_ms: f64) -> Cow<'_, str> {
         let Some(age_ms) = self.age_ms else {

@@ -9,8 +9,8 @@ use crate::judge::context::{Context, FindingDraft, OpRef};
 use crate::judge::missed::first_missed;
 use crate::judge::wait_graph::{Missing, Node, Place};
 use crate::judge::wait_root::WaitRoot;
-use crate::report::Code;
 use crate::report::words::{count_ranks, format_ranks, format_time};
+use crate::report::{Code, Finding};
 use rcomm_recorder::model::Rank;
 use rcomm_recorder::publish::Recorder;
 use std::collections::BTreeMap;
@@ -83,7 +83,7 @@ fn draft(ctx: &Context<'_>, place: usize, nodes: &[(Node, Missing)]) -> FindingD
     if let [record] = records[..] {
         sentence.push_str(&format!("; {}", ctx.last_seen(record)));
     }
-    let mut draft = FindingDraft::new(Code::E101, sentence);
+    let mut draft = FindingDraft::from(Finding::not_joined(culprits, sentence));
     draft.age_ms = ctx.waited_ms(place);
     draft.confidence = confidence(ctx, arrived.len(), nodes);
     if nodes.len() > arrived.len() && arrived.len() * 3 <= nodes.len() {
@@ -111,7 +111,7 @@ fn draft(ctx: &Context<'_>, place: usize, nodes: &[(Node, Missing)]) -> FindingD
             draft.frames.extend(ctx.frames_of(record, op, "last_seen"));
         }
     }
-    draft.next = next(ctx, &culprits, &records);
+    draft.next = next(ctx, &draft.culprits, &records);
     if records_no_messages(ctx, nodes) {
         draft.next.push_str(
             "; gloo's own recorder shows no sends and no receives, so it may be in one: compare the stacks of all \
@@ -119,7 +119,6 @@ fn draft(ctx: &Context<'_>, place: usize, nodes: &[(Node, Missing)]) -> FindingD
         );
     }
     draft.targets = targets;
-    draft.culprits = culprits;
     draft.at = Some(op_ref);
     draft
 }

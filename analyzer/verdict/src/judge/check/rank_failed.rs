@@ -11,8 +11,8 @@ use crate::judge::context::{Context, FindingDraft};
 use crate::judge::missed::first_missed;
 use crate::judge::wait_graph::{Node, Place};
 use crate::judge::wait_root::WaitRoot;
-use crate::report::Code;
 use crate::report::words::{count_ranks, format_ranks, format_time};
+use crate::report::{Code, Finding};
 use rcomm_recorder::model::{EntryState, Rank};
 
 /// The owner of a ring is gone, and others wait for it.
@@ -52,23 +52,15 @@ fn gone_inside(ctx: &Context<'_>, place: usize) -> Option<FindingDraft> {
     if gone.is_empty() || gone.len() * 2 > inside.len() {
         return None;
     }
-    let culprits = ctx.ranks(&gone);
     let op_ref = ctx.op_ref_of_place(place);
-    let mut draft = FindingDraft::new(
-        Code::E150,
-        format!(
-            "{} gone while inside {} #{} on group {}; {} still there",
-            match culprits.as_slice() {
-                [one] => format!("the process of rank {one} is"),
-                many => format!("the processes of {} are", format_ranks(many)),
-            },
-            op_ref.op,
-            op_ref.seq,
-            ctx.group_name(op_ref.group),
-            count_ranks(inside.len() - gone.len(), "is", "are"),
-        ),
+    let detail = format!(
+        " while inside {} #{} on group {}; {} still there",
+        op_ref.op,
+        op_ref.seq,
+        ctx.group_name(op_ref.group),
+        count_ranks(inside.len() - gone.len(), "is", "are"),
     );
-    draft.confidence = 0.9;
+    let mut draft = FindingDraft::from(Finding::process_gone(ctx.ranks(&gone), &detail));
     draft.evidence = gone
         .iter()
         .take(3)
@@ -85,13 +77,8 @@ fn gone_inside(ctx: &Context<'_>, place: usize) -> Option<FindingDraft> {
     draft
         .ruled_out
         .push("all_arrived_stuck: not every process that came is still there".to_owned());
-    draft.next = format!(
-        "look for the end of {}: its log, its exit code, the kernel's log of its host",
-        format_ranks(&culprits)
-    );
     draft.targets = gone;
     draft.targets.push(place + ctx.graph.ranks);
-    draft.culprits = culprits;
     draft.at = Some(op_ref);
     Some(draft)
 }
@@ -110,19 +97,16 @@ fn gone_draft(ctx: &Context<'_>, node: Node) -> Option<FindingDraft> {
         Place::Collective { .. } => "never issued",
         Place::Batch { .. } => "never answered",
     };
-    let mut draft = FindingDraft::new(
-        Code::E150,
-        format!(
-            "the process of rank {rank} is gone: it {what} {} #{} on group {}, where {waiting}{waited}; {}",
-            op_ref.op,
-            op_ref.seq,
-            ctx.group_name(op_ref.group),
-            ctx.last_seen(record)
-        ),
+    let detail = format!(
+        ": it {what} {} #{} on group {}, where {waiting}{waited}; {}",
+        op_ref.op,
+        op_ref.seq,
+        ctx.group_name(op_ref.group),
+        ctx.last_seen(record)
     );
+    let mut draft = FindingDraft::from(Finding::process_gone(vec![rank], &detail));
     draft.age_ms = ctx.waited_ms(place);
     draft.confidence = 0.97;
-    draft.culprits = vec![rank];
     draft.evidence = ctx.evidence_of_place(place, 2);
     draft
         .evidence
@@ -133,9 +117,6 @@ fn gone_draft(ctx: &Context<'_>, node: Node) -> Option<FindingDraft> {
     draft
         .ruled_out
         .push("not_joined: a dead process cannot come late".to_owned());
-    draft.next = format!(
-        "look for the end of rank {rank}: its log, its exit code, the kernel's log of its host"
-    );
     draft.targets = vec![node];
     draft.at = Some(op_ref);
     Some(draft)
@@ -224,15 +205,16 @@ fn failed_draft(ctx: &Context<'_>, first: &Failure, together: &[Rank], all: usiz
         [_] => format!("rank {rank}"),
         many => format!("one of {}", format_ranks(many)),
     };
-    let mut draft = FindingDraft::new(
-        Code::E150,
-        format!(
-            "{} failed on {who}{took}, long before its time-out, and no member was missing there",
-            ctx.describe_op(first.record, op)
-        ),
+    let sentence = format!(
+        "{} failed on {who}{took}, long before its time-out, and no member was missing there",
+        ctx.describe_op(first.record, op)
     );
-    if let [only] = together {
-        draft.culprits = vec![*only];
+    let culprits = match together {
+        [only] => vec![*only],
+        _ => Vec::new(),
+    };
+    let mut draft = FindingDraft::from(Finding::rank_failed(culprits, sentence));
+    if together.len() == 1 {
         draft.confidence = if all == 1 { 0.8 } else { 0.6 };
     } else {
         draft.alternatives = together.iter().take(16).map(|&rank| vec![rank]).collect();

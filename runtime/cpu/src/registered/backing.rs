@@ -109,7 +109,7 @@ impl Backing {
             return;
         };
         let protection = ProtFlags::READ | ProtFlags::WRITE;
-        // SAFETY: a new mapping at an address of the kernel's choice overlaps nothing.
+        // SAFETY: the kernel chooses the address of a new mapping, so it takes the place of none.
         let made = unsafe {
             rustix::mm::mmap_anonymous(
                 std::ptr::null_mut(),
@@ -119,8 +119,8 @@ impl Backing {
             )
         };
         let moved = made.and_then(|own| {
-            // SAFETY: `place` is readable for so many bytes from the beginning of a page (the caller), `own`
-            // is writable and used by nothing else.
+            // SAFETY: `len` bytes are readable at `place`, from the beginning of a page (the caller). `own`
+            // is a mapping of as many, from the beginning of a page, which nothing else uses.
             unsafe { copy_while_written(place, own.cast(), layout.size()) };
             // SAFETY: `own` is a mapping of this length that nothing else uses yet. It takes the place of
             // whole pages (the caller; the last one may be in part behind the region, where nothing is),
@@ -161,7 +161,8 @@ unsafe fn copy_while_written(from: NonNull<u8>, to: *mut u8, len: usize) {
         }
     }
     for at in words * WORD..len {
-        // SAFETY: as above, a byte.
+        // SAFETY: `at` is less than `len`, so the byte is inside both ranges. One that another process
+        // writes at the same time is read before or after.
         unsafe { to.add(at).write(from.add(at).read_volatile()) };
     }
 }
@@ -194,7 +195,8 @@ mod tests {
             Arc::get_mut(&mut backing).unwrap().maker = maker;
             backing.lend();
             let other = Region::attach(&backing.region().whereabouts()).unwrap();
-            // SAFETY: inside the mapping, which nothing else uses.
+            // SAFETY: the mapping is 5,000 bytes long, and this write, by address alone, is its one user in
+            // this process.
             unsafe { other.start().as_ptr().write(7) };
             drop(backing);
             assert_eq!(other.is_empty(), is_empty);
@@ -207,22 +209,25 @@ mod tests {
         let backing = Backing::create(3 * page + 5, Weak::new()).unwrap();
         let other = Region::attach(&backing.region().whereabouts()).unwrap();
         let byte = |region: &Region, at: usize| {
-            // SAFETY: inside the mapping, of which there is no reference.
+            // SAFETY: the callers pass offsets within the region's `3 * page + 5` bytes; no reference to
+            // them exists.
             unsafe { region.start().as_ptr().add(at) }
         };
         let cut = page..3 * page + 5;
         for at in [0, cut.start, cut.end - 1] {
-            // SAFETY: as above.
+            // SAFETY: `at` is less than the region's length, and nothing else uses the byte.
             unsafe { byte(backing.region(), at).write(7) };
         }
         let place = NonNull::new(byte(backing.region(), cut.start)).unwrap();
-        // SAFETY: whole pages to the end of the region, which nothing else uses.
+        // SAFETY: `place` is the beginning of a page, `cut` reaches to the end of the region, and no other
+        // thread uses either.
         unsafe { backing.cut_off(place, cut.len()) };
         for at in [0, cut.start, cut.end - 1] {
-            // SAFETY: as above.
+            // SAFETY: `at` is less than the region's length, and nothing uses the byte in this mapping at
+            // the same time.
             unsafe { byte(&other, at).write(9) };
             let expected = if cut.contains(&at) { 7 } else { 9 };
-            // SAFETY: as above.
+            // SAFETY: `at` is less than the region's length; the byte is initialised, as the file's is.
             assert_eq!(unsafe { byte(backing.region(), at).read() }, expected);
         }
         assert!(backing.whole_pages(&(0..page)).is_none());

@@ -64,12 +64,14 @@ impl<'a> Exposed<'a> {
         assert!(!self.is_open, "others may be at these bytes");
         match self.access {
             Access::Read => {
-                // SAFETY: the slice that this was made from, for the same time.
+                // SAFETY: `start` and `len` are those of a slice lent for `'a` (`new`), which `self`, now
+                // consumed, held for this time. No other rank got access (checked).
                 let bytes = unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.len) };
                 Data::Read(bytes)
             }
             Access::Write => {
-                // SAFETY: as above; exclusive then and now, since no other rank got access.
+                // SAFETY: `start` and `len` are those of a slice lent for writing for `'a` (`new`), which
+                // `self`, now consumed, held alone. No other rank got access (checked).
                 let bytes =
                     unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr(), self.len) };
                 Data::Write(bytes)
@@ -144,7 +146,7 @@ impl<'a> Meeting<'a> {
                     let region = reached.region();
                     assert!(bytes.end <= region.len(), "bytes that the region has");
                     Place {
-                        // SAFETY: inside the mapping, as just checked.
+                        // SAFETY: `bytes` ends within the region (checked), which `reached` keeps mapped.
                         start: unsafe { region.start().add(bytes.start) },
                         len: need.len,
                         access: need.access,
@@ -225,7 +227,8 @@ impl<'a> Meeting<'a> {
         let shares = self.places.iter().map(|place| {
             let place = place.as_ref().expect("the bytes of all ranks are mapped");
             assert!(bytes.end <= place.len, "bytes that every rank has");
-            // SAFETY: inside what is mapped or lent, as just checked.
+            // SAFETY: `bytes` ends within the place (checked), whose bytes are mapped or lent as long as
+            // `self` lives.
             let start = unsafe { place.start.add(bytes.start) }.as_ptr();
             match place.access {
                 Access::Read => {

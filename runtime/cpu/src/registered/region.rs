@@ -31,10 +31,11 @@ pub(crate) struct Region {
     len: usize,
 }
 
-// SAFETY: a mapping is memory of the process, usable from any thread under the rules of the types that
-// hand out access to it.
+// SAFETY: the address and the file are this value's, whichever thread has it. Its bytes are reached by the
+// types that hand out access to them, each by rules of its own.
 unsafe impl Send for Region {}
-// SAFETY: as above.
+// SAFETY: a reference gives the address, lengths and system calls on the file, which threads may make at
+// once.
 unsafe impl Sync for Region {}
 
 impl Region {
@@ -79,7 +80,7 @@ impl Region {
             return Err(io::ErrorKind::OutOfMemory.into());
         }
         let protection = ProtFlags::READ | ProtFlags::WRITE;
-        // SAFETY: a new mapping at an address of the kernel's choice overlaps nothing.
+        // SAFETY: the kernel chooses the address of a new mapping, so it takes the place of none.
         let start = unsafe {
             rustix::mm::mmap(
                 std::ptr::null_mut(),
@@ -144,7 +145,8 @@ impl Region {
 
 impl Drop for Region {
     fn drop(&mut self) {
-        // SAFETY: all access to the mapping goes through the owner of this, so none is left.
+        // SAFETY: the range is the mapping that `map` made, unmapped once, here. What hands out its bytes
+        // keeps this value (`Backing`, `Reached`, `SharedMemory`), so no access is left.
         let unmapped = unsafe { rustix::mm::munmap(self.start.as_ptr().cast(), self.len.max(1)) };
         debug_assert!(unmapped.is_ok(), "a mapping is unmapped once");
     }
@@ -172,14 +174,14 @@ mod tests {
     fn emptied_memory_is_zero_to_whoever_still_has_it() {
         let own = Region::create(5000).unwrap();
         let other = Region::attach(&own.whereabouts()).unwrap();
-        // SAFETY: inside the mapping, which nothing else uses.
+        // SAFETY: byte 4,999 of 5,000, which nothing else uses in this mapping.
         unsafe { own.start().as_ptr().add(4999).write(7) };
         assert!(!other.is_empty());
-        // SAFETY: as above.
+        // SAFETY: byte 4,999 of 5,000, initialised by the file, and not written during the read.
         assert_eq!(unsafe { other.start().as_ptr().add(4999).read() }, 7);
         own.empty();
         assert!(other.is_empty());
-        // SAFETY: as above.
+        // SAFETY: byte 4,999 of 5,000, initialised by the file, and not written during the read.
         assert_eq!(unsafe { other.start().as_ptr().add(4999).read() }, 0);
     }
 }

@@ -59,7 +59,7 @@ fn walk(protocol: Protocol, own: &Side, other: &Side) {
             false => (own, other),
         };
         written.slots[parity].with_mut(|slot| {
-            // SAFETY: loom checks that no other thread uses the cell now; that is what is tested.
+            // SAFETY: the model must let no other thread use the cell now; loom fails the test if one does.
             unsafe { *slot = phase }
         });
         own.flags[parity].store(phase, protocol.store);
@@ -67,7 +67,8 @@ fn walk(protocol: Protocol, own: &Side, other: &Side) {
             thread::yield_now();
         }
         read.slots[parity].with(|slot| {
-            // SAFETY: as above.
+            // SAFETY: the model must let no other thread write the cell now; loom fails the test if one
+            // does.
             assert_eq!(unsafe { *slot }, phase);
         });
     }

@@ -70,14 +70,15 @@ fn hand_over(protocol: Protocol) {
     let reader = thread::spawn(move || {
         for value in 1..=VALUES {
             wait_for(&theirs.written, value);
-            // SAFETY: loom checks that no other thread uses the cell now; that is what is tested.
+            // SAFETY: the model must let no other thread write the cell now; loom fails the test if one
+            // does.
             theirs.cell.with(|cell| assert_eq!(unsafe { *cell }, value));
             theirs.read.store(value, protocol.store);
         }
     });
     for value in 1..=VALUES {
         wait_for(&ring.read, value - 1);
-        // SAFETY: as above.
+        // SAFETY: the model must let no other thread use the cell now; loom fails the test if one does.
         ring.cell.with_mut(|cell| unsafe { *cell = value });
         ring.written.store(value, protocol.store);
     }

@@ -12,16 +12,16 @@ pub(super) struct Mapping {
     len: usize,
 }
 
-// SAFETY: a mapping is memory of the process; it may be used from any thread, under the rules of the
-// types that hand out references into it.
+// SAFETY: the address is this value's, whichever thread has it. Its bytes are reached by the types that
+// hand out references into it, each by rules of its own.
 unsafe impl Send for Mapping {}
-// SAFETY: as above.
+// SAFETY: a reference gives addresses (`at`) and atomic words, which threads may use at once.
 unsafe impl Sync for Mapping {}
 
 impl Mapping {
     pub(super) fn new(file: &OwnedFd, offset: usize, len: usize) -> io::Result<Self> {
         let protection = ProtFlags::READ | ProtFlags::WRITE;
-        // SAFETY: a new mapping at an address of the kernel's choice overlaps nothing.
+        // SAFETY: the kernel chooses the address of a new mapping, so it takes the place of none.
         let start = unsafe {
             rustix::mm::mmap(
                 std::ptr::null_mut(),
@@ -41,7 +41,7 @@ impl Mapping {
             offset.checked_add(len).is_some_and(|end| end <= self.len),
             "inside the mapping"
         );
-        // SAFETY: inside the mapping, as just checked.
+        // SAFETY: `offset` is at most `len` (checked), so the address is inside the mapping or its end.
         unsafe { self.start.as_ptr().add(offset) }
     }
 
@@ -54,7 +54,8 @@ impl Mapping {
 
     pub(super) fn long(&self, offset: usize) -> &AtomicU64 {
         assert_eq!(offset % 8, 0, "words are aligned");
-        // SAFETY: as for `word`, eight bytes.
+        // SAFETY: eight aligned bytes (checked) inside the mapping, which lives as long as `self`; all
+        // processes use them as an atomic word only.
         unsafe { AtomicU64::from_ptr(self.at(offset, 8).cast()) }
     }
 

@@ -297,7 +297,9 @@ impl ShmExchange {
         assert!(self.complete, "lines are read when all have published");
         assert!(len <= INLINE, "inline bytes fit into the line");
         let start = self.line(rank, self.phase) + 16;
-        // SAFETY: as for `slot`.
+        // SAFETY: `rank` stored the flag of this phase after writing its line, which this rank has seen
+        // (`complete`), and writes this line again only after this rank has published the next phase, which
+        // takes `&mut self`. `len` is at most `INLINE` (checked), which `at` finds inside the area.
         unsafe { std::slice::from_raw_parts(self.area.at(start, INLINE), len) }
     }
 

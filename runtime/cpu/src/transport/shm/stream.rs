@@ -267,7 +267,9 @@ impl ShmStream {
                     return Ok(Found::Other);
                 }
                 let from = self.rings.at(start, len);
-                // SAFETY: as in `read_cell`.
+                // SAFETY: `readable` has seen the cell's number, which the writer stored after its bytes,
+                // and the count that `pass_cell` stores below lets it write them again. `at` finds `len`
+                // bytes inside the mapping.
                 let from = unsafe { std::slice::from_raw_parts(from, len) };
                 let (first, rest) = from.split_at(HEAD);
                 if first != head {

@@ -39,11 +39,13 @@ mod tests {
         let at = place.as_ptr();
         let moved = Box::new(place);
         let mut written = 7u8;
-        // SAFETY: the place lives until the end of the test.
+        // SAFETY: `at` points into the place's allocation, which `moved` keeps, and nothing else accesses
+        // it now.
         unsafe { at.write((&raw mut written).cast()) };
         assert_eq!(moved.handle(), (&raw mut written).cast());
         let at_last = *moved;
-        // SAFETY: as above.
+        // SAFETY: `at` points into the place's allocation, which `at_last` keeps, and nothing else accesses
+        // it now.
         unsafe { at.write(std::ptr::null_mut()) };
         assert!(at_last.handle().is_null());
     }

@@ -163,7 +163,8 @@ impl Birth {
         let color = color.map_or(Ok(sys::SPLIT_NO_COLOR), to_c)?;
         let key = to_c(seat.rank)?;
         let call = move |parent: NcclComm, place: *mut NcclComm, input: &mut Input| {
-            // SAFETY: by the contract of `derive`.
+            // SAFETY: `derive` lends a parent that is live and locked during the call; `place` and `input`
+            // are on the heap, and stay until the parent is ready again, or are leaked.
             unsafe { split(parent, color, key, place, input.config.as_mut()) }
         };
         let call = ("ncclCommSplit", call);
@@ -190,7 +191,9 @@ impl Birth {
         let count = c_int::try_from(excluded.len()).map_err(|_| too_large(excluded.len()))?;
         let call = move |parent: NcclComm, place: *mut NcclComm, input: &mut Input| {
             let (list, config) = (input.excluded.as_mut_ptr(), input.config.as_mut());
-            // SAFETY: by the contract of `derive`; the list holds `count` ranks.
+            // SAFETY: `derive` lends a parent that is live and locked during the call; `place` and `input`,
+            // whose list holds `count` ranks, are on the heap, and stay until the parent is ready again, or
+            // are leaked.
             unsafe { shrink(parent, list, count, place, config, flags) }
         };
         let call = ("ncclCommShrink", call);
@@ -292,7 +295,9 @@ fn join(library: &Arc<NcclLibrary>, seat: &Seat, mut config: RawConfig) -> Resul
             };
             let mut ids = ids.to_vec();
             let count = c_int::try_from(ids.len()).map_err(|_| too_large(ids.len()))?;
-            // SAFETY: as above; `ids` holds `count` ids, which the call copies.
+            // SAFETY: `raw`, `ids` (with `count` ids of the library's) and the configuration outlive the
+            // call, which copies what it reads, except for the name, which is never freed, and writes the
+            // handle before it returns.
             let status = unsafe {
                 init(
                     &mut raw,
@@ -359,7 +364,8 @@ fn check(library: &NcclLibrary, comm: NcclComm, call: &str, status: NcclResult) 
     if status == result::IN_PROGRESS {
         return Ok(());
     }
-    // SAFETY: the callers' communicator is null or live.
+    // SAFETY: `comm` is null, what the library has just made for the caller, or lent to it, locked, by
+    // `with`.
     unsafe { library.check_on(comm, call, status) }
 }
 

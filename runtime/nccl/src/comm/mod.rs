@@ -134,9 +134,10 @@ impl Comm {
     pub(crate) fn check_size(&self) -> Result<()> {
         let mut count = 0;
         self.with(|library, comm| {
-            // SAFETY: the communicator is live; writes one int through a valid pointer.
+            // SAFETY: `with` lends a live communicator, locked during the call, which writes one int
+            // through a reference.
             let status = unsafe { (library.table().comm_count)(comm, &mut count) };
-            // SAFETY: as above.
+            // SAFETY: `with` lends a live communicator, locked during the call.
             unsafe { library.check_on(comm, "ncclCommCount", status) }
         })??;
         if u32::try_from(count) == Ok(self.size) {
@@ -228,7 +229,8 @@ impl Comm {
 
     fn ask(library: &NcclLibrary, comm: NcclComm) -> Result<bool> {
         let mut state = result::SUCCESS;
-        // SAFETY: the communicator is live; writes one int through a valid pointer.
+        // SAFETY: both callers pass a live communicator under its lock; the call writes one int through a
+        // reference.
         let asked = unsafe { (library.table().comm_get_async_error)(comm, &mut state) };
         let (call, status) = match asked {
             result::SUCCESS => ("a communicator's background work", state),
@@ -237,7 +239,7 @@ impl Comm {
         if status == result::IN_PROGRESS {
             return Ok(false);
         }
-        // SAFETY: the communicator is live.
+        // SAFETY: both callers pass a live communicator under its lock.
         unsafe { library.check_on(comm, call, status)? };
         Ok(true)
     }
@@ -249,12 +251,12 @@ impl Comm {
     /// `Backend` with the library's words.
     pub(crate) fn finalize(&self) -> Result<()> {
         self.with(|library, comm| {
-            // SAFETY: the communicator is live.
+            // SAFETY: `with` lends a live communicator, locked during the call.
             let status = unsafe { (library.table().comm_finalize)(comm) };
             if status == result::IN_PROGRESS {
                 return Ok(());
             }
-            // SAFETY: the communicator is live.
+            // SAFETY: `with` lends a live communicator, locked during the call.
             unsafe { library.check_on(comm, "ncclCommFinalize", status) }
         })?
     }
@@ -302,7 +304,7 @@ impl Comm {
         if status == result::IN_PROGRESS {
             return Ok(());
         }
-        // SAFETY: as above.
+        // SAFETY: the communicator is live, since `ending` is still held.
         unsafe { self.library.check_on(comm, "ncclCommRevoke", status) }
     }
 
@@ -408,9 +410,11 @@ impl Comm {
         self.with(|library, comm| {
             let mut handle: *mut c_void = std::ptr::null_mut();
             let at = std::ptr::with_exposed_provenance_mut(at as usize);
-            // SAFETY: the communicator is live, the caller vouches for the range; writes one pointer.
+            // SAFETY: `with` lends a live communicator, locked during the call, which writes one pointer
+            // through a reference. The caller keeps the range until it is deregistered or the communicator
+            // is gone.
             let status = unsafe { register(comm, at, bytes, &mut handle) };
-            // SAFETY: the communicator is live.
+            // SAFETY: `with` lends a live communicator, locked during the call.
             unsafe { library.check_on(comm, "ncclCommRegister", status)? };
             Ok(handle.expose_provenance() as u64)
         })?
@@ -431,9 +435,10 @@ impl Comm {
         };
         self.with(|library, comm| {
             let handle = std::ptr::with_exposed_provenance_mut(handle as usize);
-            // SAFETY: the communicator is live, the caller vouches for the handle.
+            // SAFETY: `with` lends a live communicator, locked during the call. The caller has `handle`
+            // from it, and gives it up.
             let status = unsafe { deregister(comm, handle) };
-            // SAFETY: the communicator is live.
+            // SAFETY: `with` lends a live communicator, locked during the call.
             unsafe { library.check_on(comm, "ncclCommDeregister", status) }
         })?
     }

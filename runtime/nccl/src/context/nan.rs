@@ -221,11 +221,14 @@ impl NanFinder {
         stream: &CudaStream,
     ) -> Result<()> {
         let (driver, at) = (stream.device().driver(), slot.word.address());
-        // SAFETY: the word is the slot's, eight bytes; the slot stays until the stream is done with it.
+        // SAFETY: eight bytes of the slot's word, which stays until the stream is done with it: `find`
+        // waits for that, or leaks the slot.
         let status = unsafe { (driver.table().memset)(at, 0xff, size_of::<u64>(), stream.raw()) };
         driver.check("cuMemsetD8Async", status)?;
         kernels.launch(format, buffer, at, stream)?;
-        // SAFETY: as above; the host's word is pinned, so that this returns at once.
+        // SAFETY: eight bytes from the slot's word to its pinned word of the host's. Both stay until the
+        // stream is done with them: `find` waits for that, or leaks the slot. Pinned, so that this returns
+        // at once.
         let status = unsafe {
             (driver.table().memcpy_to_host)(slot.host.cast(), at, size_of::<u64>(), stream.raw())
         };
@@ -257,9 +260,11 @@ struct Kernels {
     functions: [CuFunction; 4],
 }
 
-// SAFETY: modules and functions are handles of the driver that any thread in their context may use.
+// SAFETY: a module and its functions are handles of the driver, which any thread in their context may use
+// and unload.
 unsafe impl Send for Kernels {}
-// SAFETY: as above, several at once.
+// SAFETY: the driver lets several threads use a module and its functions at once, and nothing changes them
+// after `load`.
 unsafe impl Sync for Kernels {}
 
 impl Kernels {

@@ -60,7 +60,8 @@ impl DeviceBuffer {
         let stream = CudaStream::from_cudarc(device, &theirs)?;
         // Makes the slice's stream wait for the pending work of cudarc's other streams.
         let (at, _noted) = view.device_ptr(&theirs);
-        // SAFETY: `len` elements of `T` at this address, by cudarc; the caller vouches for the owner.
+        // SAFETY: cudarc has `len` elements of `T` at this address while the view's memory stays, which the
+        // caller has `owner` keep.
         unsafe { Self::foreign(&stream, at, T::DTYPE, view.len(), owner) }
     }
 }

@@ -61,7 +61,8 @@ fn lock(aside: &Mutex<Vec<Held>>) -> MutexGuard<'_, Vec<Held>> {
 
 // SAFETY: the context is a handle of the driver, which may be pushed on any thread, on several at once.
 unsafe impl Send for CudaDevice {}
-// SAFETY: as above; what is changed after `open` is behind a lock.
+// SAFETY: the driver lets several threads push the context at once. What changes after `open` is behind a
+// lock.
 unsafe impl Sync for CudaDevice {}
 
 impl CudaDevice {
@@ -153,7 +154,7 @@ impl CudaDevice {
     /// Makes the context current on this thread until the guard goes.
     pub(crate) fn enter(&self) -> Result<Entered<'_>> {
         let table = self.driver.table();
-        // SAFETY: the context is retained for as long as `self` lives.
+        // SAFETY: the context is retained from `open` until `self` is dropped, and any thread may push it.
         let status = unsafe { (table.ctx_push_current)(self.context) };
         self.driver.check("cuCtxPushCurrent", status)?;
         let mut mode = cuda::CAPTURE_MODE_RELAXED;

@@ -25,7 +25,7 @@ pub(crate) struct Event {
 
 // SAFETY: events are handles of the driver that any thread may use, several at once.
 unsafe impl Send for Event {}
-// SAFETY: as above.
+// SAFETY: the driver lets several threads use an event at once, and nothing here changes after `new`.
 unsafe impl Sync for Event {}
 
 impl Event {
@@ -51,7 +51,8 @@ impl Event {
 
     /// Marks the end of what has been enqueued on `stream`.
     pub(crate) fn record(&self, stream: &CudaStream) -> Result<()> {
-        // SAFETY: event and stream are live and of one context.
+        // SAFETY: event and stream are live, as both values are borrowed, and both are of the device's one
+        // context.
         let status = unsafe { (self.device.driver().table().event_record)(self.raw, stream.raw()) };
         self.device.driver().check("cuEventRecord", status)
     }
@@ -61,7 +62,7 @@ impl Event {
     /// # Errors
     /// `Backend` if it failed: the context is unusable then.
     pub(crate) fn is_done(&self) -> Result<bool> {
-        // SAFETY: the event is live.
+        // SAFETY: the event is live until `self` is dropped.
         let status = unsafe { (self.device.driver().table().event_query)(self.raw) };
         if status == cuda::NOT_READY {
             return Ok(false);
@@ -74,7 +75,8 @@ impl Event {
     pub(crate) fn until(&self, later: &Event) -> Option<Duration> {
         let mut milliseconds = 0f32;
         let elapsed = self.device.driver().table().event_elapsed_time;
-        // SAFETY: both events are live; writes one float through a valid pointer.
+        // SAFETY: both events are live, as both values are borrowed; the call writes one float through a
+        // reference.
         let status = unsafe { elapsed(&mut milliseconds, self.raw, later.raw) };
         if status != cuda::SUCCESS {
             return None;

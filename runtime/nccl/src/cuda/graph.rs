@@ -95,7 +95,7 @@ impl Graph {
         };
         if let Err(error) = driver.check("cuUserObjectCreate", status) {
             live.remove(self.id);
-            // SAFETY: made above, and nothing else has it.
+            // SAFETY: `kept` came from `Box::into_raw` above, and the driver has not taken it.
             drop(unsafe { Box::from_raw(kept) });
             return Err(error);
         }
@@ -114,8 +114,12 @@ impl Graph {
 }
 
 /// The driver's call when nothing refers to the object any more.
+///
+/// # Safety
+/// `kept` is a [`Kept`] from `Box::into_raw` that no other code has.
 unsafe extern "C" fn let_go(kept: *mut c_void) {
-    // SAFETY: made by `Graph::keep`, and handed back once.
+    // SAFETY: `Graph::keep` made it with `Box::into_raw`, and the driver gives it back once, when its last
+    // reference has gone.
     let kept = unsafe { Box::from_raw(kept.cast::<Kept>()) };
     kept.live.remove(kept.graph);
     kept.memory.lay_aside();

@@ -52,7 +52,8 @@ impl Allocation {
             Some(stream) => driver.check("cuMemFreeAsync", unsafe {
                 (table.mem_free_async)(self.at, stream.raw())
             }),
-            // SAFETY: as above; the driver waits for work on it.
+            // SAFETY: allocated by `DeviceBuffer::unset`, freed once; the driver waits for what is enqueued
+            // on the device.
             None => driver.check("cuMemFree", unsafe { (table.mem_free)(self.at) }),
         }
     }
@@ -179,11 +180,12 @@ impl DeviceBuffer {
         // An allocation on a stream that is captured would be the graph's.
         let is_ordered = device.has_pools() && stream.graph()?.is_none();
         let (call, status) = match is_ordered {
-            // SAFETY: writes one address through a valid pointer, the stream is live; the driver refuses a size of 0.
+            // SAFETY: the call writes one address through a reference, the stream is live, as it is
+            // borrowed, and the size is not 0.
             true => ("cuMemAllocAsync", unsafe {
                 (table.mem_alloc_async)(&mut at, bytes.max(1), stream.raw())
             }),
-            // SAFETY: as above.
+            // SAFETY: the call writes one address through a reference; the size is not 0.
             false => ("cuMemAlloc", unsafe {
                 (table.mem_alloc)(&mut at, bytes.max(1))
             }),
@@ -408,7 +410,8 @@ impl DeviceBuffer {
             let entered = device.enter()?;
             self.refuse_capture()?;
             let copy = device.driver().table().memcpy_to_host;
-            // SAFETY: as in `fill_from`, and the host side is borrowed for writing.
+            // SAFETY: `bytes`, borrowed for writing, and the device's elements are equally long
+            // (`check_twin`), and both live until the copy is done: this waits below, also after an error.
             let status = unsafe {
                 copy(
                     bytes.as_mut_ptr().cast::<c_void>(),
@@ -493,7 +496,7 @@ fn refuse_to_zero(stream: &CudaStream) -> Result<()> {
 /// So many bytes of the stream's device are at the address until the stream is done with them.
 unsafe fn zero(stream: &CudaStream, at: CuDevicePtr, bytes: usize) -> Result<()> {
     let driver = stream.device().driver();
-    // SAFETY: the caller vouches for the bytes.
+    // SAFETY: the caller keeps `bytes` bytes at `at` until the stream is done with them.
     let status = unsafe { (driver.table().memset)(at, 0, bytes, stream.raw()) };
     driver.check("cuMemsetD8Async", status)
 }
@@ -528,7 +531,7 @@ fn check_place(device: &CudaDevice, at: CuDevicePtr) -> Result<()> {
         return refuse("it is host memory, or nothing at all".to_owned());
     }
     let mut ordinal: c_int = -1;
-    // SAFETY: as above; the attribute is an int.
+    // SAFETY: the attribute is an int, written through a valid pointer; any address may be asked about.
     let status = unsafe { ask((&raw mut ordinal).cast(), cuda::POINTER_DEVICE_ORDINAL, at) };
     if status != cuda::SUCCESS || ordinal != c_int::from(device.ordinal()) {
         return refuse(format!("it is on cuda:{ordinal}"));

@@ -40,7 +40,7 @@ pub struct CudaStream {
 
 // SAFETY: streams are handles of the driver that any thread may use, several at once.
 unsafe impl Send for CudaStream {}
-// SAFETY: as above.
+// SAFETY: the driver lets several threads use a stream at once, and nothing here changes after it is made.
 unsafe impl Sync for CudaStream {}
 
 impl CudaStream {
@@ -100,7 +100,8 @@ impl CudaStream {
         let mut context: CuContext = null_mut();
         {
             let _entered = device.enter()?;
-            // SAFETY: the stream is live, by the contract; writes one pointer.
+            // SAFETY: the caller's `raw` is a live stream, which `owner` keeps; the call writes one handle
+            // through a reference.
             let status = unsafe { (device.driver().table().stream_get_ctx)(raw, &mut context) };
             device.driver().check("cuStreamGetCtx", status)?;
         }
@@ -141,7 +142,7 @@ impl CudaStream {
     /// `Backend` if the work failed, or if the stream is being captured.
     pub fn synchronize(&self) -> Result<()> {
         let _entered = self.device.enter()?;
-        // SAFETY: the stream is live.
+        // SAFETY: the stream is live as long as `self`, which owns it or keeps its owner.
         let status = unsafe { (self.device.driver().table().stream_synchronize)(self.raw) };
         self.device.driver().check("cuStreamSynchronize", status)
     }
@@ -155,8 +156,8 @@ impl CudaStream {
         let (mut state, mut id) = (cuda::CAPTURE_STATUS_NONE, 0);
         let mut raw: CuGraph = null_mut();
         let ask = self.device.driver().table().stream_get_capture_info;
-        // SAFETY: the stream is live; writes an int, an id and a handle through valid pointers, and the
-        // manual lets the others be null.
+        // SAFETY: the stream is live as long as `self`. The call writes an int, an id and a handle through
+        // references, and the manual lets the others be null.
         let status = unsafe {
             ask(
                 self.raw,
@@ -184,7 +185,8 @@ impl CudaStream {
         bytes: usize,
     ) -> Result<()> {
         let driver = self.device.driver();
-        // SAFETY: the stream is live; the caller vouches for both places.
+        // SAFETY: the stream is live as long as `self`. The caller keeps `bytes` bytes at both places until
+        // the stream is done with them.
         let status = unsafe { (driver.table().memcpy_on_device)(to, from, bytes, self.raw) };
         driver.check("cuMemcpyDtoDAsync", status)
     }
@@ -195,14 +197,16 @@ impl CudaStream {
     /// The place holds four bytes, aligned, until the stream is done with them.
     pub(crate) unsafe fn fill_u32(&self, at: CuDevicePtr, value: u32) -> Result<()> {
         let driver = self.device.driver();
-        // SAFETY: the stream is live; the caller vouches for the place.
+        // SAFETY: the stream is live as long as `self`. The caller keeps four aligned bytes at `at` until
+        // the stream is done with them.
         let status = unsafe { (driver.table().memset_u32)(at, value, 1, self.raw) };
         driver.check("cuMemsetD32Async", status)
     }
 
     /// Makes what is enqueued here from now on wait until the newest record of `event` is done.
     pub(crate) fn wait_for(&self, event: &Event) -> Result<()> {
-        // SAFETY: stream and event are live; the driver keeps what it needs of the event.
+        // SAFETY: stream and event are live, as both values are borrowed; the driver keeps what it needs of
+        // the event.
         let status =
             unsafe { (self.device.driver().table().stream_wait_event)(self.raw, event.raw(), 0) };
         self.device.driver().check("cuStreamWaitEvent", status)

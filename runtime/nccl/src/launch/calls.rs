@@ -53,7 +53,8 @@ impl Calls<'_> {
             self.is_pending.set(true);
             return Ok(());
         }
-        // SAFETY: the communicator is live, by the contract of `over`.
+        // SAFETY: `over` asks for a communicator that is live, and called by this thread alone, until
+        // `self` is dropped.
         unsafe { self.target.library.check_on(self.target.comm, call, status) }
     }
 
@@ -85,8 +86,8 @@ impl Calls<'_> {
             NcclReduction::PremulSum { scalar } => scalar,
         };
         let mut op: NcclRedOp = 0;
-        // SAFETY: the communicator is live; the scalar is of the given type, and read before the call
-        // returns (`ncclScalarHostImmediate`); writes one int.
+        // SAFETY: the communicator is live (`over`). The scalar is of the given type, and read before the
+        // call returns (`ncclScalarHostImmediate`), which writes one int through a reference.
         let status = unsafe {
             (library.table().red_op_create_pre_mul_sum)(
                 &mut op,
@@ -97,10 +98,11 @@ impl Calls<'_> {
             )
         };
         // Nothing can be called with what is not there yet.
-        // SAFETY: the communicator is live.
+        // SAFETY: the communicator is live (`over`).
         unsafe { library.check_on(comm, "ncclRedOpCreatePreMulSum", status)? };
         let called = then(units, op);
-        // SAFETY: made above; it may go as soon as the last call that names it has returned.
+        // SAFETY: the call above made `op` for this communicator, which is live (`over`); it may go as soon
+        // as the last call that names it has returned.
         let status = unsafe { (library.table().red_op_destroy)(op, comm) };
         called.and(self.note("ncclRedOpDestroy", status))
     }
@@ -109,7 +111,9 @@ impl Calls<'_> {
         let part = Part::of(buffer);
         let it = self.target;
         let call = |units: Units, op| {
-            // SAFETY: communicator, stream and buffer are live, by the contract; in place is allowed.
+            // SAFETY: communicator and stream are live, and the buffer stays until the stream is done with
+            // it (`over`): `part.len` elements at `part.at`, for input and output, since NCCL allows in
+            // place.
             let status = unsafe {
                 (it.library.table().all_reduce)(
                     part.at,
@@ -137,7 +141,8 @@ impl Calls<'_> {
         let it = self.target;
         let root = to_c(root)?;
         let call = |units: Units, op| {
-            // SAFETY: communicator, stream and memory are live, by the contract.
+            // SAFETY: communicator and stream are live, and both parts, of equal length, stay until the
+            // stream is done with them (`over`). On another rank than the root the output is not written.
             let status = unsafe {
                 (it.library.table().reduce)(
                     input.at,
@@ -160,7 +165,8 @@ impl Calls<'_> {
         let it = self.target;
         let units = Units::to_move(output.dtype);
         let root = to_c(root)?;
-        // SAFETY: communicator, stream and memory are live, by the contract.
+        // SAFETY: communicator and stream are live, and both parts, of equal length, stay until the stream
+        // is done with them (`over`). On another rank than the root the input is not read.
         let status = unsafe {
             (it.library.table().broadcast)(
                 input.at,
@@ -178,7 +184,8 @@ impl Calls<'_> {
     /// A reduction of one number, as c10d's barrier.
     pub(super) fn barrier(&self) -> Result<()> {
         let it = self.target;
-        // SAFETY: communicator, stream and the four bytes are live, by the contract.
+        // SAFETY: communicator and stream are live, and the barrier's four bytes, one `uint32`, stay until
+        // the stream is done with them (`over`).
         let status = unsafe {
             (it.library.table().all_reduce)(
                 it.barrier,
@@ -197,8 +204,8 @@ impl Calls<'_> {
         let it = self.target;
         let (input, output) = (Part::of(input), Part::of(output));
         let units = Units::to_move(input.dtype);
-        // SAFETY: communicator, stream and buffers are live, by the contract; the output holds one
-        // part for each rank.
+        // SAFETY: communicator and stream are live, and both buffers stay until the stream is done with
+        // them (`over`). The operation is valid, so the output holds as much as the input for each rank.
         let status = unsafe {
             (it.library.table().all_gather)(
                 input.at,
@@ -221,8 +228,9 @@ impl Calls<'_> {
         let it = self.target;
         let (input, output) = (Part::of(input), Part::of(output));
         let call = |units: Units, op| {
-            // SAFETY: communicator, stream and buffers are live, by the contract; the input holds one
-            // part for each rank.
+            // SAFETY: communicator and stream are live, and both buffers stay until the stream is done with
+            // them (`over`). The operation is valid, so the input holds as much as the output for each
+            // rank.
             let status = unsafe {
                 (it.library.table().reduce_scatter)(
                     input.at,
@@ -249,8 +257,8 @@ impl Calls<'_> {
         let units = Units::to_move(input.dtype());
         let count = input.len() / it.size as usize * units.each;
         let (input, output) = (Part::of(input), Part::of(output));
-        // SAFETY: communicator, stream and buffers are live, by the contract; both hold one part for
-        // each rank.
+        // SAFETY: communicator and stream are live, and both buffers stay until the stream is done with
+        // them (`over`). Both hold `count` units for each rank.
         let status = unsafe {
             all_to_all(
                 input.at,
@@ -294,8 +302,9 @@ impl Calls<'_> {
         };
         let units = Units::to_move(own.dtype);
         let root = to_c(root)?;
-        // SAFETY: communicator, stream and memory are live, by the contract; on the root there is one part
-        // for each rank at `at`.
+        // SAFETY: communicator, stream, buffers and staging memory stay until the stream is done with them
+        // (`over`). On the root `at` holds as much as the input for each rank: its outputs side by side, or
+        // `stage`'s room for them; elsewhere it is not written.
         let status = unsafe {
             gather(
                 own.at,
@@ -329,15 +338,17 @@ impl Calls<'_> {
             None if inputs.is_empty() => own.at,
             None => {
                 let (at, mut moves) = self.stage(inputs);
-                // SAFETY: the parts are live, by the contract, and the staging memory has room for them.
+                // SAFETY: the parts are the operation's buffers, and the staging memory has room for all of
+                // them (`staging_bytes`); both stay until the stream is done with them (`over`).
                 moves.try_for_each(|it| unsafe { it.enqueue(self.target.stream) })?;
                 at
             }
         };
         let units = Units::to_move(own.dtype);
         let root = to_c(root)?;
-        // SAFETY: communicator, stream and memory are live, by the contract; on the root there is one part
-        // for each rank at `at`.
+        // SAFETY: communicator, stream, buffers and staging memory stay until the stream is done with them
+        // (`over`). On the root `at` holds as much as the output for each rank: its inputs side by side, or
+        // staged; elsewhere it is not read.
         let status = unsafe {
             scatter(
                 at,
@@ -388,7 +399,8 @@ impl Calls<'_> {
         let it = self.target;
         let units = Units::to_move(part.dtype);
         let peer = to_c(peer)?;
-        // SAFETY: communicator, stream and memory are live, by the contract.
+        // SAFETY: communicator and stream are live, and the part's `len` elements stay until the stream is
+        // done with them (`over`).
         let status = unsafe {
             (it.library.table().send)(
                 part.at,
@@ -409,7 +421,8 @@ impl Calls<'_> {
         let it = self.target;
         let units = Units::to_move(part.dtype);
         let peer = to_c(peer)?;
-        // SAFETY: communicator, stream and memory are live, by the contract.
+        // SAFETY: communicator and stream are live, and the part's `len` elements stay until the stream is
+        // done with them (`over`).
         let status = unsafe {
             (it.library.table().recv)(
                 part.at,

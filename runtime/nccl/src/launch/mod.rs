@@ -116,7 +116,9 @@ impl<'a> Target<'a> {
     /// `Unsupported` as [`check`]; `Backend` with the library's words: part of a group may then have
     /// been enqueued.
     pub(crate) unsafe fn launch(self, op: &Op<'_>) -> Result<Launched> {
-        // SAFETY: as this function's.
+        // SAFETY: the caller keeps communicator and stream live, has the communicator to itself during this
+        // call, which drops `calls`, and passes a valid operation whose buffers stay. The lane that fills a
+        // `Target` keeps the barrier's four bytes and the staging memory as long.
         let calls = unsafe { Calls::over(self) };
         if needs_group(op) {
             let group = self.library.group()?;

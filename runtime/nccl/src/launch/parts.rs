@@ -52,7 +52,7 @@ impl Move {
     /// Both places hold that many bytes, until the stream is done with them.
     pub(crate) unsafe fn enqueue(self, stream: &CudaStream) -> Result<()> {
         let (to, from) = (self.to.addr() as u64, self.from.addr() as u64);
-        // SAFETY: the caller vouches for both places.
+        // SAFETY: the caller keeps `bytes` bytes at both places until the stream is done with them.
         unsafe { stream.copy(to, from, self.bytes) }
     }
 }

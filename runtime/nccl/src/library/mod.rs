@@ -205,7 +205,7 @@ impl NcclLibrary {
 
     /// As [`NcclLibrary::check_on`], for a call without a communicator.
     pub(crate) fn check(&self, call: &str, status: NcclResult) -> Result<()> {
-        // SAFETY: null is allowed.
+        // SAFETY: `check_on` takes null for no communicator.
         unsafe { self.check_on(std::ptr::null_mut(), call, status) }
     }
 
@@ -228,9 +228,10 @@ impl NcclLibrary {
         if status == result::SUCCESS {
             return Ok(());
         }
-        // SAFETY: takes any code; the string is static.
+        // SAFETY: the function takes any code, and its texts are constants.
         let name = unsafe { text((self.table.get_error_string)(status)) };
-        // SAFETY: the caller vouches for `comm`; the text is in memory that stays.
+        // SAFETY: the caller's `comm` is null or live. The text is in a static array of the library's, of
+        // which the last byte is 0.
         let last = unsafe { text((self.table.get_last_error)(comm)) };
         let mut message = format!(
             "{call} failed: {} (code {status})",
@@ -288,7 +289,7 @@ unsafe fn text(at: *const c_char) -> Option<String> {
     if at.is_null() {
         return None;
     }
-    // SAFETY: readable up to the first NUL, by the contract of this function.
+    // SAFETY: the caller has a NUL follow, and none was among the bytes before this one.
     let byte = |nth| unsafe { at.add(nth).read_volatile() }.cast_unsigned();
     let bytes: Vec<u8> = (0..).map(byte).take_while(|&byte| byte != 0).collect();
     Some(String::from_utf8_lossy(&bytes).into_owned())

@@ -289,13 +289,15 @@ macro_rules! table {
             pub(crate) unsafe fn find(library: &Library) -> Result<Self, &'static str> {
                 Ok(Self {
                     $( $rfield: {
-                        // SAFETY: the caller vouches for the signature; the pointer is copied out of the
-                        // guard, and the caller keeps the library loaded.
+                        // SAFETY: the caller answers for the library's function of this name having this
+                        // signature. The pointer is copied out of the guard, and the caller keeps the
+                        // library loaded.
                         let found = unsafe { library.get::<unsafe extern "C" fn($($rarg),*) -> $rret>($rname.as_bytes()) };
                         *found.map_err(|_| $rname)?
                     }, )*
                     $( $ofield: {
-                        // SAFETY: as above.
+                        // SAFETY: the caller answers for the library's function of this name, if there is
+                        // one, having this signature, and keeps the library loaded.
                         let found = unsafe { library.get::<unsafe extern "C" fn($($oarg),*) -> $oret>($oname.as_bytes()) };
                         found.ok().map(|symbol| *symbol)
                     }, )*

@@ -254,7 +254,8 @@ impl Lane {
             self.settle(comm, deadline)?;
         }
         launched.copies.into_iter().try_for_each(|copy| {
-            // SAFETY: from the staging memory to buffers of the operation, which are kept as for the call.
+            // SAFETY: from the staging memory to buffers of the operation, each as long as what was staged
+            // for it. Both are kept until the mark, as for the call.
             unsafe { copy.enqueue(&self.stream) }
         })
     }
@@ -439,7 +440,7 @@ fn check_call(
     if status == result::IN_PROGRESS {
         return Ok(Call::InProgress);
     }
-    // SAFETY: the callers' communicator is live.
+    // SAFETY: the callers have the communicator from `with`, which lends it live and locked.
     unsafe { library.check_on(raw, name, status) }.map(|()| Call::Done)
 }
 

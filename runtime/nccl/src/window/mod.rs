@@ -190,9 +190,10 @@ impl NcclWindow {
         let _alone = self.lane.settled(comm)?;
         let mut at: *mut c_void = std::ptr::null_mut();
         comm.with(|library, raw| {
-            // SAFETY: the window is registered; writes one pointer.
+            // SAFETY: the window is registered as long as it is open, and `open` is borrowed; the call
+            // writes one pointer through a reference.
             let status = unsafe { ask(open.data.handle(), offset, to_c(peer), &mut at) };
-            // SAFETY: the communicator is live.
+            // SAFETY: `with` lends a live communicator, locked during the call.
             unsafe { library.check_on(raw, "ncclGetPeerDevicePointer", status) }
         })??;
         if at.is_null() {
@@ -280,7 +281,9 @@ impl Window for NcclWindow {
         let marked = {
             let _entered = device.enter()?;
             let to = held.as_ptr().addr() as u64;
-            // SAFETY: as above; the target is held until the mark.
+            // SAFETY: `bytes` bytes from the peer's part, which stays registered while this is open, to as
+            // many of the target's, which `held` keeps until the mark, or which is leaked where there is
+            // none.
             unsafe { stream.copy(to, at, bytes)? };
             self.lane.shared.joints.mark(&stream)
         };

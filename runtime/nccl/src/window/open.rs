@@ -195,9 +195,10 @@ impl Lane {
         };
         let mut properties = sys::CommProperties::new(version.0);
         comm.with(|library, raw| {
-            // SAFETY: the communicator is live; the call fills a structure of the version that it names.
+            // SAFETY: `with` lends a live communicator, locked during the call, which fills a structure of
+            // the version that it names.
             let status = unsafe { query(raw, &mut properties) };
-            // SAFETY: the communicator is live.
+            // SAFETY: `with` lends a live communicator, locked during the call.
             unsafe { library.check_on(raw, "ncclCommQueryProperties", status) }
         })??;
         if properties.device_api_support == 0 {
@@ -238,7 +239,7 @@ impl Lane {
             if status == sys::result::IN_PROGRESS {
                 return Ok(());
             }
-            // SAFETY: the communicator is live.
+            // SAFETY: the communicator is live and locked, as for the call above.
             unsafe { library.check_on(raw, "ncclCommWindowRegister", status) }
         };
         let is_apart = self.shared.options.comm.blocking == Blocking::Yes;
@@ -300,7 +301,7 @@ impl Lane {
             // SAFETY: the communicator is live, the window is its own and is deregistered once: it was
             // taken out of what is open.
             let status = unsafe { deregister(raw, window.handle()) };
-            // SAFETY: the communicator is live.
+            // SAFETY: `with` lends a live communicator, locked during the call.
             unsafe { library.check_on(raw, "ncclCommWindowDeregister", status) }
         })?
     }

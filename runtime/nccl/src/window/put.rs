@@ -78,8 +78,9 @@ impl NcclWindow {
             || before(number),
             move |comm, stream| {
                 let from: *const c_void = std::ptr::with_exposed_provenance(from);
-                // SAFETY: communicator and stream are live and lent for the call, the caller vouches for
-                // the bytes, the window is registered, and the target lies in the peer's part.
+                // SAFETY: communicator and stream are live and lent for the call, and the window is
+                // registered. The caller keeps the bytes until the mark, and the target lies in the peer's
+                // part.
                 unsafe {
                     call(
                         from,
@@ -245,7 +246,7 @@ impl NcclWindow {
             // SAFETY: the word that goes to this peer, in memory of the window's; what sent it before is
             // ahead on this stream.
             unsafe { stream.fill_u32(from, count)? };
-            // SAFETY: its upper half.
+            // SAFETY: the same word's upper half, four bytes further.
             unsafe { stream.fill_u32(from + 4, number) }
         };
         // SAFETY: the word lies in a window of ours, which is closed only after the mark that `outgoing` has,

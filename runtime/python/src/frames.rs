@@ -105,7 +105,8 @@ impl CallSites {
 
 /// The frame that the calling thread runs.
 fn innermost(py: Python<'_>) -> Option<Bound<'_, PyAny>> {
-    // SAFETY: the interpreter is held; the frame is borrowed, and is not NULL where it is kept.
+    // SAFETY: the interpreter is held (`py`). The frame is a borrowed reference, which the thread's stack
+    // keeps during this call; a new reference is taken of it unless it is NULL.
     unsafe {
         let frame = pyo3::ffi::PyEval_GetFrame();
         Bound::from_borrowed_ptr_or_opt(py, frame.cast())

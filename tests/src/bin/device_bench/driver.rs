@@ -19,14 +19,16 @@ struct Calls {
 impl Calls {
     fn open(path: Option<PathBuf>, name: &'static str) -> Self {
         let path = path.unwrap_or_else(|| name.into());
-        // SAFETY: the library that the world has loaded already.
+        // SAFETY: loading runs the library's initialisers, which have run: the world has loaded this
+        // library before.
         let library = unsafe { Library::new(&path) };
         let library = library.unwrap_or_else(|error| panic!("{}: {error}", path.display()));
         Self { library, name }
     }
 
     fn find<T>(&self, function: &str) -> Symbol<'_, T> {
-        // SAFETY: the callers ask for functions by the signatures of cuda.h and nccl.h.
+        // SAFETY: each caller in this file names the type that the function has in cuda.h or nccl.h; the
+        // symbol borrows the library, so that it stays loaded.
         let found = unsafe { self.library.get(function.as_bytes()) };
         found.unwrap_or_else(|error| panic!("{}: {function}: {error}", self.name))
     }
@@ -57,7 +59,8 @@ impl Events {
         let mut marks = [null_mut(); 3];
         let mut context: Handle = null_mut();
         let ordinal = c_int::from(stream.device().ordinal());
-        // SAFETY: signatures of cuda.h; all pointers are valid.
+        // SAFETY: these are the functions' types in cuda.h. What they write to are locals, and the context
+        // is one that the calls have returned.
         unsafe {
             let retain: Symbol<'_, unsafe extern "C" fn(*mut Handle, c_int) -> c_int> =
                 driver.find("cuDevicePrimaryCtxRetain");
@@ -77,7 +80,7 @@ impl Events {
     fn record(&self, mark: usize, stream: &CudaStream) {
         let record: Symbol<'_, unsafe extern "C" fn(Handle, Handle) -> c_int> =
             self.driver.find("cuEventRecord");
-        // SAFETY: the event and the stream are live.
+        // SAFETY: this has the event until the process ends, and the stream is borrowed.
         check("cuEventRecord", unsafe {
             record(self.marks[mark], stream.as_raw())
         });
@@ -96,7 +99,7 @@ impl Events {
         self.record(2, from);
         let wait: Symbol<'_, unsafe extern "C" fn(Handle, Handle, c_uint) -> c_int> =
             self.driver.find("cuStreamWaitEvent");
-        // SAFETY: the event and the stream are live.
+        // SAFETY: this has the event until the process ends, and the stream is borrowed.
         check("cuStreamWaitEvent", unsafe {
             wait(to.as_raw(), self.marks[2], 0)
         });
@@ -107,7 +110,8 @@ impl Events {
         let mut time = 0f32;
         let elapsed: Symbol<'_, unsafe extern "C" fn(*mut f32, Handle, Handle) -> c_int> =
             self.driver.find("cuEventElapsedTime");
-        // SAFETY: both events are live; writes one float.
+        // SAFETY: this has both events until the process ends; the call writes one float through a
+        // reference.
         let status = unsafe { elapsed(&mut time, self.marks[0], self.marks[1]) };
         check("cuEventElapsedTime", status);
         f64::from(time)
@@ -131,7 +135,7 @@ impl RawComm {
         if world.rank() == 0 {
             let make: Symbol<'_, unsafe extern "C" fn(*mut UniqueId) -> c_int> =
                 nccl.find("ncclGetUniqueId");
-            // SAFETY: fills one id.
+            // SAFETY: the call fills one id through a reference.
             check("ncclGetUniqueId", unsafe { make(&mut id) });
         }
         world.group().broadcast(&mut id.0, 0)?;
@@ -140,7 +144,8 @@ impl RawComm {
             type Init = unsafe extern "C" fn(*mut Handle, c_int, UniqueId, c_int, Handle) -> c_int;
             let init: Symbol<'_, Init> = nccl.find("ncclCommInitRankConfig");
             let (size, rank) = (world.size() as c_int, world.rank() as c_int);
-            // SAFETY: writes one handle; no configuration means the default one, which blocks.
+            // SAFETY: the call writes one handle through a reference before it returns, since no
+            // configuration means the default one, which blocks.
             let status = unsafe { init(&mut comm, size, id, rank, null_mut()) };
             check("ncclCommInitRankConfig", status);
         }
@@ -155,7 +160,8 @@ impl RawComm {
             unsafe extern "C" fn(u64, u64, usize, c_int, c_int, Handle, Handle) -> c_int;
         let all_reduce: Symbol<'_, AllReduce> = self.nccl.find("ncclAllReduce");
         let at = buffer.address();
-        // SAFETY: the communicator, the stream and the memory are live until the stream is waited for.
+        // SAFETY: the communicator goes with the process, stream and buffer are borrowed, and the callers
+        // wait for the stream before they drop the buffer, which holds `len` floats.
         let status = unsafe {
             all_reduce(
                 at,
@@ -244,7 +250,8 @@ impl Gemm {
         let (mut module, mut function): (Handle, Handle) = (null_mut(), null_mut());
         let (text, name) = (CString::new(GEMM), CString::new("rcomm_gemm"));
         let (text, name) = (text.expect("no NUL"), name.expect("no NUL"));
-        // SAFETY: signatures of cuda.h; texts end with a NUL, handles are written.
+        // SAFETY: these are the functions' types in cuda.h. Both texts end with a NUL and outlive the
+        // calls, which write one handle each through a reference.
         unsafe {
             let load: Symbol<'_, unsafe extern "C" fn(*mut Handle, *const c_void) -> c_int> =
                 driver.find("cuModuleLoadData");
@@ -308,7 +315,9 @@ impl Gemm {
             *mut Handle,
         ) -> c_int;
         let launch: Symbol<'_, Launch> = self.driver.find("cuLaunchKernel");
-        // SAFETY: the kernel takes four words, copied by the call; the matrices live as long as this.
+        // SAFETY: the kernel takes four words, whose addresses `parameters` holds, and which the call
+        // copies. It works on the matrices, which live as long as this value; the callers wait for the
+        // stream before they drop it.
         let status = unsafe {
             launch(
                 self.function,

@@ -32,7 +32,7 @@ pub(super) fn all_reduce_slices(world: &World, gpu: &Gpu) -> Result<()> {
 
     // Part of it, which the slice keeps alive.
     let view = slice.slice(100..200);
-    // SAFETY: the view's memory is the slice's.
+    // SAFETY: the view is of the slice's memory, and the slice is the owner.
     let part = unsafe { DeviceBuffer::from_cudarc_view(&gpu.device, &view, slice.clone())? };
     group.execute_async(all_reduce(&part)?)?.wait()?;
     let size = group.size() as f32;

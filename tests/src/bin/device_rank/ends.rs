@@ -153,9 +153,10 @@ pub(super) fn driver_calls(world: &World, gpu: &Gpu) -> Result<()> {
     let options = NcclOptions::of(world.config());
     let path = options.expect("those that the world was made with").driver;
     let path = path.expect("the simulator");
-    // SAFETY: the library that the world has loaded already.
+    // SAFETY: loading runs the library's initialisers, which have run: the world has loaded this library
+    // before.
     let simulator = unsafe { Library::new(path) }.expect("the simulator");
-    // SAFETY: the simulator's own function, which takes nothing.
+    // SAFETY: the simulator exports this function with this type, and it takes nothing.
     let calls = || unsafe {
         let calls: Symbol<'_, unsafe extern "C" fn() -> u64> = simulator
             .get(b"rcomm_simulator_driver_calls")

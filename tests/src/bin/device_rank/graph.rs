@@ -21,14 +21,15 @@ impl Graphs {
         let options = NcclOptions::of(world.config());
         let path = options.expect("those that the world was made with").driver;
         let path = path.unwrap_or_else(|| "libcuda.so.1".into());
-        // SAFETY: the library that the world has loaded already.
+        // SAFETY: loading runs the library's initialisers, which have run: the world has loaded this
+        // library before.
         let driver = unsafe { Library::new(path) }.expect("the CUDA driver");
         Self { driver }
     }
 
     pub(super) fn begin(&self, stream: Handle) {
         const GLOBAL: c_int = 0;
-        // SAFETY: the signature is that of cuda.h; the stream is live.
+        // SAFETY: this is the function's type in cuda.h, and the callers pass a stream that they hold.
         let status = unsafe {
             let begin: Symbol<'_, unsafe extern "C" fn(Handle, c_int) -> c_int> = self
                 .driver
@@ -42,7 +43,8 @@ impl Graphs {
     /// The driver's code, and the executable graph.
     pub(super) fn end(&self, stream: Handle) -> (c_int, Handle) {
         let (mut graph, mut executable) = (null_mut(), null_mut());
-        // SAFETY: the signatures are those of cuda.h; handles are written through valid pointers.
+        // SAFETY: these are the functions' types in cuda.h. The callers pass a stream that they hold;
+        // handles are written to locals, and `graph` is not used after it is destroyed.
         unsafe {
             let end: Symbol<'_, unsafe extern "C" fn(Handle, *mut Handle) -> c_int> = self
                 .driver
@@ -65,7 +67,8 @@ impl Graphs {
     }
 
     fn destroy(&self, executable: Handle) {
-        // SAFETY: the signature is that of cuda.h; the graph is not used afterwards.
+        // SAFETY: this is the function's type in cuda.h; the callers have the graph from `end`, and do not
+        // use it afterwards.
         let status = unsafe {
             let destroy: Symbol<'_, unsafe extern "C" fn(Handle) -> c_int> = self
                 .driver
@@ -77,7 +80,8 @@ impl Graphs {
     }
 
     fn launch(&self, executable: Handle, stream: Handle) {
-        // SAFETY: the signature is that of cuda.h; the buffers of the graph live in the caller.
+        // SAFETY: this is the function's type in cuda.h. The callers have the graph from `end` and hold the
+        // stream; what the graph uses lives in them or is kept by the graph.
         let status = unsafe {
             let launch: Symbol<'_, unsafe extern "C" fn(Handle, Handle) -> c_int> =
                 self.driver.get(b"cuGraphLaunch").expect("cuGraphLaunch");
@@ -169,7 +173,7 @@ fn keep_memory(world: &World, gpu: &Gpu, graphs: &Graphs) -> Result<()> {
     let doomed = Arc::new(gpu.buffer(&[1i32; 64])?);
     let (at, dtype, len) = (doomed.address(), doomed.dtype(), doomed.len());
     let watched = Arc::downgrade(&doomed);
-    // SAFETY: the memory is the owner's, whole.
+    // SAFETY: `len` elements at `at` are all of the memory of `doomed`, which is the owner.
     let buffer = unsafe { DeviceBuffer::foreign(&gpu.stream, at, dtype, len, doomed)? };
     graphs.begin(stream);
     let work = group.execute_async(all_reduce(&buffer)?)?;

@@ -34,7 +34,7 @@ pub(super) fn zeros(world: &World, gpu: &Gpu) -> Result<()> {
 fn watched(gpu: &Gpu, elements: &[u32]) -> Result<(DeviceBuffer, Weak<DeviceBuffer>)> {
     let owner = Arc::new(gpu.buffer(elements)?);
     let (at, weak) = (owner.address(), Arc::downgrade(&owner));
-    // SAFETY: the memory is the owner's, whole.
+    // SAFETY: the elements at `at` are all of the memory of `owner`.
     let memory =
         unsafe { DeviceBuffer::foreign(&gpu.stream, at, DType::U32, elements.len(), owner)? };
     Ok((memory, weak))
@@ -63,8 +63,8 @@ fn wait_for_device(world: &World, gpu: &Gpu) {
     let options = NcclOptions::of(world.config()).expect("those that the world was made with");
     let path = options.driver.unwrap_or_else(|| "libcuda.so.1".into());
     let mut context = std::ptr::null_mut();
-    // SAFETY: the library that the world has loaded already; the signatures are those of cuda.h, and the context is
-    // taken off again.
+    // SAFETY: the world has loaded this library before; these are the functions' types in cuda.h. The
+    // context is retained before it is pushed, and popped below.
     let statuses = unsafe {
         let driver = Library::new(path).expect("the CUDA driver");
         let retain = driver.get::<Retain>(b"cuDevicePrimaryCtxRetain");

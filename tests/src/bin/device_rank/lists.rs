@@ -26,7 +26,8 @@ impl List {
             let part = |rank: u32| {
                 let at = whole.address() + u64::from(rank) * bytes as u64;
                 let owner = std::sync::Arc::new(whole.clone());
-                // SAFETY: the part lies in the whole, which its owner keeps alive.
+                // SAFETY: `LEN` elements at `at` are part `rank` of the `size` parts of `whole`, of which
+                // the owner is a clone.
                 unsafe { DeviceBuffer::foreign(whole.stream(), at, whole.dtype(), LEN, owner) }
             };
             (0..group.size()).map(part).collect::<Result<_>>()?

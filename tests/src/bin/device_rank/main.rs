@@ -317,7 +317,8 @@ fn memory(world: &World, gpu: &Gpu) -> Result<()> {
     );
     // What was refused is never overdue: the group goes on below.
     std::thread::sleep(Duration::from_secs(1));
-    // SAFETY: nothing of this device's is at that address, which is what is asked.
+    // SAFETY: the call refuses an address that is no memory of the device before anything uses it, which is
+    // what is tested.
     let foreign =
         unsafe { DeviceBuffer::foreign(&gpu.stream, 4096, rcomm::DType::F32, 4, Arc::new(())) };
     refused("an address of nothing", foreign.map(|_| ()));

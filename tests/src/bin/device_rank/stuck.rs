@@ -21,7 +21,8 @@ impl Gate {
     pub(super) fn shut(world: &World, gpu: &Gpu) -> Result<Self> {
         const AT_LEAST: c_uint = 0;
         let path = NcclOptions::of(world.config())?.driver;
-        // SAFETY: the library that the world has loaded already.
+        // SAFETY: loading runs the library's initialisers, which have run: the world has loaded this
+        // library before.
         let driver = unsafe { Library::new(path.unwrap_or_else(|| "libcuda.so.1".into())) };
         let gate = Self {
             driver: driver.expect("the CUDA driver"),

@@ -20,6 +20,8 @@ type Table = Profiler<InitV5, DescriptorV5>;
 mod nothing {
     use super::*;
 
+    /// # Safety
+    /// `place` takes a pointer.
     pub(super) unsafe extern "C" fn start(
         _: *mut c_void,
         place: *mut *mut c_void,
@@ -30,10 +32,14 @@ mod nothing {
         0
     }
 
+    /// # Safety
+    /// None: the handle is not looked at.
     pub(super) unsafe extern "C" fn stop(_: *mut c_void) -> c_int {
         0
     }
 
+    /// # Safety
+    /// None: nothing is looked at.
     pub(super) unsafe extern "C" fn record(_: *mut c_void, _: c_int, _: *mut c_void) -> c_int {
         0
     }
@@ -55,6 +61,8 @@ mod printing {
         let _ = writeln!(out, "{what} {number}");
     }
 
+    /// # Safety
+    /// `place` takes a pointer, and `descriptor` holds a kind.
     pub(super) unsafe extern "C" fn start(
         _: *mut c_void,
         place: *mut *mut c_void,
@@ -68,11 +76,15 @@ mod printing {
         0
     }
 
+    /// # Safety
+    /// None: the handle is printed, and not followed.
     pub(super) unsafe extern "C" fn stop(handle: *mut c_void) -> c_int {
         line("stop", handle.addr() as u64);
         0
     }
 
+    /// # Safety
+    /// None: the state is printed, and the arguments are not looked at.
     pub(super) unsafe extern "C" fn record(_: *mut c_void, state: c_int, _: *mut c_void) -> c_int {
         line("state", state as u64);
         0

@@ -207,7 +207,7 @@ fn judge_on(
     /// How often is asked whether to stop.
     const ROUND: Duration = Duration::from_millis(500);
     let mut open = true;
-    // When judging began last, and what it cost.
+    // When judging began last, and the processor's time that it cost.
     let mut last: Option<(Duration, Duration)> = None;
     let mut wake = Duration::ZERO;
     loop {
@@ -239,11 +239,18 @@ fn judge_on(
             Urgency::More => Some(8),
             Urgency::First => Some(1),
         };
-        let begin = rest.map(|rest| last.map_or(at.elapsed, |(began, cost)| began + cost * rest));
+        let begin = rest.map(|rest| {
+            last.map_or(at.elapsed, |(began, cost)| {
+                began + (cost * rest).min(LONGEST_REST)
+            })
+        });
+        let spent = time_spent();
         if begin.is_some_and(|begin| begin <= at.elapsed)
             && let Some(snapshot) = live.refresh(at)
         {
-            last = Some((at.elapsed, anchor.moment().elapsed - at.elapsed));
+            // The processor's time, not the wall clock's: on a busy node a judgement takes long and
+            // costs no more, and there the view must not grow old.
+            last = Some((at.elapsed, time_spent().saturating_sub(spent)));
             sink(snapshot);
         }
         let next = begin.filter(|&begin| begin > at.elapsed);
@@ -259,6 +266,9 @@ fn judge_on(
 
 /// Looking at a source takes one part of a core in so many, and so does judging.
 const SHARE: u32 = 50;
+
+/// However much a judgement costs, the next one begins this long after it began, or when it is over.
+const LONGEST_REST: Duration = Duration::from_secs(5);
 
 /// The shortest pause between two rounds of the judge.
 const MOMENT: Duration = Duration::from_millis(10);

@@ -4,7 +4,8 @@
 //! Every rank is asked for what changed since it was asked last, at the same time as the others and
 //! until the same deadline: one that does not answer is its own failure, never a stall of the whole.
 
-use super::net::{HostPort, ask_all};
+use super::net::HostPort;
+use super::questions::{Looks, NO_ANSWER_YET, ask_all, unless_asked};
 use super::{
     DumpAnswers, DumpRequests, Liveness, Observation, Poll, Seen, Source, SourceError, is_same,
     store,
@@ -14,7 +15,7 @@ use rcomm_recorder::publish::{
     Dump, EndpointAddress, EndpointClient, EndpointFollower, EndpointNotice, EndpointToken,
 };
 use std::collections::BTreeMap;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 /// How often the ranks that are known are asked for others.
@@ -25,12 +26,21 @@ pub struct EndpointSource {
     given: Vec<EndpointAddress>,
     store: Option<HostPort>,
     token: Option<EndpointToken>,
-    ranks: BTreeMap<Rank, Mutex<Followed>>,
+    ranks: BTreeMap<Rank, KnownEndpoint>,
+    looks: Looks<Observation>,
+    /// Ranks of the job, by the largest number that a record states.
+    world_size: Option<u32>,
     asked_for_peers: Option<Instant>,
     /// The attempt of the job that the ranks found in the store are of.
     attempt: u32,
     /// Ranks in the store whose endpoints cannot be reached from this host.
     far: Vec<Rank>,
+}
+
+/// One rank's endpoint; its last answer is held by a question that is under way.
+struct KnownEndpoint {
+    address: EndpointAddress,
+    followed: Arc<Mutex<Followed>>,
 }
 
 /// One rank's endpoint, and its last answer.
@@ -47,6 +57,8 @@ impl EndpointSource {
             store: None,
             token,
             ranks: BTreeMap::new(),
+            looks: Looks::new(),
+            world_size: None,
             asked_for_peers: None,
             attempt: 0,
             far: Vec::new(),
@@ -114,6 +126,9 @@ impl EndpointSource {
         let restart = told.attempt != self.attempt && !self.ranks.is_empty();
         if restart {
             self.ranks.clear();
+            self.world_size = None;
+            // With what an earlier attempt has yet to answer.
+            self.looks = Looks::new();
         }
         self.attempt = told.attempt;
         let own = rustix::system::uname();
@@ -144,16 +159,17 @@ impl EndpointSource {
     }
 
     fn follow(&mut self, rank: Rank, address: &EndpointAddress) {
-        let known = self.ranks.get_mut(&rank).is_some_and(|followed| {
-            let followed = followed.get_mut().unwrap_or_else(PoisonError::into_inner);
-            followed.follower.client().address() == address
-        });
-        if !known {
+        let known = self.ranks.get(&rank);
+        if known.is_none_or(|known| known.address != *address) {
             let followed = Followed {
                 follower: EndpointFollower::new(self.client(address)),
                 last: None,
             };
-            self.ranks.insert(rank, Mutex::new(followed));
+            let known = KnownEndpoint {
+                address: address.clone(),
+                followed: Arc::new(Mutex::new(followed)),
+            };
+            self.ranks.insert(rank, known);
         }
     }
 }
@@ -179,12 +195,13 @@ impl DumpRequests for EndpointDumps {
         // A rank that does not answer leaves time to ask the store.
         let patience = deadline.saturating_duration_since(Instant::now());
         let soon = Instant::now() + patience / 2;
-        let ranks: Vec<(&Rank, &Mutex<Followed>)> = source.ranks.iter().collect();
-        let answers = ask_all(&ranks, |(rank, followed)| {
-            let followed = followed.lock().unwrap_or_else(PoisonError::into_inner);
-            let written = followed.follower.client().write_dump(soon);
-            let place = written.map(|written| written.place);
-            (**rank, place.map_err(|error| error.to_string()))
+        let ranks = source.ranks.iter();
+        let ranks: Vec<(Rank, EndpointClient)> = ranks
+            .map(|(&rank, known)| (rank, source.client(&known.address)))
+            .collect();
+        let answers = ask_all(&ranks, |(rank, client)| {
+            let place = client.write_dump(soon).map(|written| written.place);
+            (*rank, place.map_err(|error| error.to_string()))
         });
         let mut said = DumpAnswers::of_writers(answers);
         if let Some(store) = &source.store {
@@ -229,21 +246,42 @@ impl Source for EndpointSource {
             .asked_for_peers
             .is_none_or(|asked| asked.elapsed() >= PEERS);
         let restart = due && self.find(deadline)?;
-        let ranks: Vec<(&Rank, &Mutex<Followed>)> = self.ranks.iter().collect();
-        let observations = ask_all(&ranks, |(rank, followed)| {
-            let mut followed = followed.lock().unwrap_or_else(PoisonError::into_inner);
-            followed.look(**rank, deadline)
-        });
-        let last = self.ranks.values_mut().filter_map(|followed| {
-            let followed = followed.get_mut().unwrap_or_else(PoisonError::into_inner);
-            followed.last.as_ref()?.identity.world_size
-        });
+        let ranks = self.ranks.iter();
+        let ranks: Vec<(Rank, Arc<Mutex<Followed>>)> = ranks
+            .map(|(&rank, known)| (rank, known.followed.clone()))
+            .collect();
+        let names: Vec<Rank> = ranks.iter().map(|&(rank, _)| rank).collect();
+        let looked =
+            self.looks.ask(
+                ranks,
+                deadline,
+                move |(rank, followed)| match unless_asked(followed) {
+                    Some(mut followed) => followed.look(*rank, deadline),
+                    None => unanswered(*rank),
+                },
+            );
+        let mut observations = looked.answers;
+        observations.extend(looked.missing.into_iter().map(|at| unanswered(names[at])));
+        for observation in &observations {
+            if let Seen::Changed(dump) = &observation.seen {
+                self.world_size = self.world_size.max(dump.identity.world_size);
+            }
+        }
         Ok(Poll {
-            world_size: last.max(),
+            world_size: self.world_size,
             observations,
             restart,
             ..Poll::default()
         })
+    }
+}
+
+fn unanswered(rank: Rank) -> Observation {
+    Observation {
+        rank,
+        part: 0,
+        liveness: Liveness::Unknown,
+        seen: Seen::Failed(NO_ANSWER_YET.into()),
     }
 }
 
@@ -347,6 +385,29 @@ mod tests {
             let poll = source.poll(soon()).expect("the first answers");
             assert!(!matches!(poll.observations[0].seen, Seen::Failed(_)));
             assert!(matches!(&poll.observations[1].seen, Seen::Failed(why) if !why.is_empty()));
+        }
+    }
+
+    #[test]
+    fn an_endpoint_that_is_frozen_delays_no_other() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let first = serve(directory.path(), 0);
+        let socket = directory.path().join("frozen.sock");
+        // The system accepts for a stopped process, and nothing ever answers.
+        let _frozen = std::os::unix::net::UnixListener::bind(&socket).expect("a free path");
+        first.set_peers(vec![PeerEndpoint {
+            rank: 1,
+            address: EndpointAddress::Unix(socket),
+        }]);
+        let mut source = EndpointSource::new(vec![first.address().clone()], None);
+        for _ in 0..2 {
+            let deadline = Instant::now() + Duration::from_secs(12);
+            let poll = source.poll(deadline).expect("the first answers");
+            assert!(Instant::now() < deadline, "the look took all of its time");
+            assert!(!matches!(poll.observations[0].seen, Seen::Failed(_)));
+            assert!(
+                matches!(&poll.observations[1].seen, Seen::Failed(why) if why == NO_ANSWER_YET)
+            );
         }
     }
 

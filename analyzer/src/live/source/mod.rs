@@ -8,6 +8,7 @@ mod dump_requests;
 mod endpoints;
 mod files;
 mod net;
+mod questions;
 mod ras;
 mod records;
 mod rings;

@@ -6,9 +6,7 @@ use std::io::{self, Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpStream, ToSocketAddrs};
 use std::path::PathBuf;
 use std::str::FromStr;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{RecvTimeoutError, channel};
-use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 /// A host, by name or number, and a port: `n001:29500`, `[::1]:29500`.
@@ -256,37 +254,6 @@ impl HttpAddress {
     }
 }
 
-/// Asked at a time.
-const AT_ONCE: usize = 32;
-
-/// Does `ask` for every item, many at a time, and gathers the answers in the order of the items.
-pub(super) fn ask_all<T: Sync, A: Send>(items: &[T], ask: impl Fn(&T) -> A + Sync) -> Vec<A> {
-    let next = AtomicUsize::new(0);
-    let answers: Mutex<Vec<(usize, A)>> = Mutex::new(Vec::with_capacity(items.len()));
-    let work = || {
-        loop {
-            let at = next.fetch_add(1, Ordering::Relaxed);
-            let Some(item) = items.get(at) else { return };
-            let answer = ask(item);
-            let mut answers = answers.lock().unwrap_or_else(PoisonError::into_inner);
-            answers.push((at, answer));
-        }
-    };
-    std::thread::scope(|scope| {
-        // This thread is one of them; where the system has no more to spare, it is the only one.
-        for _ in 1..AT_ONCE.min(items.len()) {
-            let builder = std::thread::Builder::new().name("rcomm/client".into());
-            if builder.spawn_scoped(scope, work).is_err() {
-                break;
-            }
-        }
-        work();
-    });
-    let mut answers = answers.into_inner().unwrap_or_else(PoisonError::into_inner);
-    answers.sort_unstable_by_key(|(at, _)| *at);
-    answers.into_iter().map(|(_, answer)| answer).collect()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -334,15 +301,5 @@ mod tests {
             error.to_string().contains("no-such-host.invalid"),
             "{error}"
         );
-    }
-
-    #[test]
-    fn answers_come_in_the_order_of_the_questions() {
-        let items: Vec<usize> = (0..200).collect();
-        assert_eq!(
-            ask_all(&items, |item| item * 2),
-            items.iter().map(|i| i * 2).collect::<Vec<_>>()
-        );
-        assert!(ask_all(&[] as &[usize], |item| *item).is_empty());
     }
 }

@@ -1,7 +1,7 @@
 //! The rings of one job on this node. No process of the job has to answer: frozen and dead ones are
 //! read as well as running ones.
 
-use super::net::ask_all;
+use super::questions::ask_all;
 use super::{
     DumpAnswers, DumpRequests, Liveness, NEWEST, Observation, Poll, Seen, Source, SourceError,
 };

@@ -7,7 +7,8 @@
 //! pickle is read by this library's reader, which executes nothing. A rank that does not answer is its
 //! own failure, never a stall of the whole.
 
-use super::net::{HostPort, HttpAddress, ask_all};
+use super::net::{HostPort, HttpAddress};
+use super::questions::{Looks, NO_ANSWER_YET, ask_all, unless_asked};
 use super::{
     DumpAnswers, DumpRequests, Liveness, Observation, Poll, Seen, Source, SourceError, is_same,
     store,
@@ -17,7 +18,7 @@ use rcomm_recorder::publish::{Dump, EndpointAddress, HttpRequest};
 use rcomm_verdict::Problem;
 use std::collections::BTreeMap;
 use std::str::FromStr;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 /// How often the store is asked for ranks that joined.
@@ -69,8 +70,18 @@ pub(super) type Answers = Vec<(Rank, Result<Vec<u8>, String>)>;
 pub struct WorkerServerSource {
     store: Option<HostPort>,
     world_size: Option<u32>,
-    workers: BTreeMap<Rank, Mutex<WorkerState>>,
+    workers: BTreeMap<Rank, KnownWorker>,
+    looks: Looks<WorkerLook>,
     listed: Option<Instant>,
+}
+
+/// What one look at a rank saw, and what of it could not be used.
+type WorkerLook = (Vec<Observation>, Vec<Problem>);
+
+/// One rank's server; its last answer is held by a question that is under way.
+struct KnownWorker {
+    address: HttpAddress,
+    state: Arc<Mutex<WorkerState>>,
 }
 
 /// One rank's server, and its last answer.
@@ -81,14 +92,18 @@ struct WorkerState {
     last: [Option<Dump>; RECORDERS.len()],
 }
 
-impl WorkerState {
-    fn new(address: HttpAddress) -> Mutex<Self> {
-        Mutex::new(Self {
-            address,
+impl KnownWorker {
+    fn new(address: HttpAddress) -> Self {
+        let state = WorkerState {
+            address: address.clone(),
             reached: None,
             handlers: None,
             last: Default::default(),
-        })
+        };
+        Self {
+            address,
+            state: Arc::new(Mutex::new(state)),
+        }
     }
 }
 
@@ -100,6 +115,7 @@ impl WorkerServerSource {
             store: Some(store),
             world_size,
             workers: BTreeMap::new(),
+            looks: Looks::new(),
             listed: None,
         }
     }
@@ -108,12 +124,13 @@ impl WorkerServerSource {
     pub fn at(given: Vec<WorkerAddress>) -> Self {
         let workers = (0..).zip(given).map(|(place, worker)| {
             let rank = worker.rank.unwrap_or(place);
-            (rank, WorkerState::new(worker.address))
+            (rank, KnownWorker::new(worker.address))
         });
         Self {
             store: None,
             world_size: None,
             workers: workers.collect(),
+            looks: Looks::new(),
             listed: None,
         }
     }
@@ -163,20 +180,17 @@ impl WorkerServerSource {
         deadline: Instant,
     ) -> Result<Answers, SourceError> {
         self.list(deadline, &mut Vec::new())?;
-        let workers: Vec<(&Rank, &Mutex<WorkerState>)> = self.workers.iter().collect();
+        let workers: Vec<(&Rank, &KnownWorker)> = self.workers.iter().collect();
         Ok(ask_all(&workers, |(rank, worker)| {
-            let mut worker = worker.lock().unwrap_or_else(PoisonError::into_inner);
-            (**rank, worker.run(handler, deadline))
+            let mut state = worker.state.lock().unwrap_or_else(PoisonError::into_inner);
+            (**rank, state.run(handler, deadline))
         }))
     }
 
     fn know(&mut self, rank: Rank, address: HttpAddress) {
-        let known = self.workers.get_mut(&rank).is_some_and(|worker| {
-            let worker = worker.get_mut().unwrap_or_else(PoisonError::into_inner);
-            worker.address == address
-        });
-        if !known {
-            self.workers.insert(rank, WorkerState::new(address));
+        let known = self.workers.get(&rank);
+        if known.is_none_or(|known| known.address != address) {
+            self.workers.insert(rank, KnownWorker::new(address));
         }
     }
 }
@@ -208,6 +222,15 @@ impl DumpRequests for WorkerServerDumps {
     }
 }
 
+fn failed(rank: Rank, part: u8, reason: String) -> Observation {
+    Observation {
+        rank,
+        part,
+        liveness: Liveness::Unknown,
+        seen: Seen::Failed(reason),
+    }
+}
+
 fn unusable(place: &str, sentence: impl ToString) -> Problem {
     Problem::unreadable_dump(place, sentence.to_string())
 }
@@ -224,16 +247,27 @@ impl Source for WorkerServerSource {
         let mut problems = Vec::new();
         self.list(deadline, &mut problems)?;
         let world_size = self.world_size;
-        let workers: Vec<(&Rank, &Mutex<WorkerState>)> = self.workers.iter().collect();
-        let looks = ask_all(&workers, |(rank, worker)| {
-            let mut worker = worker.lock().unwrap_or_else(PoisonError::into_inner);
-            worker.look(**rank, world_size, deadline)
-        });
+        let workers = self.workers.iter();
+        let workers: Vec<(Rank, Arc<Mutex<WorkerState>>)> = workers
+            .map(|(&rank, worker)| (rank, worker.state.clone()))
+            .collect();
+        let ranks: Vec<Rank> = workers.iter().map(|&(rank, _)| rank).collect();
+        let looked =
+            self.looks.ask(
+                workers,
+                deadline,
+                move |(rank, worker)| match unless_asked(worker) {
+                    Some(mut worker) => worker.look(*rank, world_size, deadline),
+                    None => (vec![failed(*rank, 0, NO_ANSWER_YET.into())], vec![]),
+                },
+            );
         let mut observations = Vec::new();
-        for (seen, lost) in looks {
+        for (seen, lost) in looked.answers {
             observations.extend(seen);
             problems.extend(lost);
         }
+        let missing = looked.missing.into_iter();
+        observations.extend(missing.map(|at| failed(ranks[at], 0, NO_ANSWER_YET.into())));
         Ok(Poll {
             observations,
             problems,
@@ -245,22 +279,11 @@ impl Source for WorkerServerSource {
 
 impl WorkerState {
     /// Both recorders of one rank.
-    fn look(
-        &mut self,
-        rank: Rank,
-        world_size: Option<u32>,
-        deadline: Instant,
-    ) -> (Vec<Observation>, Vec<Problem>) {
+    fn look(&mut self, rank: Rank, world_size: Option<u32>, deadline: Instant) -> WorkerLook {
         let mut problems = Vec::new();
-        let failed = |part: u8, reason: String| Observation {
-            rank,
-            part,
-            liveness: Liveness::Unknown,
-            seen: Seen::Failed(reason),
-        };
         if let Err(reason) = self.ask_for_handlers(deadline) {
             let reason = format!("{}: {reason}", self.address);
-            return (vec![failed(0, reason)], problems);
+            return (vec![failed(rank, 0, reason)], problems);
         }
         let mut observations = Vec::new();
         for (part, recorder) in (0u8..).zip(RECORDERS) {
@@ -275,7 +298,7 @@ impl WorkerState {
                 }
                 Err(reason) => {
                     let reason = format!("{}, {}: {reason}", self.address, plain(handler));
-                    observations.push(failed(part, reason));
+                    observations.push(failed(rank, part, reason));
                     continue;
                 }
             };

@@ -1,0 +1,246 @@
+//! Many ranks asked at the same time.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, TryLockError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+/// Asked at a time.
+const AT_ONCE: usize = 32;
+
+/// Does `ask` for every item, many at a time, and gathers the answers in the order of the items.
+pub(super) fn ask_all<T: Sync, A: Send>(items: &[T], ask: impl Fn(&T) -> A + Sync) -> Vec<A> {
+    let next = AtomicUsize::new(0);
+    let answers: Mutex<Vec<(usize, A)>> = Mutex::new(Vec::with_capacity(items.len()));
+    let work = || {
+        loop {
+            let at = next.fetch_add(1, Ordering::Relaxed);
+            let Some(item) = items.get(at) else { return };
+            let answer = ask(item);
+            let mut answers = answers.lock().unwrap_or_else(PoisonError::into_inner);
+            answers.push((at, answer));
+        }
+    };
+    std::thread::scope(|scope| {
+        // This thread is one of them; where the system has no more to spare, it is the only one.
+        for _ in 1..AT_ONCE.min(items.len()) {
+            let builder = std::thread::Builder::new().name("rcomm/client".into());
+            if builder.spawn_scoped(scope, work).is_err() {
+                break;
+            }
+        }
+        work();
+    });
+    let mut answers = answers.into_inner().unwrap_or_else(PoisonError::into_inner);
+    answers.sort_unstable_by_key(|(at, _)| *at);
+    answers.into_iter().map(|(_, answer)| answer).collect()
+}
+
+/// The state of a rank, unless an earlier question to the rank still holds it.
+pub(super) fn unless_asked<T>(state: &Mutex<T>) -> Option<MutexGuard<'_, T>> {
+    match state.try_lock() {
+        Ok(state) => Some(state),
+        Err(TryLockError::Poisoned(state)) => Some(state.into_inner()),
+        Err(TryLockError::WouldBlock) => None,
+    }
+}
+
+/// Why a rank is shown without an answer to this look.
+pub(super) const NO_ANSWER_YET: &str = "it has not answered yet";
+
+/// Looks at many ranks again and again, where a rank that does not answer delays no other.
+///
+/// Once half of them have answered, the rest get a quarter of the look's time, or three times what that
+/// half took if this is more. An answer that comes later is kept for the next look: what was read is
+/// not lost.
+pub(super) struct Looks<A> {
+    late: Arc<Mutex<Vec<A>>>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+/// What one look brought.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Answers<A> {
+    /// Answers that were too late for the look before, then those of this one in the order of its items.
+    pub(super) answers: Vec<A>,
+    /// Which items have no answer yet, ascending.
+    pub(super) missing: Vec<usize>,
+}
+
+/// One look, shared with the threads that ask.
+struct Round<T, A> {
+    items: Vec<T>,
+    next: AtomicUsize,
+    progress: Mutex<Progress<A>>,
+    bell: Condvar,
+    late: Arc<Mutex<Vec<A>>>,
+}
+
+struct Progress<A> {
+    answers: Vec<Option<A>>,
+    answered: usize,
+    over: bool,
+}
+
+impl<A: Send + 'static> Looks<A> {
+    pub(super) fn new() -> Self {
+        Self {
+            late: Arc::default(),
+            threads: Vec::new(),
+        }
+    }
+
+    /// Does `ask` for every item. `ask` must end by `deadline`.
+    pub(super) fn ask<T: Send + Sync + 'static>(
+        &mut self,
+        items: Vec<T>,
+        deadline: Instant,
+        ask: impl Fn(&T) -> A + Send + Sync + 'static,
+    ) -> Answers<A> {
+        self.threads.retain(|thread| !thread.is_finished());
+        let mut late = self.late.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut answers = std::mem::take(&mut *late);
+        drop(late);
+        let round = Arc::new(Round {
+            progress: Mutex::new(Progress {
+                answers: items.iter().map(|_| None).collect(),
+                answered: 0,
+                over: false,
+            }),
+            items,
+            next: AtomicUsize::new(0),
+            bell: Condvar::new(),
+            late: self.late.clone(),
+        });
+        let ask = Arc::new(ask);
+        for number in 0..AT_ONCE.min(round.items.len()) {
+            let (shared, question) = (round.clone(), ask.clone());
+            let builder = std::thread::Builder::new().name("rcomm/client".into());
+            match builder.spawn(move || shared.work(&*question)) {
+                Ok(thread) => self.threads.push(thread),
+                // Where the system has no thread to spare, this one asks.
+                Err(_) if number == 0 => round.work(&*ask),
+                Err(_) => break,
+            }
+        }
+        let found = round.wait(deadline);
+        let missing = (0..).zip(&found).filter(|(_, answer)| answer.is_none());
+        let missing = missing.map(|(at, _)| at).collect();
+        answers.extend(found.into_iter().flatten());
+        Answers { answers, missing }
+    }
+}
+
+impl<A> Drop for Looks<A> {
+    fn drop(&mut self) {
+        // Each ends by the deadline of its look.
+        for thread in self.threads.drain(..) {
+            // A thread that panicked has reported it itself.
+            let _ = thread.join();
+        }
+    }
+}
+
+impl<T, A> Round<T, A> {
+    fn progress(&self) -> MutexGuard<'_, Progress<A>> {
+        self.progress.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn work(&self, ask: &impl Fn(&T) -> A) {
+        while !self.progress().over {
+            let at = self.next.fetch_add(1, Ordering::Relaxed);
+            let Some(item) = self.items.get(at) else {
+                return;
+            };
+            let answer = ask(item);
+            let mut progress = self.progress();
+            if progress.over {
+                let mut late = self.late.lock().unwrap_or_else(PoisonError::into_inner);
+                late.push(answer);
+                return;
+            }
+            progress.answers[at] = Some(answer);
+            progress.answered += 1;
+            self.bell.notify_all();
+        }
+    }
+
+    /// The answers there are when all have answered, or when the others' time is up.
+    fn wait(&self, deadline: Instant) -> Vec<Option<A>> {
+        let begin = Instant::now();
+        let grace = deadline.saturating_duration_since(begin) / 4;
+        let mut end = deadline;
+        let mut progress = self.progress();
+        while progress.answered < progress.answers.len() {
+            let now = Instant::now();
+            if end == deadline && 2 * progress.answered >= progress.answers.len() {
+                end = deadline.min(now + grace.max(3 * (now - begin)));
+            }
+            let left = end.saturating_duration_since(now);
+            if left == Duration::ZERO {
+                break;
+            }
+            let woken = self.bell.wait_timeout(progress, left);
+            progress = woken.unwrap_or_else(PoisonError::into_inner).0;
+        }
+        progress.over = true;
+        std::mem::take(&mut progress.answers)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::mpsc::{Receiver, channel};
+
+    #[test]
+    fn answers_come_in_the_order_of_the_questions() {
+        let items: Vec<usize> = (0..200).collect();
+        let doubled: Vec<usize> = items.iter().map(|item| item * 2).collect();
+        assert_eq!(ask_all(&items, |item| item * 2), doubled);
+        assert!(ask_all(&[] as &[usize], |item| *item).is_empty());
+        let deadline = Instant::now() + Duration::from_secs(60);
+        let mut looks = Looks::new();
+        let looked = looks.ask(items, deadline, |item| item * 2);
+        assert_eq!(looked.answers, doubled);
+        assert_eq!(looked.missing, Vec::<usize>::new());
+        assert!(
+            looks
+                .ask(Vec::<usize>::new(), deadline, |_| 0)
+                .answers
+                .is_empty()
+        );
+    }
+
+    #[test]
+    fn a_rank_that_does_not_answer_delays_no_other_and_its_answer_is_kept() {
+        let (release, held) = channel::<()>();
+        let held: Arc<Mutex<Receiver<()>>> = Arc::new(Mutex::new(held));
+        let begin = Instant::now();
+        let patience = Duration::from_secs(3_600);
+        let mut looks = Looks::new();
+        let frozen = held.clone();
+        // A quarter of an hour would be its grace; so the look's own time is short.
+        let short = begin + Duration::from_secs(4);
+        let looked = looks.ask(vec![0, 1, 2], short, move |&rank| {
+            if rank == 1 {
+                let held = frozen.lock().expect("no panic");
+                // Both a signal and the end of the sender let it go on.
+                let _ = held.recv_timeout(patience);
+            }
+            rank
+        });
+        assert_eq!((looked.answers, looked.missing), (vec![0, 2], vec![1]));
+        release.send(()).expect("rank 1 waits");
+        // Its answer arrives with a later look.
+        let limit = Instant::now() + Duration::from_secs(60);
+        loop {
+            let looked = looks.ask(vec![0, 2], limit, |&rank| rank);
+            if looked.answers == [1, 0, 2] {
+                break;
+            }
+            assert_eq!(looked.answers, [0, 2]);
+            assert!(Instant::now() < limit, "the late answer is lost");
+        }
+    }
+}

@@ -16,8 +16,8 @@ pub use live::{
 };
 pub use rcomm_verdict::{
     Analysis, Code, Difference, Evidence, Explanation, Extent, Finding, FrameRef, GroupChange,
-    GroupRef, GroupReport, Input, InstanceReport, InstanceState, Policy, Problem, RankReport,
-    Report, SeqKind, Severity, StackNode, Unread, Verdict, Wait, analyze, causes, explain, filter,
-    matrix, words,
+    GroupRef, GroupReport, Input, InstanceReport, InstanceState, Message, MessageNumbers, Policy,
+    Problem, RankReport, Report, SeqKind, Severity, StackNode, Unread, Verdict, Wait, analyze,
+    causes, explain, filter, matrix, words,
 };
 pub use render::{export, print};

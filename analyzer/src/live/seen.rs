@@ -7,7 +7,7 @@ use crate::live::source::Liveness;
 use rcomm_recorder::model::{Entry, ProcessGroupInfo, Rank};
 use rcomm_recorder::publish::{Dump, RingReader};
 use rcomm_verdict::Finding;
-use rcomm_verdict::words::{format_ranks, format_time, rank_set};
+use rcomm_verdict::words::{format_time, rank_set};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;

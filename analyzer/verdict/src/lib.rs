@@ -25,7 +25,7 @@ mod align;
 mod judge;
 mod report;
 
-pub use align::Extent;
+pub use align::{Extent, Message, MessageNumbers};
 pub use judge::{Analysis, Policy, Unread, analyze};
 pub use report::{
     Code, Difference, Evidence, Explanation, Finding, FrameRef, GroupChange, GroupRef, GroupReport,

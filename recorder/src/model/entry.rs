@@ -3,7 +3,7 @@
 //! An entry is small and refers by index to tables of its [`Dump`](crate::publish::Dump): what
 //! repeats (shapes, stacks, groups) is held once, so that a thousand rings fit in memory.
 
-use super::{DType, OpType, Rank, ReduceOp};
+use super::{DType, OpType, ReduceOp};
 use serde::{Deserialize, Serialize};
 
 /// How far an operation has come.
@@ -161,20 +161,4 @@ pub struct Entry {
     pub timeout_ms: u64,
     /// Index into the dump's `threads`, if recorded.
     pub thread: Option<u32>,
-}
-
-impl Entry {
-    /// Both ends of a message on `group_rank`'s side: (source, destination) as ranks of the group.
-    ///
-    /// `None` if this is not a send or receive, or the peer is unknown or any.
-    pub fn p2p_ends(&self, group_rank: Rank) -> Option<(Rank, Rank)> {
-        let Peer::Rank(peer) = self.peer else {
-            return None;
-        };
-        if self.op == OpType::Send {
-            Some((group_rank, peer))
-        } else {
-            (self.op == OpType::Recv).then_some((peer, group_rank))
-        }
-    }
 }

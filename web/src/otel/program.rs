@@ -7,13 +7,13 @@
 //! go through the program's own pipeline. Each links to the trace in which rcomm-web exports all ranks'
 //! spans of the same collective.
 
-use super::messages::MessageCounts;
 use super::operation::{Fact, Operation};
 use crate::new_entries::RecordCursor;
 use opentelemetry::trace::{
     Link, Span as _, SpanContext, SpanId, SpanKind, Status, TraceFlags, TraceId, TraceState, Tracer,
 };
 use opentelemetry::{Context, KeyValue, Value};
+use rcomm_analyzer::MessageNumbers;
 use rcomm_recorder::model::Entry;
 use rcomm_recorder::publish::Dump;
 use rcomm_recorder::record::FlightRecorder;
@@ -197,7 +197,7 @@ impl ProgramSpans {
             notes,
             tracer,
             read: RecordCursor::default(),
-            messages: MessageCounts::default(),
+            messages: MessageNumbers::default(),
         };
         let thread = std::thread::Builder::new()
             .name("rcomm/program-spans".into())
@@ -225,7 +225,7 @@ struct Maker<T> {
     notes: Arc<Notes>,
     tracer: T,
     read: RecordCursor,
-    messages: MessageCounts,
+    messages: MessageNumbers,
 }
 
 impl<T: Tracer> Maker<T> {

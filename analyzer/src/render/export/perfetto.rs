@@ -8,13 +8,13 @@
 //! Times are the hosts' own wall clocks, less a common origin. Where clocks disagree, arrows can
 //! seem to lead backwards.
 
-use rcomm_recorder::model::{Entry, EntryState, OpType, Peer, Rank, Signature};
+use rcomm_recorder::model::{Entry, EntryState, OpType, Rank, Signature};
 use rcomm_recorder::publish::Dump;
 use rcomm_verdict::words::group_label;
-use rcomm_verdict::{GroupRef, Report, Severity, words};
+use rcomm_verdict::{GroupRef, Message, MessageNumbers, Report, Severity, words};
 use serde::{Serialize, Serializer};
 use serde_json::json;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::io::{self, Write};
 use std::sync::Arc;
 
@@ -48,17 +48,12 @@ pub fn write(dumps: &[Dump], report: &Report, out: &mut dyn Write) -> io::Result
 /// One collective over its members: group, `collective_seq_id`, place in a coalesced block.
 type InstanceKey = (u32, u64, u32);
 
-/// Messages of one direction between two members: group, source, destination (ranks of the group).
-type Channel = (u32, u32, u32);
-
 /// What belongs together over the ranks.
 #[derive(Default)]
 struct Joins {
     collectives: BTreeMap<InstanceKey, Vec<Slice>>,
-    /// Receives and sends, each in order of issue: the n-th of one belongs to the n-th of the other.
-    messages: BTreeMap<Channel, [Vec<Slice>; 2]>,
-    /// Members whose messages cannot be counted: the ring dropped some, or a receive takes from any rank.
-    uncounted: BTreeSet<(u32, u32)>,
+    /// By group: the receive and the send of each message.
+    messages: BTreeMap<(u32, Message), [Option<Slice>; 2]>,
 }
 
 /// One operation on one rank, placed on the page. Times in ns from the origin.
@@ -156,6 +151,10 @@ impl Timeline {
             &json!({ "sort_index": pid }),
         )?;
 
+        let mut messages = MessageNumbers::default();
+        if let Some(rank) = dump.identity.rank {
+            messages.take(rank, dump);
+        }
         let mut tid = 0;
         for (index, group) in (0u32..).zip(&dump.groups) {
             let key = (group.info.name.clone(), group.info.ranks.clone());
@@ -173,11 +172,6 @@ impl Timeline {
                 desc: group.info.desc.clone(),
                 ranks: group.info.ranks.clone(),
             });
-            let rank = dump.identity.rank;
-            let member = rank.and_then(|rank| group.info.group_rank_of(rank));
-            if let Some(member) = member.filter(|_| has_wrapped(dump)) {
-                joins.uncounted.insert((shared, member));
-            }
             let mut lanes = Lanes::from(tid + 1);
             let mut block: BTreeMap<u64, u32> = BTreeMap::new();
             for entry in entries {
@@ -195,8 +189,9 @@ impl Timeline {
                     let instance = (shared, entry.collective_seq_id, *place);
                     *place += 1;
                     joins.collectives.entry(instance).or_default().push(slice);
-                } else if let Some(member) = member {
-                    joins.add_message(shared, member, entry, slice);
+                } else if let Some(message) = messages.of(entry.record_id) {
+                    let ends = joins.messages.entry((shared, message)).or_default();
+                    ends[usize::from(entry.op == OpType::Send)] = Some(slice);
                 }
             }
             for (lane, number) in (1..).zip(lanes.numbers()) {
@@ -266,26 +261,7 @@ impl Lanes {
     }
 }
 
-/// Whether the record's ring had dropped operations before the first that is here.
-fn has_wrapped(dump: &Dump) -> bool {
-    // Ours number from 1, PyTorch's recorders from 0.
-    let first = dump.recorder.first_record_id();
-    dump.entries
-        .first()
-        .is_some_and(|entry| entry.record_id > first)
-}
-
 impl Joins {
-    fn add_message(&mut self, group: u32, member: u32, entry: &Entry, slice: Slice) {
-        if entry.peer == Peer::Any {
-            self.uncounted.insert((group, member));
-        }
-        if let Some((source, destination)) = entry.p2p_ends(member) {
-            let ends = self.messages.entry((group, source, destination));
-            ends.or_default()[usize::from(entry.op == OpType::Send)].push(slice);
-        }
-    }
-
     /// Arrows from the last to arrive to all that were there before it, and from sends to receives.
     fn write_arrows(&self, events: &mut TraceEvents<'_>) -> io::Result<()> {
         let mut arrows = Arrows { events, id: 0 };
@@ -300,12 +276,8 @@ impl Joins {
                 arrows.write(("last to arrive", "arrival"), last, waiter)?;
             }
         }
-        for (&(group, source, destination), [receives, sends]) in &self.messages {
-            let counted = |member| !self.uncounted.contains(&(group, member));
-            if !counted(source) || !counted(destination) {
-                continue;
-            }
-            for (send, receive) in sends.iter().zip(receives) {
+        for ends in self.messages.values() {
+            if let [Some(receive), Some(send)] = ends {
                 arrows.write(("message", "message"), send, receive)?;
             }
         }

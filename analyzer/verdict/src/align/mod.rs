@@ -2,13 +2,14 @@
 //!
 //! [`record`] holds one rank's record in compact columns, [`membership`] resolves the groups of a job,
 //! and [`aligned`] joins both into [`Aligned`], which everything else here reads: sends and their
-//! receives ([`p2p`]), clock offsets ([`clocks`]), and what each rank has pending ([`pending`]).
+//! receives ([`p2p`], by the rule of [`message`]), clock offsets ([`clocks`]), and what each rank has pending ([`pending`]).
 
 mod aligned;
 pub(crate) mod clocks;
 pub(crate) mod comm_counter;
 pub(crate) mod event;
 mod membership;
+mod message;
 pub(crate) mod p2p;
 pub(crate) mod pending;
 pub(crate) mod record;
@@ -16,6 +17,7 @@ mod retired;
 mod seats;
 pub(crate) mod signature;
 
+pub use message::{Message, MessageNumbers};
 pub use record::Extent;
 
 pub(crate) use aligned::{Aligned, Lane, Presence, UnknownReason, retiring_is_all};

@@ -9,8 +9,8 @@
 //! Members of a batch take their state from the batch's closing marker where NCCL's recorder wrote
 //! one, since their own state remains `scheduled`.
 
-use crate::align::record::{ANY, NONE, Op};
-use crate::align::{Aligned, GroupIx, Lane, RecordIx};
+use crate::align::record::{NONE, Op};
+use crate::align::{Aligned, GroupIx, Lane, RecordIx, message};
 use rcomm_recorder::model::{EntryState, OpType};
 use rcomm_recorder::publish::Recorder;
 use std::collections::{BTreeMap, HashMap};
@@ -106,7 +106,7 @@ impl Messages {
         if lane.member == NONE {
             return;
         }
-        let members = aligned.groups[lane.group].ranks.len() as u32;
+        let members = aligned.groups[lane.group].ranks.len();
         for (&position, &status_op) in lane.messages.iter().zip(status_ops) {
             let op = aligned.op(record, position);
             let half = Half {
@@ -117,20 +117,15 @@ impl Messages {
                 continue;
             }
             let is_send = op.kind == OpType::Send;
-            match peer_of(op, lane.member, members) {
-                Some(peer) if is_send => {
-                    self.pairs
-                        .entry((lane.group, (lane.member, peer)))
-                        .or_default()
-                        .sends
-                        .push(half);
-                }
-                Some(peer) => {
-                    self.pairs
-                        .entry((lane.group, (peer, lane.member)))
-                        .or_default()
-                        .receives
-                        .push(half);
+            match message::ends(op.kind, op.peer(), lane.member, members) {
+                Some(ends) => {
+                    let pair = self.pairs.entry((lane.group, ends)).or_default();
+                    let list = if is_send {
+                        &mut pair.sends
+                    } else {
+                        &mut pair.receives
+                    };
+                    list.push(half);
                 }
                 None if is_send => {}
                 None => {
@@ -146,14 +141,7 @@ impl Messages {
 
 /// The member at the other end; `None` where any may be, or the record does not name it.
 pub(crate) fn peer_of(op: &Op, member: u32, members: u32) -> Option<u32> {
-    match op.peer {
-        ANY => None,
-        // A recorder that names no peer: in a group of two there is only one.
-        NONE if members == 2 => Some(1 - member.min(1)),
-        NONE => None,
-        peer if peer < members => Some(peer),
-        _ => None,
-    }
+    message::other_end(op.peer(), member, members as usize)
 }
 
 /// Whether a half is done, as its teller has it.

@@ -57,6 +57,15 @@ pub(crate) struct Op {
 }
 
 impl Op {
+    /// The other end of a message.
+    pub(crate) fn peer(&self) -> Peer {
+        match self.peer {
+            ANY => Peer::Any,
+            NONE => Peer::None,
+            rank => Peer::Rank(rank),
+        }
+    }
+
     pub(crate) fn completed(&self) -> bool {
         self.state == EntryState::Completed
     }

@@ -1,0 +1,225 @@
+//! What makes a send and a receive the two ends of one message, and how messages are numbered.
+//!
+//! The two ends count their point-to-point operations independently and share no sequence number. But
+//! the n-th message that a rank of a group sends to another is the n-th that the other receives from
+//! it: (group, source, destination, n) is the same at both ends.
+//!
+//! There are two ways to n, over one rule of [`ends`]. [`MessageNumbers`] sees one record at a time and
+//! gives a number only where it is certain, because whoever asks has published it before the other
+//! end's record is read: an exported span cannot be withdrawn. It therefore needs every operation from
+//! the first one on, and gives no number after a lost entry or a receive from any source.
+//! [`super::p2p`] has the records of both ends, and a rank that waits must be judged although its ring
+//! has lost the beginning: it shifts one list against the other until they fit best, which can change
+//! with the next look, and marks such a pairing as not exact.
+
+use rcomm_recorder::model::{OpType, Peer, Rank};
+use rcomm_recorder::publish::Dump;
+use std::collections::{BTreeMap, HashMap, HashSet};
+
+/// Sender and receiver of a message that `member` of a group of `members` sends or receives.
+///
+/// `None` if `op` is no send and no receive, and where any may be at the other end or the record does
+/// not name it.
+pub(crate) fn ends(op: OpType, peer: Peer, member: Rank, members: usize) -> Option<(Rank, Rank)> {
+    let peer = other_end(peer, member, members)?;
+    if op == OpType::Send {
+        Some((member, peer))
+    } else {
+        (op == OpType::Recv).then_some((peer, member))
+    }
+}
+
+/// The member at the other end; `None` where any may be, or the record does not name it.
+pub(crate) fn other_end(peer: Peer, member: Rank, members: usize) -> Option<Rank> {
+    match peer {
+        Peer::Any => None,
+        // A recorder that names no peer: in a group of two there is only one.
+        Peer::None if members == 2 => Some(1 - member.min(1)),
+        Peer::None => None,
+        Peer::Rank(peer) => ((peer as usize) < members).then_some(peer),
+    }
+}
+
+/// One message of a group.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Message {
+    /// The sender's rank in the world.
+    pub source: Rank,
+    /// The receiver's rank in the world.
+    pub destination: Rank,
+    /// Which of all messages from the one to the other in this group, from 0.
+    pub nth: u64,
+}
+
+/// Numbers the messages of one record, so that both ends give a message the same number.
+#[derive(Debug, Default)]
+pub struct MessageNumbers {
+    /// Ids below this were counted; `None` = none yet.
+    next: Option<u64>,
+    /// By group, source and destination.
+    counts: HashMap<(u32, Rank, Rank), u64>,
+    numbers: BTreeMap<u64, Message>,
+    /// Operations are missing: numbers are unknown from here on.
+    broken: bool,
+    /// Groups in which a receive from any source occurred.
+    vague: HashSet<u32>,
+}
+
+impl MessageNumbers {
+    /// Counts what is new in the record of `rank`; `dump` is its state as of now.
+    pub fn take(&mut self, rank: Rank, dump: &Dump) {
+        let Some(first) = dump.entries.first() else {
+            return;
+        };
+        self.numbers = self.numbers.split_off(&first.record_id);
+        // Our own ids begin at 1, PyTorch's at 0.
+        let mut next = self.next.unwrap_or(dump.recorder.first_record_id());
+        let fresh = dump.entries.partition_point(|entry| entry.record_id < next);
+        for entry in &dump.entries[fresh..] {
+            self.broken |= entry.record_id != next;
+            next = entry.record_id + 1;
+            if self.broken || !entry.op.is_p2p() {
+                continue;
+            }
+            if entry.peer == Peer::Any {
+                self.vague.insert(entry.group);
+            }
+            let Some(group) = dump.groups.get(entry.group as usize) else {
+                continue;
+            };
+            let ranks = &group.info.ranks;
+            let own = ranks.iter().position(|&member| member == rank);
+            let own = own.and_then(|own| Rank::try_from(own).ok());
+            let found = own.and_then(|own| ends(entry.op, entry.peer, own, ranks.len()));
+            let Some((source, destination)) = found else {
+                continue;
+            };
+            let member = |rank: Rank| ranks.get(rank as usize).copied();
+            let (Some(source), Some(destination)) = (member(source), member(destination)) else {
+                continue;
+            };
+            let count = self
+                .counts
+                .entry((entry.group, source, destination))
+                .or_default();
+            let nth = *count;
+            *count += 1;
+            // Receives from any source are not counted; sends are.
+            if destination != rank || !self.vague.contains(&entry.group) {
+                let message = Message {
+                    source,
+                    destination,
+                    nth,
+                };
+                self.numbers.insert(entry.record_id, message);
+            }
+        }
+        self.next = Some(next);
+    }
+
+    /// The message that an operation sends or receives, where its number is certain.
+    pub fn of(&self, record_id: u64) -> Option<Message> {
+        self.numbers.get(&record_id).copied()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rcomm_recorder::model::{Entry, ProcessGroupInfo};
+    use rcomm_recorder::publish::{DumpGroup, Recorder};
+
+    /// The record of a member of a group of ranks 4, 5 and 6.
+    fn record(first: u64, ops: &[(OpType, Peer)]) -> Dump {
+        let entries = (first..).zip(ops).map(|(record_id, &(op, peer))| Entry {
+            record_id,
+            op,
+            peer,
+            ..entry()
+        });
+        Dump {
+            recorder: Recorder::Rcomm,
+            groups: vec![DumpGroup {
+                info: ProcessGroupInfo {
+                    id: 0,
+                    name: "pp_1".into(),
+                    desc: "pp".into(),
+                    ranks: [4, 5, 6].into(),
+                },
+                place: None,
+                status: None,
+            }],
+            entries: entries.collect(),
+            ..Dump::default()
+        }
+    }
+
+    fn entry() -> Entry {
+        let text = r#"{"version":"2.10","entries":[{"record_id":1,"pg_id":0,"process_group":["0","x"],
+            "collective_seq_id":1,"p2p_seq_id":0,"op_id":1,"profiling_name":"nccl:all_reduce",
+            "time_created_ns":1,"state":"completed","is_p2p":false,"retired":true,"input_sizes":[[1]],
+            "output_sizes":[[1]],"input_dtypes":["Float"],"output_dtypes":["Float"],"frames":[]}]}"#;
+        let (dump, problems) = Dump::read(text.as_bytes()).expect("a dump");
+        assert!(problems.is_empty(), "{problems:?}");
+        dump.entries[0].clone()
+    }
+
+    const fn send(to: u32) -> (OpType, Peer) {
+        (OpType::Send, Peer::Rank(to))
+    }
+
+    const fn recv(from: u32) -> (OpType, Peer) {
+        (OpType::Recv, Peer::Rank(from))
+    }
+
+    fn numbers(rank: Rank, looks: &[Dump]) -> Vec<Option<(Rank, Rank, u64)>> {
+        let mut counted = MessageNumbers::default();
+        for dump in looks {
+            counted.take(rank, dump);
+        }
+        let last = looks.last().expect("a look");
+        let ids = last.entries.iter().map(|entry| entry.record_id);
+        let ends = |message: Message| (message.source, message.destination, message.nth);
+        ids.map(|id| counted.of(id).map(ends)).collect()
+    }
+
+    #[test]
+    fn both_ends_give_a_message_the_same_number_whatever_else_they_do() {
+        let ring = (OpType::AllReduce, Peer::None);
+        // Rank 4 sends two messages to rank 5 and one to rank 6, interleaved with other operations.
+        let four = record(1, &[send(1), ring, send(2), send(1)]);
+        let five = record(1, &[recv(2), recv(0), ring, recv(0)]);
+        assert_eq!(
+            numbers(4, &[four]),
+            [Some((4, 5, 0)), None, Some((4, 6, 0)), Some((4, 5, 1))]
+        );
+        assert_eq!(
+            numbers(5, &[five]),
+            [Some((6, 5, 0)), Some((4, 5, 0)), None, Some((4, 5, 1))]
+        );
+    }
+
+    #[test]
+    fn a_ring_that_goes_on_is_counted_on() {
+        let first = record(1, &[send(1), send(1), send(1)]);
+        let then = record(3, &[send(1), send(1)]);
+        assert_eq!(
+            numbers(4, &[first, then]),
+            [Some((4, 5, 2)), Some((4, 5, 3))]
+        );
+    }
+
+    #[test]
+    fn where_operations_are_missing_nothing_is_made_up() {
+        let late = record(3, &[send(1)]);
+        assert_eq!(numbers(4, std::slice::from_ref(&late)), [None]);
+        let first = record(1, &[send(1)]);
+        assert_eq!(numbers(4, &[first, late]), [None]);
+        let any = (OpType::Recv, Peer::Any);
+        let vague = record(1, &[recv(0), any, recv(0), send(0)]);
+        assert_eq!(
+            numbers(5, &[vague]),
+            [Some((4, 5, 0)), None, None, Some((5, 4, 0))]
+        );
+    }
+}

@@ -1,4 +1,4 @@
-//! Dumps in, findings out.
+//! Reads the records of a job, from files or live, and judges them.
 //!
 //! A [`Report`] is the result of every analysis, post-mortem or live: the same codes, names and
 //! sentences in `rcomm-fr`, `rcomm-top` and `rcomm-web`.

@@ -86,13 +86,13 @@ pub(super) fn judge(paths: &[PathBuf], args: &JudgeArgs, keep: Keep) -> Result<J
     })
 }
 
-/// More memory is in use than was allowed.
+/// Whether more memory is in use than was allowed.
 pub(super) fn too_large(args: &JudgeArgs) -> bool {
     args.memory_limit
         .is_some_and(|limit| resident_bytes() > limit.0)
 }
 
-/// The error then, after so many records.
+/// The error where more memory is in use than was allowed, after `read` records.
 pub(super) fn memory_limit(args: &JudgeArgs, read: usize) -> Failure {
     Failure::MemoryLimit {
         limit: args.memory_limit.map_or(0, |limit| limit.0),

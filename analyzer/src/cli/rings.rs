@@ -1,4 +1,4 @@
-//! `rcomm-fr rings`: what lies in the ring directory of this node.
+//! `rcomm-fr rings`: lists, shows and removes the rings of this node.
 
 use crate::cli::args::{RemoveStaleArgs, RingPlace, RingsAction, RingsArgs, ShowArgs};
 use crate::cli::failure::Failure;

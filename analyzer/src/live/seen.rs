@@ -12,7 +12,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// How sure launch counts alone make: they show which rank is behind, not whether another waits for it.
+/// Confidence of a finding by launch counts alone: they show which rank is behind, not whether another waits
+/// for it.
 const BY_COUNTS: f64 = 0.6;
 
 /// W150, where ranks no longer answer us.
@@ -44,19 +45,19 @@ pub(super) fn silence(silent: &BTreeSet<Rank>, ranks: &[RankView]) -> Option<Fin
     })
 }
 
-/// What is found of processes that are gone.
+/// The result of [`gone`].
 #[derive(Default)]
 pub(super) struct Gone {
     pub(super) finding: Option<Finding>,
-    /// When the others will have gone on without one more of them for too long.
+    /// Time until one more of them has been gone for too long.
     pub(super) more_in: Option<Duration>,
 }
 
-/// E150, where processes are gone that did not close their rings: those that were inside an operation,
-/// and those that the others have gone on without for so long. Ranks in `reported` are left out.
+/// E150, where processes are gone that did not close their rings: those that were inside an operation, and
+/// those that have been gone for `overdue` while others live. Ranks in `reported` are left out.
 ///
-/// The records alone accuse a process that is gone only of what others wait for. A rank that waited
-/// itself, when it was killed, is not missed by any rank.
+/// The checks on records make such a process a culprit only where others wait for it. They find nothing on a
+/// rank that was killed while it waited itself.
 pub(super) fn gone(
     ranks: &[RankView],
     reported: &BTreeSet<Rank>,
@@ -210,7 +211,7 @@ fn member_words(member: &Member, rank: Option<Rank>) -> String {
     }
 }
 
-/// Notes on each rank what the library reports of it, and its host where it is not known otherwise.
+/// Adds to each rank what the library reports of it, and its host where no record has it.
 pub(super) fn remark(watched: &[Watched], ranks: &mut [RankView]) {
     let mut remarks: BTreeMap<Rank, Vec<String>> = BTreeMap::new();
     let mut hosts: BTreeMap<Rank, String> = BTreeMap::new();
@@ -250,7 +251,7 @@ pub(super) fn remark(watched: &[Watched], ranks: &mut [RankView]) {
     }
 }
 
-/// What the library's account adds to a report: processes that it gave up, errors that it met, and,
+/// What the library's report adds: processes that it gave up, errors that it met, and,
 /// unless `explained` already, ranks whose launches stay behind.
 pub(super) fn library(
     watched: &[Watched],

@@ -38,10 +38,10 @@ impl RankView {
     }
 }
 
-/// How a source does.
+/// The state of a source.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SourceStatus {
-    /// What is asked.
+    /// Its name: what is read, and where.
     pub name: String,
     /// Age of its last answer; `None` if it never answered.
     pub silence: Option<Duration>,

@@ -1,4 +1,4 @@
-//! Any text as a filter: no panic, and a parsed filter prints as it was written.
+//! Parses any text as a filter. It must not panic, and a parsed filter must print as it was written.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

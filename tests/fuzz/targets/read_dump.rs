@@ -1,4 +1,5 @@
-//! Any bytes as a dump: no panic, no index astray, and what was read can be written and read again.
+//! Reads any bytes as a dump. It must not panic, must use no index out of range, and must be able to write what it
+//! has read and to read that again.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

@@ -1,5 +1,5 @@
-//! Any bytes as a file given by the user: archives, what is packed, and all that the other targets
-//! read, distinguished by their content. No panic, and every file is read or reported as a problem.
+//! Reads any bytes as a file given by the user: archives, compressed files, and all that the other targets read,
+//! distinguished by their content. It must not panic, and must read every file or report it as a problem.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

@@ -1,4 +1,5 @@
-//! Any bytes from another rank: no panic, no index astray, memory bounded.
+//! Reads any bytes as messages of another rank. It must not panic, must use no index out of range, and must bound its
+//! memory.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

@@ -1,4 +1,4 @@
-//! Any bytes as a report of NCCL's RAS: no panic, and memory bounded.
+//! Parses any bytes as a report of NCCL's RAS. It must not panic, and must bound its memory.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

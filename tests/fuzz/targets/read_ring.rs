@@ -1,5 +1,5 @@
-//! A ring whose words were changed arbitrarily: no panic, no index out of range, and what was read can
-//! be written. The input is a list of changes: an offset in the file (4 bytes) and the new content
+//! Reads a ring whose words were changed arbitrarily. It must not panic, must use no index out of range, and must be
+//! able to write what it has read. The input is a list of changes: an offset in the file (4 bytes) and the new content
 //! there (8 bytes).
 #![no_main]
 

@@ -1,5 +1,5 @@
-//! Any bytes as the parts of a summary: no panic, no index astray, memory bounded, and what was read
-//! can be written and read again.
+//! Reads any bytes as the parts of a summary. It must not panic, must use no index out of range, must bound its memory,
+//! and must be able to write what it has read and to read that again.
 #![no_main]
 
 use flate2::Compression;

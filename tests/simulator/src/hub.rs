@@ -1,5 +1,5 @@
-//! Where the ranks of a communicator meet: started by `ncclGetUniqueId` in the process that calls it,
-//! as NCCL's bootstrap root is (`bootstrapCreateRoot`, bootstrap.cc:405), and living as long as that process.
+//! The hub of a communicator's ranks. `ncclGetUniqueId` starts it in the process that calls it, as NCCL does with
+//! its bootstrap root (`bootstrapCreateRoot`, bootstrap.cc:405), and it lives as long as that process.
 //!
 //! The hub gathers one contribution of every rank, computes, and answers all of them. Ranks that
 //! disagree on a collective are never answered: undefined in NCCL's documentation, a hang in practice.
@@ -84,7 +84,7 @@ pub(crate) fn start(name: &[u8]) -> io::Result<()> {
 }
 
 fn tell(writer: &Writer, id: u64, status: i32, payload: Vec<u8>) {
-    // A rank that is gone is noticed by its own reader.
+    // If the rank is gone, the thread that reads from it notices.
     let _ = Reply {
         id,
         status,

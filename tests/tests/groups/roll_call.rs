@@ -1,5 +1,4 @@
-//! Which ranks are present, which are missing, and how the others go on: monitored barriers,
-//! shrinking, shutdown notices.
+//! Tests of what finds absent ranks, and of groups without them: monitored barriers, shrinking, shutdown notices.
 
 use super::{failing, run};
 use rcomm::{Config, ErrorKind, GroupOptions, OpType, ReduceOp, RollCall};
@@ -35,7 +34,7 @@ fn a_rank_that_was_left_behind_is_not_counted_among_those_that_go() {
         world.shrink(&[1]).unwrap();
         if rank == 3 {
             wait_until("the others to go", || (counted(3) == 2).then_some(()));
-            // Rank 0 is still there, for this one.
+            // Rank 0 has not gone: it waits for this rank.
             assert!(!store.check(&["rcomm/0/all gone/3"]).unwrap());
         }
         world.shutdown().unwrap();
@@ -83,7 +82,7 @@ fn the_first_verdict_on_who_is_absent_ends_the_wait_of_all() {
                 let error = group.find_absent(Duration::from_secs(3_600)).unwrap_err();
                 assert_eq!(error.kind(), ErrorKind::PeerLost, "{error}");
             }
-            // What ends this is the other's verdict.
+            // Rank 0's result ends this wait.
             _ => {
                 let absent = group.find_absent(Duration::from_secs(3_600)).unwrap();
                 assert_eq!(absent, [1]);
@@ -131,7 +130,7 @@ fn a_monitored_barrier_may_be_issued_by_some_and_run_by_others() {
             }
         }
         group.barrier().unwrap();
-        // Nothing is left of them.
+        // Their keys are removed from the store.
         let keys = world.store().list_keys().unwrap();
         assert!(!keys.iter().any(|key| key.contains("roll/")), "{keys:?}");
     });

@@ -1,10 +1,9 @@
-//! A job that does not exist, recorded as if it did: for demonstrations, tests and measurements of
-//! scale.
+//! Simulates a job and its records: for demonstrations, tests and measurements of scale.
 //!
 //! Every rank runs the same program: in each step an all-gather and a reduce-scatter over its
 //! tensor-parallel group (the ranks of its host), a barrier of all ranks every eighth step, and an
-//! all-reduce over its data-parallel group (one rank of every host). From the situation's moment on
-//! something goes wrong, and how far each rank comes follows from the rules of blocking operations:
+//! all-reduce over its data-parallel group (one rank of every host). From the step of the
+//! fault on something goes wrong, and how far each rank comes follows from the rules of blocking operations:
 //! a rank issues its next operation when all members have entered the one before.
 
 mod progress;
@@ -65,7 +64,7 @@ const STEP_NS: i64 = 200 * MS;
 const SLOT_NS: i64 = 50 * MS;
 /// Operations of one step: gather, scatter, barrier (or nothing), all-reduce.
 const SLOTS: u64 = 4;
-/// The slot in which things go wrong, per kind of operation.
+/// The slot of each operation in a step.
 const GATHER: u64 = 0;
 const SCATTER: u64 = 1;
 const BARRIER: u64 = 2;
@@ -73,7 +72,7 @@ const ALL_REDUCE: u64 = 3;
 /// How late a straggler's host is.
 const LATE_NS: i64 = 4 * MS;
 
-/// See the module.
+/// A simulated job.
 #[derive(Clone, Debug)]
 pub struct Simulation {
     situation: Situation,
@@ -103,7 +102,7 @@ struct ProgramStep {
 }
 
 impl Simulation {
-    /// The step in which things go wrong. A multiple of eight, so that it has a barrier.
+    /// The step of the fault. A multiple of eight, so that it has a barrier.
     pub const FAULT_STEP: u64 = 48;
 
     /// A job of `ranks` ranks, eight to a host (fewer where `ranks` is small), that began at
@@ -160,12 +159,12 @@ impl Simulation {
         &self.job
     }
 
-    /// The rank that the fault happens to.
+    /// The rank at fault.
     pub fn culprit(&self) -> Rank {
         self.ranks / 2 + (self.per_host - 1).min(5)
     }
 
-    /// When things go wrong, ns since the epoch.
+    /// Time of the fault, ns since the epoch.
     pub fn fault_ns(&self) -> i64 {
         self.start_ns + Self::FAULT_STEP as i64 * STEP_NS
     }

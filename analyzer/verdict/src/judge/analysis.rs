@@ -72,7 +72,7 @@ impl Analysis {
         self.problems.push(problem);
     }
 
-    /// Forgets what came of a file or source, or of the members of that archive.
+    /// Removes the records and problems of a file or source; of an archive, those of its members.
     pub fn forget(&mut self, path: &str) {
         let is_of_it = |other: &str| {
             let rest = other.strip_prefix(path);
@@ -88,7 +88,7 @@ impl Analysis {
         judge(&self.policy, &self.shared, records, problems, self.files)
     }
 
-    /// Judges.
+    /// Judges what has come, and ends the analysis.
     pub fn finish(self) -> Report {
         judge(
             &self.policy,

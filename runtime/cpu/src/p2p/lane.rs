@@ -1,4 +1,4 @@
-//! One peer's lane, and the requests that what came on it belongs to.
+//! One peer's lane: what is read and written on it, and to which request each message goes.
 
 use super::frame::{FRAME, Frame, FrameKind};
 use super::request::{Request, Stage};
@@ -177,7 +177,7 @@ impl PeerLane {
         first.is_some_and(|first| first.receive == request.id)
     }
 
-    /// Moves a receive on as far as it goes now; returns whether anything moved.
+    /// Advances a receive as far as it can go now; returns whether it advanced.
     pub(super) fn receive(
         &mut self,
         request: &mut Request,
@@ -341,7 +341,7 @@ impl PeerLane {
         };
     }
 
-    /// Decides which request the frame that just came is for.
+    /// Decides to which request the frame that just arrived belongs.
     fn meet(&mut self, frame: Frame, reader: Option<u64>, rank: Rank) -> Result<Incoming, Failure> {
         let next = Incoming::Frame {
             bytes: [0; FRAME],

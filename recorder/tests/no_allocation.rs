@@ -2,7 +2,7 @@
 
 #![allow(clippy::unwrap_used)]
 
-use rcomm_recorder::model::{DType, OpType, ProcessGroupInfo, ReduceOp};
+use rcomm_recorder::model::{DType, Failure, FailureKind, OpType, ProcessGroupInfo, ReduceOp};
 use rcomm_recorder::record::{
     FlightRecorder, Operation, Placement, RecorderConfig, SignatureCache, SignatureKey,
     SignatureRef, Tensor,
@@ -46,6 +46,7 @@ fn recording_known_operations_allocates_nothing() {
         first.count_total > 0,
         "the first of each is interned, so this counts nothing"
     );
+    let failure = Failure::new(FailureKind::Timeout, &[1, 2, 3], 0, "waited for rank 1");
     let one_of_each = || {
         let side = || tensor.iter().copied();
         let kept = cache.find("cpu", op, side(), side()).unwrap();
@@ -69,6 +70,7 @@ fn recording_known_operations_allocates_nothing() {
         recorder.phase("load data");
         recorder.step(3);
         recorder.heartbeat();
+        recorder.note_failure(&failure);
         recorder.status(group)
     };
     one_of_each();

@@ -250,6 +250,8 @@ fn dump() -> impl Strategy<Value = Dump> {
                 ],
                 entries,
                 nccl_comm_state: vec![("c".to_owned(), vec![("k".to_owned(), "v".to_owned())])],
+                failures: Vec::new(),
+                closed_ns: 0,
             }
         },
     )

@@ -2,6 +2,7 @@
 
 mod coded;
 mod entry;
+mod failure;
 mod group;
 mod nccl;
 mod ops;
@@ -9,6 +10,7 @@ mod status;
 
 pub use coded::{DType, ReduceOp};
 pub use entry::{Entry, EntryState, Frame, Peer, Signature, Stack};
+pub use failure::{FailedOperation, Failure, FailureKind};
 pub use group::{GroupId, GroupPlace, ProcessGroupInfo, Rank};
 pub use nccl::{Communicator, KernelProgress, LinkProgress, LinkWait};
 pub use ops::{Bus, Layout, OpType, Parts, Pattern, WaitsFor};

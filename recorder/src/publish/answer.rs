@@ -2,7 +2,7 @@
 
 use super::Identity;
 use crate::error::Error;
-use crate::model::{GroupId, ProcessGroupStatus, Rank, RankStatus};
+use crate::model::{Failure, GroupId, ProcessGroupStatus, Rank, RankStatus};
 use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::net::SocketAddr;
@@ -135,6 +135,9 @@ pub struct RankAnswer {
     pub records: u64,
     /// Operations that the ring holds at most.
     pub entries: u64,
+    /// What failed in this process: the first failures and the newest.
+    #[serde(default)]
+    pub failures: Vec<Failure>,
 }
 
 /// One group in a [`RankAnswer`].

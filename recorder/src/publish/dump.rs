@@ -1,8 +1,8 @@
 //! One rank's record as a value: what a dump file, a ring file or an endpoint's answer holds.
 
 use crate::model::{
-    Communicator, Entry, EntryState, Frame, GroupPlace, ProcessGroupInfo, ProcessGroupStatus, Rank,
-    RankStatus, Signature, Stack,
+    Communicator, Entry, EntryState, Failure, Frame, GroupPlace, ProcessGroupInfo,
+    ProcessGroupStatus, Rank, RankStatus, Signature, Stack,
 };
 use serde::{Deserialize, Serialize};
 
@@ -186,6 +186,11 @@ pub struct Dump {
     pub entries: Vec<Entry>,
     /// NCCL's own account of its communicators, where it was built to give one.
     pub nccl_comm_state: Vec<(String, Vec<(String, String)>)>,
+    /// What failed, in order of their numbers: the first failures of the process and the newest.
+    pub failures: Vec<Failure>,
+    /// When the process closed its record in order, wall clock, ns since the epoch; 0 if it did not, or the
+    /// writer did not note it.
+    pub closed_ns: i64,
 }
 
 impl Dump {
@@ -224,6 +229,8 @@ impl Dump {
             threads: self.threads.clone(),
             entries: self.entries[self.first_of_newest(most)..].to_vec(),
             nccl_comm_state: self.nccl_comm_state.clone(),
+            failures: self.failures.clone(),
+            closed_ns: self.closed_ns,
         }
     }
 

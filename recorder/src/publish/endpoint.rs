@@ -385,6 +385,7 @@ fn rank_answer(recorder: &FlightRecorder, now_ns: i64) -> RankAnswer {
         groups: groups.collect(),
         records: recorder.counters().records,
         entries: recorder.entries() as u64,
+        failures: dump.failures,
     }
 }
 

@@ -7,6 +7,7 @@
 use super::{Dump, Identity};
 use crate::error::{Error, Result};
 use crate::record::directory::{self, RingName};
+use crate::record::failures;
 use crate::record::layout::{self, Layout, halves, header};
 use crate::record::map::View;
 use crate::record::nccl;
@@ -177,7 +178,11 @@ impl RingReader {
         named
             .chain(stands)
             .chain(rest)
-            .chain([used as u64, nccl::stands(&self.view, &self.layout)])
+            .chain([
+                used as u64,
+                nccl::stands(&self.view, &self.layout),
+                failures::stands(&self.view, &self.layout),
+            ])
             .fold(0, |hash: u64, word| {
                 (hash.rotate_left(5) ^ word).wrapping_mul(0x9e37_79b9_7f4a_7c15)
             })

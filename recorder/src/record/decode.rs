@@ -6,6 +6,7 @@
 use super::bytes;
 use super::clock::Anchor;
 use super::config::RingPart;
+use super::failures;
 use super::lap::{self, LapPlace};
 use super::layout::{self, Layout, NO_THREAD, group, halves, header, phase, slot};
 use super::nccl;
@@ -64,6 +65,8 @@ pub(crate) fn dump_of(
     decoder.threads();
     let unreadable = decoder.entries(picked);
     decoder.status(unreadable);
+    decoder.dump.failures = failures::read(memory, layout, decoder.anchor);
+    decoder.dump.closed_ns = failures::closed_ns(memory, decoder.anchor);
     let mut dump = decoder.dump;
     nccl::put_into(&mut dump, memory, layout);
     dump

@@ -16,7 +16,7 @@ pub(crate) const MAGIC: u64 = u64::from_le_bytes(*b"RCOMMRNG");
 /// Raised when a word changes its meaning; readers refuse what they do not know.
 pub(crate) const MAJOR: u32 = 1;
 /// Raised when a word that was zero gets a meaning.
-pub(crate) const MINOR: u32 = 4;
+pub(crate) const MINOR: u32 = 5;
 
 /// Bytes of the header.
 pub(crate) const HEADER_BYTES: usize = 4096;
@@ -91,6 +91,14 @@ pub(crate) mod header {
     pub(crate) const LINKS: usize = 194;
     pub(crate) const LINKS_USED: usize = 196;
     pub(crate) const LINKS_LOST: usize = 197;
+
+    // Since 1.5; how operations, groups and the process ended.
+    /// A section like those above; no rows = not kept.
+    pub(crate) const FAILURES: usize = 198;
+    /// The number of the newest failure.
+    pub(crate) const LAST_FAILURE: usize = 200;
+    /// When the owner closed the ring; 0 = it did not, or the writer did not note it.
+    pub(crate) const CLOSED_AT: usize = 201;
 }
 
 /// In [`header::STATE`].
@@ -222,6 +230,29 @@ pub(crate) mod link {
     pub(crate) const WAIT_SHIFT: u32 = 25;
 }
 
+/// Words of one failure's slot. Half of the slots hold the first failures, half the newest.
+pub(crate) mod failure {
+    use crate::model::Failure;
+
+    pub(crate) const WORDS: usize = 128;
+    /// Slots of the first failures, and as many of the newest.
+    pub(crate) const EACH: usize = 8;
+    pub(crate) const WHEN: usize = 1;
+    /// kind | has an operation << 8 | is point-to-point << 16 | operation << 24 | the rank that saw it << 32.
+    pub(crate) const WHAT: usize = 2;
+    /// The group's number, all ones = none | how many ranks << 32.
+    pub(crate) const GROUP: usize = 3;
+    pub(crate) const SEQ: usize = 4;
+    pub(crate) const RECORD: usize = 5;
+    /// How many ranks follow | bytes of the text << 32.
+    pub(crate) const LENGTHS: usize = 6;
+    /// Two ranks to a word.
+    pub(crate) const RANKS: usize = 7;
+    pub(crate) const TEXT: usize = RANKS + Failure::MOST_RANKS / 2;
+
+    const _: () = assert!(TEXT + Failure::MOST_TEXT / 8 <= WORDS);
+}
+
 /// A reference to a table's row that is not there.
 pub(crate) const NO_ROW: u32 = u32::MAX;
 /// The same for threads.
@@ -268,6 +299,8 @@ pub(crate) struct Layout {
     /// None, or as many as slots.
     pub(crate) kernels: Section,
     pub(crate) links: Section,
+    /// None before 1.5.
+    pub(crate) failures: Section,
 }
 
 const NO_SECTION: Section = Section { word: 0, rows: 0 };
@@ -305,6 +338,7 @@ impl Layout {
                 0 => NO_SECTION,
                 links => place((links as usize).next_power_of_two(), link::WORDS * 8),
             },
+            failures: place(2 * failure::EACH, failure::WORDS * 8),
             slots: place(slots, slot::WORDS * 8),
             lap: place(lap, 8),
             bytes: 0,
@@ -314,7 +348,7 @@ impl Layout {
     }
 
     /// Each section with its word in the header, the bytes of a row, and the most rows it may have.
-    fn sections(&mut self) -> [(&mut Section, usize, usize, usize); 11] {
+    fn sections(&mut self) -> [(&mut Section, usize, usize, usize); 12] {
         [
             (
                 &mut self.groups,
@@ -362,6 +396,12 @@ impl Layout {
                 MOST_SLOTS,
             ),
             (&mut self.links, header::LINKS, link::WORDS * 8, MOST_ROWS),
+            (
+                &mut self.failures,
+                header::FAILURES,
+                failure::WORDS * 8,
+                MOST_ROWS,
+            ),
         ]
     }
 
@@ -394,11 +434,17 @@ impl Layout {
             lap: NO_SECTION,
             kernels: NO_SECTION,
             links: NO_SECTION,
+            failures: NO_SECTION,
         };
         for (section, word, row_bytes, most) in layout.sections() {
             let start = memory.load(word);
             let rows = memory.load(word + 1);
-            let may_lack = [header::FUNCTIONS, header::KERNELS, header::LINKS];
+            let may_lack = [
+                header::FUNCTIONS,
+                header::KERNELS,
+                header::LINKS,
+                header::FAILURES,
+            ];
             if may_lack.contains(&word) && rows == 0 {
                 continue;
             }
@@ -425,6 +471,7 @@ impl Layout {
             ("words in its lap ring", layout.lap.rows),
             ("kernels", layout.kernels.rows.max(1)),
             ("links", layout.links.rows.max(1)),
+            ("failures", layout.failures.rows.max(1)),
         ] {
             if !rows.is_power_of_two() {
                 return Err(format!("it has {rows} {what}, not a power of two"));

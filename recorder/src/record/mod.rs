@@ -14,6 +14,7 @@ pub(crate) mod clock;
 mod config;
 pub(crate) mod decode;
 pub(crate) mod directory;
+pub(crate) mod failures;
 mod flight_recorder;
 mod header;
 mod lap;

@@ -173,6 +173,8 @@ fn since_entry(dump: &Dump, from: usize) -> Dump {
         threads: dump.threads.clone(),
         entries: dump.entries[from..].to_vec(),
         nccl_comm_state: dump.nccl_comm_state.clone(),
+        failures: dump.failures.clone(),
+        closed_ns: dump.closed_ns,
     }
 }
 

@@ -4,7 +4,7 @@
 //! the packed files as it would read the dumps themselves: the report is the same. Nothing is
 //! decided when packing, since what a rank did means nothing without its peers.
 //!
-//! # Format, version 2
+//! # Format, version 3
 //!
 //! Eight bytes `rcommsum`, the version as `u16`, then a gzip stream of parts: the length as `u32`, and
 //! so many bytes of `wire::Part` in postcard's encoding (<https://postcard.jamesmunns.com>).
@@ -12,7 +12,8 @@
 //! groups) comes once, in a part before the first record that refers to it; operations are columns,
 //! mostly of differences. The last part holds the number of records: without it the file is cut.
 //!
-//! Version 2 has one more kind of part, for records with operations in CUDA graphs.
+//! Version 2 has one more kind of part, for records with operations in CUDA graphs; version 3 another, for how
+//! the process of the record after it failed or ended.
 //!
 //! Readers trust no length: parts, tables and what a record takes from the tables are bounded, and a
 //! record is checked before it is handed over.
@@ -27,7 +28,7 @@ pub use write::{SummarizeError, Writer};
 /// The first bytes of every summary.
 const MAGIC: &[u8; 8] = b"rcommsum";
 /// Raised when a field of [`wire`] changes; older files remain readable.
-const VERSION: u16 = 2;
+const VERSION: u16 = 3;
 /// The oldest version that is read.
 const OLDEST: u16 = 1;
 /// The longest part, in bytes: a record of a million operations.
@@ -37,6 +38,7 @@ const MAX_PART: usize = 32 << 20;
 mod tests {
     use super::*;
     use crate::input::load::{Loaded, LoadedDump};
+    use rcomm_recorder::model::{Failure, FailureKind};
     use rcomm_recorder::publish::Dump;
 
     fn dump(more: &str) -> Dump {
@@ -85,6 +87,15 @@ mod tests {
             .collect();
         assert_eq!(graphs, [None, Some(7), None]);
         assert_eq!(unpack(&pack(&captured)), [captured]);
+    }
+
+    #[test]
+    fn failures_and_ends_come_back_with_their_record() {
+        let mut failed = dump("");
+        let failure = Failure::new(FailureKind::PeerGone, &[1], 0, "rank 1 is gone");
+        failed.failures.push(failure);
+        failed.closed_ns = 9;
+        assert_eq!(unpack(&pack(&failed)), [failed]);
     }
 
     #[test]

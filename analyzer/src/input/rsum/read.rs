@@ -4,6 +4,7 @@ use super::wire::{Part, Record, WireTables};
 use super::{MAGIC, MAX_PART, OLDEST, VERSION};
 use crate::input::ras::RasReport;
 use flate2::read::GzDecoder;
+use rcomm_recorder::model::Failure;
 use rcomm_recorder::publish::Dump;
 use rcomm_verdict::{Code, Problem};
 use std::io::{self, Read};
@@ -63,6 +64,8 @@ pub fn begins(head: &[u8]) -> bool {
 /// Rows that all tables of one file may have together, and their bytes in the file.
 const MAX_ROWS: usize = 1 << 22;
 const MAX_TABLE_BYTES: usize = 256 << 20;
+/// Failures that one record may have.
+const MAX_FAILURES: usize = 64;
 
 /// Reads a summary and hands over what it holds, piece by piece. Blocks until it is read.
 ///
@@ -113,6 +116,8 @@ struct PartReader<R> {
     from: GzDecoder<R>,
     tables: WireTables,
     table_bytes: usize,
+    /// Failures and end of the record to come.
+    ended: (Vec<Failure>, i64),
     buffer: Vec<u8>,
 }
 
@@ -131,6 +136,7 @@ impl<R: Read> PartReader<R> {
             from: GzDecoder::new(from),
             tables: WireTables::default(),
             table_bytes: 0,
+            ended: (Vec::new(), 0),
             buffer: Vec::new(),
         })
     }
@@ -177,6 +183,13 @@ impl<R: Read> PartReader<R> {
                 self.extend(tables)?;
                 return Ok(None);
             }
+            Part::Ended(failures, closed_ns) => {
+                if failures.len() > MAX_FAILURES {
+                    return Err(damaged("more failures than a record can have"));
+                }
+                self.ended = (failures, closed_ns);
+                return Ok(None);
+            }
             Part::Record(record) => self.record(*record, &[])?,
             Part::Captured(record, captured) => self.record(*record, &captured)?,
             Part::Problem(code, path, sentence) => {
@@ -195,9 +208,10 @@ impl<R: Read> PartReader<R> {
         }))
     }
 
-    fn record(&self, record: Record, captured: &[(u32, u64)]) -> Result<Piece, Stop> {
+    fn record(&mut self, record: Record, captured: &[(u32, u64)]) -> Result<Piece, Stop> {
         let (path, cut) = (record.path.clone(), record.cut);
-        let dump = record.into_dump(captured, &self.tables).map_err(damaged)?;
+        let mut dump = record.into_dump(captured, &self.tables).map_err(damaged)?;
+        (dump.failures, dump.closed_ns) = std::mem::take(&mut self.ended);
         let dump = Box::new(dump);
         Ok(Piece::Record { dump, path, cut })
     }

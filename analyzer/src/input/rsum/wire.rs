@@ -2,8 +2,8 @@
 
 use crate::input::ras::RasReport;
 use rcomm_recorder::model::{
-    Entry, EntryState, Frame, OpType, Peer, ProcessGroupInfo, ProcessGroupStatus, Rank, RankStatus,
-    ReduceOp, Signature,
+    Entry, EntryState, Failure, Frame, OpType, Peer, ProcessGroupInfo, ProcessGroupStatus, Rank,
+    RankStatus, ReduceOp, Signature,
 };
 use rcomm_recorder::publish::{Dump, DumpGroup, FormatVersion, Identity, Recorder, ThreadInfo};
 use serde::{Deserialize, Serialize};
@@ -22,6 +22,8 @@ pub(super) enum Part {
     Ras(String, RasReport),
     /// A record of which some operations were captured into CUDA graphs: which, and into which (since 2).
     Captured(Box<Record>, Vec<(u32, u64)>),
+    /// Of the next record: what failed, and when its process closed it, or 0 (since 3).
+    Ended(Vec<Failure>, i64),
 }
 
 /// Rows that follow those of all tables before.
@@ -287,6 +289,8 @@ impl Record {
             threads,
             entries,
             nccl_comm_state: self.nccl_comm_state,
+            failures: Vec::new(),
+            closed_ns: 0,
         })
     }
 }

@@ -67,6 +67,10 @@ impl<W: Write> Writer<W> {
         if !tables.is_empty() {
             self.part(&Part::WireTables(tables), path)?;
         }
+        if !dump.failures.is_empty() || dump.closed_ns != 0 {
+            let ended = Part::Ended(dump.failures.clone(), dump.closed_ns);
+            self.part(&ended, path)?;
+        }
         let record = Box::new(Record::new(path, *cut, dump, rows));
         self.records += 1;
         let captured = captured(dump);

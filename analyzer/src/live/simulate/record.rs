@@ -114,6 +114,8 @@ impl Simulation {
             threads: vec![],
             entries,
             nccl_comm_state: vec![],
+            failures: vec![],
+            closed_ns: 0,
         }
     }
 

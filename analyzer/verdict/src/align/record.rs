@@ -6,7 +6,8 @@
 
 use crate::align::signature::{Call, Calls};
 use rcomm_recorder::model::{
-    Communicator, EntryState, Frame, GroupPlace, OpType, Peer, ProcessGroupStatus, Rank, RankStatus,
+    Communicator, EntryState, Failure, Frame, GroupPlace, OpType, Peer, ProcessGroupStatus, Rank,
+    RankStatus,
 };
 use rcomm_recorder::publish::{Dump, FormatVersion, Identity, Recorder, RingReader};
 use std::collections::HashMap;
@@ -119,6 +120,10 @@ pub(crate) struct Record {
     pub(crate) cut: bool,
     /// Completed operations were left out when it was written.
     pub(crate) only_active: bool,
+    /// What failed in the rank's process, as it recorded it, in order.
+    pub(crate) failures: Vec<Failure>,
+    /// When the process closed its record in order, ns by its own clock; 0 if it did not.
+    pub(crate) closed_ns: i64,
 }
 
 impl Record {
@@ -295,6 +300,8 @@ impl Shared {
             first_id,
             cut: extent == Extent::Cut,
             only_active,
+            failures: dump.failures.clone(),
+            closed_ns: dump.closed_ns,
         })
     }
 

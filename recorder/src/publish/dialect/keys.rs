@@ -26,6 +26,25 @@ pub(super) mod top {
     pub(in super::super) const STATUS: &str = "status";
     pub(in super::super) const FRAMES: &str = "frames";
     pub(in super::super) const STACKS: &str = "stacks";
+    pub(in super::super) const FAILURES: &str = "failures";
+    pub(in super::super) const CLOSED: &str = "closed_ns";
+}
+
+/// Keys of a failure (ours).
+pub(super) mod failure {
+    pub(in super::super) const ID: &str = "id";
+    pub(in super::super) const KIND: &str = "kind";
+    pub(in super::super) const RANKS: &str = "ranks";
+    pub(in super::super) const RANK_COUNT: &str = "rank_count";
+    pub(in super::super) const GROUP: &str = "group";
+    pub(in super::super) const OPERATION: &str = "operation";
+    pub(in super::super) const OP: &str = "op";
+    pub(in super::super) const SEQ: &str = "seq";
+    pub(in super::super) const IS_P2P: &str = "is_p2p";
+    pub(in super::super) const RECORD_ID: &str = "record_id";
+    pub(in super::super) const TIME: &str = "time_ns";
+    pub(in super::super) const SEEN_BY: &str = "seen_by";
+    pub(in super::super) const TEXT: &str = "text";
 }
 
 /// Keys of one group in `pg_config`.

@@ -4,8 +4,11 @@
 //! string. Both readers hand their values over as a [`Scalar`].
 
 use super::build::{Builder, Fields};
-use super::keys::{Field, rank, top};
-use crate::model::{EntryState, Peer, RankStatus, ReduceOp};
+use super::keys::{Field, failure, rank, top};
+use crate::model::{
+    EntryState, FailedOperation, Failure, FailureKind, GroupId, OpType, Peer, Rank, RankStatus,
+    ReduceOp,
+};
 use crate::publish::dump::{FormatVersion, Recorder};
 
 /// A value that is no container.
@@ -172,6 +175,7 @@ pub(super) fn set_top(builder: &mut Builder, key: &str, value: Scalar<'_>) {
         top::PID => identity.pid = value.int().unwrap_or(0),
         top::DUMP_TIME => identity.dump_time_ns = value.time().unwrap_or(0),
         top::REASON => identity.reason = value.text(),
+        top::CLOSED => builder.dump.closed_ns = value.time().unwrap_or(0),
         _ => {}
     }
 }
@@ -187,6 +191,77 @@ pub(super) fn set_rank_status(status: &mut RankStatus, key: &str, value: Scalar<
         _ => {}
     }
 }
+
+/// A failure while its fields come in.
+#[derive(Default)]
+pub(super) struct FailureDraft {
+    kind: Option<FailureKind>,
+    id: u64,
+    pub(super) ranks: Vec<Rank>,
+    rank_count: u32,
+    group: Option<GroupId>,
+    operation: Option<FailedOperation>,
+    time_ns: i64,
+    seen_by: Rank,
+    text: String,
+}
+
+impl FailureDraft {
+    /// Takes over a value of the failure that is no container.
+    pub(super) fn set(&mut self, key: &str, value: Scalar<'_>) {
+        match key {
+            failure::ID => self.id = value.int().unwrap_or(0),
+            failure::KIND => self.kind = FailureKind::from_name(&value.text()),
+            failure::RANK_COUNT => self.rank_count = value.int().unwrap_or(0),
+            failure::GROUP => self.group = value.int(),
+            failure::TIME => self.time_ns = value.time().unwrap_or(0),
+            failure::SEEN_BY => self.seen_by = value.int().unwrap_or(0),
+            failure::TEXT => self.text = value.text(),
+            _ => {}
+        }
+    }
+
+    /// Takes over a value of its operation.
+    pub(super) fn set_operation(&mut self, key: &str, value: Scalar<'_>) {
+        let operation = self.operation.get_or_insert(FailedOperation {
+            op: OpType::Other,
+            seq: 0,
+            is_p2p: false,
+            record_id: 0,
+        });
+        match key {
+            failure::OP => operation.op = OpType::from_name(&value.text()).unwrap_or(OpType::Other),
+            failure::SEQ => operation.seq = value.int().unwrap_or(0),
+            failure::IS_P2P => operation.is_p2p = value.flag().unwrap_or(false),
+            failure::RECORD_ID => operation.record_id = value.int().unwrap_or(0),
+            _ => {}
+        }
+    }
+
+    /// Puts it among the dump's failures, unless its kind is not known or there are too many.
+    pub(super) fn finish(self, builder: &mut Builder) {
+        let failures = &mut builder.dump.failures;
+        let Some(kind) = self.kind.filter(|_| failures.len() < MOST_FAILURES) else {
+            return;
+        };
+        let mut failure = Failure {
+            id: self.id,
+            kind,
+            ranks: self.ranks,
+            rank_count: self.rank_count,
+            group: self.group,
+            operation: self.operation,
+            time_ns: self.time_ns,
+            seen_by: self.seen_by,
+            text: self.text,
+        };
+        failure.limit();
+        failures.push(failure);
+    }
+}
+
+/// The most failures that are read of one dump; a ring holds a quarter of them.
+const MOST_FAILURES: usize = 64;
 
 #[cfg(test)]
 mod tests {

@@ -3,9 +3,9 @@
 //! Writes version 2.10 as PyTorch's tools expect it, plus our keys where they carry a value. The
 //! encodings differ only in what [`Encoder`] defines.
 
-use super::keys::{Field, config, rank, status, top};
+use super::keys::{Field, config, failure, rank, status, top};
 use super::names::{ProfilingName, known_to_torch};
-use crate::model::{Entry, EntryState, OpType, Peer, RankStatus, Signature};
+use crate::model::{Entry, EntryState, Failure, OpType, Peer, RankStatus, Signature};
 use crate::publish::dump::{Dump, DumpGroup, FormatVersion, Identity, Recorder};
 use std::collections::HashSet;
 
@@ -36,7 +36,7 @@ pub(super) fn dump<E: Encoder>(dump: &Dump, out: &mut E) {
     out.dict(|out| {
         out.key(top::VERSION);
         out.text(&FormatVersion::WRITTEN.to_string());
-        identity(&dump.identity, dump.recorder, out);
+        identity(&dump.identity, dump.recorder, dump.closed_ns, out);
         if let Some(known) = &dump.status {
             out.key(top::STATUS);
             rank_status(known, out);
@@ -61,6 +61,10 @@ pub(super) fn dump<E: Encoder>(dump: &Dump, out: &mut E) {
                 }
             });
         }
+        if !dump.failures.is_empty() {
+            out.key(top::FAILURES);
+            out.list(|out| dump.failures.iter().for_each(|it| failed(it, out)));
+        }
         out.stack_tables(dump);
         out.key(top::ENTRIES);
         out.list(|out| {
@@ -71,7 +75,7 @@ pub(super) fn dump<E: Encoder>(dump: &Dump, out: &mut E) {
     });
 }
 
-fn identity<E: Encoder>(identity: &Identity, recorder: Recorder, out: &mut E) {
+fn identity<E: Encoder>(identity: &Identity, recorder: Recorder, closed_ns: i64, out: &mut E) {
     out.key(top::RECORDER);
     out.text(recorder.name());
     let numbers = [
@@ -80,6 +84,7 @@ fn identity<E: Encoder>(identity: &Identity, recorder: Recorder, out: &mut E) {
         (top::ATTEMPT, nonzero(identity.attempt.into())),
         (top::PID, nonzero(identity.pid.into())),
         (top::DUMP_TIME, nonzero(identity.dump_time_ns)),
+        (top::CLOSED, nonzero(closed_ns)),
     ];
     for (key, value) in numbers {
         if let Some(value) = value {
@@ -116,6 +121,43 @@ fn rank_status<E: Encoder>(known: &RankStatus, out: &mut E) {
         out.int(known.heartbeat_ns);
         out.key(rank::DROPPED);
         out.uint(known.dropped);
+    });
+}
+
+/// One failure, with the keys that its serde form has.
+fn failed<E: Encoder>(it: &Failure, out: &mut E) {
+    out.dict(|out| {
+        out.key(failure::ID);
+        out.uint(it.id);
+        out.key(failure::KIND);
+        out.text(it.kind.name());
+        out.key(failure::RANKS);
+        out.list(|out| it.ranks.iter().for_each(|&rank| out.uint(rank.into())));
+        out.key(failure::RANK_COUNT);
+        out.uint(it.rank_count.into());
+        if let Some(group) = it.group {
+            out.key(failure::GROUP);
+            out.uint(group.into());
+        }
+        if let Some(operation) = &it.operation {
+            out.key(failure::OPERATION);
+            out.dict(|out| {
+                out.key(failure::OP);
+                out.text(operation.op.name());
+                out.key(failure::SEQ);
+                out.uint(operation.seq);
+                out.key(failure::IS_P2P);
+                out.bool(operation.is_p2p);
+                out.key(failure::RECORD_ID);
+                out.uint(operation.record_id);
+            });
+        }
+        out.key(failure::TIME);
+        out.int(it.time_ns);
+        out.key(failure::SEEN_BY);
+        out.uint(it.seen_by.into());
+        out.key(failure::TEXT);
+        out.text(&it.text);
     });
 }
 

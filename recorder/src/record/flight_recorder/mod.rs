@@ -16,6 +16,7 @@ use super::clock::{Clock, Timestamp};
 use super::config::Storage;
 use super::decode;
 use super::directory;
+use super::failures;
 use super::lap::{self, LapPlace};
 use super::layout::{self, Layout, NO_ROW, NO_THREAD, group, header, join, kernel, phase, slot};
 use super::map::Map;
@@ -27,7 +28,7 @@ use super::sync::{Memory, Read};
 use super::tables::Tables;
 use crate::error::{Error, Result};
 use crate::model::{
-    EntryState, GroupPlace, Peer, ProcessGroupInfo, ProcessGroupStatus, Rank, ReduceOp,
+    EntryState, Failure, GroupPlace, Peer, ProcessGroupInfo, ProcessGroupStatus, Rank, ReduceOp,
 };
 use crate::publish::Dump;
 use std::os::fd::OwnedFd;
@@ -423,6 +424,12 @@ impl FlightRecorder {
         }
     }
 
+    /// Records a failure, now; its `id` and `time_ns` are not read. Takes no lock and does not allocate. The
+    /// first eight are kept, and the newest eight.
+    pub fn note_failure(&self, failure: &Failure) {
+        failures::write(&self.map, &self.layout, failure, self.clock.now());
+    }
+
     /// Names what the program does from now on, in at most 104 bytes.
     pub fn phase(&self, name: &str) {
         let at = self.clock.now();
@@ -489,7 +496,9 @@ impl FlightRecorder {
         if self.closed.swap(true, Ordering::Relaxed) {
             return Ok(());
         }
-        self.map.words()[header::STATE].store(layout::STATE_CLOSED, Ordering::Release);
+        let words = self.map.words();
+        words[header::CLOSED_AT].store(self.clock.now().0, Ordering::Relaxed);
+        words[header::STATE].store(layout::STATE_CLOSED, Ordering::Release);
         let Some(path) = self.storage.path() else {
             return Ok(());
         };

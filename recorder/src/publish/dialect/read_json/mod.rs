@@ -7,8 +7,8 @@ mod entry;
 mod visit;
 
 use super::build::{Builder, ConfigGroup};
-use super::keys::{config, frame, status, top};
-use super::value::{self, Scalar};
+use super::keys::{config, failure, frame, status, top};
+use super::value::{self, FailureDraft, Scalar};
 use super::{Cause, ReadProblem};
 use crate::model::{ProcessGroupStatus, RankStatus};
 use entry::{EntrySeed, Kind};
@@ -77,6 +77,7 @@ impl<'de> Visitor<'de> for Whole<'_> {
                 top::NCCL_COMM_STATE => map.next_value_seed(CommState(builder))?,
                 top::FRAMES => map.next_value_seed(FrameTable(builder))?,
                 top::STACKS => map.next_value_seed(StackTable(builder))?,
+                top::FAILURES => map.next_value_seed(Failures(builder))?,
                 top::STATUS => {
                     let mut known = RankStatus::default();
                     let mut any = false;
@@ -244,6 +245,63 @@ impl<'de> Visitor<'de> for CommState<'_> {
                 }
             }))?;
             self.0.dump.nccl_comm_state.push((key.into_owned(), facts));
+        }
+        Ok(())
+    }
+}
+
+/// Our list of failures.
+struct Failures<'a>(&'a mut Builder);
+
+impl<'de> DeserializeSeed<'de> for Failures<'_> {
+    any_value!('de);
+}
+
+impl<'de> Visitor<'de> for Failures<'_> {
+    type Value = ();
+    scalar_visits!(|_, _| ());
+    skip_map!('de, |_| ());
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<(), A::Error> {
+        loop {
+            let mut draft = FailureDraft::default();
+            if seq.next_element_seed(OneFailure(&mut draft))?.is_none() {
+                return Ok(());
+            }
+            draft.finish(self.0);
+        }
+    }
+}
+
+struct OneFailure<'a>(&'a mut FailureDraft);
+
+impl<'de> DeserializeSeed<'de> for OneFailure<'_> {
+    any_value!('de);
+}
+
+impl<'de> Visitor<'de> for OneFailure<'_> {
+    type Value = ();
+    scalar_visits!(|_, _| ());
+    skip_seq!('de, |_| ());
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<(), A::Error> {
+        let draft = self.0;
+        while let Some(Key(key)) = map.next_key::<Key<'de>>()? {
+            match &*key {
+                failure::RANKS => map.next_value_seed(Ranks(&mut draft.ranks))?,
+                failure::OPERATION => {
+                    map.next_value_seed(EachPair(|key: &str, met: Met<'_>| {
+                        if let Met::Scalar(value) = met {
+                            draft.set_operation(key, value);
+                        }
+                    }))?;
+                }
+                key => map.next_value_seed(One(|met: Met<'_>| {
+                    if let Met::Scalar(value) = met {
+                        draft.set(key, value);
+                    }
+                }))?,
+            }
         }
         Ok(())
     }

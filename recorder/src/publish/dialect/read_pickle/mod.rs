@@ -9,8 +9,8 @@ mod tests;
 
 use super::build::{Builder, ConfigGroup};
 use super::intern::Text;
-use super::keys::{Field, config, status, top};
-use super::value::{self, Scalar};
+use super::keys::{Field, config, failure, status, top};
+use super::value::{self, FailureDraft, Scalar};
 use super::{Cause, ReadError, ReadProblem};
 use crate::model::{EntryState, ProcessGroupStatus, RankStatus};
 use crate::publish::pickle::{Cell, Cursor, Fault, Pickle, Recall, Span, Taker};
@@ -207,6 +207,7 @@ impl<'a> Reader<'a> {
                 (top::ENTRIES, value) => self.builder.no_list = Some(self.scalar(value).kind()),
                 (top::NCCL_COMM_STATE, Cell::Dict(id)) => self.comm_state(pickle, id),
                 (top::STATUS, Cell::Dict(id)) => self.rank_status(pickle, id),
+                (top::FAILURES, Cell::List(id)) => self.failures(pickle, id),
                 (key, value) => value::set_top(self.builder, key, self.scalar(value)),
             }
         }
@@ -289,6 +290,25 @@ impl<'a> Reader<'a> {
             });
             let state = (name, facts.collect());
             self.builder.dump.nccl_comm_state.push(state);
+        }
+    }
+
+    fn failures(&mut self, pickle: &Pickle, id: u64) {
+        for item in pickle.list(id) {
+            let Cell::Dict(id) = item else { continue };
+            let mut draft = FailureDraft::default();
+            for (key, value) in pickle.pairs(id) {
+                match (self.key(key), value) {
+                    (failure::RANKS, Cell::List(id)) => draft.ranks = self.ranks(pickle, id),
+                    (failure::OPERATION, Cell::Dict(id)) => {
+                        for (key, value) in pickle.pairs(id) {
+                            draft.set_operation(self.key(key), self.scalar(value));
+                        }
+                    }
+                    (key, value) => draft.set(key, self.scalar(value)),
+                }
+            }
+            draft.finish(self.builder);
         }
     }
 

@@ -1,0 +1,120 @@
+//! What failed an operation, or ended a group or a process, as the runtime recorded it.
+
+use super::coded::coded;
+use super::{GroupId, OpType, Rank};
+use serde::{Deserialize, Serialize};
+
+coded! {
+    /// How an operation, a group or a process was ended.
+    FailureKind, "kind of failure" {
+        /// A deadline passed.
+        Timeout = 1, "timeout";
+        /// A peer's process ended, or the connection to it did.
+        PeerGone = 2, "peer_gone";
+        /// The ranks do not agree on the operation.
+        Mismatch = 3, "mismatch";
+        /// The program aborted the group. The text is its reason.
+        Abort = 4, "abort";
+        /// The operation was withdrawn by this process: the group was closed under it.
+        Cancelled = 5, "cancelled";
+        /// The backend, its library, the store or the system reported an error.
+        Backend = 6, "backend_error";
+    }
+}
+
+/// The operation that failed, on the rank that recorded the failure.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct FailedOperation {
+    /// What was asked.
+    pub op: OpType,
+    /// Its `collective_seq_id`, or its `p2p_seq_id` if `is_p2p`.
+    pub seq: u64,
+    /// Whether it is a send, a receive or a batch of them.
+    pub is_p2p: bool,
+    /// Its record in the process that recorded the failure.
+    pub record_id: u64,
+}
+
+/// A failure as one rank recorded it.
+///
+/// A rank records the first failure of each of its groups, and failures after which a group can still be used.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct Failure {
+    /// Per process, from 1, ascending. A gap means that failures were not kept.
+    pub id: u64,
+    /// How it ended.
+    pub kind: FailureKind,
+    /// The ranks that it is about, global, ascending, at most [`Self::MOST_RANKS`]; empty where none can be
+    /// named. For an abort the rank whose program called it.
+    pub ranks: Vec<Rank>,
+    /// How many ranks it is about, of which `ranks` may be the first.
+    pub rank_count: u32,
+    /// The group's number in this process; `None` if it concerns no group.
+    pub group: Option<GroupId>,
+    /// The operation; `None` if it concerns a group or the process as a whole.
+    pub operation: Option<FailedOperation>,
+    /// When this rank recorded it, wall clock, ns since the epoch; 0 if unknown.
+    pub time_ns: i64,
+    /// The rank that saw it first, as far as this one knows: itself, or the one whose report it took over.
+    pub seen_by: Rank,
+    /// The facts in one sentence, without group and operation; of an abort the program's reason. At most
+    /// [`Self::MOST_TEXT`] bytes.
+    pub text: String,
+}
+
+impl Failure {
+    /// The most ranks that are kept of one failure.
+    pub const MOST_RANKS: usize = 64;
+    /// The most bytes of text that are kept of one failure.
+    pub const MOST_TEXT: usize = 704;
+
+    /// A failure of this kind about these ranks, seen by `seen_by`. Without group, operation, time and number.
+    pub fn new(kind: FailureKind, ranks: &[Rank], seen_by: Rank, text: impl Into<String>) -> Self {
+        let mut failure = Self {
+            id: 0,
+            kind,
+            ranks: ranks.to_vec(),
+            rank_count: 0,
+            group: None,
+            operation: None,
+            time_ns: 0,
+            seen_by,
+            text: text.into(),
+        };
+        failure.limit();
+        failure
+    }
+
+    /// Sorts the ranks, and cuts ranks and text to what is kept.
+    pub(crate) fn limit(&mut self) {
+        self.ranks.sort_unstable();
+        self.ranks.dedup();
+        let count = u32::try_from(self.ranks.len()).unwrap_or(u32::MAX);
+        self.rank_count = self.rank_count.max(count);
+        self.ranks.truncate(Self::MOST_RANKS);
+        let end = self.text.floor_char_boundary(Self::MOST_TEXT);
+        self.text.truncate(end);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranks_and_text_are_limited() {
+        let ranks: Vec<Rank> = (0..100).rev().chain([7]).collect();
+        let failure = Failure::new(FailureKind::Timeout, &ranks, 3, "ä".repeat(1000));
+        assert_eq!(failure.rank_count, 100);
+        assert_eq!(failure.ranks, (0..64).collect::<Vec<_>>());
+        assert_eq!(failure.text.len(), Failure::MOST_TEXT);
+    }
+
+    #[test]
+    fn kinds_have_one_code_and_one_name() {
+        for &kind in FailureKind::ALL {
+            assert_eq!(FailureKind::from_code(kind.code()), Some(kind));
+            assert_eq!(FailureKind::from_name(kind.name()), Some(kind));
+        }
+    }
+}

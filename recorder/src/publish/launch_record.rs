@@ -1,0 +1,275 @@
+//! What a launcher knows of the processes that it started: a small JSON file in the job's directory of rings.
+//!
+//! A process that is killed cannot say how it ended, and a ring does not hold it. The launcher sees it: exit
+//! codes, the signals that it received and sent, and whether the kernel killed for want of memory.
+
+use crate::error::{Error, Result};
+use crate::model::Rank;
+use crate::record::directory;
+use serde::{Deserialize, Serialize};
+use std::fs;
+use std::io::{self, Read as _, Write as _};
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+
+/// A launcher's account of the ranks of one job on one host. Times are wall clock, ns since the epoch.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LaunchRecord {
+    /// [`Self::SCHEMA`].
+    pub schema: String,
+    /// The job's name, equal on all hosts.
+    pub job: String,
+    /// How often the job was restarted.
+    #[serde(default)]
+    pub attempt: u32,
+    /// The host that it is about.
+    #[serde(default)]
+    pub host: String,
+    /// Which of the job's hosts this is, from 0.
+    #[serde(default)]
+    pub node: u32,
+    /// Ranks of the whole job; `ranks` has those of this host.
+    pub world_size: u32,
+    /// The launcher's process id.
+    #[serde(default)]
+    pub launcher_pid: u32,
+    /// When the ranks were started.
+    pub started_ns: i64,
+    /// When the last rank of this host had ended; 0 = not yet, or the launcher itself was killed before.
+    #[serde(default)]
+    pub ended_ns: i64,
+    /// What the launcher was told to do by signals, in order: SIGTERM, SIGINT and SIGHUP ask it to end the
+    /// job.
+    #[serde(default)]
+    pub received: Vec<LaunchSignal>,
+    /// The ranks of this host, ascending.
+    pub ranks: Vec<LaunchedRank>,
+}
+
+/// A signal, and when.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct LaunchSignal {
+    /// Its number.
+    pub signal: i32,
+    /// When the launcher received or sent it.
+    pub time_ns: i64,
+}
+
+/// One rank as its launcher knows it.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LaunchedRank {
+    /// Rank in the world.
+    pub rank: Rank,
+    /// Its process id on the host.
+    pub pid: u32,
+    /// The signals that the launcher sent to it, in order, also those that it passed on.
+    #[serde(default)]
+    pub sent: Vec<LaunchSignal>,
+    /// How it ended; `None` while it runs.
+    #[serde(default)]
+    pub end: Option<RankEnd>,
+}
+
+/// How a rank's process ended, as the system reported it to the launcher.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct RankEnd {
+    /// When the launcher noticed it.
+    pub time_ns: i64,
+    /// The exit code; `None` if a signal killed it.
+    #[serde(default)]
+    pub exit_code: Option<i32>,
+    /// The signal that killed it; `None` if it exited.
+    #[serde(default)]
+    pub signal: Option<i32>,
+    /// Whether the kernel killed it for want of memory; `None` where that is not known.
+    #[serde(default)]
+    pub out_of_memory: Option<bool>,
+}
+
+impl RankEnd {
+    /// Whether it exited with 0.
+    pub const fn is_success(&self) -> bool {
+        matches!(self.exit_code, Some(0))
+    }
+}
+
+impl LaunchRecord {
+    /// The version of the file.
+    pub const SCHEMA: &'static str = "rcomm.launch/1";
+
+    /// Where the record of one host is: `launch.<node>.json` in the job's directory below `directory`.
+    pub fn path(directory: &Path, job: &str, node: u32) -> PathBuf {
+        let job = directory.join(directory::job_directory_name(job));
+        job.join(format!("launch.{node}.json"))
+    }
+
+    /// The records of all hosts in a job's directory of rings, by host. Those that cannot be read are left
+    /// out.
+    pub fn in_directory(job_directory: &Path) -> Vec<Self> {
+        let mut paths: Vec<PathBuf> = fs::read_dir(job_directory)
+            .into_iter()
+            .flatten()
+            .flatten()
+            .map(|entry| entry.path())
+            .filter(|path| is_named_so(path))
+            .take(MOST_FILES)
+            .collect();
+        paths.sort();
+        let mut records: Vec<Self> = paths.iter().filter_map(|it| Self::read(it).ok()).collect();
+        records.sort_by_key(|record| record.node);
+        records
+    }
+
+    /// The records of a job's hosts below a directory of rings
+    /// ([`default_directory`](crate::record::default_directory) if nothing else was asked for).
+    pub fn of_job(directory: &Path, job: &str) -> Vec<Self> {
+        Self::in_directory(&directory.join(directory::job_directory_name(job)))
+    }
+
+    /// Reads one file. Never blocks, and never follows a link in the last place of the path.
+    ///
+    /// # Errors
+    /// If it cannot be opened, is too long, or is no record of a launcher.
+    pub fn read(path: &Path) -> Result<Self> {
+        let io = |error| Error::io(format!("read {}", path.display()), error);
+        let file: OwnedFd = directory::open(path).map_err(io)?;
+        let mut bytes = Vec::new();
+        let mut file = fs::File::from(file).take(MOST_BYTES + 1);
+        file.read_to_end(&mut bytes).map_err(io)?;
+        Self::parse(&bytes).map_err(|why| io(io::Error::new(io::ErrorKind::InvalidData, why)))
+    }
+
+    fn parse(bytes: &[u8]) -> std::result::Result<Self, String> {
+        if bytes.len() as u64 > MOST_BYTES {
+            return Err(format!("it has more than {MOST_BYTES} bytes"));
+        }
+        let record: Self = serde_json::from_slice(bytes).map_err(|error| error.to_string())?;
+        if record.schema != Self::SCHEMA {
+            return Err(format!(
+                "its schema is {:?}, not {}",
+                record.schema,
+                Self::SCHEMA
+            ));
+        }
+        Ok(record)
+    }
+
+    /// Writes the record to its place below `directory`, with mode 0600, in place of the one before: readers
+    /// see one or the other.
+    ///
+    /// # Errors
+    /// If the directory or the file cannot be written.
+    pub fn write(&self, directory: &Path) -> Result<PathBuf> {
+        directory::ensure_private(directory)?;
+        let path = Self::path(directory, &self.job, self.node);
+        let bytes = serde_json::to_vec(self)
+            .map_err(|error| Error::io(format!("write {}", path.display()), error))?;
+        // The last rank of the job may remove the directory between two steps.
+        let mut tries = 0;
+        loop {
+            match replace(&path, &bytes) {
+                Err(error) if error.kind() == io::ErrorKind::NotFound && tries < 10 => tries += 1,
+                Err(error) => return Err(Error::io(format!("write {}", path.display()), error)),
+                Ok(()) => return Ok(path),
+            }
+            if let Some(job) = path.parent() {
+                directory::ensure_private(job)?;
+            }
+        }
+    }
+
+    /// How a rank ended, if the record has it.
+    pub fn end_of(&self, rank: Rank) -> Option<RankEnd> {
+        self.ranks.iter().find(|it| it.rank == rank)?.end
+    }
+}
+
+/// The longest file that is read: a host has fewer ranks than that.
+const MOST_BYTES: u64 = 16 << 20;
+/// The most files that are read of one job.
+const MOST_FILES: usize = 4096;
+
+fn is_named_so(path: &Path) -> bool {
+    let name = path.file_name().and_then(|name| name.to_str());
+    let node = name.and_then(|name| name.strip_prefix("launch.")?.strip_suffix(".json"));
+    node.is_some_and(|node| node.parse::<u32>().is_ok())
+}
+
+fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
+    use std::os::unix::fs::OpenOptionsExt as _;
+    let hidden = path.with_file_name(format!(".launch.{}.new", std::process::id()));
+    let _ = fs::remove_file(&hidden);
+    let mut options = fs::OpenOptions::new();
+    options.write(true).create_new(true).mode(0o600);
+    let written = options
+        .open(&hidden)
+        .and_then(|mut file| file.write_all(bytes))
+        .and_then(|()| fs::rename(&hidden, path));
+    if written.is_err() {
+        let _ = fs::remove_file(&hidden);
+    }
+    written
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::PermissionsExt as _;
+
+    fn example(node: u32) -> LaunchRecord {
+        LaunchRecord {
+            schema: LaunchRecord::SCHEMA.to_owned(),
+            job: "a job".to_owned(),
+            node,
+            world_size: 2,
+            started_ns: 5,
+            received: vec![LaunchSignal {
+                signal: 15,
+                time_ns: 6,
+            }],
+            ranks: vec![LaunchedRank {
+                rank: node,
+                pid: 77,
+                sent: Vec::new(),
+                end: Some(RankEnd {
+                    time_ns: 8,
+                    exit_code: None,
+                    signal: Some(9),
+                    out_of_memory: Some(true),
+                }),
+            }],
+            ..LaunchRecord::default()
+        }
+    }
+
+    #[test]
+    fn records_of_all_hosts_are_written_and_read_back() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = example(1).write(dir.path()).unwrap();
+        example(1).write(dir.path()).unwrap();
+        example(0).write(dir.path()).unwrap();
+        let mode = fs::metadata(&path).unwrap().permissions().mode();
+        assert_eq!(mode & 0o777, 0o600);
+        fs::write(path.with_file_name("launch.2.json"), "{\"schema\":").unwrap();
+        fs::write(path.with_file_name("launch.x.json"), "{}").unwrap();
+        let read = LaunchRecord::of_job(dir.path(), "a job");
+        assert_eq!(read, [example(0), example(1)]);
+        assert_eq!(read[1].end_of(1).unwrap().signal, Some(9));
+        assert_eq!(LaunchRecord::of_job(dir.path(), "another"), []);
+    }
+
+    #[test]
+    fn what_is_no_record_is_refused() {
+        let whole = serde_json::to_vec(&example(0)).unwrap();
+        for end in 0..whole.len() {
+            assert!(LaunchRecord::parse(&whole[..end]).is_err());
+        }
+        let other = String::from_utf8(whole)
+            .unwrap()
+            .replace("launch/1", "launch/2");
+        let why = LaunchRecord::parse(other.as_bytes()).unwrap_err();
+        assert!(why.contains("rcomm.launch/2"), "{why}");
+        let long = vec![b' '; MOST_BYTES as usize + 1];
+        assert!(LaunchRecord::parse(&long).is_err());
+    }
+}

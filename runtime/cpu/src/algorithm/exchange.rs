@@ -4,7 +4,7 @@
 //! part as is exchanged before it is combined, so that it is still in the cache then. While one segment
 //! of contributions travels, the results of the segment before travel with it.
 
-use super::part_of;
+use crate::collective::part_of;
 use crate::collective::{Combination, Data, Inputs, Outputs, Place};
 use crate::lanes::{Lanes, Transfer};
 use crate::wait::{Failure, WaitPolicy};

@@ -29,7 +29,6 @@ pub(super) use hosts::{HostsEngine, ShmExchanges};
 use rcomm_core::arithmetic;
 use rcomm_core::tuning::{Algorithm, MOST_NOTICED, Pattern, Plan};
 pub(super) use shm_exchange::ShmEngine;
-use std::ops::Range;
 
 /// One group's collectives over lanes.
 pub(super) struct LaneEngine {
@@ -249,30 +248,4 @@ fn finish_small<'a>(
         _ => {}
     }
     Ok(())
-}
-
-/// The bytes of `rank`'s part of `len` bytes.
-pub(super) fn part_of(rank: usize, size: usize, len: usize, element: usize) -> Range<usize> {
-    let count = (len / element) as u128;
-    let edge = |rank: usize| (count * rank as u128 / size as u128) as usize * element;
-    edge(rank)..edge(rank + 1)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn parts_cover_everything_once_and_whole() {
-        for (size, count) in [(1, 5), (3, 7), (4, 0), (8, 3), (5, 1 << 20)] {
-            let mut end = 0;
-            for rank in 0..size {
-                let part = part_of(rank, size, count * 4, 4);
-                assert_eq!(part.start, end);
-                assert_eq!(part.len() % 4, 0);
-                end = part.end;
-            }
-            assert_eq!(end, count * 4);
-        }
-    }
 }

@@ -2,7 +2,6 @@
 
 use super::group::CpuGroup;
 use crate::lanes::cut;
-use crate::mesh::handshake::Verdict;
 use crate::wait::{Failure, Interrupted, Stop, WaitPolicy};
 use rcomm_core::Deadline;
 use rcomm_core::{Error, ErrorKind};
@@ -70,13 +69,9 @@ impl CpuGroup {
             Failure::Refused {
                 peer,
                 address,
-                verdict,
+                kind,
+                why,
             } => {
-                let kind = match verdict {
-                    Some(Verdict::WrongSecret) => ErrorKind::Unauthorized,
-                    _ => ErrorKind::Rendezvous,
-                };
-                let why = verdict.map_or("it is no rank", Verdict::reason);
                 let message = format!("{address}, the address of rank {peer}, refused: {why}");
                 Error::new(kind, message).with_rank(peer)
             }

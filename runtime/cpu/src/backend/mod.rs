@@ -10,7 +10,7 @@ use crate::mesh::handshake::LaneKind;
 use crate::mesh::{Mesh, Notes, address};
 use crate::p2p::P2p;
 use crate::wait::{Stop, WaitMode, WaitPolicy};
-use crate::window::CpuWindow;
+use crate::window::{CpuWindow, Members};
 use executor::{Executor, ExecutorKind, Turns};
 use group::{CollectiveEngine, CpuGroup, derived_id};
 use rcomm_core::Deadline;
@@ -277,7 +277,15 @@ impl Backend for CpuBackend {
         // An abort before this point has not seen the window's group.
         self.group.refuse_if_stopped()?;
         let name = &self.context.info.name;
-        let window = Arc::new(CpuWindow::open(side, name, memory, deadline)?);
+        let group = side.group.clone();
+        let members = Members {
+            messages: Box::new(side),
+            mesh: group.mesh.clone(),
+            rank: group.rank,
+            ranks: group.ranks.clone(),
+            wait_mode: group.wait_mode,
+        };
+        let window = Arc::new(CpuWindow::open(members, name, memory, deadline)?);
         let mut windows = self.windows.lock().unwrap_or_else(PoisonError::into_inner);
         windows.open.retain(|window| window.strong_count() > 0);
         windows.open.push(Arc::downgrade(&window));

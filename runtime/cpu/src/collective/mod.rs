@@ -6,12 +6,14 @@
 
 mod lists;
 pub(crate) mod op_header;
+mod part;
 mod steps;
 
 use op_header::OpHeader;
 use rcomm_recorder::model::{DType, ReduceOp};
 
 pub(super) use lists::{compare_lists, has_lists};
+pub(super) use part::part_of;
 pub(super) use steps::for_each_step;
 
 /// How elements are combined: a type and a reduction that fit each other.

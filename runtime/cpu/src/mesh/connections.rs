@@ -357,7 +357,8 @@ impl Mesh {
         let refuse = |verdict: Option<Verdict>| Failure::Refused {
             peer: handshake.to,
             address,
-            verdict,
+            kind: Verdict::kind_of(verdict),
+            why: Verdict::reason_of(verdict),
         };
         let word = [answer[0], answer[1], answer[2], answer[3]];
         match Verdict::from_bytes(word) {

@@ -11,8 +11,8 @@
 //! other; the labels keep one end's proof from being played back as the other's. The bytes that follow
 //! are not encrypted: the secret keeps strangers out, not listeners.
 
-use rcomm_core::Secret;
 use rcomm_core::tuning::MOST_STREAMS;
+use rcomm_core::{ErrorKind, Secret};
 use rcomm_recorder::model::Rank;
 use sha2::{Digest, Sha256};
 
@@ -84,14 +84,25 @@ impl Verdict {
         (self as u32).to_le_bytes()
     }
 
-    /// The reason for a refusal, for an error message.
-    pub(crate) fn reason(self) -> &'static str {
-        match self {
-            Self::Welcome => "it accepted",
-            Self::OtherProtocol => "it speaks another version of the protocol",
-            Self::OtherJob => "it belongs to another job",
-            Self::OtherRank => "it is another rank, or its world has another size",
-            Self::WrongSecret => "the two do not know the same job secret",
+    /// The reason for a refusal, for an error message; `None` where the answer was no verdict.
+    pub(crate) fn reason_of(verdict: Option<Self>) -> &'static str {
+        match verdict {
+            None => "it is no rank",
+            Some(Self::Welcome) => "it accepted",
+            Some(Self::OtherProtocol) => "it speaks another version of the protocol",
+            Some(Self::OtherJob) => "it belongs to another job",
+            Some(Self::OtherRank) => "it is another rank, or its world has another size",
+            Some(Self::WrongSecret) => "the two do not know the same job secret",
+        }
+    }
+
+    /// The kind of the error that a refusal is.
+    pub(crate) fn kind_of(verdict: Option<Self>) -> ErrorKind {
+        match verdict {
+            Some(Self::WrongSecret) => ErrorKind::Unauthorized,
+            None | Some(Self::Welcome | Self::OtherProtocol | Self::OtherJob | Self::OtherRank) => {
+                ErrorKind::Rendezvous
+            }
         }
     }
 }

@@ -377,9 +377,7 @@ fn ask(identity: &Identity, keeper: Rank, socket: &str, world_size: u32) -> io::
     stream.write_all(&first)?;
     let mut answer = [0; ANSWER_LEN];
     stream.read_exact(&mut answer)?;
-    let refused = |verdict: Option<Verdict>| {
-        io::Error::other(verdict.map_or("it is no rank", Verdict::reason))
-    };
+    let refused = |verdict| io::Error::other(Verdict::reason_of(verdict));
     match Verdict::from_bytes([answer[0], answer[1], answer[2], answer[3]]) {
         Some(Verdict::Welcome) => {}
         other => return Err(refused(other)),

@@ -8,7 +8,7 @@ use super::exposed::{Exposed, Meeting};
 use super::offer::Offer;
 use super::region::{Region, Whereabouts};
 use super::registry::Registry;
-use crate::algorithm::part_of;
+use crate::collective::part_of;
 use crate::transport::shm::INLINE;
 use crate::wait::Failure;
 use rcomm_core::Access;

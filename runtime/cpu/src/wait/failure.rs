@@ -1,8 +1,7 @@
 //! Why a lane could not be opened, or broke.
 
 use super::Interrupted;
-use crate::mesh::handshake::Verdict;
-use rcomm_core::Error;
+use rcomm_core::{Error, ErrorKind};
 use rcomm_recorder::model::Rank;
 use std::io;
 use std::net::SocketAddr;
@@ -18,7 +17,8 @@ pub(crate) enum Failure {
     Refused {
         peer: Rank,
         address: SocketAddr,
-        verdict: Option<Verdict>,
+        kind: ErrorKind,
+        why: &'static str,
     },
     /// The peer's entry in the store is not an address.
     Address { peer: Rank, text: String },

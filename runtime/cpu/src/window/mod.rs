@@ -10,7 +10,7 @@ mod service;
 #[allow(unsafe_code)]
 mod shared;
 
-use crate::CpuBackend;
+use crate::mesh::Mesh;
 use crate::registered::{Backing, Whereabouts};
 use crate::wait::{Pause, Stop, WaitMode, WaitPolicy};
 use rcomm_core::Buffer;
@@ -114,7 +114,8 @@ struct Reach {
 /// The state that the caller's threads and the service share.
 struct Shared {
     /// Carries this window's messages and nothing else.
-    side: CpuBackend,
+    messages: Box<dyn Backend>,
+    mesh: Arc<Mesh>,
     rank: usize,
     ranks: Arc<[Rank]>,
     /// One counter of signals for each member.
@@ -131,7 +132,7 @@ impl Shared {
             deadline,
             hints: Hints::NONE,
         };
-        self.side.run(op, call, &Unobserved)
+        self.messages.run(op, call, &Unobserved)
     }
 
     fn counter<'a>(&self, memory: &'a RemoteMemory, rank: usize) -> Result<&'a AtomicU32> {
@@ -165,6 +166,16 @@ impl Observer for Unobserved {
     fn ended(&self) {}
 }
 
+/// The ranks of a window, and how they reach each other.
+pub(super) struct Members {
+    /// A backend of these ranks for the window alone.
+    pub(super) messages: Box<dyn Backend>,
+    pub(super) mesh: Arc<Mesh>,
+    pub(super) rank: usize,
+    pub(super) ranks: Arc<[Rank]>,
+    pub(super) wait_mode: WaitMode,
+}
+
 /// The CPU backend's [`Window`].
 pub(super) struct CpuWindow {
     shared: Arc<Shared>,
@@ -176,17 +187,15 @@ pub(super) struct CpuWindow {
 }
 
 impl CpuWindow {
-    /// Opens a window over `memory`; `side` is a backend of the same members for it alone, `name` the
-    /// group's.
+    /// Opens a window over `memory`; `name` is the group's.
     pub(super) fn open(
-        side: CpuBackend,
+        members: Members,
         name: &str,
         memory: Buffer<'static>,
         deadline: Deadline,
     ) -> Result<Self> {
         let deadline = deadline.started();
-        let group = side.group.clone();
-        let (rank, size) = (group.rank, group.ranks.len());
+        let (rank, size) = (members.rank, members.ranks.len());
         let data = Backing::for_window(&memory);
         let bytes = memory.size_bytes();
         let dtype = memory.dtype();
@@ -195,7 +204,7 @@ impl CpuWindow {
             .map_err(|error| Error::io("cannot allocate a window's counters", error))?;
         let counters = Arc::new(counters);
         let card = Card {
-            host: group.mesh.host().number(),
+            host: members.mesh.host().number(),
             pid: std::process::id(),
             dtype,
             bytes: bytes as u64,
@@ -203,12 +212,13 @@ impl CpuWindow {
             counters: Some(counters.whereabouts()),
         };
         let shared = Arc::new(Shared {
-            side,
+            messages: members.messages,
+            mesh: members.mesh,
             rank,
-            ranks: group.ranks.clone(),
+            ranks: members.ranks,
             counters: counters.access(),
             stop: Stop::default(),
-            wait_mode: group.wait_mode,
+            wait_mode: members.wait_mode,
         });
         let mut said = Op::AllGatherSingle {
             input: Buffer::from_vec(card.encode().to_vec()),
@@ -241,7 +251,7 @@ impl CpuWindow {
     /// Makes every use of the window fail with this reason.
     pub(super) fn abort(&self, reason: &AbortReason) {
         self.shared.stop.raise(reason.error.clone());
-        self.shared.side.abort(reason);
+        self.shared.messages.abort(reason);
     }
 
     fn parts(&self) -> RwLockReadGuard<'_, Vec<Reach>> {
@@ -414,7 +424,7 @@ impl Window for CpuWindow {
                     };
                     // Whatever ends the sleep, the count is looked at again.
                     let _ = futex::wait(counter, futex::Flags::empty(), 0, Some(&time));
-                    let mesh = &shared.side.group.mesh;
+                    let mesh = &shared.mesh;
                     if Instant::now() < doubt || rank == mesh.rank() {
                         continue;
                     }
@@ -489,7 +499,7 @@ impl Window for CpuWindow {
         }
         let closed = Error::new(ErrorKind::Closed, "the window was closed");
         shared.stop.raise(closed);
-        shared.side.shutdown(deadline)?;
+        shared.messages.shutdown(deadline)?;
         let kept = lock(&self.memory).take().filter(|_| !is_mapped);
         Ok(kept.and_then(Kept::into_buffer))
     }
@@ -497,7 +507,7 @@ impl Window for CpuWindow {
     fn give_up(&self) {
         let error = Error::new(ErrorKind::Closed, "the window was dropped");
         if self.shared.stop.raise(error.clone()) {
-            self.shared.side.abort(&AbortReason { error });
+            self.shared.messages.abort(&AbortReason { error });
         }
         if let Some(service) = lock(&self.service).take() {
             // A panic in it was reported where it happened.

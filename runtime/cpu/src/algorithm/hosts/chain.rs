@@ -11,7 +11,7 @@
 //! the way back, no rank is in a phase.
 
 use super::Ways;
-use crate::algorithm::part_of;
+use crate::collective::part_of;
 use crate::collective::{Combination, Data, Inputs, Place};
 use crate::lanes::Transfer;
 use crate::transport::shm::SLOT;

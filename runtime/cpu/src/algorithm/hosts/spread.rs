@@ -2,7 +2,7 @@
 
 use super::Ways;
 use super::chain::put_together;
-use crate::algorithm::part_of;
+use crate::collective::part_of;
 use crate::collective::{Data, Outputs, Place};
 use crate::lanes::Transfer;
 use crate::transport::shm::SLOT;

@@ -2,7 +2,7 @@
 
 use super::CHUNK;
 use super::engine::PhaseContext;
-use crate::algorithm::part_of;
+use crate::collective::part_of;
 use crate::collective::{Combination, Data, Place};
 use crate::transport::shm::{INLINE, Traffic};
 use crate::wait::Failure;

@@ -13,7 +13,7 @@
 //! | `queue` | a communicator with its stream, and the operations on their way through it |
 //! | `launch` | an operation as calls of NCCL |
 //! | `comm` | communicators: how ranks find each other over the store, creation, calls, the end |
-//! | `context` | options, the search for NaNs, and the job's report of NCCL's RAS subsystem |
+//! | `context` | what the queues of a backend share: options, the search for NaNs, and the job's report of NCCL's RAS subsystem |
 //! | `cuda` | the driver: its table of functions, device, streams, events, memory, graphs |
 //! | `library` | NCCL: its table of functions, types, versions, configuration |
 //!

@@ -5,12 +5,11 @@ pub(crate) mod factory;
 mod turns;
 
 use crate::comm::bootstrap::{Meeting, Scope};
-use crate::cuda::memory::DeviceBuffer;
+use crate::context::Shared;
 use crate::launch;
 use crate::queue::pending::Ticket;
 use crate::queue::{Lane, visit};
-use crate::window::Signals;
-use factory::Shared;
+use crate::window::{Signals, WindowGroup};
 use rcomm_core::Buffer;
 use rcomm_core::Deadline;
 use rcomm_core::Op;
@@ -297,11 +296,20 @@ impl Backend for NcclBackend {
     /// The memory is unmapped by `ncclMemFree` with the last buffer over it. Unlike the driver that frees a
     /// `DeviceBuffer`, NCCL does not wait for kernels and copies that the program itself has enqueued.
     fn allocate(&self, dtype: DType, len: usize) -> Result<Buffer<'static>> {
-        DeviceBuffer::from_library(&self.shared, self.main.stream(), dtype, len)?.buffer()
+        self.shared
+            .allocate(self.main.stream(), dtype, len)?
+            .buffer()
     }
 
     fn new_window(&self, memory: Buffer<'static>, deadline: Deadline) -> Result<Arc<dyn Window>> {
-        self.open_window(memory, deadline)
+        let group = WindowGroup {
+            group: &self.group,
+            shared: &self.shared,
+            main: &self.main,
+            signals: &self.signals,
+            windows: &self.windows,
+        };
+        group.open(memory, deadline)
     }
 
     fn comm_state(&self) -> Vec<CommState> {
@@ -343,7 +351,7 @@ impl Backend for NcclBackend {
         if memory.device() != self.shared.device.place() {
             return Ok(None);
         }
-        self.shared.nans.find(memory, &self.shared)
+        self.shared.find_nan(memory)
     }
 
     fn shutdown(&self, deadline: Deadline) -> Result<()> {

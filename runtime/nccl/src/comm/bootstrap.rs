@@ -6,7 +6,7 @@
 use super::Comm;
 use super::init::{Birth, Seat, Step, WarmUp};
 use super::peer_info::{self, Card};
-use crate::backend::factory::Shared;
+use crate::context::Shared;
 use crate::library::sys::UniqueId;
 use rcomm_core::Deadline;
 use rcomm_core::store::Store;

@@ -1,5 +1,156 @@
-//! What the backends of a world are configured with, and what they look up besides operations.
+//! [`Shared`]: what the queues of one backend have in common, made from the options.
 
 pub(crate) mod nan;
 pub(crate) mod options;
-pub(crate) mod ras;
+mod ras;
+
+use crate::cuda::device::CudaDevice;
+use crate::cuda::event::{EventPool, EventTiming};
+use crate::cuda::memory::DeviceBuffer;
+use crate::cuda::stream::{CudaStream, Priority};
+use crate::library::NcclLibrary;
+use nan::{NanFinder, SearchStreams};
+use options::NcclOptions;
+use ras::Ras;
+use rcomm_core::backend::WorldContext;
+use rcomm_core::{Buffer, Device};
+use rcomm_core::{Error, ErrorKind, Result};
+use rcomm_recorder::model::DType;
+use std::sync::atomic::AtomicU64;
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+/// What the lanes of one backend share.
+pub(crate) struct Shared {
+    pub(crate) library: Arc<NcclLibrary>,
+    pub(crate) device: Arc<CudaDevice>,
+    pub(crate) options: Arc<NcclOptions>,
+    pub(crate) host: String,
+    /// Start and end of operations.
+    pub(crate) marks: Arc<EventPool>,
+    /// Where one stream waits for another.
+    pub(crate) joints: Arc<EventPool>,
+    pub(crate) default_stream: Arc<CudaStream>,
+    /// For what waits for no kernel: new memory is filled with zeros here.
+    pub(crate) copies: Arc<CudaStream>,
+    /// Why nothing goes on; set once.
+    pub(crate) aborted: OnceLock<Error>,
+    /// Operations whose buffers the device never gave back.
+    pub(crate) leaked: AtomicU64,
+    /// How long a rank that gives up waits for the others to report their outcome.
+    pub(crate) patience: Duration,
+    pub(crate) nans: Arc<NanFinder>,
+    pub(crate) ras: Arc<Ras>,
+}
+
+impl Shared {
+    /// For the first backend of a world.
+    ///
+    /// # Errors
+    /// As [`NcclFactory::open`](crate::NcclFactory::open).
+    pub(crate) fn open(world: &WorldContext, options: NcclOptions) -> Result<Self> {
+        let device = options.open_device(world.local_rank.unwrap_or(world.rank))?;
+        let library = Arc::new(NcclLibrary::load(&options.search())?);
+        tracing::info!(
+            rank = world.rank,
+            nccl = %library.version(),
+            library = %library.path().display(),
+            ?device,
+            "NCCL loaded"
+        );
+        let system = rustix::system::uname();
+        let host = system.nodename().to_string_lossy();
+        // One rank asks for the job, and another one in case that the first is gone.
+        let asks = world.rank == 0 || world.rank + 1 == world.world_size;
+        let ras = Ras::new(options.ras.clone().filter(|_| asks), Ras::PATIENCE);
+        Ok(Self {
+            marks: EventPool::new(&device, options.event_timing()),
+            joints: EventPool::new(&device, EventTiming::Untimed),
+            default_stream: CudaStream::default_of(&device),
+            copies: CudaStream::new(&device, Priority::Normal)?,
+            library,
+            device,
+            options: Arc::new(options),
+            host: host.into_owned(),
+            aborted: OnceLock::new(),
+            leaked: AtomicU64::new(0),
+            patience: world.config.status_wait,
+            nans: Arc::default(),
+            ras: Arc::new(ras),
+        })
+    }
+
+    /// For the lanes of another backend of the same world.
+    pub(crate) fn sibling(&self) -> Arc<Self> {
+        Arc::new(Self {
+            library: self.library.clone(),
+            device: self.device.clone(),
+            options: self.options.clone(),
+            host: self.host.clone(),
+            marks: EventPool::new(&self.device, self.options.event_timing()),
+            joints: EventPool::new(&self.device, EventTiming::Untimed),
+            default_stream: self.default_stream.clone(),
+            copies: self.copies.clone(),
+            aborted: OnceLock::new(),
+            leaked: AtomicU64::new(0),
+            patience: self.patience,
+            nans: self.nans.clone(),
+            ras: self.ras.clone(),
+        })
+    }
+
+    /// Refuses memory that the device cannot use, or whose owner is not kept alive with the buffer.
+    pub(crate) fn check_place(&self, buffer: &Buffer<'_>) -> Result<()> {
+        let refuse = |why: String| {
+            let message = format!("{buffer:?}: {why}");
+            Err(Error::new(ErrorKind::InvalidArgument, message))
+        };
+        let own = self.device.place();
+        if buffer.device() != own {
+            let place = match buffer.device() {
+                Device::Cpu => "host memory".to_owned(),
+                Device::Cuda(ordinal) => format!("memory of cuda:{ordinal}"),
+            };
+            return refuse(format!(
+                "it is {place}; on this rank the group works on {:?}",
+                self.device
+            ));
+        }
+        if buffer.owner().is_none() {
+            return refuse("nothing keeps the memory alive until the device is done".to_owned());
+        }
+        Ok(())
+    }
+
+    /// Whether communicators were left to the library after a failure.
+    pub(crate) fn is_forsaken(&self) -> bool {
+        self.aborted.get().is_some() && !self.options.error_handling.cleans_up()
+    }
+
+    /// Elements in memory that the library allocates, all zero.
+    ///
+    /// # Errors
+    /// As [`DeviceBuffer::from_library`].
+    pub(crate) fn allocate(
+        &self,
+        stream: &Arc<CudaStream>,
+        dtype: DType,
+        len: usize,
+    ) -> Result<DeviceBuffer> {
+        let zeroing = (&*self.copies, &self.joints);
+        DeviceBuffer::from_library(&self.library, zeroing, stream, (dtype, len))
+    }
+
+    /// Where the first NaN of a buffer is.
+    ///
+    /// # Errors
+    /// As [`NanFinder::find`].
+    pub(crate) fn find_nan(&self, buffer: &Buffer<'_>) -> Result<Option<u64>> {
+        let streams = SearchStreams {
+            default: &self.default_stream,
+            copies: &self.copies,
+            joints: &self.joints,
+        };
+        self.nans.find(buffer, &streams, &self.aborted)
+    }
+}

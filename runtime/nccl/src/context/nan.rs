@@ -5,19 +5,18 @@
 //! without infinities, than those of the largest number): IEEE 754, and "FP8 Formats for Deep Learning"
 //! (arXiv 2209.05433). So one kernel for each width serves all types.
 
-use crate::backend::factory::Shared;
 use crate::cuda::device::CudaDevice;
-use crate::cuda::event::Mark;
+use crate::cuda::event::{EventPool, Mark};
 use crate::cuda::memory::{DeviceBuffer, stream_of};
 use crate::cuda::stream::CudaStream;
 use crate::cuda::{CuFunction, CuModule};
 use rcomm_core::Buffer;
-use rcomm_core::Result;
+use rcomm_core::{Error, Result};
 use rcomm_recorder::model::DType;
 use std::ffi::{CString, c_void};
 use std::fmt::Write;
 use std::ptr::null_mut;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
 /// Bits of an element, and by which of them a NaN is known.
@@ -165,6 +164,16 @@ impl Drop for Slot {
     }
 }
 
+/// What a search uses besides the stream of its buffer.
+pub(crate) struct SearchStreams<'a> {
+    /// For a buffer that names no stream.
+    pub(crate) default: &'a Arc<CudaStream>,
+    /// Nothing on it waits for a kernel.
+    pub(crate) copies: &'a Arc<CudaStream>,
+    /// Marks the end of the search.
+    pub(crate) joints: &'a Arc<EventPool>,
+}
+
 impl NanFinder {
     /// Where the first NaN of a buffer of this device is, after what is enqueued on the buffer's stream.
     /// Nothing is looked at while that is being captured.
@@ -175,11 +184,16 @@ impl NanFinder {
     ///
     /// # Errors
     /// `Backend` with the driver's words; the error of the abort.
-    pub(crate) fn find(&self, buffer: &Buffer<'_>, shared: &Shared) -> Result<Option<u64>> {
+    pub(crate) fn find(
+        &self,
+        buffer: &Buffer<'_>,
+        streams: &SearchStreams<'_>,
+        aborted: &OnceLock<Error>,
+    ) -> Result<Option<u64>> {
         let Some(format) = Format::of(buffer.dtype()).filter(|_| !buffer.is_empty()) else {
             return Ok(None);
         };
-        let stream = stream_of(buffer).unwrap_or(&shared.default_stream);
+        let stream = stream_of(buffer).unwrap_or(streams.default);
         let device = stream.device();
         let _entered = device.enter()?;
         if stream.graph()?.is_some() {
@@ -187,10 +201,10 @@ impl NanFinder {
         }
         let kernels = self.kernels(device)?;
         let slot = lock(&self.slots).pop();
-        let slot = slot.map_or_else(|| Slot::new(&shared.copies), Ok)?;
+        let slot = slot.map_or_else(|| Slot::new(streams.copies), Ok)?;
         let checked = Self::check(&kernels, format, buffer, &slot, stream)
-            .and_then(|()| shared.joints.mark(stream));
-        let waited = checked.and_then(|mark| wait_for(&mark, shared));
+            .and_then(|()| streams.joints.mark(stream));
+        let waited = checked.and_then(|mark| wait_for(&mark, aborted));
         if let Err(error) = waited {
             // The device may still write there, and use the kernels.
             std::mem::forget((slot, kernels));
@@ -237,10 +251,10 @@ impl NanFinder {
 }
 
 /// Waits for a mark of the buffer's stream, and for nothing else of the device. The context is current.
-fn wait_for(mark: &Mark, shared: &Shared) -> Result<()> {
+fn wait_for(mark: &Mark, aborted: &OnceLock<Error>) -> Result<()> {
     let mut pause = Duration::from_micros(10);
     while !mark.is_done()? {
-        if let Some(error) = shared.aborted.get() {
+        if let Some(error) = aborted.get() {
             return Err(error.clone());
         }
         std::thread::sleep(pause);

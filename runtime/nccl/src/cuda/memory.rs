@@ -4,9 +4,8 @@
 //! whose stream is not known is taken to be used on the default stream.
 
 use super::device::{CudaDevice, Held};
-use super::event::Mark;
+use super::event::{EventPool, Mark};
 use super::stream::CudaStream;
-use crate::backend::factory::Shared;
 use crate::cuda::{self, CuDevicePtr};
 use crate::library::NcclLibrary;
 use crate::library::sys::NcclResult;
@@ -220,17 +219,16 @@ impl DeviceBuffer {
     }
 
     /// New memory that the library allocates, all zero, such that it can reach it in the fastest way
-    /// (`ncclMemAlloc`).
+    /// (`ncclMemAlloc`). `copies` is a stream on which nothing waits for a peer: the zeros are written there.
     ///
     /// # Errors
     /// As [`zeroed`](Self::zeroed); `Unsupported` where the library is older than 2.19.
     pub(crate) fn from_library(
-        shared: &Shared,
+        library: &Arc<NcclLibrary>,
+        (copies, marks): (&CudaStream, &Arc<EventPool>),
         stream: &Arc<CudaStream>,
-        dtype: DType,
-        len: usize,
+        (dtype, len): (DType, usize),
     ) -> Result<Self> {
-        let library = &shared.library;
         let (Some(alloc), Some(free)) = (library.table().mem_alloc, library.table().mem_free)
         else {
             return Err(library.lacks("memory of the library's", "ncclMemAlloc"));
@@ -254,9 +252,9 @@ impl DeviceBuffer {
             zeroed: None,
         };
         // SAFETY: so many bytes were just allocated there, and are freed only after the mark below.
-        unsafe { zero(&shared.copies, at, bytes)? };
+        unsafe { zero(copies, at, bytes)? };
         // Not on the buffer's own stream, which may wait for a peer.
-        memory.zeroed = match shared.joints.mark(&shared.copies) {
+        memory.zeroed = match marks.mark(copies) {
             Ok(mark) => Some(mark),
             Err(error) => {
                 // What is enqueued has no mark: better lost than unmapped under the device.

@@ -14,8 +14,8 @@ mod parts;
 
 pub(crate) use parts::staging_bytes;
 
-use crate::backend::factory::Shared;
 use crate::comm::bootstrap::Scope;
+use crate::context::Shared;
 use crate::cuda::device::CudaDevice;
 use crate::cuda::stream::CudaStream;
 use crate::library::NcclLibrary;

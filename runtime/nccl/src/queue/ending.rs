@@ -5,9 +5,9 @@
 //! so that a hung one would delay the end of the others: all receive the abort flag before one is freed.
 
 use super::{Lane, Stage};
-use crate::backend::factory::Shared;
 use crate::comm::bootstrap::Scope;
 use crate::comm::{Comm, Look};
+use crate::context::Shared;
 use crate::cuda::event::Mark;
 use rcomm_core::Deadline;
 use rcomm_core::{Error, ErrorKind, Result};

@@ -15,10 +15,10 @@ pub(crate) mod registry;
 
 pub(crate) use enqueue::{Left, Unmade, visit};
 
-use crate::backend::factory::Shared;
 use crate::comm::bootstrap::{Meeting, Rally, Scope};
 use crate::comm::init::{Birth, Step, WarmUp};
 use crate::comm::{Comm, Look};
+use crate::context::Shared;
 use crate::context::options::Connecting;
 use crate::cuda::event::Mark;
 use crate::cuda::graph::{Graph, LiveGraphs};

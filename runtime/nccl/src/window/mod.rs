@@ -22,6 +22,7 @@ mod open;
 mod put;
 mod signals;
 
+pub(crate) use open::WindowGroup;
 pub(crate) use signals::Signals;
 
 use crate::comm::store_gather::Notes;

@@ -1,9 +1,9 @@
 //! How a window is created: all ranks exchange descriptions of their memory, then register it together.
 
-use super::{NcclWindow, Open, Outgoing, Registered, STAGING, WORD, hold};
-use crate::backend::NcclBackend;
+use super::{NcclWindow, Open, Outgoing, Registered, STAGING, Signals, WORD, hold};
 use crate::comm::handle_slot::Place;
 use crate::comm::store_gather::Notes;
+use crate::context::Shared;
 use crate::cuda;
 use crate::cuda::device::CudaDevice;
 use crate::cuda::memory::DeviceBuffer;
@@ -13,11 +13,11 @@ use crate::library::{NcclLibrary, sys};
 use crate::queue::Lane;
 use rcomm_core::Buffer;
 use rcomm_core::Deadline;
-use rcomm_core::backend::Window;
+use rcomm_core::backend::{GroupContext, Window};
 use rcomm_core::{Error, ErrorKind, Result};
 use rcomm_recorder::model::DType;
 use serde::{Deserialize, Serialize};
-use std::sync::atomic::{AtomicPtr, Ordering};
+use std::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, TryRecvError};
 use std::sync::{Arc, Mutex, RwLock};
 use std::time::{Duration, Instant};
@@ -31,9 +31,19 @@ struct Card {
     refusal: Option<String>,
 }
 
-impl NcclBackend {
+/// The group that opens a window.
+pub(crate) struct WindowGroup<'a> {
+    pub(crate) group: &'a GroupContext,
+    pub(crate) shared: &'a Shared,
+    pub(crate) main: &'a Arc<Lane>,
+    pub(crate) signals: &'a Arc<Signals>,
+    /// How many windows it has made.
+    pub(crate) windows: &'a AtomicU64,
+}
+
+impl WindowGroup<'_> {
     /// Makes a window of this rank's `memory`.
-    pub(crate) fn open_window(
+    pub(crate) fn open(
         &self,
         memory: Buffer<'static>,
         deadline: Deadline,
@@ -41,8 +51,8 @@ impl NcclBackend {
         let deadline = deadline.started();
         self.main.join(deadline, self.shared.patience)?;
         let nth = self.windows.fetch_add(1, Ordering::Relaxed);
-        let notes = Notes::new(&self.group, format!("window/{nth}"));
-        let prepared = self.prepare_window(&memory, deadline);
+        let notes = Notes::new(self.group, format!("window/{nth}"));
+        let prepared = self.prepare(&memory, deadline);
         let refusal = prepared.as_ref().err().map(ToString::to_string);
         let card = Card {
             dtype: memory.dtype().code(),
@@ -100,7 +110,7 @@ impl NcclBackend {
 
     /// What this rank needs besides its memory. Nothing is sent.
     #[allow(clippy::type_complexity, reason = "three things, used once")]
-    fn prepare_window(
+    fn prepare(
         &self,
         memory: &Buffer<'static>,
         deadline: Deadline,
@@ -116,7 +126,7 @@ impl NcclBackend {
         }
         self.main.check_symmetric()?;
         let stream = self.main.stream();
-        let make = |dtype, len| DeviceBuffer::from_library(shared, stream, dtype, len);
+        let make = |dtype, len| shared.allocate(stream, dtype, len);
         // The library takes no empty range, and all ranks must make the call.
         let stand_in = match memory.is_empty() {
             true => Some(make(DType::U8, 1)?),

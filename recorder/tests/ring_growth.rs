@@ -1,5 +1,5 @@
-//! A ring whose file gets its space while it is used: nothing that is recorded is lost or read wrongly,
-//! and a file system that is full costs records and nothing else.
+//! Tests a ring whose file gets its space while it is used: no record is lost or read wrongly, and on a full file
+//! system records are lost, counted, and nothing else happens.
 
 #![allow(clippy::unwrap_used)]
 
@@ -16,7 +16,7 @@ use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
-/// In memory, where rings live.
+/// A folder in memory, as rings have it.
 fn directory() -> tempfile::TempDir {
     tempfile::tempdir_in("/dev/shm").unwrap()
 }
@@ -73,7 +73,7 @@ fn space(recorder: &FlightRecorder) -> u64 {
 fn faults() -> u64 {
     let stat = std::fs::read_to_string("/proc/thread-self/stat").unwrap();
     let behind_name = stat.rsplit(')').next().unwrap();
-    // The tenth field; the first two are gone.
+    // Field 10 of the file; the split has removed the first two.
     behind_name
         .split_whitespace()
         .nth(7)
@@ -91,7 +91,7 @@ fn ring_grows_as_it_is_written_and_readers_see_all_of_it() {
     let whole = recorder.size_bytes() as u64;
     assert!(space(&recorder) < whole / 2, "most of it has no space yet");
     assert_eq!(early.snapshot().entries.len(), 0);
-    // To look at what is not there does not bring it there.
+    // Reading what is not reserved does not reserve it.
     assert!(space(&recorder) < whole / 2);
 
     record(&recorder, group, 5_000);
@@ -161,7 +161,7 @@ fn full_file_system_costs_records_and_is_counted() {
     let recorder = recorder(directory.path());
     let group = group(&recorder);
     let early = reader(&recorder);
-    // Another program takes what is left.
+    // Another program takes the remaining space.
     let mut other = File::create(directory.path().join("other")).unwrap();
     while other.write_all(&[1; 4096]).is_ok() {}
 

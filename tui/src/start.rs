@@ -160,11 +160,11 @@ fn look(
             && let Err(error) = writer.write(&snapshot)
         {
             let text = format!("recording stopped: {error}");
-            // As below.
+            // This fails if the loop has ended.
             let _ = sender.send(Event::Done(Err(text)));
             recorder = None;
         }
-        // The loop has ended if it no longer receives.
+        // This fails if the loop has ended.
         let _ = sender.send(Event::Observed(Arc::new(snapshot)));
     })
     .context("failed to start a thread")?;

@@ -177,7 +177,7 @@ pub enum Heads {
     /// Above the rows.
     #[default]
     Shown,
-    /// Not: the rows speak for themselves.
+    /// Not shown.
     Left,
 }
 
@@ -186,7 +186,7 @@ pub enum Heads {
 pub struct Sort {
     /// By which column; `None` = the view's own order, most pressing first.
     pub column: Option<usize>,
-    /// Turned round.
+    /// In reverse order.
     pub reversed: bool,
 }
 

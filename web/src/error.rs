@@ -1,4 +1,4 @@
-//! Errors as clients get them.
+//! Errors as clients receive them.
 
 use axum::Json;
 use axum::http::StatusCode;

@@ -1,4 +1,4 @@
-//! [`Live`]: when the records are judged again, and what goes into a snapshot.
+//! [`Live`] decides when the records are judged again, and makes snapshots.
 
 use super::latest::{Horizon, LatestRecords};
 use super::seen::{self, Gone, Watched};
@@ -12,7 +12,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// How often what is pending is judged again, since ages go into sentences.
+/// Pending operations are judged again this often, since sentences contain their ages.
 const AGES: Duration = Duration::from_secs(5);
 
 /// How soon a new judgement is wanted.
@@ -28,7 +28,7 @@ pub enum Urgency {
     First,
 }
 
-/// See the module's parent.
+/// A report on a job that is kept current; see the parent module.
 pub struct Live {
     options: LiveOptions,
     judge: Judge,
@@ -36,7 +36,7 @@ pub struct Live {
     pub(super) silent: BTreeSet<Rank>,
     changed: bool,
     number: u64,
-    /// When and as of when the records were judged last.
+    /// When the records were judged last, and as of which time of their own clock.
     judged: Option<(Duration, Option<i64>)>,
     /// When the verdict may change without any record changing.
     due: Option<Duration>,
@@ -93,8 +93,8 @@ impl Live {
         }
     }
 
-    /// When the sources should be looked at again although they need not: then something that was
-    /// pending at the last look becomes overdue, unless it is over by then.
+    /// The moment of an extra look at the sources, at which something that was pending at the last look
+    /// becomes overdue, unless it has ended.
     pub fn look_again(&self, at: Moment) -> Option<Duration> {
         let seen = self.horizon(at, &self.silent)?;
         let due = self.kept.slots.values().flat_map(|slot| &slot.due);
@@ -106,7 +106,7 @@ impl Live {
         Some(seen.looked + Duration::from_nanos(left))
     }
 
-    /// When [`Live::refresh`] may have a new snapshot although nothing is observed, if it may.
+    /// When [`Live::refresh`] may have a new snapshot although nothing is observed; `None` for never.
     pub fn due(&self) -> Option<Duration> {
         self.due
     }
@@ -115,7 +115,7 @@ impl Live {
         self.kept.slots.values().any(|slot| !slot.due.is_empty())
     }
 
-    /// What the records are judged as of; `None` where each record's own time counts.
+    /// The time as of which the records are judged; `None` where each record's own time counts.
     fn horizon(&self, at: Moment, silent: &BTreeSet<Rank>) -> Option<Horizon> {
         let live = self.options.policy.snapshot;
         live.then(|| self.kept.horizon(at, silent)).flatten()
@@ -142,8 +142,8 @@ impl Live {
             slot.take_signs();
         }
         let mut ranks = self.views(at, policy.world_size);
-        // What a silent rank last wrote is old: judged with the others' new records it would be
-        // accused of what it may have done since.
+        // A silent rank's last record is old: judged with the others' new records, the rank would be a
+        // culprit for operations that it may have issued since.
         let dumps: Vec<Arc<Dump>> = ranks
             .iter()
             .filter(|view| !view.silent)
@@ -197,7 +197,7 @@ impl Live {
         })
     }
 
-    /// Notes what was judged.
+    /// Keeps what was judged, which [`urgency`](Self::urgency) compares.
     fn remember(&mut self, at: Moment, as_of: Option<i64>, watched: &[Watched]) {
         self.judged = Some((at.elapsed, as_of));
         for slot in self.kept.slots.values_mut() {
@@ -211,7 +211,7 @@ impl Live {
             .min();
     }
 
-    /// Adds the findings that no record shows; returns in what time there may be one more.
+    /// Adds the findings that no record shows; returns the time until there may be one more.
     fn add_seen(
         &self,
         report: &mut Report,
@@ -264,7 +264,7 @@ impl Live {
     }
 }
 
-/// A rank that died while it waited for what another one is the cause of is listed under that cause.
+/// Lists a rank that died while it waited under the cause of its wait.
 fn consequence(report: &Report, gone: Finding) -> Finding {
     let root = report
         .findings

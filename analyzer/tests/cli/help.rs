@@ -1,4 +1,4 @@
-//! Help, usage errors, completions and the manual: all from one text.
+//! Tests help, usage errors, completions and the manual, which come from one definition.
 
 use crate::program::run;
 
@@ -17,7 +17,7 @@ fn every_command_has_help_and_it_does_not_drift() {
         .skip_while(|line| *line != "Commands:")
         .skip(1)
         .take_while(|line| !line.is_empty())
-        // A line that goes on starts further in.
+        // A continued line is indented further.
         .filter(|line| !line.starts_with("   "))
         .filter_map(|line| line.split_whitespace().next())
         .collect();

@@ -240,7 +240,7 @@ pub(crate) fn stuck() -> Report {
     report
 }
 
-/// Two ranks in a circle, and none to blame.
+/// Two ranks that wait for each other, without a culprit.
 pub(crate) fn cycle() -> Report {
     let mut report = empty(Verdict::Stuck);
     let left = group("1", "left", &[0, 1]);

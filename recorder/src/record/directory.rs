@@ -18,7 +18,7 @@ use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
-/// The directory that rings of this user are in unless something else was asked for.
+/// The directory of this user's rings, unless another one is configured.
 pub fn default_directory() -> PathBuf {
     let uid = rustix::process::geteuid().as_raw();
     PathBuf::from(format!("/dev/shm/rcomm-{uid}"))
@@ -56,7 +56,7 @@ pub(crate) struct RingName {
     pub(crate) rank: Rank,
     pub(crate) attempt: u32,
     pub(crate) part: RingPart,
-    /// Not the one that was replaced.
+    /// Whether it is not `.previous.ring`, the one that was replaced.
     pub(crate) newest: bool,
 }
 
@@ -132,8 +132,8 @@ impl Unnamed {
             ensure_private(&job)?;
             match rfs::open(&temporary, flags, mode) {
                 Ok(file) => break file,
-                // Left by a dead process of our number, or the directory was removed by the last
-                // rank of an earlier attempt as it closed.
+                // A dead process with our id left the file, or the last rank of an earlier attempt
+                // removed the directory as it closed.
                 Err(error) if tries < 10 => {
                     tries += 1;
                     if error == rustix::io::Errno::EXIST {

@@ -1,4 +1,4 @@
-//! cudarc over the stand-in for the CUDA driver, which it finds by the name that it looks for.
+//! Tests cudarc with the simulator, which cudarc finds under the CUDA driver's usual name.
 
 use super::groups::lines;
 use super::run;

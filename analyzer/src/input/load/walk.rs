@@ -1,4 +1,4 @@
-//! Which files lie below a folder: one answer for all who ask.
+//! Lists the files below a folder, by one rule for all that read folders.
 
 use std::fs;
 use std::io;
@@ -10,9 +10,9 @@ const MAX_DEPTH: usize = 16;
 /// Every regular file below `folder` that is not hidden, in no particular order: hidden files are
 /// unfinished ones.
 ///
-/// Links to folders are not followed, for they may close a circle; links to files are. Pipes, sockets
+/// Links to folders are not followed, since they may form a cycle; links to files are. Pipes, sockets
 /// and devices are passed over: they would block the reader. `unlisted` receives what could not be
-/// listed; the rest is found all the same.
+/// listed; the other files are found nevertheless.
 pub fn walk(
     folder: &Path,
     found: &mut dyn FnMut(PathBuf),

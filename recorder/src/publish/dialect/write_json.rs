@@ -1,7 +1,7 @@
 //! The dialect as JSON.
 //!
-//! PyTorch leaves stacks out of its JSON. Ours has a table of frames and a table of stacks, and an
-//! entry names its stack by number.
+//! PyTorch leaves stacks out of its JSON. rcomm's JSON has a table of frames and a table of stacks, and
+//! an entry names its stack by number.
 
 use super::keys::{Field, frame, top};
 use super::write::{self, Encoder};
@@ -85,7 +85,7 @@ impl Encoder for JsonWriter {
         self.put(format_args!("{value}"));
     }
 
-    /// JSON has no word for infinity or "not a number": those become null, as PyTorch has it.
+    /// JSON has no infinity and no "not a number": those become null, as in PyTorch's JSON.
     fn float(&mut self, value: f64) {
         if value.is_finite() {
             self.put(format_args!("{value:?}"));

@@ -24,7 +24,7 @@ fn forget_earlier_attempt(root: &dyn Store, notes: &dyn Store, place: &Rendezvou
     if place.attempt > 0 && notes.add("flag seen to", 1)? == 1 && root.delete(FLAG)? {
         tracing::info!(
             attempt = place.attempt,
-            "took down the dump flag that an earlier attempt left in the store"
+            "cleared the dump flag that an earlier attempt left in the store"
         );
     }
     Ok(())
@@ -107,8 +107,8 @@ pub(crate) fn meet(
             None => Agreed::from_words(words, config),
         };
     }
-    // The rank that serves the store keeps it until all ranks that came have read the reason, and no
-    // longer. So a request from here on may find the store gone, which hides no reason.
+    // The rank that serves the store keeps it only until all ranks that came have read the reason. So a
+    // request from here on may find the store gone, which hides no reason.
     let heard = notes.add("refusal heard", 1).and_then(|heard| {
         if heard >= notes.add(&count, 0)? {
             notes.set("refusal heard by all", b"1")?;
@@ -126,7 +126,8 @@ pub(crate) fn meet(
 
 /// The fingerprint of a rank that was given no secret.
 const NO_SECRET: &str = "none";
-/// Below `rcomm/<attempt>` holds [`YES`] and rank 0's settings, or why the job cannot start. Set once.
+/// The key below `rcomm/<attempt>` that holds [`YES`] and rank 0's settings, or why the job cannot start. It
+/// is set once.
 pub(crate) const ALL_HERE: &str = "all here";
 const YES: &str = "yes\n";
 /// Ranks that a message lists.
@@ -209,7 +210,7 @@ fn list(ranks: &[Rank]) -> String {
     format!("{noun} {}{more}", shown.join(", "))
 }
 
-/// Why a wait for all ranks ended without those that did not come.
+/// The error that names the ranks that did not come.
 fn name_absent(notes: &dyn Store, place: &Rendezvous) -> String {
     let keys = (0..place.world_size).map(|rank| here(place, rank));
     let keys: Vec<String> = keys.collect();
@@ -248,7 +249,7 @@ impl Agreed {
     }
 
     /// A line with the run, one with the secret unless every rank was given it, and the table unless it is
-    /// the one that every rank knows.
+    /// the built-in one.
     fn in_words(&self, config: &Config) -> String {
         let secret = match &config.secret {
             Some(_) => NO_SECRET.to_owned(),

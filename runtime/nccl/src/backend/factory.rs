@@ -1,4 +1,4 @@
-//! [`NcclFactory`], which makes the backends of a world's groups.
+//! [`NcclFactory`] makes the backends of a world's groups.
 
 use super::NcclBackend;
 use crate::comm::bootstrap::{Meeting, Scope};
@@ -19,7 +19,7 @@ use std::sync::Arc;
 /// # Thread safety
 /// One for each world. Groups may be made from several threads.
 pub struct NcclFactory {
-    /// What the lanes of each backend start from.
+    /// The template of what the lanes of each backend share.
     pattern: Arc<Shared>,
 }
 

@@ -28,14 +28,14 @@ pub(crate) struct Shared {
     pub(crate) host: String,
     /// Start and end of operations.
     pub(crate) marks: Arc<EventPool>,
-    /// Where one stream waits for another.
+    /// Events by which one stream waits for another.
     pub(crate) joints: Arc<EventPool>,
     pub(crate) default_stream: Arc<CudaStream>,
     /// For what waits for no kernel: new memory is filled with zeros here.
     pub(crate) copies: Arc<CudaStream>,
-    /// Why nothing goes on; set once.
+    /// The error of the abort; set once.
     pub(crate) aborted: OnceLock<Error>,
-    /// Operations whose buffers the device never gave back.
+    /// Operations whose buffers the device never released.
     pub(crate) leaked: AtomicU64,
     /// How long a rank that gives up waits for the others to report their outcome.
     pub(crate) patience: Duration,

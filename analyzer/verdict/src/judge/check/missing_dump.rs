@@ -1,7 +1,7 @@
 //! E102: a rank left no readable record, and what the others wait in points to it.
 //!
 //! Absence is evidence, but weak: the file may be lost while the rank waits like the others. So the
-//! rank is accused only if no readable rank explains the waits. With several such ranks, the one that
+//! rank is a culprit only if no readable rank explains the waits. With several such ranks, the one that
 //! was missed first is named, and the others stay possible. A rank that left the order of the program
 //! explains the waits too: the one without a record may be the missing link of a cycle.
 
@@ -80,7 +80,7 @@ impl Check for MissingDump {
     }
 }
 
-/// The first to wait at each of two places, and how much later the second was, ns.
+/// The rank that waited first at each of two places, and the ns between them.
 fn gap(ctx: &Context<'_>, first: usize, second: usize) -> Option<([Rank; 2], i64)> {
     let rank = |place: usize| ctx.graph.arrived[place].first().map(|&node| ctx.rank(node));
     let gap = ctx
@@ -234,7 +234,8 @@ fn failed_there(ctx: &Context<'_>, place: usize) -> Vec<Rank> {
     failed
 }
 
-/// Ranks that share with one of these what no third one takes part in: messages, and groups of two.
+/// Ranks that exchange messages with a culprit, or share a group of two with it, of which no third rank has a
+/// record.
 fn known_to_nobody_else(ctx: &Context<'_>, culprits: &[Rank]) -> Vec<Rank> {
     let messages = ctx.messages.pairs.keys().map(|&(group, (one, other))| {
         let ranks = &ctx.aligned.groups[group].ranks;

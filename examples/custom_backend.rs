@@ -1,4 +1,4 @@
-//! A backend of the program's own, asked for by name: it counts what goes through the CPU backend.
+//! A custom backend, which the configuration names. It counts what goes through the CPU backend.
 //!
 //! ```text
 //! rcomm-run -n 2 target/release/examples/custom_backend
@@ -14,7 +14,7 @@ use rcomm::{
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// What went through.
+/// Operations and bytes that went through.
 #[derive(Default)]
 struct Counts {
     operations: AtomicU64,
@@ -53,7 +53,7 @@ impl BackendFactory for CountingFactory {
     }
 }
 
-/// Counts, and hands on.
+/// Counts each operation and passes it to the CPU backend.
 struct Counting {
     inner: Arc<dyn Backend>,
     counts: Arc<Counts>,

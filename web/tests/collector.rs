@@ -165,11 +165,11 @@ async fn pass_on(
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Fate {
     Lives,
-    /// Hears every question late.
+    /// Reads every request late.
     IsSlow,
-    /// Nobody listens.
+    /// No process listens.
     IsGone,
-    /// Takes connections and never answers.
+    /// Accepts connections and never answers.
     IsFrozen,
 }
 

@@ -1,4 +1,4 @@
-//! PyTorch's worker servers, as a real job's answered and as a real job answers.
+//! Tests the source of PyTorch's worker servers, with recorded answers and with a real job.
 
 use crate::server::{Answers, serve};
 use rcomm_analyzer::source::{

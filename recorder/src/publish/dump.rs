@@ -81,7 +81,7 @@ pub enum Recorder {
 }
 
 impl Recorder {
-    /// Whether states come from the device, so that "not started" means that it has not come to an operation.
+    /// Whether states come from the device, so that "not started" means that the device has not reached an operation.
     pub const fn sees_device(self) -> bool {
         matches!(self, Self::Nccl | Self::NcclProfiler)
     }
@@ -166,7 +166,7 @@ pub struct Dump {
     pub version: FormatVersion,
     /// The recorder that wrote it.
     pub recorder: Recorder,
-    /// Whose it is.
+    /// The rank and process that it is of.
     pub identity: Identity,
     /// The rank's own status, if our recorder wrote the dump.
     pub status: Option<RankStatus>,
@@ -202,7 +202,7 @@ impl Dump {
             .collect()
     }
 
-    /// Lets go of the oldest operations beyond the newest `most`, up to the first that is pending.
+    /// Drops the oldest operations beyond the newest `most`, up to the first that is pending.
     pub fn keep_newest(&mut self, most: usize) {
         let first = self.first_of_newest(most);
         if first > 0 {

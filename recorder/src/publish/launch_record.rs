@@ -38,8 +38,7 @@ pub struct LaunchRecord {
     /// When the last rank of this host had ended; 0 = not yet, or the launcher itself was killed before.
     #[serde(default)]
     pub ended_ns: i64,
-    /// What the launcher was told to do by signals, in order: SIGTERM, SIGINT and SIGHUP ask it to end the
-    /// job.
+    /// The signals that the launcher received, in order: SIGTERM, SIGINT and SIGHUP ask it to end the job.
     #[serde(default)]
     pub received: Vec<LaunchSignal>,
     /// The ranks of this host, ascending.

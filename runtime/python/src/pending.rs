@@ -83,7 +83,7 @@ impl Pending {
                     self.end(ring, ticket, &End::Badly);
                 }
                 Ok(true) => self.end(ring, ticket, &End::Well),
-                // A Work that cannot be asked says nothing.
+                // The state of such a Work is unknown from now on.
                 Err(_) => self.forget(ring, ticket),
             }
         }

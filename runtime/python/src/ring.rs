@@ -105,7 +105,7 @@ impl Ring {
         self.0.pending.len()
     }
 
-    /// Says that a wait for this Work returned, or raised.
+    /// Records that a wait for this Work returned, or raised.
     fn waited(&self, py: Python<'_>, work: &Bound<'_, PyAny>, well: bool) {
         self.0.pending.waited(py, &self.0.ring, work, well);
     }
@@ -117,7 +117,7 @@ impl Ring {
         }
     }
 
-    /// Says which step the program is in.
+    /// Sets the step that the program is in.
     fn step(&self, step: i64) {
         if let Some(ring) = self.0.ring.get() {
             ring.step(step);

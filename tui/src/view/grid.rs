@@ -1,4 +1,4 @@
-//! Cells in rows and columns: the heat map.
+//! Draws the heat map: cells in rows and columns.
 
 use super::put_line;
 use crate::page::Grid;
@@ -7,7 +7,7 @@ use crate::theme::{Theme, Tone};
 use ratatui::buffer::Buffer;
 use ratatui::layout::Rect;
 
-/// Room for the heads of the rows.
+/// Width of the rows' labels.
 const LABEL: u16 = 7;
 
 pub(super) fn draw(

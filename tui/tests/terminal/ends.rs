@@ -113,7 +113,7 @@ fn show(
         ..Pace::default()
     };
     let watch = Watch::start(vec![source], live, pace, anchor, move |snapshot| {
-        // Nobody listens once the program has ended.
+        // This fails once the program has ended.
         let _ = sender.send(Event::Observed(Arc::new(snapshot)));
     });
     let _watch = watch.expect("threads start");

@@ -1,4 +1,4 @@
-//! From the states of all processes in RAS to the faults among them.
+//! Finds the faults among the states of all processes in a RAS report.
 
 use super::communicator::{Communicator, Member, MemberState};
 use super::{Fact, RasState, RasSubject};

@@ -173,7 +173,7 @@ impl DumpRequests for RingDumps {
     fn ask(&self, deadline: Instant) -> Result<DumpAnswers, SourceError> {
         let mut source = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         source.list()?;
-        // What records from beside the program answers nothing.
+        // Rings of NCCL's plug-in have no endpoint.
         let ranks = source.rings.iter();
         let ranks = ranks.filter(|((_, part), _)| *part == RingPart::Program);
         let sockets: Vec<(Rank, PathBuf)> = ranks

@@ -5,7 +5,7 @@
 //! it: (group, source, destination, n) is the same at both ends.
 //!
 //! There are two ways to n, over one rule of [`ends`]. [`MessageNumbers`] sees one record at a time and
-//! gives a number only where it is certain, because whoever asks has published it before the other
+//! gives a number only where it is certain, because its caller publishes the number before the other
 //! end's record is read: an exported span cannot be withdrawn. It therefore needs every operation from
 //! the first one on, and gives no number after a lost entry or a receive from any source.
 //! [`super::p2p`] has the records of both ends, and a rank that waits must be judged although its ring

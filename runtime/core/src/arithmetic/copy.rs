@@ -3,12 +3,12 @@
 //! The C library copies more than a few KiB by one string instruction; these are plain vector loads and
 //! stores, so that what they do to the caches is known.
 //!
-//! To write to a line that another core has in its caches, a core must first take it away from there,
+//! To write to a cache line that another core has, a core must first take it from that core's caches,
 //! and few such requests are under way at once. Cores that share a last-level cache do that at 8 to
 //! 10 GB/s (an EPYC of 2024), and at 40 once the line has left the other's own caches, which is why slots
 //! are used in a long round; read at 30. Cores that share none write at 2 GB/s either way: there,
 //! streaming stores, which need no answer, make 28 and are read at 25; between near cores 16 and 15. No
-//! table says which it is, and under a hypervisor it changes: [`HandOver`] measures.
+//! table has which of them holds, and under a hypervisor it changes: [`HandOver`] measures.
 
 use super::Level;
 use std::time::{Duration, Instant};

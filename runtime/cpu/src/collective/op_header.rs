@@ -1,8 +1,8 @@
 //! The description of an operation that each rank sends before data moves, and its comparison.
 //!
-//! Every collective begins with all ranks exchanging an [`OpHeader`]. So all ranks find a disagreement,
-//! and report it with the same message, while nothing has been sent that could be misread; and the
-//! streams between them are still in step afterwards.
+//! Every collective begins with all ranks exchanging an [`OpHeader`]. So all ranks find a disagreement
+//! before data is sent that could be misread, and report it with the same message. The streams between them stay
+//! in step.
 
 use rcomm_recorder::model::{DType, OpType, Pattern, ReduceOp};
 

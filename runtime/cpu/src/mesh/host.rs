@@ -97,7 +97,7 @@ impl Host {
     ///
     /// # Errors
     /// `Store` if the store fails. Where memory cannot be shared the ranks use sockets, unless the
-    /// configuration says that they must share: then it is `Io`.
+    /// configuration requires shared memory: then it is `Io`.
     pub(crate) fn enter(world: &WorldContext, identity: &Identity) -> Result<(Self, Keeper)> {
         let boot = boot_id();
         let machine = boot.as_ref().ok();

@@ -1,4 +1,4 @@
-//! What each source saw last: its records, and when it was looked at.
+//! Keeps the last answer of each source: its records, and when it was asked.
 
 use super::seen::Watched;
 use super::{LiveOptions, Moment, SourceStatus};
@@ -13,7 +13,7 @@ use std::time::Duration;
 /// How far a record may lag behind its signs of life: taking them in copies a record that is shown.
 const SIGNS_LAG_NS: i64 = 20_000_000_000;
 
-/// One record as a source left it.
+/// One record as a source last gave it.
 #[derive(Default)]
 pub(super) struct Slot {
     pub(super) dump: Option<Arc<Dump>>,
@@ -45,9 +45,9 @@ impl Slot {
         self.due.iter().any(|&due| due <= as_of_ns)
     }
 
-    /// Signs of life go into the record when they make a difference: an operation that was young when
-    /// the record changed last is overdue; and now and then, since a heartbeat that is only not looked
-    /// at would seem to have stopped.
+    /// Copies signs of life into the record when they matter: when an operation that was young at the
+    /// record's last change is overdue, and after [`SIGNS_LAG_NS`], since a heartbeat that is not copied would
+    /// seem to have stopped.
     pub(super) fn take_signs(&mut self) {
         let (heartbeat, as_of) = self.signs;
         let Some(taken) = self.dump.as_ref().map(|dump| dump.identity.dump_time_ns) else {
@@ -80,7 +80,7 @@ pub(super) struct Feed {
     pub(super) collected: Option<Collected>,
 }
 
-/// Everything that sources left.
+/// The last answers of all sources.
 #[derive(Default)]
 pub(super) struct LatestRecords {
     pub(super) slots: BTreeMap<(Rank, usize, u8), Slot>,
@@ -210,7 +210,7 @@ impl LatestRecords {
 
     /// Ranks that did not answer when they were asked last, nor for so long before.
     pub(super) fn silent(&self, limit: Duration) -> BTreeSet<Rank> {
-        // A rank speaks while any of its records is answered for.
+        // A rank answers while a source answers for any of its records.
         let mut last: BTreeMap<Rank, Duration> = BTreeMap::new();
         for (&(rank, source, _), slot) in &self.slots {
             if let Some(answered) = slot.answered {
@@ -227,7 +227,7 @@ impl LatestRecords {
 
     /// Up to when all records show what happened; `None` where none has a time.
     ///
-    /// Nothing is older than it was when it was last seen pending.
+    /// An operation is no older than it was when it was last seen pending.
     pub(super) fn horizon(&self, at: Moment, silent: &BTreeSet<Rank>) -> Option<Horizon> {
         let mut looked = None;
         let mut ahead = Vec::new();
@@ -276,7 +276,7 @@ impl LatestRecords {
 }
 
 impl Feed {
-    /// It answered; true if it does otherwise than before.
+    /// Takes in an answer; true if it differs from the one before.
     fn answer(&mut self, poll: &Poll, at: Moment) -> bool {
         // A process may have several recorders: ranks are counted, not records.
         let ranks: BTreeSet<Rank> = poll.observations.iter().map(|o| o.rank).collect();

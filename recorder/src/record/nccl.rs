@@ -1,4 +1,4 @@
-//! What a ring holds of NCCL's communicators beyond groups and operations, read back.
+//! Reads what a ring holds of NCCL's communicators beyond groups and operations.
 
 use super::clock::Anchor;
 use super::layout::{Layout, group, halves, header, kernel, link, slot};
@@ -9,7 +9,7 @@ use crate::model::{Communicator, Entry, EntryState, KernelProgress, LinkProgress
 use crate::publish::Dump;
 use std::collections::HashMap;
 
-/// NCCL's algorithms, by their numbers in a ring; what is beyond is not known.
+/// NCCL's algorithms, by their numbers in a ring; other numbers are unknown.
 pub const ALGORITHMS: [&str; 8] = [
     "",
     "TREE",
@@ -21,7 +21,7 @@ pub const ALGORITHMS: [&str; 8] = [
     "PAT",
 ];
 
-/// NCCL's protocols, by their numbers in a ring; what is beyond is not known.
+/// NCCL's protocols, by their numbers in a ring; other numbers are unknown.
 pub const PROTOCOLS: [&str; 4] = ["", "LL", "LL128", "SIMPLE"];
 
 /// How often a row that changes under the reader is looked at.
@@ -130,7 +130,7 @@ fn link_of(words: &[u64; link::WORDS], anchor: Anchor) -> Option<(usize, LinkPro
     (wait != LinkWait::Idle).then_some((place as u16 as usize, progress))
 }
 
-/// A number that stays the same while nothing of this moves.
+/// A hash of the stamps of all links, which is equal while none of them changes.
 pub(crate) fn stands(memory: &impl Read, layout: &Layout) -> u64 {
     let ring = links(layout);
     let rows = memory

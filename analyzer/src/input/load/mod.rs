@@ -1,8 +1,8 @@
-//! Files in, dumps *and* problems out.
+//! Loads records from files: dumps, and the problems of files that cannot be used.
 //!
 //! Paths are files, folders, globs, archives (`.tar`, `.gz`, `.zst` and their combinations), ring
-//! files, partial summaries, reports of NCCL's RAS, or `-` for standard input; what a file is, is
-//! decided by its content, never by its name. Files are read in parallel and handed over one by
+//! files, partial summaries, reports of NCCL's RAS, or `-` for standard input; its content
+//! decides what a file is, never its name. Files are read in parallel and handed over one by
 //! one, so memory is bounded by what is in flight, not by how much there is. A file that cannot be
 //! used costs one [`Problem`], never the rest.
 //!

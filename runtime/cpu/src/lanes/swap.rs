@@ -70,8 +70,8 @@ impl<'a> Swap<'a> {
         self.start + self.received - self.done
     }
 
-    /// Whether more is to come, and there is room for it. There is none only while it
-    /// [`tells`](Self::tells).
+    /// Whether it can receive more now: bytes are missing, and there is room for them. There is no room only
+    /// while it can send ([`tells`](Self::tells)).
     pub(super) fn hears(&self) -> bool {
         self.received < self.bytes.len() && self.end() < self.scratch.len()
     }
@@ -81,7 +81,7 @@ impl<'a> Swap<'a> {
         self.bytes.len().min(self.received + LEAD)
     }
 
-    /// Whether there is more to send now, without receiving more first.
+    /// Whether it can send more now, without receiving more first.
     pub(super) fn tells(&self) -> bool {
         self.sent < self.may_send()
     }

@@ -1,7 +1,7 @@
 //! The few calls of the CUDA driver that the NCCL backend needs, found at run time.
 //!
-//! Ours rather than a crate's because the same table can be filled by a simulator, and because every
-//! failure has to be an error: nothing here panics. What the calls make (streams, events, memory) is
+//! The table is rcomm's own and not that of a crate, since a simulator can fill it too, and since every failure
+//! has to be an error: nothing here panics. What the calls make (streams, events, memory) is
 //! owned by the types in `device` and `memory`.
 //!
 //! Source: `cuda.h` of CUDA 13; every function used is in all drivers since CUDA 11.4.
@@ -41,7 +41,7 @@ pub(crate) type CuFunction = *mut c_void;
 pub(crate) type CuGraph = *mut c_void;
 /// `CUuserObject`.
 pub(crate) type CuUserObject = *mut c_void;
-/// `CUhostFn`. It may call nothing of the driver's.
+/// `CUhostFn`. It may not call the driver.
 pub(crate) type CuHostFn = unsafe extern "C" fn(*mut c_void);
 /// `CUmemGenericAllocationHandle`.
 pub(crate) type CuAllocation = u64;

@@ -1,4 +1,4 @@
-//! A table for people: columns as wide as their widest cell, every row.
+//! Writes a table as text: columns are as wide as their widest cell, and every row is written.
 
 use super::TableError;
 use polars::prelude::{AnyValue, Column, DataFrame};
@@ -37,7 +37,7 @@ fn cell(column: &Column, row: usize) -> Result<Cow<'_, str>, TableError> {
     })
 }
 
-/// Two blanks between columns, numbers to the right, nothing after the last.
+/// Writes a row: two blanks between columns, numbers aligned to the right, no blanks at the end.
 fn line<'a>(
     columns: &[Column],
     widths: &[usize],

@@ -1,4 +1,4 @@
-//! What the pictures of the records share: which groups and which ranks are worth the room.
+//! Chooses the groups and the ranks that the pictures of the records show.
 
 use rcomm_recorder::model::Rank;
 use rcomm_recorder::publish::Dump;
@@ -10,13 +10,13 @@ const MAX_GROUPS: usize = 6;
 /// Ranks that get a row in the timeline.
 const MAX_RANKS: usize = 24;
 
-/// The records, and what of them is shown.
+/// The records, and the choice of what is shown.
 pub(super) struct History<'a> {
     pub(super) dumps: Vec<(Rank, &'a Dump)>,
     /// Groups of findings first, then those with something in flight, then the largest.
     pub(super) groups: Vec<&'a GroupRef>,
     pub(super) groups_cut: usize,
-    /// Ascending; first those at fault, then the members of their group, then who else waits, as far as
+    /// Ascending; first those at fault, then the members of their group, then other victims, as far as
     /// there is room.
     pub(super) ranks: Vec<Rank>,
     pub(super) ranks_cut: usize,
@@ -60,7 +60,7 @@ impl<'a> History<'a> {
         let culprits: BTreeSet<Rank> = loud()
             .filter(|finding| finding.caused_by.is_none())
             .flat_map(|finding| {
-                // Of a circle all are, unless one of them is to blame.
+                // All ranks of a cycle are, unless the finding names culprits.
                 let blamed = !finding.culprit_ranks.is_empty();
                 let ranks = if blamed {
                     &finding.culprit_ranks

@@ -1,4 +1,4 @@
-//! The last operations of the ranks that matter, over time, as SVG.
+//! Draws the last operations of the chosen ranks over time, as SVG.
 //!
 //! The page ends where the last operation was issued: after that a hang is only waiting, and showing
 //! it to scale would leave no room for what led to it. What is pending runs into the right edge.
@@ -23,7 +23,7 @@ const MAX_DRAWN: usize = 200;
 /// Colours of groups, see the style sheet.
 const COLOURS: usize = 6;
 
-/// From where to where, ns since the epoch.
+/// The time span that is shown, ns since the epoch.
 struct Window {
     start: i64,
     /// The last issue.

@@ -3,8 +3,8 @@
 //! Derived from the rank's own record: its heartbeat is long before the moment at which
 //! the record was taken, both by the clock of its host, or the record was written because the
 //! heartbeat monitor raised the alarm. A process that is gone makes no rounds either: that is
-//! [`rank_failed`](super::rank_failed)'s. A stalled watchdog holds up no rank, so this hangs under what
-//! explains the waits, if anything does.
+//! [`rank_failed`](super::rank_failed)'s. A stalled watchdog holds up no rank, so this finding
+//! is listed under the cause of the waits, if there is one.
 
 use super::Check;
 use crate::align::record::Record;

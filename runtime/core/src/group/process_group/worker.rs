@@ -1,7 +1,8 @@
 //! The thread `rcomm/aside/<group>`: runs a group's queued jobs, one after the other.
 //!
-//! For operations that no backend can issue, since they are made of several collectives, or are an
-//! exchange with a window or the store. Started with the first of them, joined with the group.
+//! These jobs are operations that no backend can issue, since they are made of several collectives, or are an
+//! exchange with a window or the store. The thread starts with the first of them, and is joined when the group
+//! ends.
 
 use crate::backend::{Done, Observer, Pending, Progress};
 use crate::op::Op;
@@ -132,7 +133,7 @@ impl JobQueue {
 pub(super) struct PendingJob {
     progress: Mutex<Progress>,
     ended: Condvar,
-    /// Until the end: it holds this in turn.
+    /// Dropped at the end, since it holds this in turn.
     observer: Mutex<Option<Arc<dyn Observer>>>,
 }
 

@@ -1,4 +1,4 @@
-//! Long operations in registered buffers: without slots, since each rank works in the others'
+//! Runs long operations in registered buffers: without slots, since each rank works in the others'
 //! memory.
 //!
 //! | operation | whose buffers are needed | what a rank does |

@@ -11,6 +11,7 @@
 use anyhow::{Context, Result, ensure};
 use clap::{Parser, Subcommand};
 use rcomm::{Config, GroupOptions, World};
+use rcomm_tests::statistics::median;
 use std::io::{BufRead, BufReader, Write};
 use std::net::TcpListener;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
@@ -161,11 +162,6 @@ fn job(ranks: u32, command: impl Fn() -> Command) -> Result<(f64, Vec<f64>)> {
         member.process.wait()?;
     }
     Ok((last - word, groups))
-}
-
-fn median(values: &mut [f64]) -> f64 {
-    values.sort_by(f64::total_cmp);
-    values.get(values.len() / 2).copied().unwrap_or(f64::NAN)
 }
 
 fn main() -> Result<()> {

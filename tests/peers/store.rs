@@ -14,6 +14,7 @@
 use anyhow::{Context, Result, bail, ensure};
 use clap::{Parser, Subcommand};
 use rcomm::store::{Store, TcpStore, TcpStoreServer};
+use rcomm_tests::statistics::median;
 use rustix::event::epoll;
 use rustix::io::Errno;
 use rustix::process::{Resource, getrlimit, setrlimit};
@@ -465,11 +466,6 @@ fn is_timeout(error: &anyhow::Error) -> bool {
     error
         .downcast_ref::<std::io::Error>()
         .is_some_and(|error| error.kind() == std::io::ErrorKind::WouldBlock)
-}
-
-fn median(values: &mut [f64]) -> f64 {
-    values.sort_by(f64::total_cmp);
-    values[values.len() / 2]
 }
 
 fn main() -> Result<()> {

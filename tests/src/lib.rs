@@ -9,4 +9,5 @@ pub mod process;
 pub mod registered;
 pub mod simulator;
 pub mod staged;
+pub mod statistics;
 pub mod world;

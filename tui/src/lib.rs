@@ -18,6 +18,5 @@ pub mod table;
 pub mod terminal;
 pub mod text;
 pub mod theme;
-pub mod units;
 pub mod view;
 pub mod writer;

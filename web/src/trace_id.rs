@@ -52,11 +52,6 @@ impl SharedOp<'_> {
     }
 }
 
-/// Lower-case hex.
-pub(crate) fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -90,6 +85,5 @@ mod tests {
             assert_ne!(shared.trace_id(), other.trace_id(), "{other:?}");
         }
         assert_ne!(shared.span_id(1, 7), shared.span_id(9, 7));
-        assert_eq!(hex(&[0, 255]), "00ff");
     }
 }

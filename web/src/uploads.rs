@@ -5,11 +5,11 @@
 
 use crate::error::Refusal;
 use crate::store::Frame;
-use crate::trace_id::hex;
 use axum::extract::Multipart;
 use rcomm_analyzer::load::{LoadOptions, load};
 use rcomm_analyzer::source::{Liveness, Observation, Poll, Seen};
 use rcomm_analyzer::{Anchor, Live, LiveOptions, Problem, Snapshot, analyze};
+use rcomm_recorder::model::text::hex;
 use std::collections::VecDeque;
 use std::fs::Permissions;
 use std::io;

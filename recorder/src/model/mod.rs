@@ -7,6 +7,7 @@ mod group;
 mod nccl;
 mod ops;
 mod status;
+pub mod text;
 
 pub use coded::{DType, ReduceOp};
 pub use entry::{Entry, EntryState, Frame, Peer, Signature, Stack};

@@ -33,7 +33,5 @@ impl RankEnvironment<'_> {
 
 /// A job's secret: 32 random bytes in hexadecimal.
 pub(crate) fn new_secret() -> Result<String> {
-    let secret = Secret::generate()?;
-    let digits = secret.as_bytes().iter().map(|byte| format!("{byte:02x}"));
-    Ok(digits.collect())
+    Ok(Secret::generate()?.to_hex())
 }

@@ -20,6 +20,7 @@ mod rank;
 use anyhow::{Result, ensure};
 use clap::Parser;
 use peer::{Peer, Times};
+use rcomm_tests::statistics::median;
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
@@ -77,12 +78,6 @@ struct Sample {
     times: Times,
     /// Round trips of a cache line before and after, in nanoseconds.
     probes: [f64; 2],
-}
-
-fn median(values: &[f64]) -> f64 {
-    let mut values = values.to_vec();
-    values.sort_by(f64::total_cmp);
-    values.get(values.len() / 2).copied().unwrap_or(f64::NAN)
 }
 
 /// The most often that a peer is asked for an operation at a time.
@@ -195,10 +190,10 @@ fn measure(
         .filter(|round| is_steady(round, arguments.near))
         .collect();
     let probes = counted.iter().flat_map(|round| round.values());
-    let probes: Vec<f64> = probes.flat_map(|sample| sample.probes).collect();
+    let mut probes: Vec<f64> = probes.flat_map(|sample| sample.probes).collect();
     print!(
         "{operation:<15}{bytes:>10}  probe {:>5.0} ns, {} of {} rounds",
-        median(&probes),
+        median(&mut probes),
         counted.len(),
         rounds.len()
     );
@@ -206,7 +201,7 @@ fn measure(
     let first = peers[0].name().to_owned();
     for peer in &*peers {
         let name = peer.name();
-        let own: Vec<f64> = counted
+        let mut own: Vec<f64> = counted
             .iter()
             .filter_map(|round| p50(round, name))
             .collect();
@@ -214,22 +209,22 @@ fn measure(
             print!(" | {name} -");
             continue;
         }
-        print!(" | {name} {:.2}", median(&own));
+        print!(" | {name} {:.2}", median(&mut own));
         if name == first {
-            let tail: Vec<f64> = counted
+            let mut tail: Vec<f64> = counted
                 .iter()
                 .filter_map(|round| round.get(name).map(|sample| sample.times.p99))
                 .collect();
-            print!(" p99 {:.2}", median(&tail));
+            print!(" p99 {:.2}", median(&mut tail));
             continue;
         }
         let mut ratios: Vec<f64> = counted
             .iter()
             .filter_map(|round| Some(p50(round, name)? / p50(round, &first)?))
             .collect();
-        ratios.sort_by(f64::total_cmp);
+        let middle = median(&mut ratios);
         if let (Some(least), Some(greatest)) = (ratios.first(), ratios.last()) {
-            print!(" {:.2} ({least:.2}, {greatest:.2})", median(&ratios));
+            print!(" {middle:.2} ({least:.2}, {greatest:.2})");
         }
     }
     println!();

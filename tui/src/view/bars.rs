@@ -7,10 +7,10 @@ use crate::state::State;
 use crate::state::filter::Purpose;
 use crate::state::screen::VIEWS;
 use crate::theme::Tone;
-use crate::units::time_of_day;
 use ratatui::buffer::Buffer;
 use ratatui::layout::{Position, Rect};
 use rcomm_analyzer::words::count;
+use rcomm_recorder::model::text::time_of_day;
 
 /// Job, size, connection, step, time.
 pub(super) fn header(state: &State, area: Rect, buffer: &mut Buffer) {

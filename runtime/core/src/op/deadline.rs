@@ -64,34 +64,9 @@ fn after(duration: Duration) -> Instant {
         .unwrap_or(now)
 }
 
-/// A duration as messages give it: `2.0 s`, `350 ms`, `42 µs`.
-pub(crate) fn in_words(duration: Duration) -> String {
-    let rounded = |unit: u128| (duration.as_nanos() + unit / 2) / unit;
-    match (rounded(1_000), rounded(1_000_000)) {
-        (us, _) if us < 1_000 => format!("{us} µs"),
-        (_, ms) if ms < 1_000 => format!("{ms} ms"),
-        _ => format!("{:.1} s", duration.as_secs_f64()),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn durations_are_rounded_to_what_people_read() {
-        let cases = [
-            (1_999_999_289, "2.0 s"),
-            (600_000_000_000, "600.0 s"),
-            (999_999_999, "1.0 s"),
-            (350_400_000, "350 ms"),
-            (999_900, "1 ms"),
-            (42_100, "42 µs"),
-        ];
-        for (ns, words) in cases {
-            assert_eq!(in_words(Duration::from_nanos(ns)), words);
-        }
-    }
 
     #[test]
     fn an_endless_duration_is_a_moment_all_the_same() {

@@ -3,10 +3,10 @@
 //! The watchdog calls backends, and a backend may call a driver that does not return. The monitor
 //! shares nothing with it but the counter of its rounds, so that it can still act.
 
-use crate::op::deadline::in_words;
 use crate::op::error::{Error, Result};
 use crate::watch::failure_broadcast::{FailureBroadcast, Incident};
 use crate::watch::watchdog::Watch;
+use rcomm_recorder::model::text;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -85,13 +85,16 @@ impl Listener {
             let rounds = self.watch.rounds();
             if rounds != heard.0 {
                 if reported {
-                    tracing::warn!(silent = in_words(heard.1.elapsed()), "watchdog resumed");
+                    tracing::warn!(
+                        silent = text::duration(heard.1.elapsed()),
+                        "watchdog resumed"
+                    );
                 }
                 heard = (rounds, Instant::now());
                 reported = false;
             } else if heard.1.elapsed() >= self.timeout && !reported {
                 tracing::error!(
-                    silent = in_words(heard.1.elapsed()),
+                    silent = text::duration(heard.1.elapsed()),
                     "the watchdog has stopped making rounds; operations are not watched"
                 );
                 // The flag first, so that the others write their dumps at about this moment, too. A store

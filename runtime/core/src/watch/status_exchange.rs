@@ -10,9 +10,9 @@
 //! reads at one store within two seconds, so the first member that asks reads them, in chunks, and
 //! leaves what it learnt for the rest.
 
-use crate::op::deadline::in_words;
 use crate::op::error::Result;
 use crate::world::store::{Store, which_came};
+use rcomm_recorder::model::text;
 use rcomm_recorder::model::{ProcessGroupStatus, Rank, RankStatus};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -189,7 +189,7 @@ impl Attendance {
             (_, last) => format!("last collective here is #{last}"),
         };
         if !report.phase.is_empty() {
-            let lasted = in_words(Duration::from_millis(report.phase_ms));
+            let lasted = text::duration(Duration::from_millis(report.phase_ms));
             let _ = write!(place, ", in phase {:?} for {lasted}", report.phase);
         }
         if report.step >= 0 {

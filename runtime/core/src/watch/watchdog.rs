@@ -7,11 +7,11 @@
 
 use crate::group::process_group::Group;
 use crate::group::work::{InFlightOp, OpInfo, WorkStatus};
-use crate::op::deadline::in_words;
 use crate::op::error::{Error, ErrorKind, Result};
 use crate::watch::failure_broadcast::{FailureBroadcast, Incident, ResponderThread};
 use crate::watch::heartbeat::HeartbeatMonitor;
 use rcomm_recorder::model::OpType;
+use rcomm_recorder::model::text;
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
@@ -400,7 +400,7 @@ impl Rounds {
         let mut error = group.explain(op_info, fault.error);
         let finding = error.to_string();
         if let Some(age) = self.broadcast.age_of(op_info.record_id) {
-            error = error.with_more(&format!("{} after its issue", in_words(age)));
+            error = error.with_more(&format!("{} after its issue", text::duration(age)));
         }
         tracing::error!(
             group = group.label(),
@@ -443,6 +443,6 @@ fn fault_of(in_flight: &InFlightOp, error: Error) -> Fault {
 fn overdue(op_info: &OpInfo) -> Error {
     Error::new(
         ErrorKind::Timeout,
-        format!("not done after {}", in_words(op_info.timeout)),
+        format!("not done after {}", text::duration(op_info.timeout)),
     )
 }

@@ -10,7 +10,7 @@ use crate::world::config::{Config, RingDir};
 use crate::world::rendezvous::Rendezvous;
 use crate::world::secret::Secret;
 use crate::world::store::{BatchReply, BatchRequest, PrefixStore, Store, which_came};
-use rcomm_recorder::model::Rank;
+use rcomm_recorder::model::{Rank, text};
 use rcomm_recorder::record::{FlightRecorder, Placement, RecorderConfig, Storage, Touch};
 use std::time::{Duration, Instant, SystemTime};
 
@@ -53,7 +53,7 @@ pub(crate) fn meet(
     let own = config
         .secret
         .as_ref()
-        .map(|secret| hex(&secret.derive("fingerprint").tag(&[place.job.as_bytes()])));
+        .map(|secret| text::hex(&secret.derive("fingerprint").tag(&[place.job.as_bytes()])));
     let own = own.unwrap_or_else(|| NO_SECRET.to_owned());
     let name = place.name_to_leave();
     let (here, count) = (here(place, place.rank), count(place));
@@ -145,10 +145,6 @@ fn run(place: &Rendezvous) -> String {
 /// The key that counts the ranks that have come.
 fn count(place: &Rendezvous) -> String {
     format!("count/{}", place.crew())
-}
-
-fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 fn from_hex(text: &str) -> Option<[u8; 32]> {
@@ -253,7 +249,7 @@ impl Agreed {
     fn in_words(&self, config: &Config) -> String {
         let secret = match &config.secret {
             Some(_) => NO_SECRET.to_owned(),
-            None => hex(self.secret.as_bytes()),
+            None => self.secret.to_hex(),
         };
         let table = match self.tuning == Tuning::default() {
             true => String::new(),

@@ -6,6 +6,7 @@
 
 use crate::op::error::{Error, Result};
 use hmac::{Hmac, KeyInit, Mac};
+use rcomm_recorder::model::text;
 use rcomm_recorder::publish::EndpointToken;
 use sha2::Sha256;
 use std::fmt;
@@ -48,6 +49,11 @@ impl Secret {
         &self.0
     }
 
+    /// The bytes as 64 hexadecimal digits, as `RCOMM_JOB_SECRET` has them.
+    pub fn to_hex(&self) -> String {
+        text::hex(&self.0)
+    }
+
     /// A key for another use, which does not reveal the secret.
     pub fn derive(&self, label: &str) -> Self {
         Self(self.tag(&[b"derive", label.as_bytes()]))
@@ -56,8 +62,7 @@ impl Secret {
     /// The token that a reader sends to a rank's endpoint over TCP, unless the job was given another.
     pub fn endpoint_token(&self) -> EndpointToken {
         let key = self.derive("endpoint token");
-        let text = key.0.map(|byte| format!("{byte:02x}")).concat();
-        EndpointToken::new(text).expect("64 hexadecimal digits are a token")
+        EndpointToken::new(key.to_hex()).expect("64 hexadecimal digits are a token")
     }
 
     /// A proof of knowing the secret, over these parts in this order.

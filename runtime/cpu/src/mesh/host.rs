@@ -20,7 +20,7 @@ use rcomm_core::backend::{Agreement, WorldContext};
 use rcomm_core::config::TransportChoice;
 use rcomm_core::store::Store;
 use rcomm_core::{Error, ErrorKind, Result};
-use rcomm_recorder::model::Rank;
+use rcomm_recorder::model::{Rank, text};
 use sha2::{Digest, Sha256};
 use std::collections::HashMap;
 use std::io::{self, Read, Write};
@@ -338,7 +338,7 @@ fn name(boot: &str, id: Option<&str>) -> io::Result<String> {
         // Hashed, since it may hold any characters and the name is part of keys.
         let digest = Sha256::digest(id.as_bytes());
         name.push(SEPARATOR);
-        name.extend(digest.iter().take(8).map(|byte| format!("{byte:02x}")));
+        name.push_str(&text::hex(&digest[..8]));
     }
     Ok(name)
 }
@@ -347,8 +347,7 @@ fn name(boot: &str, id: Option<&str>) -> io::Result<String> {
 fn listen() -> io::Result<(String, UnixListener)> {
     let mut random = [0; 16];
     fill_random(&mut random)?;
-    let socket: String = random.iter().map(|byte| format!("{byte:02x}")).collect();
-    let socket = format!("rcomm-{socket}");
+    let socket = format!("rcomm-{}", text::hex(&random));
     let address = SocketAddr::from_abstract_name(&socket)?;
     let listener = UnixListener::bind_addr(&address)?;
     listener.set_nonblocking(true)?;

@@ -8,6 +8,7 @@
 use crate::cuda::{self, CuContext, CuDevice, CudaDriver};
 use rcomm_core::Device;
 use rcomm_core::{Error, ErrorKind, Result};
+use rcomm_recorder::model::text;
 use std::ffi::c_int;
 use std::fmt;
 use std::marker::PhantomData;
@@ -124,7 +125,7 @@ impl CudaDevice {
 
     /// The device's UUID, unique across processes, as hexadecimal digits.
     pub fn uuid(&self) -> String {
-        self.uuid.iter().map(|byte| format!("{byte:02x}")).collect()
+        text::hex(&self.uuid)
     }
 
     pub(crate) fn has_pools(&self) -> bool {

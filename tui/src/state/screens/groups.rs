@@ -5,9 +5,9 @@ use crate::page::Page;
 use crate::state::index::GroupState;
 use crate::table::{Cell, Heads, Row, Table, number, rest};
 use crate::theme::Tone;
-use crate::units::{age, millis};
 use rcomm_analyzer::filter::Subject;
 use rcomm_analyzer::{GroupRef, GroupReport};
+use rcomm_recorder::model::text::{age, millis};
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 

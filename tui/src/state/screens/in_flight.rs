@@ -6,10 +6,10 @@ use crate::page::Page;
 use crate::state::index::{GroupState, is_blocked};
 use crate::table::{Cell, Heads, Mark, Row, Table, number, rest, text};
 use crate::theme::Tone;
-use crate::units::{age, bytes};
 use rcomm_analyzer::filter::Subject;
 use rcomm_analyzer::words::rank_set;
 use rcomm_analyzer::{InstanceReport, InstanceState, Verdict};
+use rcomm_recorder::model::text::{age, narrow_bytes};
 use std::collections::HashMap;
 
 pub(super) fn page(model: &ViewModel<'_>) -> Page {
@@ -126,7 +126,7 @@ fn row(model: &ViewModel<'_>, fold: &[&InstanceReport], stopped: bool) -> Row {
             Cell::word(many).toned(Tone::Dim),
             Cell::number(first.seq.to_string(), first.seq as f64),
             Cell::word(first.op.as_str()),
-            Cell::number(bytes(first.bytes), first.bytes as f64),
+            Cell::number(narrow_bytes(first.bytes), first.bytes as f64),
             Cell::number(
                 format!("{}/{size}", first.joined.len()),
                 first.joined.len() as f64,

@@ -5,11 +5,11 @@ use crate::page::{Line, Page, plain, styled};
 use crate::state::index::RankState;
 use crate::table::{Align, Cell, Column, Heads, Row, Table, Target, number, rest, text};
 use crate::theme::Tone;
-use crate::units::age;
 use rcomm_analyzer::GroupRef;
 use rcomm_analyzer::filter::Subject;
 use rcomm_analyzer::matrix::{self, Matrix, Rows};
 use rcomm_analyzer::words::rank_set;
+use rcomm_recorder::model::text::age;
 use std::borrow::Cow;
 
 /// How wide one sequence number's column is.

@@ -5,10 +5,10 @@ use crate::page::{Body, Line, Page, Pane, Strip, plain, styled};
 use crate::state::index::{RankState, since_ms};
 use crate::table::{Heads, Table};
 use crate::theme::Tone;
-use crate::units::clock_age;
 use rcomm_analyzer::words::{count, group_label, rank_set};
 use rcomm_analyzer::{Verdict, causes};
 use rcomm_recorder::model::Rank;
+use rcomm_recorder::model::text::clock_age;
 use serde::Deserialize;
 
 /// From how many rows on a terminal is high.

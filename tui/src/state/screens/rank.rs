@@ -4,10 +4,10 @@ use super::{ViewModel, in_flight, overview};
 use crate::page::{Body, Line, Page, Pane, plain, styled};
 use crate::table::{Cell, Heads, Mark, Row, Table, Target, number, rest, text};
 use crate::theme::Tone;
-use crate::units::{age, time_of_day};
 use rcomm_analyzer::source::Liveness;
 use rcomm_analyzer::words::{count, grouped, rank_set};
 use rcomm_analyzer::{GroupRef, RankView};
+use rcomm_recorder::model::text::{age, time_of_day};
 use rcomm_recorder::model::{Entry, EntryState, OpType, Rank};
 use rcomm_recorder::publish::Dump;
 use std::sync::Arc;
@@ -231,7 +231,7 @@ fn operation(dump: &Dump, entry: &Entry) -> Row {
             state,
             Cell::number(
                 ran.map_or_else(String::new, |ms| {
-                    format!("{}ms", crate::units::millis(Some(ms)))
+                    format!("{}ms", rcomm_recorder::model::text::millis(Some(ms)))
                 }),
                 ran.unwrap_or(f64::NAN),
             ),

@@ -5,10 +5,10 @@ use crate::page::{Body, Dot, Grid, Line, Page, Pane, plain, styled};
 use crate::state::index::{Host, RankState};
 use crate::table::{Cell, Heads, Row, Table, Target, number, rest, text};
 use crate::theme::Tone;
-use crate::units::{age, millis};
 use rcomm_analyzer::RankReport;
 use rcomm_analyzer::filter::Subject;
 use rcomm_recorder::model::Rank;
+use rcomm_recorder::model::text::{age, millis};
 use std::collections::HashMap;
 
 /// What the heat map shows.

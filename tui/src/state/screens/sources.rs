@@ -4,8 +4,8 @@ use super::ViewModel;
 use crate::page::{Page, plain};
 use crate::table::{Cell, Heads, Mark, Row, Table, number, rest};
 use crate::theme::Tone;
-use crate::units::age;
 use rcomm_analyzer::words::count;
+use rcomm_recorder::model::text::age;
 
 pub(super) fn page(model: &ViewModel<'_>) -> Page {
     let snapshot = model.snapshot;

@@ -6,11 +6,11 @@ use crate::page::{Body, Page, Pane, styled};
 use crate::state::index::RankState;
 use crate::table::{Cell, Heads, Mark, Row, Table, Target, number, rest, text};
 use crate::theme::Tone;
-use crate::units::time_of_day;
 use rcomm_analyzer::StackNode;
 use rcomm_analyzer::filter::Subject;
 use rcomm_analyzer::words::rank_set;
 use rcomm_recorder::model::Rank;
+use rcomm_recorder::model::text::time_of_day;
 
 /// Rows listed at most: a stack of a thousand distinct frames is not read as a list.
 const ROWS: usize = 4096;

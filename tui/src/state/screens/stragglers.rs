@@ -4,11 +4,11 @@ use super::ViewModel;
 use crate::page::{Page, plain};
 use crate::table::{Cell, Heads, Mark, Row, Table, Target, number, rest, text};
 use crate::theme::Tone;
-use crate::units::millis;
 use rcomm_analyzer::filter::Subject;
 use rcomm_analyzer::words::rank_set;
 use rcomm_analyzer::{Code, RankReport};
 use rcomm_recorder::model::Rank;
+use rcomm_recorder::model::text::millis;
 use std::collections::{BTreeSet, HashMap};
 
 /// From which share of the job's time on a rank is listed.

@@ -19,8 +19,8 @@ pub use prefix::PrefixStore;
 pub use tcp::addresses_of;
 pub use tcp::{TcpStore, TcpStoreServer};
 
-use crate::op::deadline::in_words;
 use crate::op::error::{Error, ErrorKind, Result};
+use rcomm_recorder::model::text;
 use std::time::{Duration, Instant};
 
 /// A request that never waits for another rank: several go to the store in one [`Store::batch`].
@@ -230,7 +230,7 @@ fn timed_out<'a>(missing: impl IntoIterator<Item = &'a str>, timeout: Duration) 
         format!(
             "{noun} {}{rest} did not come within {}",
             named.join(", "),
-            in_words(timeout)
+            text::duration(timeout)
         ),
     )
 }
@@ -243,7 +243,10 @@ fn barrier_timed_out(key: &str, arrived: Option<i64>, world_size: u32, timeout: 
     };
     Error::new(
         ErrorKind::Timeout,
-        format!("barrier {key:?}: {who} came within {}", in_words(timeout)),
+        format!(
+            "barrier {key:?}: {who} came within {}",
+            text::duration(timeout)
+        ),
     )
 }
 

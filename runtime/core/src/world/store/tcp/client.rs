@@ -2,8 +2,8 @@
 
 use super::protocol::{Encoder, MAGIC, OpCode, WAIT_CANCELED};
 use super::spin::Spin;
-use crate::op::deadline::in_words;
 use crate::op::error::{Error, ErrorKind, Result};
+use rcomm_recorder::model::text;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags, recv, send};
@@ -93,7 +93,7 @@ impl Connection {
                     ErrorKind::Rendezvous,
                     format!(
                         "no store at {host} port {port} within {}: {obstacle}",
-                        in_words(timeout)
+                        text::duration(timeout)
                     ),
                 ));
             }

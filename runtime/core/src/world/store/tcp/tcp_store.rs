@@ -3,11 +3,11 @@
 use super::client::{Broken, Connection, GRACE, NONCE, Waited};
 use super::protocol::{Encoder, MAX_KEY, MAX_KEYS, MAX_MESSAGE, MAX_VALUE, OpCode};
 use super::server::TcpStoreServer;
-use crate::op::deadline::in_words;
 use crate::op::error::{Error, ErrorKind, Result};
 use crate::world::store::{
     BatchReply, BatchRequest, QueueStore, Store, barrier_timed_out, timed_out,
 };
+use rcomm_recorder::model::text;
 use std::net::{IpAddr, ToSocketAddrs};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
@@ -115,7 +115,7 @@ impl TcpStore {
                     ErrorKind::Timeout,
                     format!(
                         "{count} of {world_size} ranks reached the store within {}",
-                        in_words(timeout)
+                        text::duration(timeout)
                     ),
                 ));
             }

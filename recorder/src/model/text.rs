@@ -1,0 +1,209 @@
+//! Times and sizes as text for people, for every program.
+//!
+//! | form | where | examples |
+//! |---|---|---|
+//! | [`duration`] | errors and logs of the runtime | `42 µs`, `350 ms`, `600.0 s` |
+//! | [`format_time`] | sentences of findings | `20 ms`, `1.5 s`, `102 s` |
+//! | [`duration_ms`] | tables and reports | `4.2 s`, `2 min 5 s`, `1 h 30 min` |
+//! | [`age`], [`millis`] | narrow columns | `0.4s`, `12m`; `0.21` |
+//! | [`bytes`] | sentences, tables and reports | `512 B`, `1.5 GiB` |
+//! | [`narrow_bytes`] | narrow columns | `512`, `1.5G` |
+//! | [`clock_age`], [`time_of_day`] | clocks | `00:01:42` |
+
+use std::time::Duration;
+
+/// A duration as messages give it: `2.0 s`, `350 ms`, `42 µs`.
+pub fn duration(duration: Duration) -> String {
+    let rounded = |unit: u128| (duration.as_nanos() + unit / 2) / unit;
+    match (rounded(1_000), rounded(1_000_000)) {
+        (us, _) if us < 1_000 => format!("{us} µs"),
+        (_, ms) if ms < 1_000 => format!("{ms} ms"),
+        _ => format!("{:.1} s", duration.as_secs_f64()),
+    }
+}
+
+/// Milliseconds for people: `3 ms`, `4.2 s`, `2 min 5 s`, `1 h 30 min`.
+pub fn duration_ms(ms: f64) -> String {
+    // Negative ages come from clocks that disagree; they are shown as such.
+    let (sign, ms) = if ms < 0.0 { ("-", -ms) } else { ("", ms) };
+    let seconds = ms / 1e3;
+    let text = if ms < 10.0 {
+        format!("{ms:.1} ms")
+    } else if ms < 1e3 {
+        format!("{ms:.0} ms")
+    } else if seconds < 9.95 {
+        format!("{seconds:.1} s")
+    } else if seconds < 119.5 {
+        format!("{seconds:.0} s")
+    } else {
+        let whole = seconds.round() as u64;
+        match (whole / 3600, whole / 60 % 60, whole % 60) {
+            (0, minutes, 0) => format!("{minutes} min"),
+            (0, minutes, rest) => format!("{minutes} min {rest} s"),
+            (hours, 0, _) => format!("{hours} h"),
+            (hours, minutes, _) => format!("{hours} h {minutes} min"),
+        }
+    };
+    format!("{sign}{text}")
+}
+
+/// `102 s`, `1.5 s`, `20 ms`.
+pub fn format_time(ms: f64) -> String {
+    if ms >= 10_000.0 {
+        format!("{:.0} s", ms / 1000.0)
+    } else if ms >= 1000.0 {
+        format!("{:.1} s", ms / 1000.0)
+    } else {
+        format!("{ms:.0} ms")
+    }
+}
+
+/// An age: `0.4s`, `102s`, `12m`, `3h`; `--` if unknown.
+pub fn age(ms: Option<f64>) -> String {
+    match ms.filter(|ms| ms.is_finite()) {
+        None => "--".into(),
+        Some(ms) => {
+            let seconds = (ms / 1e3).max(0.0);
+            match seconds {
+                s if s < 9.95 => format!("{s:.1}s"),
+                s if s < 600.0 => format!("{s:.0}s"),
+                s if s < 36_000.0 => format!("{:.0}m", s / 60.0),
+                s => format!("{:.0}h", s / 3600.0),
+            }
+        }
+    }
+}
+
+/// An age as `HH:MM:SS`, rounded as sentences round it.
+pub fn clock_age(ms: f64) -> String {
+    let seconds = (ms.max(0.0) / 1e3).round() as u64;
+    let (hours, minutes, seconds) = (seconds / 3600, seconds / 60 % 60, seconds % 60);
+    format!("{hours:02}:{minutes:02}:{seconds:02}")
+}
+
+/// A short time in ms: `0.21`, `4.1`, `37`; `--` if unknown.
+pub fn millis(ms: Option<f64>) -> String {
+    match ms.filter(|ms| ms.is_finite()) {
+        None => "--".into(),
+        Some(ms) if ms < 0.995 => format!("{ms:.2}"),
+        Some(ms) if ms < 9.95 => format!("{ms:.1}"),
+        Some(ms) => format!("{ms:.0}"),
+    }
+}
+
+/// The time of day, UTC, of a wall clock in ns since the epoch.
+pub fn time_of_day(wall_ns: i64) -> String {
+    let seconds = wall_ns.div_euclid(1_000_000_000).rem_euclid(86_400);
+    let (hours, minutes, seconds) = (seconds / 3600, seconds / 60 % 60, seconds % 60);
+    format!("{hours:02}:{minutes:02}:{seconds:02}")
+}
+
+/// Bytes for people: `512 B`, `64 KiB`, `1.5 GiB`.
+pub fn bytes(n: u64) -> String {
+    const UNITS: [&str; 5] = ["KiB", "MiB", "GiB", "TiB", "PiB"];
+    if n < 1024 {
+        return format!("{n} B");
+    }
+    let mut value = n as f64 / 1024.0;
+    let mut unit = 0;
+    while value >= 1023.95 && unit + 1 < UNITS.len() {
+        value /= 1024.0;
+        unit += 1;
+    }
+    let text = format!("{value:.1}");
+    format!(
+        "{} {}",
+        text.strip_suffix(".0").unwrap_or(&text),
+        UNITS[unit]
+    )
+}
+
+/// A size: `512`, `64K`, `1.5M`.
+pub fn narrow_bytes(n: u64) -> String {
+    let mut value = n as f64;
+    let mut unit = "";
+    for next in ["K", "M", "G", "T"] {
+        if value < 1024.0 {
+            break;
+        }
+        value /= 1024.0;
+        unit = next;
+    }
+    if value >= 10.0 || value.fract() < 0.05 {
+        format!("{value:.0}{unit}")
+    } else {
+        format!("{value:.1}{unit}")
+    }
+}
+
+/// Bytes as digits, in lower case: `00ff`.
+pub fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn durations_are_rounded_to_what_people_read() {
+        let cases = [
+            (1_999_999_289, "2.0 s"),
+            (600_000_000_000, "600.0 s"),
+            (999_999_999, "1.0 s"),
+            (350_400_000, "350 ms"),
+            (999_900, "1 ms"),
+            (42_100, "42 µs"),
+        ];
+        for (ns, words) in cases {
+            assert_eq!(duration(Duration::from_nanos(ns)), words);
+        }
+    }
+
+    #[test]
+    fn durations_have_the_unit_that_one_would_say() {
+        for (ms, text) in [
+            (0.25, "0.2 ms"),
+            (640.0, "640 ms"),
+            (4_200.0, "4.2 s"),
+            (102_000.0, "102 s"),
+            (125_000.0, "2 min 5 s"),
+            (5_400_000.0, "1 h 30 min"),
+            (-3.0, "-3.0 ms"),
+        ] {
+            assert_eq!(duration_ms(ms), text);
+        }
+    }
+
+    #[test]
+    fn ages_grow_coarser() {
+        let ages = [400.0, 9_960.0, 102_400.0, 720_000.0, 36_000_000.0];
+        let shown: Vec<_> = ages.map(|ms| age(Some(ms))).into();
+        assert_eq!(shown, ["0.4s", "10s", "102s", "12m", "10h"]);
+        assert_eq!(age(None), "--");
+        assert_eq!(age(Some(-5.0)), "0.0s");
+        assert_eq!(clock_age(102_000.0), "00:01:42");
+        assert_eq!(millis(Some(0.214)), "0.21");
+        assert_eq!(time_of_day(1_700_000_000_000_000_000), "22:13:20");
+    }
+
+    #[test]
+    fn sizes_have_the_largest_unit_that_fits() {
+        assert_eq!(bytes(0), "0 B");
+        assert_eq!(bytes(65_536), "64 KiB");
+        assert_eq!(bytes(1_610_612_736), "1.5 GiB");
+        assert_eq!(bytes(1_048_575), "1 MiB");
+    }
+
+    #[test]
+    fn narrow_sizes_have_one_letter() {
+        assert_eq!(narrow_bytes(512), "512");
+        assert_eq!(narrow_bytes(64 << 10), "64K");
+        assert_eq!(narrow_bytes(3 << 19), "1.5M");
+    }
+
+    #[test]
+    fn digits_come_in_pairs() {
+        assert_eq!(hex(&[0, 255]), "00ff");
+    }
+}

@@ -1,4 +1,4 @@
-//! `rcomm-fr`: flight recorder dumps in, the rank at fault out. The program itself is in [`cli`].
+//! `rcomm-fr` reads flight recorder dumps and names the rank at fault. The program itself is in [`cli`].
 #![forbid(unsafe_code)]
 
 mod cli;

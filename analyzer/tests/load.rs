@@ -1,4 +1,4 @@
-//! What the loader makes of folders, archives, rings and everything that is none of it.
+//! The loader on folders, archives, rings, and files that are none of these.
 
 #![allow(clippy::unwrap_used)]
 

@@ -1,4 +1,4 @@
-//! The live view of a job's collectives in a terminal: is it stuck, who, since when.
+//! Shows a job's collectives live in a terminal: whether it is stuck, because of which rank, and since when.
 //!
 //! An [`event::Event`] goes into [`state::update`], which changes the [`state::State`]; [`view::draw`]
 //! shows it. Sources are read and judged on threads of their own

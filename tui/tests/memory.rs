@@ -1,4 +1,4 @@
-//! What is remembered stays within its budget, however long one looks.
+//! The history stays within its memory budget, however long the program runs.
 
 mod common;
 

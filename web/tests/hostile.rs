@@ -1,4 +1,4 @@
-//! Clients that mean no good, or do not know better.
+//! Tests the server with hostile and with mistaken clients.
 
 mod common;
 

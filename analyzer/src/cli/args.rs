@@ -1,5 +1,4 @@
-//! The command line: what can be asked, in one place. The help, the man page and the completions are
-//! all made from here.
+//! Defines the whole command line. The help, the manual page and the completions are made from it.
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use std::num::{NonZeroU32, NonZeroUsize};

@@ -1,4 +1,4 @@
-//! What can keep a command from answering, its error message, and the exit code that goes with it.
+//! The errors that end a command: for each its message and its exit code.
 
 use rcomm_analyzer::words::{bytes, duration_ms, printable};
 use std::io::{self, Write};

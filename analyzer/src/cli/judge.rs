@@ -1,4 +1,4 @@
-//! From paths to a report: what `analyze`, `watch`, `diff` and `collect` share.
+//! Reads paths and makes a report: what `analyze`, `watch`, `diff` and `collect` share.
 
 use crate::cli::args::JudgeArgs;
 use crate::cli::failure::Failure;

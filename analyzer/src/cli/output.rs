@@ -1,4 +1,4 @@
-//! Where an answer goes: standard output or a file, with or without colour.
+//! Writes results to standard output or to a file, with or without colour.
 
 use crate::cli::failure::Failure;
 use anstream::{AutoStream, ColorChoice};

@@ -1,4 +1,4 @@
-//! `rcomm-fr query SQL PATH...`: the records as tables, asked in SQL.
+//! `rcomm-fr query SQL PATH...`: queries the records as tables.
 
 use super::judge::{Keep, judge};
 use crate::cli::args::{QueryArgs, QueryFormat};

@@ -1,4 +1,4 @@
-//! What a live view saw, written down to be looked at again.
+//! Records what a live view saw, and reads it back for a replay.
 //!
 //! A recording is a gzip stream. Its first line is a header; then each frame is one line of JSON that
 //! names the records that follow it and their lengths, and those records, as dumps in JSON. A frame

@@ -1,4 +1,4 @@
-//! The ranks of a job as views show them, from what sources left.
+//! Makes the ranks of a snapshot from the last answers of the sources.
 
 use super::judging::Live;
 use super::{Moment, RankView};

@@ -1,4 +1,5 @@
-//! Sources polled on threads of their own, judged on one more: the thread that draws waits for neither.
+//! Polls each source on a thread of its own and judges on another, so that the thread that draws waits for
+//! neither.
 //!
 //! `rcomm/source/<n>` asks one source at every interval; `rcomm/judge` owns the [`Live`] and hands
 //! each new [`Snapshot`] to a function. All of them stop and are joined when the [`Watch`] is dropped.

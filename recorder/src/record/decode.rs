@@ -1,4 +1,4 @@
-//! Words back into a [`Dump`], for the owner's snapshot and for readers outside.
+//! Decodes words into a [`Dump`], for the owner's snapshot and for readers outside.
 //!
 //! Nothing here trusts what it reads: every index is checked, every length is bounded by the section
 //! it points into, and the lengths together by that section's size, since honest rows do not overlap.

@@ -1,4 +1,4 @@
-//! Who follows a ring sees what a snapshot shows.
+//! A follower of a ring sees what a snapshot shows.
 
 use super::*;
 

@@ -1,4 +1,4 @@
-//! Which line of the program called: the innermost Python frame that is not a library's on the way.
+//! Finds the line of the program that called: the innermost Python frame that is not of a library on the way.
 
 use pyo3::intern;
 use pyo3::prelude::*;

@@ -1,4 +1,4 @@
-//! Trouble to order, by the environment variable `RCOMM_SIM`: `key=value` pairs between commas.
+//! Faults that the environment variable `RCOMM_SIM` orders: `key=value` pairs between commas.
 //!
 //! | key | effect |
 //! |---|---|

@@ -1,4 +1,4 @@
-//! What can be wrong with a job.
+//! The kinds of faults that a job can have.
 
 use rcomm_analyzer::Code;
 

@@ -1,4 +1,4 @@
-//! Trouble that was ordered from the simulator.
+//! Jobs with faults that the simulator was ordered to make.
 
 use super::libraries::without;
 use super::{RANKS, facts, fail, over, run, start};

@@ -1,4 +1,4 @@
-//! What a property saw, and what of it is right.
+//! Counts the verdicts that a property saw, and those that are right.
 
 use rcomm_analyzer::{Finding, Report, Severity};
 use rcomm_recorder::model::Rank;

@@ -1,4 +1,4 @@
-//! However it ends, the terminal is as it was.
+//! However the program ends, the terminal is as it was before.
 
 use crate::rings::stuck_job;
 use crate::session::{Hangup, Session};

@@ -1,4 +1,4 @@
-//! From what the user names to a list of files.
+//! Turns the paths that the user names into a list of files.
 
 use super::walk::walk;
 use rcomm_verdict::Problem;

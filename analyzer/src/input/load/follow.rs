@@ -1,4 +1,4 @@
-//! Paths that are looked at again and again: each look reads only what changed since the last.
+//! Reads the same paths repeatedly: each look reads only what changed since the last.
 
 use super::find::{self, FindError, InputFile};
 use super::{LoadOptions, LoadedDump, Output, rank_name, read};

@@ -1,4 +1,4 @@
-//! The rank in a file name: which of the numbers is it?
+//! Finds the rank in a file name, which may hold several numbers.
 //!
 //! PyTorch's dumps give their rank by name alone, and people rename, prefix and suffix them
 //! (`host-node07_40`, `rank_3.json`, `comm_lib_trace_rank_12`). So all names are looked at together:

@@ -1,4 +1,4 @@
-//! From a file to the dumps in it: packed, archived, a ring, or plain.
+//! Reads the dumps in a file: compressed, archived, a ring, or plain.
 
 use super::find::InputFile;
 use super::zstd::Frames;

@@ -1,4 +1,4 @@
-//! A summary in, records out.
+//! Reads the records of a summary.
 
 use super::wire::{Part, Record, WireTables};
 use super::{MAGIC, MAX_PART, OLDEST, VERSION};

@@ -1,4 +1,4 @@
-//! Records in, a summary out.
+//! Writes records into a summary.
 
 use super::wire::{End, Part, Record, Rows, WireTables, captured};
 use super::{MAGIC, MAX_PART, VERSION};

@@ -1,4 +1,4 @@
-//! Many ranks asked at the same time.
+//! Asks many ranks at the same time.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, TryLockError};

@@ -1,4 +1,4 @@
-//! A job that does not exist, as a source.
+//! A simulated job as a source.
 
 use super::{Liveness, Observation, Poll, Seen, Source, SourceError};
 use crate::live::simulate::Simulation;

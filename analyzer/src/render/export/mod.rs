@@ -1,4 +1,4 @@
-//! The records themselves in the forms of other tools. A report judges; an export only retells.
+//! Writes the records themselves in the formats of other tools, without a judgement.
 
 pub mod perfetto;
 #[cfg(feature = "tables")]

@@ -1,4 +1,4 @@
-//! From dumps to a report.
+//! Makes a report from dumps: at once, or as they come.
 
 use crate::align::p2p::Messages;
 use crate::align::record::{Extent, Record, Shared};

@@ -1,4 +1,4 @@
-//! What the checks look at, and what they hand in.
+//! The input of the checks, and the drafts of findings that they return.
 
 use crate::align::clocks::Offset;
 use crate::align::p2p::{Half, Messages};

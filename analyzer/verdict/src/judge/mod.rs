@@ -1,4 +1,4 @@
-//! From aligned records to a report: which ranks wait for which, why, and what to do.
+//! Makes a report from aligned records: which ranks wait for which, why, and what to do.
 //!
 //! [`analysis`] is the entry. It selects the records of one job ([`provenance`]), aligns them, builds
 //! the graph of waits ([`wait_graph`]) and finds its roots ([`wait_root`]); every file of [`check`] drafts

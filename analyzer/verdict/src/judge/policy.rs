@@ -1,4 +1,4 @@
-//! What an analysis takes for granted.
+//! The settings of an analysis.
 
 use rcomm_recorder::model::Rank;
 use std::time::Duration;

@@ -1,4 +1,4 @@
-//! From fields as a file spells them to a [`Dump`]: the half of reading that JSON and pickle share.
+//! Makes a [`Dump`] of fields as a file spells them: the half of reading that JSON and pickle share.
 
 use super::intern::{Interner, Recurring, Text, Texts};
 use super::keys::Field;

@@ -1,4 +1,4 @@
-//! What repeats is held once.
+//! Tables that hold each repeated value once.
 
 use hashbrown::{DefaultHashBuilder, HashTable};
 use std::hash::{BuildHasher, Hash};

@@ -1,4 +1,4 @@
-//! What a pickle is taken apart into.
+//! The cells that a pickle is decoded into.
 
 /// A piece of the input: a string's bytes, not yet checked to be UTF-8.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,4 +1,4 @@
-//! Bytes in, a flat graph of cells out.
+//! Decodes bytes into a flat graph of cells.
 
 use super::cell::{Cell, Fault, Span};
 use super::opcode as op;

@@ -1,4 +1,4 @@
-//! Values in, a pickle of protocol 2 out.
+//! Writes values as a pickle of protocol 2.
 
 use super::opcode as op;
 use std::collections::HashMap;

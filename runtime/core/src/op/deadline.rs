@@ -1,4 +1,4 @@
-//! When waiting ends.
+//! [`Deadline`]: the moment at which a wait ends.
 
 use std::time::{Duration, Instant};
 

@@ -1,9 +1,9 @@
-//! How the ranks of a communicator find each other over the store: each leaves a card (its rank, device and
-//! library), and the first rank reads and judges all of them.
+//! How the ranks of a communicator find each other over the store: each leaves a description (its rank, device and
+//! library), and the first rank reads and compares all of them.
 //!
-//! The first rank waits for one counter, reads every card once, and leaves one verdict: the unique ids, or why
-//! these ranks cannot form a communicator. All others wait for that one key. So a meeting of N ranks reads O(N)
-//! keys in all, where every rank reading every card would read N².
+//! The first rank waits for one counter, reads every description once, and leaves one result: the unique ids, or
+//! why these ranks cannot form a communicator. All others wait for that one key. So N ranks read O(N) keys in all,
+//! where every rank reading every description would read N².
 //!
 //! Ranks on one device, and libraries that differ, are refused by name here, where NCCL would hang.
 

@@ -1,8 +1,8 @@
-//! The report as text, for the engineer who was woken up by it.
+//! Prints the report as text.
 //!
-//! The first line is the verdict and the one sentence; the second is what to do. Under them comes
-//! what supports them, in the order in which one asks: which ranks wait, where was the rank, what follows
-//! from it, what was ruled out. What is wrong with the input comes last, and never silently.
+//! The first line is the verdict and its sentence; the second is what to do. Then follows what supports them:
+//! which ranks wait, where the rank was, the consequences, and what was ruled out. Problems of the input come
+//! last, and are always printed.
 //!
 //! Colours are written as ANSI sequences; a caller whose output takes none wraps it in
 //! `anstream::AutoStream`. No colour carries meaning alone.

@@ -1,4 +1,4 @@
-//! W160: a ring forgets faster than the questions that are asked of it, or could not keep records.
+//! W160: a ring overwrites records that the analysis needs, or could not keep records.
 //!
 //! A ring that has wrapped is the normal case, so that alone is no finding. It is one where the ring
 //! has dropped the very operation that the rank is in, or the entries that show whether it came to a

@@ -137,7 +137,7 @@ impl Slot {
         // It is used on other streams from now on.
         stream.synchronize()?;
         let mut host: *mut c_void = null_mut();
-        // SAFETY: writes one address through a valid pointer.
+        // SAFETY: the call writes one address to a local that outlives it.
         let status =
             unsafe { (device.driver().table().mem_host_alloc)(&mut host, size_of::<u64>(), 0) };
         device.driver().check("cuMemHostAlloc", status)?;
@@ -154,7 +154,8 @@ impl Drop for Slot {
     fn drop(&mut self) {
         let free = || -> Result<()> {
             let _entered = self.device.enter()?;
-            // SAFETY: allocated by `new`, freed once; its last check is over.
+            // SAFETY: `new` got this memory from the driver, and it is freed once, here. Its last check is
+            // over: a slot whose check may still run is leaked (`find`).
             let status = unsafe { (self.device.driver().table().mem_free_host)(self.host.cast()) };
             self.device.driver().check("cuMemFreeHost", status)
         };
@@ -210,7 +211,8 @@ impl NanFinder {
             std::mem::forget((slot, kernels));
             return Err(error);
         }
-        // SAFETY: the copy is done, and nothing else writes there.
+        // SAFETY: `host` is eight bytes of the slot's, aligned, which the copy has written: the mark behind
+        // it was waited for. Nothing else writes there.
         let first = unsafe { slot.host.read_volatile() };
         lock(&self.slots).push(slot);
         Ok((first != u64::MAX).then(|| first / format.each))

@@ -81,16 +81,16 @@ impl CudaDevice {
         }
         let table = driver.table();
         let mut device = 0;
-        // SAFETY: writes one int through a valid pointer.
+        // SAFETY: the call writes one int to a local that outlives it.
         let status = unsafe { (table.device_get)(&mut device, c_int::from(ordinal)) };
         driver.check("cuDeviceGet", status)?;
         let mut uuid = cuda::CuUuid { bytes: [0; 16] };
-        // SAFETY: fills sixteen bytes through a valid pointer.
+        // SAFETY: the call fills sixteen bytes of a local that outlives it.
         let status = unsafe { (table.device_get_uuid)(&mut uuid, device) };
         driver.check("cuDeviceGetUuid", status)?;
         let attribute = |which: c_int| -> Result<c_int> {
             let mut value = 0;
-            // SAFETY: writes one int through a valid pointer.
+            // SAFETY: the call writes one int to a local that outlives it.
             let status = unsafe { (table.device_get_attribute)(&mut value, which, device) };
             driver.check("cuDeviceGetAttribute", status)?;
             Ok(value)
@@ -98,7 +98,7 @@ impl CudaDevice {
         let has_pools = attribute(cuda::ATTRIBUTE_MEMORY_POOLS)? != 0;
         let capability = attribute(cuda::ATTRIBUTE_CAPABILITY)?;
         let mut context: CuContext = null_mut();
-        // SAFETY: writes one pointer through a valid pointer.
+        // SAFETY: the call writes one pointer to a local that outlives it.
         let status = unsafe { (table.primary_ctx_retain)(&mut context, device) };
         driver.check("cuDevicePrimaryCtxRetain", status)?;
         Ok(Arc::new(Self {
@@ -159,7 +159,7 @@ impl CudaDevice {
         let status = unsafe { (table.ctx_push_current)(self.context) };
         self.driver.check("cuCtxPushCurrent", status)?;
         let mut mode = cuda::CAPTURE_MODE_RELAXED;
-        // SAFETY: exchanges one int through a valid pointer.
+        // SAFETY: the call exchanges one int of a local that outlives it.
         let status = unsafe { (table.thread_exchange_stream_capture_mode)(&mut mode) };
         let entered = Entered {
             device: self,
@@ -199,7 +199,7 @@ impl Drop for Entered<'_> {
     fn drop(&mut self) {
         let table = self.device.driver.table();
         let mut mode = self.mode;
-        // SAFETY: exchanges one int through a valid pointer: the thread's own mode comes back.
+        // SAFETY: the call exchanges one int of a local that outlives it: the thread's own mode comes back.
         unsafe { (table.thread_exchange_stream_capture_mode)(&mut mode) };
         let mut popped: CuContext = null_mut();
         // SAFETY: as many are popped as `enter` pushed on this thread. Guards are held by scopes, so that is

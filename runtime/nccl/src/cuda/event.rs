@@ -35,7 +35,7 @@ impl Event {
             EventTiming::Untimed => cuda::EVENT_UNTIMED,
         };
         let mut raw: CuEvent = null_mut();
-        // SAFETY: writes one handle through a valid pointer.
+        // SAFETY: the call writes one handle to a local that outlives it.
         let status = unsafe { (device.driver().table().event_create)(&mut raw, flags) };
         device.driver().check("cuEventCreate", status)?;
         Ok(Self {

@@ -238,7 +238,7 @@ impl DeviceBuffer {
         let _entered = device.enter()?;
         refuse_to_zero(stream)?;
         let mut at: *mut c_void = std::ptr::null_mut();
-        // SAFETY: writes one address through a valid pointer.
+        // SAFETY: the call writes one address to a local that outlives it.
         let status = unsafe { alloc(&mut at, bytes) };
         library
             .check("ncclMemAlloc", status)

@@ -231,7 +231,7 @@ impl CudaDriver {
             table,
             _library: None,
         };
-        // SAFETY: takes a flags word that must be 0.
+        // SAFETY: `cuInit` takes a word of flags, which must be 0, before any other call.
         let status = unsafe { (driver.table.init)(0) };
         driver.check("cuInit", status)?;
         Ok(driver)
@@ -248,7 +248,7 @@ impl CudaDriver {
     /// [`ErrorKind::Backend`].
     pub fn device_count(&self) -> Result<u32> {
         let mut count = 0;
-        // SAFETY: writes one int through a valid pointer.
+        // SAFETY: the call writes one int to a local that outlives it.
         let status = unsafe { (self.table.device_get_count)(&mut count) };
         self.check("cuDeviceGetCount", status)?;
         Ok(u32::try_from(count).unwrap_or(0))
@@ -280,7 +280,7 @@ impl CudaDriver {
         status: CuResult,
     ) -> Option<String> {
         let mut at: *const c_char = std::ptr::null();
-        // SAFETY: writes one pointer through a valid pointer; null where the code is unknown.
+        // SAFETY: the call writes one pointer to a local that outlives it; null where the code is unknown.
         let asked = unsafe { ask(status, &mut at) };
         if asked != SUCCESS || at.is_null() {
             return None;

@@ -55,7 +55,7 @@ impl CudaStream {
             Priority::Normal => 0,
             Priority::High => {
                 let (mut least, mut greatest) = (0, 0);
-                // SAFETY: writes two ints through valid pointers.
+                // SAFETY: the call writes two ints to locals that outlive it.
                 let status =
                     unsafe { (table.ctx_get_stream_priority_range)(&mut least, &mut greatest) };
                 driver.check("cuCtxGetStreamPriorityRange", status)?;
@@ -63,7 +63,7 @@ impl CudaStream {
             }
         };
         let mut raw: CuStream = null_mut();
-        // SAFETY: writes one handle through a valid pointer.
+        // SAFETY: the call writes one handle to a local that outlives it.
         let status = unsafe {
             (table.stream_create_with_priority)(&mut raw, cuda::STREAM_NON_BLOCKING, priority)
         };

@@ -130,7 +130,7 @@ impl NcclLibrary {
     /// [`ErrorKind::Backend`] if they call themselves older than 2.18.
     fn from_table(table: NcclTable) -> Result<Self> {
         let mut code: c_int = 0;
-        // SAFETY: the function writes one int through a valid pointer.
+        // SAFETY: the call writes one int to a local that outlives it.
         let status = unsafe { (table.get_version)(&mut code) };
         let version = Version(code);
         if status != result::SUCCESS {
@@ -197,7 +197,7 @@ impl NcclLibrary {
         let mut id = UniqueId {
             internal: [0; UniqueId::BYTES],
         };
-        // SAFETY: the function fills one id through a valid pointer.
+        // SAFETY: the call fills one id in a local that outlives it.
         let status = unsafe { (self.table.get_unique_id)(&mut id) };
         self.check("ncclGetUniqueId", status)?;
         Ok(id)
@@ -269,7 +269,8 @@ impl NcclLibrary {
     /// # Errors
     /// [`ErrorKind::Backend`].
     pub(crate) fn group(&self) -> Result<Group<'_>> {
-        // SAFETY: takes no argument; groups nest and are per thread.
+        // SAFETY: the function takes no argument. Groups nest and are per thread, and `Group` stays on this
+        // one.
         let status = unsafe { (self.table.group_start)() };
         self.check("ncclGroupStart", status)?;
         Ok(Group {
@@ -308,7 +309,8 @@ impl Group<'_> {
     /// Launches the calls of the group, and returns the library's status.
     pub(crate) fn end(mut self) -> NcclResult {
         self.open = false;
-        // SAFETY: this thread opened the group.
+        // SAFETY: this thread opened the group (`Group` is not `Send`), which is ended once: `open` is
+        // false from here on.
         unsafe { (self.library.table.group_end)() }
     }
 }
@@ -316,8 +318,8 @@ impl Group<'_> {
 impl Drop for Group<'_> {
     fn drop(&mut self) {
         if self.open {
-            // SAFETY: this thread opened the group. The result has no place to go: an error is already
-            // on its way.
+            // SAFETY: this thread opened the group (`Group` is not `Send`), and `end` has not ended it. The
+            // result has no place to go: an error is already on its way.
             let _: sys::NcclResult = unsafe { (self.library.table.group_end)() };
         }
     }

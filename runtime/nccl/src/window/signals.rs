@@ -45,7 +45,8 @@ impl NcclWindow {
                 deadline,
                 || Ok(()),
                 move |comm, stream| {
-                    // SAFETY: communicator and stream are live and lent for the call.
+                    // SAFETY: communicator and stream are live and lent for the call, which is given no
+                    // pointer of ours.
                     unsafe { signal(to_c(own), 0, 0, 0, comm, stream) }
                 },
             )?;

@@ -29,10 +29,10 @@ pub struct HttpRequest<'a> {
     pub token: Option<&'a EndpointToken>,
 }
 
-/// What came back, whatever its status.
+/// An answer, of any status.
 #[derive(Clone, Debug)]
 pub struct HttpAnswer {
-    /// The status: 200 is well.
+    /// The status; 200 is success.
     pub status: u16,
     /// The body, whole.
     pub body: Vec<u8>,
@@ -193,7 +193,7 @@ enum Stream {
     Tcp(TcpStream),
 }
 
-/// The time left, or the error that none is.
+/// The time left, or an error if there is none.
 fn left(deadline: Instant) -> std::io::Result<Duration> {
     let left = deadline.saturating_duration_since(Instant::now());
     if left.is_zero() {

@@ -1,8 +1,8 @@
 //! The C binding: worlds, groups, every operation by the code of its element type, and work under way.
 //!
 //! `include/rcomm.h` is generated from this crate and documents how to use it from C. Codes of element types,
-//! reductions and errors are those of the Rust crates and never change. Only the public face of `rcomm` is
-//! used.
+//! reductions and errors are those of the Rust crates and never change. Only the public interface of `rcomm`
+//! is used.
 //!
 //! | file | holds |
 //! |---|---|

@@ -1,5 +1,5 @@
-//! Who completes what, and when: each rank does one act after the other; a collective ends when all
-//! members are in it and agree, a message when both halves are posted and agree.
+//! Simulates programs: which rank completes what, and when. Each rank does one act after the other; a collective
+//! ends when all members are in it and agree, a message when both halves are posted and agree.
 
 use super::Kind;
 use super::Random;
@@ -18,7 +18,7 @@ pub(super) struct Times {
     pub(super) met: u32,
 }
 
-/// What came of the programs.
+/// The result of the programs.
 #[derive(Clone, Debug)]
 pub(super) struct Run {
     /// By rank: the acts that it came to.
@@ -36,10 +36,10 @@ impl Run {
     }
 }
 
-/// The receive and the send of a message: who posted it, when, and how many elements.
+/// The receive and the send of a message: which rank posted it, when, and how many elements.
 type Halves = [Option<(Rank, i64, u64)>; 2];
 
-/// Messages that a receiver takes in whatever order they come: who waits for whom, by group and
+/// Messages that a receiver takes in whatever order they come: which rank waits for which, by group and
 /// receiver.
 #[derive(Default)]
 struct FromAny {
@@ -48,7 +48,7 @@ struct FromAny {
 }
 
 impl FromAny {
-    /// Posts one half; returns who posted the other, if it was there.
+    /// Posts one half; returns the rank that posted the other, if it was there.
     fn post(&mut self, group: usize, receiver: u32, rank: Rank, sends: bool) -> Option<Rank> {
         let (own, others) = if sends {
             (&mut self.sends, &mut self.receives)

@@ -297,7 +297,7 @@ fn profiling_name(entry: &Entry, signature: &Signature, own_rank: Option<u32>) -
     format!("{backend}:{op}{}", ends.unwrap_or_default())
 }
 
-/// PyTorch has three states; a failure shows as what it had reached.
+/// PyTorch has three states; a failed operation is written as the state that it had reached.
 fn state(entry: &Entry) -> &'static str {
     match entry.state {
         EntryState::Completed => "completed",

@@ -58,7 +58,7 @@ impl Level {
 }
 
 impl Level {
-    /// The best level for so many bytes: a few are done before it is known which one that is.
+    /// The best level for so many bytes: for a few the detection would take longer than the work.
     #[inline]
     fn for_len(bytes: usize) -> Self {
         if bytes <= few::MOST {

@@ -1,9 +1,9 @@
 //! W260: an answer rests on an order of moments that the hosts' clocks are too uncertain for.
 //!
 //! Verdicts rest on sequence numbers and waits, not on clocks; hosts that are seconds apart are no
-//! finding, since the difference is measured from the collectives themselves and taken off. But a few
-//! questions have no other answer than times: which of several silent ranks was missed first, or who
-//! came late where a recorder measures no waits. Where the moments are nearer to each other than the
+//! finding, since the difference is measured from the collectives themselves and subtracted. But a few
+//! questions have no other answer than times: which of several silent ranks was missed first, or
+//! which rank came late where a recorder measures no waits. Where the moments are nearer to each other than the
 //! clocks are known, that is reported here.
 
 use super::Check;

@@ -110,7 +110,7 @@ impl Backend for Staged {
     }
 }
 
-/// For who waits by itself.
+/// An observer for callers that wait by themselves.
 struct Deaf;
 
 impl Observer for Deaf {

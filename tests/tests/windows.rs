@@ -232,7 +232,7 @@ fn memory_that_another_rank_still_has_mapped_is_not_given_back() {
             if let Some(back) = back {
                 assert_eq!(back.as_slice::<u32>().unwrap()[0], 2 - own);
             }
-            // The one who keeps it may go on writing.
+            // The rank that keeps it may continue to write.
             if let Some(kept) = kept {
                 kept.write(0, &[9]).unwrap();
             }

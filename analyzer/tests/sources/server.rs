@@ -13,7 +13,7 @@ pub(crate) fn serve(answers: Answers) -> SocketAddr {
     let address = listener.local_addr().expect("bound");
     std::thread::spawn(move || {
         for stream in listener.incoming().flatten() {
-            // Who breaks off ends only its own connection.
+            // A client that breaks off ends only its own connection.
             let _ = answer(stream, &answers);
         }
     });

@@ -11,7 +11,7 @@ use std::ptr;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Who this process is, in memory that a forked child has as zero.
+/// The number of this process, in memory that the kernel clears in a forked child.
 struct Owner(&'static AtomicU64);
 
 impl Owner {

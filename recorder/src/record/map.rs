@@ -2,7 +2,7 @@
 //!
 //! With the time-stamp counter the only `unsafe` of this crate: the system calls that create and drop a
 //! mapping, and the view of it as atomic words. [`Map`] is the owner's, [`View`] a reader's.
-//! [`directory`](super::directory) decides which file is mapped and by whom.
+//! [`directory`](super::directory) decides which file is mapped by which process.
 //!
 //! A process that may write to the file can also truncate it, after which an access to the missing
 //! pages raises `SIGBUS`. Only the same user can do so (mode 0600), and that user can kill the process

@@ -70,7 +70,7 @@ fn path_of(recorder: &FlightRecorder) -> PathBuf {
     recorder.storage().path().unwrap().to_owned()
 }
 
-/// What does not depend on when and by whom the dump was taken.
+/// What does not depend on when the dump was taken, and by which process.
 fn timeless(mut dump: Dump) -> Dump {
     dump.identity.dump_time_ns = 0;
     dump.identity.reason.clear();

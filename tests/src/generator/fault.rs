@@ -14,11 +14,11 @@ pub struct Fault {
     pub rank: Rank,
     /// Where in its program.
     pub at: usize,
-    /// Who is to blame, ascending; more than one rank where both ends of a message are.
+    /// The ranks at fault, ascending; more than one where both ends of a message are.
     pub culprits: Vec<Rank>,
     /// In which group the first wrong thing is.
     pub group: usize,
-    /// The dumps hold enough to tell who is at fault.
+    /// The dumps hold enough to identify the rank at fault.
     pub decidable: bool,
 }
 
@@ -179,8 +179,8 @@ fn try_at(
                 return None;
             }
             program.acts.remove(at);
-            // torchcomms names no peers. Who of all left out what one takes from any, or whether that one
-            // took too few, the halves do not tell.
+            // torchcomms names no peers. The halves do not show which rank left out a message that another takes
+            // from any source, or whether that one took too few.
             fault(mesh.siblings(group) > 2 && recorder != Recorder::Torchcomms && !any)
         }
         Kind::MessageSize => {

@@ -46,7 +46,7 @@ pub struct Spec {
     pub micro_batches: u32,
     /// What the program does in addition to the usual.
     pub mix: Mix,
-    /// Who records, and what.
+    /// The recorder, and what it records.
     pub recording: Recording,
     /// Faults to put in, of these kinds, each on a rank of its own.
     pub faults: Vec<Kind>,
@@ -77,7 +77,7 @@ pub struct Job {
     pub dumps: Vec<Dump>,
     /// Ranks that were still waiting at the end.
     pub blocked: Vec<Rank>,
-    /// The dumps hold enough to tell who is at fault.
+    /// The dumps hold enough to identify the rank at fault.
     pub decidable: bool,
     /// Ranks whose file was cut short.
     pub cut: Vec<Rank>,

@@ -25,7 +25,7 @@ pub enum Window {
     Unequal,
 }
 
-/// Who records, and what.
+/// The recorder, and what it records.
 #[derive(Clone, Debug)]
 pub struct Recording {
     /// Whose manner.

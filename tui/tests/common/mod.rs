@@ -40,7 +40,7 @@ pub(crate) fn judged(simulation: &Simulation, wall_ns: i64) -> Snapshot {
         vec!["simulated".into()],
     );
     let mut last = None;
-    // A look before the fault, and one now: who fell silent was heard before.
+    // One look before the fault and one now: a silent rank has answered before.
     for wall_ns in [simulation.fault_ns() - 1, wall_ns] {
         let mut source = SimulatedSource::new(simulation.clone(), move || wall_ns);
         let poll: Result<_, SourceError> = source.poll(Instant::now());

@@ -42,7 +42,7 @@ impl<R: Read> Frames<R> {
     }
 }
 
-/// What is wrong, without the decoder's own words: those are for who wrote it.
+/// What is wrong with the stream, without the decoder's own text, which is for its developers.
 fn in_words(error: &FrameDecoderError) -> io::Error {
     let mut cause: Option<&dyn Error> = Some(error);
     while let Some(error) = cause {

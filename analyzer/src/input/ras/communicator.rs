@@ -88,7 +88,7 @@ pub(crate) struct Behind<'a> {
 }
 
 impl Communicator {
-    /// Who launched fewer operations of a kind than most; where two numbers are equally frequent, the
+    /// Members that launched fewer operations of a kind than most; where two numbers are equally frequent, the
     /// larger counts.
     pub(crate) fn behind(&self) -> Vec<Behind<'_>> {
         let mut by_kind: BTreeMap<&str, Vec<(&Member, u64)>> = BTreeMap::new();

@@ -7,7 +7,7 @@
 //! that a finding names, and speaks up by itself (E150) only for a rank that is dead or failed and
 //! that no finding names.
 //!
-//! The one reader of both forms is here: `communicators` for who watches a job (see
+//! The one reader of both forms is here: `communicators` for live views (see
 //! [`RasSource`](crate::live::source::RasSource)), [`RasReport`] for the part that is kept with dumps.
 //!
 //! Facts are joined to ranks by host, process id and device; where the dumps name neither host nor
@@ -28,16 +28,16 @@ use serde::{Deserialize, Serialize};
 /// The faults in one report.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RasReport {
-    /// What is wrong with whom, in the order of the report.
+    /// Each fault and its process, in the order of the report.
     pub facts: Vec<Fact>,
 }
 
 /// One thing that is wrong with one process.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Fact {
-    /// With whom.
+    /// The process.
     pub who: RasSubject,
-    /// What.
+    /// The fault.
     pub what: RasState,
 }
 

@@ -218,7 +218,7 @@ impl DumpRequests for EndpointDumps {
     }
 }
 
-/// Those who did not answer are asked through the store.
+/// Asks the ranks that did not answer through the store.
 fn ask_through(store: &HostPort, attempt: u32, deadline: Instant, said: &mut DumpAnswers) {
     match store::ask_for_dumps(store, attempt, "asked for from outside", deadline) {
         Ok(()) => {

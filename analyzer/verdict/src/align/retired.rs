@@ -16,7 +16,7 @@ impl Aligned<'_> {
                 self.reopen_retired(group, Some(apart));
             }
         }
-        // What is reopened shows who is missed, and that may show more.
+        // What is reopened shows which ranks are missed, and that may reopen more.
         for _ in 0..8 {
             if !self.reopen_newest() {
                 break;

@@ -1,6 +1,6 @@
 //! How fast a group's collectives moved their bytes: bus bandwidth, as nccl-tests counts it.
 //!
-//! Who arrives last is in a collective for as long as the transfer takes and no longer, so the shortest
+//! The rank that arrives last is in a collective for as long as the transfer takes and no longer, so the shortest
 //! of the members' durations is the time of the instance. Only durations that a backend measured count:
 //! from issue to notice is longer by what a watchdog sleeps. The bytes are those of the whole buffer,
 //! and the factor is what each rank's link carries of them, whatever the algorithm

@@ -401,7 +401,7 @@ impl Context<'_> {
         Some(self.evidence(record, lane.collectives[at], group))
     }
 
-    /// The entries of those who wait at a place, as proof: the first few.
+    /// The entries of the ranks that wait at a place, as proof: the first few.
     pub(crate) fn evidence_of_place(&self, place: usize, most: usize) -> Vec<Evidence> {
         match self.graph.places[place] {
             Place::Collective { group, seq } => {
@@ -445,7 +445,7 @@ impl Context<'_> {
         (ms >= 1.0).then_some(ms)
     }
 
-    /// When the first of those who wait at a place issued it, common time, ns.
+    /// When the first of the ranks that wait at a place issued it, common time, ns.
     pub(crate) fn waiting_since(&self, place: usize) -> Option<i64> {
         let created = |record: RecordIx, position: u32| {
             self.aligned

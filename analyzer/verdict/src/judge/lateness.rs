@@ -390,7 +390,7 @@ impl Span {
 }
 
 /// How long at most an operation waited by itself: a group's operations end one after the other, and
-/// what is in flight together waits together for who is late, which counts once.
+/// what is in flight together waits together for a late rank, which counts once.
 fn alone_ms(
     aligned: &Aligned<'_>,
     record: RecordIx,

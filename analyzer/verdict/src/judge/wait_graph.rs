@@ -75,7 +75,7 @@ pub(crate) struct WaitGraph {
 impl WaitGraph {
     /// Builds the graph of everything unfinished.
     ///
-    /// In a snapshot the age of an operation decides when to judge, never whom to name: as long as
+    /// In a snapshot the age of an operation decides when to judge, never which rank to name: as long as
     /// nothing is overdue the graph has no places, and from then on every unfinished operation is in
     /// it. [`WaitGraph::due`] returns the waits that are worth a finding.
     pub(crate) fn new(aligned: &Aligned<'_>, messages: &Messages, policy: &Policy) -> Self {
@@ -282,7 +282,7 @@ impl WaitGraph {
         ranks
     }
 
-    /// Who points at each node.
+    /// The nodes that point at each node.
     pub(crate) fn reversed(&self) -> Vec<Vec<Node>> {
         let nodes = self.ranks + self.places.len();
         let mut reversed = vec![Vec::new(); nodes];

@@ -221,9 +221,9 @@ pub enum InstanceState {
 pub struct Wait {
     /// The waiting rank.
     pub rank: Rank,
-    /// For whom, ascending.
+    /// The ranks that it waits for, ascending.
     pub on: Vec<Rank>,
-    /// In which group.
+    /// The group of the operation that it waits in.
     pub group: GroupRef,
     /// In which operation.
     pub op: String,

@@ -1,4 +1,4 @@
-//! What an analysis returns, and helpers for all who show it.
+//! What an analysis returns, and helpers to show it.
 //!
 //! [`document`] is the report itself, [`finding`] the table of finding codes, [`explain`] the long text
 //! of each code, [`words`] the text of ranks, groups, times and sizes.

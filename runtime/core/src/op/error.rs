@@ -30,7 +30,7 @@ pub enum ErrorKind {
     Unsupported = 6,
     /// The store answered wrongly or not at all.
     Store = 7,
-    /// The ranks could not find each other or do not agree on who they are.
+    /// The ranks could not find each other, or do not agree on their ranks.
     Rendezvous = 8,
     /// The operating system refused.
     Io = 9,

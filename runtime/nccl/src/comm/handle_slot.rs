@@ -32,7 +32,7 @@ impl Place {
 mod tests {
     use super::*;
 
-    /// For Miri, which knows to whom a pointer may still belong.
+    /// For Miri, which knows what a pointer may still access.
     #[test]
     fn a_handle_may_be_written_after_its_place_has_moved() {
         let place = Place::default();

@@ -49,7 +49,7 @@ pub struct CommOptions {
     pub graph_usage_mode: Option<i32>,
     /// Contexts for one-sided operations; 0 = none (2.29).
     pub rma_contexts: Option<i32>,
-    /// Peers with whom a rank sends and receives at once (2.30).
+    /// Peers with which a rank sends and receives at once (2.30).
     pub max_p2p_peers: Option<i32>,
     /// `graphStreamOrdering`: how launches of graphs are ordered (2.30).
     pub graph_stream_ordering: Option<i32>,

@@ -177,7 +177,7 @@ fn linger(world: &World, gpu: &Gpu) -> Result<()> {
     trained
 }
 
-/// The culprit does not come to a split; the others learn who it was, and close all the same.
+/// The culprit does not come to a split; the others get an error that names it, and close nevertheless.
 fn late_split(world: &World, gpu: &Gpu) -> Result<()> {
     count(world.group(), gpu)?;
     if world.rank() == CULPRIT {

@@ -22,7 +22,7 @@ fn serve(server: Server) -> HostPort {
         let (keep, kept) = channel();
         for stream in listener.incoming().flatten() {
             let (server, keep) = (server.clone(), keep.clone());
-            // Who breaks off ends only its own connection.
+            // A client that breaks off ends only its own connection.
             let _ = answer(stream, &server, &keep);
         }
         drop(kept);

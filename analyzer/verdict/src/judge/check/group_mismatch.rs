@@ -34,7 +34,7 @@ impl Check for GroupMismatch {
     }
 }
 
-/// What the ranks state of one name, and who contradicts whom.
+/// What the ranks state of one name, and which ranks contradict each other.
 struct Conflict {
     name: String,
     /// Of each rank in it: the group that it states.
@@ -187,7 +187,7 @@ fn by_order(ctx: &Context<'_>, conflicts: &[Conflict]) -> Option<FindingDraft> {
     Some(draft)
 }
 
-/// Ranks that state other members than most who are concerned.
+/// Ranks that state other members than most of the ranks concerned.
 fn by_members(ctx: &Context<'_>, conflicts: &[Conflict]) -> FindingDraft {
     let all_pairs: BTreeSet<(Rank, Rank)> = conflicts
         .iter()
@@ -230,7 +230,7 @@ fn by_members(ctx: &Context<'_>, conflicts: &[Conflict]) -> FindingDraft {
         }
     };
     let mut stated: Vec<(&Vec<Rank>, &Vec<Rank>)> = sides.iter().collect();
-    // Who is blamed comes first, then the smaller side.
+    // The side of the culprits comes first, then the smaller one.
     let is_blamed = |voters: &[Rank]| {
         let culprits = culprits.as_deref().unwrap_or_default();
         voters.iter().any(|rank| culprits.contains(rank))

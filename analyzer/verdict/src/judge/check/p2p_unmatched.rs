@@ -145,7 +145,7 @@ pub(super) fn in_cycle(
                 format_ranks(&ctx.ranks(&culprits))
             )
         };
-        // Who left out something else than a message may have come to its own too early.
+        // A rank that left out something else may have come to its own message too early.
         let others = ranks.iter().filter(|node| !culprits.contains(node));
         draft.alternatives = culprits
             .iter()

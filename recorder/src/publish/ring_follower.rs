@@ -9,7 +9,7 @@ use super::ring_reader::{Owner, RingReader};
 use crate::model::{Entry, EntryState};
 use crate::record::clock::Anchor;
 use crate::record::ring::is_busy;
-use crate::record::{decode, layout, nccl};
+use crate::record::{decode, layout, nccl, rings};
 use std::collections::BTreeMap;
 
 /// A ring that is followed from outside, and its record.
@@ -105,7 +105,7 @@ impl RingFollower {
     /// The slots to read, and whether one of them was written to.
     fn pick(&mut self) -> (Vec<usize>, bool) {
         let (view, layout) = self.reader.memory();
-        let slots = decode::slots(layout);
+        let slots = rings::slots(layout);
         let newest = self.reader.records();
         let oldest = newest.saturating_sub(slots.slots() as u64) + 1;
         self.open = self.open.split_off(&oldest);
@@ -121,7 +121,7 @@ impl RingFollower {
             let stamp = match layout.kernels.rows {
                 0 => own,
                 // The low bits keep whether the record is busy; the rest changes if either of both did.
-                _ => own ^ nccl::kernels(layout).stamp(view, index) << 32,
+                _ => own ^ rings::kernels(layout).stamp(view, index) << 32,
             };
             // The stamp is stored before its slot is read, as above. A slot whose writer died stays
             // busy and is counted every time.

@@ -13,7 +13,7 @@ use crate::record::map::View;
 use crate::record::nccl;
 use crate::record::process::ProcessIdentity;
 use crate::record::sync::Read;
-use crate::record::{RingPart, decode};
+use crate::record::{RingPart, decode, rings};
 use std::fs;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
@@ -165,7 +165,7 @@ impl RingReader {
 
     /// A number that changes when a group, the phase or the step does.
     pub(super) fn stands(&self) -> u64 {
-        let phases = decode::phases(&self.layout);
+        let phases = rings::phases(&self.layout);
         let groups = self.layout.groups;
         let named = (0..phases.slots()).map(|index| phases.stamp(&self.view, index));
         let used = self.view.load(header::GROUPS_USED).min(groups.rows as u64) as usize;

@@ -4,9 +4,9 @@
 //! changes. Each read (a "look") has a number, and each slot stores the number of the look that first
 //! saw its stamp.
 
-use super::decode;
 use super::layout::Layout;
 use super::sync::Read;
+use super::{decode, rings};
 use crate::publish::Dump;
 
 #[derive(Clone, Copy, Debug, Default)]
@@ -50,7 +50,7 @@ impl Changes {
     ) -> (Dump, u64) {
         self.look += 1;
         let look = self.look;
-        let ring = decode::slots(layout);
+        let ring = rings::slots(layout);
         let slots = self.slots.iter_mut().enumerate();
         // The stamp is remembered before its slot is read: what is written in between is found by the
         // next look, at worst for the second time.

@@ -10,7 +10,8 @@ use super::failures;
 use super::lap::{self, LapPlace};
 use super::layout::{self, Layout, NO_THREAD, group, halves, header, phase, slot};
 use super::nccl;
-use super::ring::{Found, LapRing, SlotRing};
+use super::ring::Found;
+use super::rings;
 use super::signature;
 use super::sync::Read;
 use crate::model::{
@@ -29,7 +30,12 @@ const MOST_RANKS: usize = 1 << 24;
 
 /// The record of a ring, as taken at this wall time (ns since the epoch).
 pub(crate) fn dump(memory: &impl Read, layout: &Layout, dump_time_ns: i64) -> Dump {
-    dump_of(memory, layout, dump_time_ns, 0..slots(layout).slots())
+    dump_of(
+        memory,
+        layout,
+        dump_time_ns,
+        0..rings::slots(layout).slots(),
+    )
 }
 
 /// The same, with the entries of these slots alone.
@@ -91,21 +97,6 @@ pub(crate) fn identity(memory: &impl Read, dump_time_ns: i64) -> Identity {
 fn header_text(memory: &impl Read, word: usize) -> String {
     let len = memory.load(word).min(255) as usize;
     String::from_utf8_lossy(&bytes::load(memory, word + 1, len)).into_owned()
-}
-
-/// The slots of operations.
-pub(crate) fn slots(layout: &Layout) -> SlotRing<{ slot::WORDS }> {
-    SlotRing::new(layout.slots.word, layout.slots.rows)
-}
-
-/// The slots of phases.
-pub(crate) fn phases(layout: &Layout) -> SlotRing<{ phase::WORDS }> {
-    SlotRing::new(layout.phases.word, layout.phases.rows)
-}
-
-/// The ring of what varies.
-pub(crate) fn lap_ring(layout: &Layout) -> LapRing {
-    LapRing::new(header::LAP_HEAD, layout.lap.word, layout.lap.rows)
 }
 
 struct Decoder<'a, R> {
@@ -232,7 +223,7 @@ impl<R: Read> Decoder<'_, R> {
 
     /// How many slots could not be read.
     fn entries(&mut self, picked: impl IntoIterator<Item = usize>) -> u64 {
-        let ring = slots(self.layout);
+        let ring = rings::slots(self.layout);
         let mut unreadable = 0;
         for index in picked {
             match ring.read(self.memory, index, TRIES) {
@@ -364,7 +355,7 @@ impl<R: Read> Decoder<'_, R> {
     }
 
     fn own_facts(&mut self, id: u64, place: LapPlace) -> Option<lap::OwnFacts> {
-        let ring = lap_ring(self.layout);
+        let ring = rings::lap_ring(self.layout);
         let words = usize::try_from(place.words).ok()?;
         if !ring.holds(self.memory, place.position, words) {
             return None;
@@ -427,7 +418,7 @@ impl<R: Read> Decoder<'_, R> {
             dropped: lost.saturating_add(unreadable),
             ..RankStatus::default()
         };
-        let ring = phases(self.layout);
+        let ring = rings::phases(self.layout);
         let last = self.memory.load(header::LAST_PHASE);
         let oldest = last.saturating_sub(ring.slots() as u64 - 1).max(1);
         for id in (oldest..=last).rev() {

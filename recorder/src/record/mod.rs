@@ -27,6 +27,7 @@ mod progress;
 pub(crate) mod ring;
 #[cfg(test)]
 mod ring_model;
+pub(crate) mod rings;
 mod signature;
 mod signature_cache;
 pub(crate) mod sync;

@@ -4,7 +4,7 @@ use super::clock::Anchor;
 use super::layout::{Layout, group, halves, header, kernel, link, slot};
 use super::ring::{Found, SlotRing};
 use super::sync::Read;
-use super::{decode, layout};
+use super::{layout, rings};
 use crate::model::{Communicator, Entry, EntryState, KernelProgress, LinkProgress, LinkWait};
 use crate::publish::Dump;
 use std::collections::HashMap;
@@ -52,7 +52,7 @@ pub(crate) fn put_into(dump: &mut Dump, memory: &impl Read, layout: &Layout) {
     if by_row.is_empty() {
         return;
     }
-    let slots = decode::slots(layout);
+    let slots = rings::slots(layout);
     for entry in &dump.entries {
         if let Some(progress) = kernel_of(entry, memory, layout, &slots, anchor)
             && let Some(communicator) = by_row.get_mut(&(entry.group as usize))
@@ -60,7 +60,7 @@ pub(crate) fn put_into(dump: &mut Dump, memory: &impl Read, layout: &Layout) {
             communicator.kernels.push(progress);
         }
     }
-    let ring = links(layout);
+    let ring = rings::links(layout);
     let rows = memory
         .load(header::LINKS_USED)
         .min(layout.links.rows as u64) as usize;
@@ -88,7 +88,7 @@ fn kernel_of(
     if layout.kernels.rows == 0 || entry.state >= EntryState::Completed {
         return None;
     }
-    let found = kernels(layout).read(memory, slots.index_of(entry.record_id), TRIES);
+    let found = rings::kernels(layout).read(memory, slots.index_of(entry.record_id), TRIES);
     let Found::Record { id, words } = found else {
         return None;
     };
@@ -132,20 +132,11 @@ fn link_of(words: &[u64; link::WORDS], anchor: Anchor) -> Option<(usize, LinkPro
 
 /// A hash of the stamps of all links, which is equal while none of them changes.
 pub(crate) fn stands(memory: &impl Read, layout: &Layout) -> u64 {
-    let ring = links(layout);
+    let ring = rings::links(layout);
     let rows = memory
         .load(header::LINKS_USED)
         .min(layout.links.rows as u64) as usize;
     (0..rows).fold(0, |hash: u64, index| {
         (hash.rotate_left(5) ^ ring.stamp(memory, index)).wrapping_mul(0x9e37_79b9_7f4a_7c15)
     })
-}
-
-/// The rows of operations' progress.
-pub(crate) fn kernels(layout: &Layout) -> SlotRing<{ kernel::WORDS }> {
-    SlotRing::new(layout.kernels.word, layout.kernels.rows.max(1))
-}
-
-fn links(layout: &Layout) -> SlotRing<{ link::WORDS }> {
-    SlotRing::new(layout.links.word, layout.links.rows.max(1))
 }

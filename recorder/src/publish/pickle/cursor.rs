@@ -8,8 +8,8 @@
 //! return the next one, which keeps the position in a register.
 
 use super::cell::{Cell, Span};
+use super::graph::Pickle;
 use super::opcode as op;
-use super::read::Pickle;
 
 /// A place between two values of one item.
 pub(in crate::publish) struct Cursor<'p, 'a> {

@@ -15,13 +15,14 @@
 
 mod cell;
 mod cursor;
+mod graph;
 mod read;
 mod take;
 mod write;
 
 pub(super) use cell::{Cell, Fault, Span};
 pub(super) use cursor::{Cursor, Recall};
-pub(super) use read::Pickle;
+pub(super) use graph::Pickle;
 pub(super) use take::Taker;
 pub(super) use write::PickleWriter;
 

@@ -1,54 +1,12 @@
-//! Decodes bytes into a flat graph of cells.
+//! Runs the instructions of a pickle that build plain data.
 
 use super::cell::{Cell, Fault, Span};
+use super::graph::{Filling, Pickle};
 use super::opcode as op;
-use super::take::{CELLS_OF_TAKEN, Taker};
-
-/// A run of items in one container.
-#[derive(Clone, Copy)]
-struct Chunk {
-    start: u32,
-    len: u32,
-    /// Index into `chunks`, or [`END`].
-    next: u32,
-}
-
-/// Containers are mostly filled in one go: their first run lies in place.
-#[derive(Clone, Copy)]
-pub(super) struct Container {
-    first: Chunk,
-    /// The newest of the further runs, or [`END`].
-    last: u32,
-}
-
-const END: u32 = u32::MAX;
-
-/// Values and containers of 16 bytes each that one file may need together: half a GiB.
-///
-/// An entry of a dump with ten frames needs about 80, so this is 400,000 entries of one rank.
-pub(super) const MAX_CELLS: usize = 1 << 25;
+use super::take::Taker;
 
 /// No height of the stack.
 const NOWHERE: u32 = u32::MAX;
-
-/// A pickle taken apart. Reusable: reading the next one keeps the memory of the last.
-#[derive(Default)]
-pub(in crate::publish) struct Pickle {
-    pub(super) stack: Vec<Cell>,
-    /// Heights of the stack at each open MARK.
-    pub(super) marks: Vec<u32>,
-    pub(super) memo: Vec<Cell>,
-    pub(super) containers: Vec<Container>,
-    chunks: Vec<Chunk>,
-    pub(super) items: Vec<Cell>,
-    /// How many items were read in place.
-    pub(super) taken: usize,
-    /// A memo number was given twice. Then the same instruction need not mean the same value, which
-    /// reading in place goes by.
-    pub(super) renumbered: bool,
-    /// Ascending.
-    incomplete: Vec<u64>,
-}
 
 impl Pickle {
     /// Takes `input` apart and returns its value.
@@ -61,68 +19,11 @@ impl Pickle {
         input: &[u8],
         taker: &mut impl Taker,
     ) -> (Option<Cell>, Option<Fault>) {
-        self.stack.clear();
-        self.marks.clear();
-        self.memo.clear();
-        self.containers.clear();
-        self.chunks.clear();
-        self.items.clear();
-        self.incomplete.clear();
-        self.taken = 0;
-        self.renumbered = false;
+        self.clear();
         match self.run(input, taker) {
             Ok(root) => (Some(root), None),
             Err(fault) => (self.close_what_is_open(), Some(fault)),
         }
-    }
-
-    /// Frees memory beyond `cells` values of each table.
-    pub(in crate::publish) fn shrink_to(&mut self, cells: usize) {
-        self.stack.clear();
-        self.items.clear();
-        self.memo.clear();
-        self.containers.clear();
-        self.stack.shrink_to(cells);
-        self.items.shrink_to(cells);
-        self.memo.shrink_to(cells);
-        self.containers.shrink_to(cells);
-    }
-
-    /// How many containers are kept: their numbers run from 0.
-    pub(in crate::publish) fn container_count(&self) -> usize {
-        self.containers.len()
-    }
-
-    /// The contents of a list, tuple or dict, in order.
-    pub(in crate::publish) fn items(&self, container: u64) -> Items<'_> {
-        Items {
-            pickle: self,
-            next: self.containers.get(container as usize).map(|it| it.first),
-        }
-    }
-
-    /// The contents of a list or tuple.
-    pub(in crate::publish) fn list(&self, container: u64) -> impl Iterator<Item = Cell> + use<'_> {
-        self.items(container).flatten().copied()
-    }
-
-    /// Keys and values of a dict.
-    pub(in crate::publish) fn pairs(
-        &self,
-        container: u64,
-    ) -> impl Iterator<Item = (Cell, Cell)> + use<'_> {
-        let runs = self.items(container);
-        runs.flat_map(|run| run.chunks_exact(2).map(|pair| (pair[0], pair[1])))
-    }
-
-    /// Whether nothing was put into this container yet.
-    pub(super) fn is_empty(&self, container: u64) -> bool {
-        self.containers[container as usize].first.len == 0
-    }
-
-    /// Whether the input ended while this container was being filled.
-    pub(in crate::publish) fn is_incomplete(&self, container: u64) -> bool {
-        self.incomplete.binary_search(&container).is_ok()
     }
 
     fn run(&mut self, input: &[u8], taker: &mut impl Taker) -> Result<Cell, Fault> {
@@ -300,26 +201,6 @@ impl Pickle {
         }
     }
 
-    #[inline]
-    pub(super) fn push(&mut self, cell: Cell, at: usize) -> Result<(), Fault> {
-        if self.stack.len() == self.stack.capacity() {
-            self.check_size(at)?;
-        }
-        self.stack.push(cell);
-        Ok(())
-    }
-
-    /// Called before a table grows, which is seldom: each growth doubles it.
-    #[cold]
-    fn check_size(&self, at: usize) -> Result<(), Fault> {
-        let cells = self.stack.len() + self.items.len() + self.memo.len() + self.marks.len();
-        let cells = cells + self.taken * CELLS_OF_TAKEN;
-        if cells + self.containers.len() + self.chunks.len() > MAX_CELLS {
-            return Err(Fault::TooLarge { at });
-        }
-        Ok(())
-    }
-
     fn text(&mut self, input: &[u8], at: &mut usize, len: usize) -> Result<(), Fault> {
         let start = *at;
         take_slice(input, at, len)?;
@@ -347,31 +228,6 @@ impl Pickle {
         self.note(slot, cell, at)
     }
 
-    #[inline]
-    pub(super) fn note(&mut self, slot: usize, cell: Cell, at: usize) -> Result<(), Fault> {
-        if slot == self.memo.len() {
-            if slot == self.memo.capacity() {
-                self.check_size(at)?;
-            }
-            self.memo.push(cell);
-            return Ok(());
-        }
-        // Every number costs at least two bytes of input, so an honest one is below the position.
-        if slot > at {
-            return Err(Fault::Damaged {
-                what: "a memo number out of range",
-                at,
-            });
-        }
-        if slot > self.memo.len() {
-            self.check_size(at)?;
-            self.memo.resize(slot + 1, Cell::Unset);
-        }
-        self.renumbered |= self.memo[slot] != Cell::Unset;
-        self.memo[slot] = cell;
-        Ok(())
-    }
-
     /// The height of the stack at the last MARK, which is thereby closed.
     fn marked(&mut self, at: usize) -> Result<usize, Fault> {
         let from = self.marks.pop().ok_or(Fault::Damaged {
@@ -392,127 +248,6 @@ impl Pickle {
             }),
         }
     }
-
-    /// A new container, holding the last `len` items.
-    pub(super) fn container(&mut self, len: usize, at: usize) -> Result<u64, Fault> {
-        if self.containers.len() == self.containers.capacity() {
-            self.check_size(at)?;
-        }
-        let id = self.containers.len() as u64;
-        self.containers.push(Container {
-            first: Chunk {
-                start: (self.items.len() - len) as u32,
-                len: len as u32,
-                next: END,
-            },
-            last: END,
-        });
-        Ok(id)
-    }
-
-    fn tuple(&mut self, from: usize, at: usize) -> Result<(), Fault> {
-        let len = self.stack.len() - from;
-        if self.items.len() + len > self.items.capacity() {
-            self.check_size(at)?;
-        }
-        self.items.extend_from_slice(&self.stack[from..]);
-        self.stack.truncate(from);
-        let tuple = Cell::List(self.container(len, at)?);
-        self.push(tuple, at)
-    }
-
-    /// Moves the values from `from` on into the container below them.
-    fn extend(&mut self, from: usize, filling: Filling, at: usize) -> Result<(), Fault> {
-        let len = self.stack.len() - from;
-        let floor = self.marks.last().map_or(0, |&mark| mark as usize);
-        let target = (from > floor).then(|| self.stack[from - 1]);
-        let id = match (target, filling) {
-            (Some(Cell::List(id)), Filling::List) => id,
-            (Some(Cell::Dict(id)), Filling::Dict) if len.is_multiple_of(2) => id,
-            _ => {
-                return Err(Fault::Damaged {
-                    what: "values without a container",
-                    at,
-                });
-            }
-        };
-        self.fill(id, from, at)
-    }
-
-    /// Moves the values from `from` on into this container.
-    pub(super) fn fill(&mut self, id: u64, from: usize, at: usize) -> Result<(), Fault> {
-        let len = self.stack.len() - from;
-        if self.items.len() + len > self.items.capacity() {
-            self.check_size(at)?;
-        }
-        self.append(id, from, len);
-        self.stack.truncate(from);
-        Ok(())
-    }
-
-    fn append(&mut self, id: u64, from: usize, len: usize) {
-        if len == 0 {
-            return;
-        }
-        let start = self.items.len() as u32;
-        self.items.extend_from_slice(&self.stack[from..from + len]);
-        let len = len as u32;
-        let chunk = self.chunks.len() as u32;
-        let container = &mut self.containers[id as usize];
-        let first = &mut container.first;
-        if first.len == 0 {
-            (first.start, first.len) = (start, len);
-            return;
-        }
-        if first.next == END && first.start + first.len == start {
-            first.len += len;
-            return;
-        }
-        match self.chunks.get_mut(container.last as usize) {
-            Some(last) => last.next = chunk,
-            None => first.next = chunk,
-        }
-        container.last = chunk;
-        self.chunks.push(Chunk {
-            start,
-            len,
-            next: END,
-        });
-    }
-
-    /// After a fault: ends every list and dict that is open, innermost first.
-    fn close_what_is_open(&mut self) -> Option<Cell> {
-        if let Some(&(Cell::List(id) | Cell::Dict(id))) = self.stack.last() {
-            // An empty container may be complete or truncated; treat it as truncated.
-            if self.is_empty(id) {
-                self.incomplete.push(id);
-            }
-        }
-        while let Some(mark) = self.marks.pop() {
-            let mark = mark as usize;
-            let len = self.stack.len().saturating_sub(mark);
-            match mark.checked_sub(1).map(|below| self.stack[below]) {
-                Some(Cell::List(id)) => {
-                    self.incomplete.push(id);
-                    self.append(id, mark, len);
-                }
-                Some(Cell::Dict(id)) => {
-                    self.incomplete.push(id);
-                    self.append(id, mark, len & !1);
-                }
-                _ => {}
-            }
-            self.stack.truncate(mark);
-        }
-        self.incomplete.sort_unstable();
-        self.stack.first().copied()
-    }
-}
-
-#[derive(Clone, Copy)]
-enum Filling {
-    List,
-    Dict,
 }
 
 fn take<const N: usize>(input: &[u8], at: &mut usize) -> Result<[u8; N], Fault> {
@@ -547,22 +282,5 @@ fn long(bytes: &[u8]) -> i64 {
         (true, _) => value,
         (false, true) => i64::MIN,
         (false, false) => i64::MAX,
-    }
-}
-
-/// The contents of one container, piece by piece: a piece is a run of cells.
-pub(in crate::publish) struct Items<'a> {
-    pickle: &'a Pickle,
-    next: Option<Chunk>,
-}
-
-impl<'a> Iterator for Items<'a> {
-    type Item = &'a [Cell];
-
-    fn next(&mut self) -> Option<Self::Item> {
-        let chunk = self.next?;
-        self.next = self.pickle.chunks.get(chunk.next as usize).copied();
-        let start = chunk.start as usize;
-        Some(&self.pickle.items[start..start + chunk.len as usize])
     }
 }

@@ -1,7 +1,7 @@
 //! Hands over the items of one long list as they are read.
 
 use super::cell::Cell;
-use super::read::{MAX_CELLS, Pickle};
+use super::graph::{CELLS_OF_TAKEN, MAX_CELLS, Pickle};
 
 /// Consumes the items of one list as they are read, so that they are not kept.
 pub(in crate::publish) trait Taker {
@@ -16,9 +16,6 @@ pub(in crate::publish) trait Taker {
     /// it. Anything noted of it must be dropped.
     fn read(&mut self, pickle: &mut Pickle, input: &[u8], at: usize) -> Option<usize>;
 }
-
-/// What an item that is read in place counts: about as many values as an `Entry` is large.
-pub(super) const CELLS_OF_TAKEN: usize = 8;
 
 impl Pickle {
     /// Whether the items of the list on top of the stack go to `taker`: the first ones of the list

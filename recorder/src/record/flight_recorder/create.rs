@@ -6,11 +6,11 @@ use super::room::{GROWTH, Growth};
 use crate::error::{Error, Result};
 use crate::record::clock::Clock;
 use crate::record::config::{Placement, RecorderConfig, Storage, Touch};
-use crate::record::decode;
 use crate::record::directory::{self, RingId, Unnamed};
 use crate::record::header::initialise;
 use crate::record::layout::{Layout, header};
 use crate::record::map::Map;
+use crate::record::rings;
 use crate::record::sync::Memory;
 use crate::record::tables::Tables;
 use std::os::fd::{AsFd, OwnedFd};
@@ -76,10 +76,10 @@ impl FlightRecorder {
     fn over(map: Map, layout: Layout, storage: Storage, lock: Option<OwnedFd>) -> Self {
         Self {
             map,
-            slots: decode::slots(&layout),
-            phases: decode::phases(&layout),
-            lap: decode::lap_ring(&layout),
-            kernels: super::super::nccl::kernels(&layout),
+            slots: rings::slots(&layout),
+            phases: rings::phases(&layout),
+            lap: rings::lap_ring(&layout),
+            kernels: rings::kernels(&layout),
             links: Links::new(&layout),
             tables: Tables::new(layout),
             clock: Clock::choose(),

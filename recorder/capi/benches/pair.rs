@@ -8,7 +8,7 @@ use rcomm_recorder_capi::code::RCOMM_RECORDER_ALL_REDUCE;
 use rcomm_recorder_capi::operation::{
     CallOperation, rcomm_recorder_begin, rcomm_recorder_completed,
 };
-use rcomm_recorder_capi::status::{RCOMM_RECORDER_NONE, RCOMM_RECORDER_OK};
+use rcomm_recorder_capi::outcome::{RCOMM_RECORDER_NONE, RCOMM_RECORDER_OK};
 use rcomm_recorder_capi::table::{
     CallTensor, Config, Group, rcomm_recorder_call_site, rcomm_recorder_close,
     rcomm_recorder_group, rcomm_recorder_open, rcomm_recorder_signature,

@@ -10,12 +10,14 @@
 //! | `guarded` | a recorder that does nothing in a forked child |
 //! | `table` | opening, groups, call sites, signatures |
 //! | `operation` | operations: begin to retired |
-//! | `status` | phase, step, heartbeat; how calls end |
+//! | `outcome` | how calls end |
+//! | `status` | phase, step, heartbeat |
 #![allow(unsafe_code)]
 
 pub mod code;
 mod guarded;
 pub mod operation;
+pub mod outcome;
 pub mod status;
 pub mod table;
 

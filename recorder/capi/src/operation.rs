@@ -1,6 +1,6 @@
 //! Operations, from begin to retired.
 
-use crate::status::{RCOMM_RECORDER_ANY, RCOMM_RECORDER_NONE, quietly};
+use crate::outcome::{RCOMM_RECORDER_ANY, RCOMM_RECORDER_NONE, quietly};
 use crate::table::{Handle, SignatureNumber, list};
 use rcomm_recorder::model::{OpType, Peer, ReduceOp};
 use rcomm_recorder::record::{

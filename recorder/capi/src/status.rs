@@ -1,67 +1,8 @@
-//! Phase, step and heartbeat; how calls end.
+//! Phase, step and heartbeat.
 
+use crate::outcome::{quietly, text};
 use crate::table::Handle;
-use std::cell::RefCell;
-use std::ffi::{CStr, CString, c_char};
-use std::panic::{AssertUnwindSafe, catch_unwind};
-
-/// The call succeeded.
-pub const RCOMM_RECORDER_OK: i32 = 0;
-/// The call failed; `rcomm_recorder_last_error` returns the reason.
-pub const RCOMM_RECORDER_FAILED: i32 = 1;
-/// The number of no row: of a table that is full, and of a call site, peer or root that is not known.
-pub const RCOMM_RECORDER_NONE: u32 = u32::MAX;
-/// The peer of a receive from any rank.
-pub const RCOMM_RECORDER_ANY: u32 = u32::MAX - 1;
-
-thread_local! {
-    static LAST: RefCell<CString> = RefCell::default();
-}
-
-/// Runs a call that may fail. Neither an error nor a panic leaves it otherwise than as a code and a text.
-pub(crate) fn call(run: impl FnOnce() -> Result<(), String>) -> i32 {
-    let ended = catch_unwind(AssertUnwindSafe(run));
-    let why = match ended {
-        Ok(Ok(())) => return RCOMM_RECORDER_OK,
-        Ok(Err(why)) => why,
-        Err(_) => "the recorder panicked: please report it".to_owned(),
-    };
-    let text = CString::new(why.replace('\0', " ")).unwrap_or_default();
-    // A thread that is ending may have no text any more.
-    let _ = LAST.try_with(|last| last.replace(text));
-    RCOMM_RECORDER_FAILED
-}
-
-/// Runs a call that records: whatever happens in it, the caller goes on.
-#[inline]
-pub(crate) fn quietly<T>(otherwise: T, run: impl FnOnce() -> Option<T>) -> T {
-    match catch_unwind(AssertUnwindSafe(run)) {
-        Ok(Some(value)) => value,
-        Ok(None) | Err(_) => otherwise,
-    }
-}
-
-/// A C text, with a mark for each byte that is no UTF-8; empty for NULL.
-///
-/// # Safety
-/// `text` is NULL or ends with a zero byte, and stays as it is.
-pub(crate) unsafe fn text<'a>(text: *const c_char) -> std::borrow::Cow<'a, str> {
-    if text.is_null() {
-        return "".into();
-    }
-    // SAFETY: not NULL (checked above), so the text ends with a zero byte. The caller leaves it as it is
-    // while the result is used.
-    unsafe { CStr::from_ptr(text) }.to_string_lossy()
-}
-
-/// Why the last call of this thread that failed did so; empty if none did. Valid until the next call of
-/// this thread fails.
-#[unsafe(no_mangle)]
-pub extern "C" fn rcomm_recorder_last_error() -> *const c_char {
-    // Its memory does not move while the value is not replaced.
-    LAST.try_with(|last| last.borrow().as_ptr())
-        .unwrap_or(c"".as_ptr())
-}
+use std::ffi::c_char;
 
 /// Names what the program does from now on, in at most 104 bytes; the empty text ends a phase.
 ///

@@ -1,7 +1,7 @@
 //! Opening and ending a ring; groups, call sites and signatures.
 
 use crate::guarded::ForkGuarded;
-use crate::status::{RCOMM_RECORDER_NONE, call, quietly, text};
+use crate::outcome::{RCOMM_RECORDER_NONE, call, quietly, text};
 use rcomm_recorder::model::{DType, GroupPlace, ProcessGroupInfo};
 use rcomm_recorder::record::{
     FlightRecorder, Placement, RecorderConfig, SignatureId, SignatureKey, Tensor,

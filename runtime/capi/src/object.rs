@@ -11,6 +11,8 @@ use rcomm::{ProcessGroup, Result, Work};
 use serde_json::Value;
 use std::ffi::{CString, c_char};
 
+impl Made for Value {}
+
 /// # Safety
 /// `json` is NULL, or ends with a zero byte and stays as it is during the call.
 unsafe fn value_of(json: *const c_char) -> Result<Value> {
@@ -50,13 +52,12 @@ unsafe fn exchange<T: Send + 'static>(
             return Err(refused("the place for the text is NULL"));
         }
         let under_way = start(group)?;
-        let make = |it| Made::Value(read(it));
         // SAFETY: `work` is NULL, or the caller lets a handle be written there.
-        match unsafe { yield_to(group, under_way, work, make)? } {
+        match unsafe { yield_to(group, under_way, work, read)? } {
             // SAFETY: `out` is NULL, which is refused, or the caller lets the address of a text be
             // written there.
-            Some(Made::Value(value)) => unsafe { give_value(out, &value) },
-            _ => Ok(()),
+            Some(value) => unsafe { give_value(out, &value) },
+            None => Ok(()),
         }
     })
 }
@@ -208,11 +209,8 @@ pub unsafe extern "C" fn rcomm_work_text(work: *const WorkHandle, out: *mut *mut
     call(|| {
         // SAFETY: the caller keeps the handle `work` alive during the call.
         let work = unsafe { borrow(work, "the work")? };
-        let value = work.take(|made| match made {
-            Made::Value(value) => Ok(value),
-            other => Err(other),
-        });
-        let value = value.ok_or_else(|| refused("no value that has come, or taken before"))?;
+        let value: Value =
+            (work.take()).ok_or_else(|| refused("no value that has come, or taken before"))?;
         // SAFETY: `out` is NULL, which is refused, or the caller lets the address of a text be written
         // there.
         unsafe { give_value(out, &value) }

@@ -17,6 +17,8 @@ pub struct Sparse {
     places: usize,
 }
 
+impl Made for Sparse {}
+
 /// One rank's part of a sum.
 struct Part<'a> {
     shape: Vec<u64>,
@@ -33,18 +35,16 @@ unsafe fn sum<T: Element>(
     group: &ProcessGroup,
     part: Part<'_>,
     work: *mut *mut WorkHandle,
-) -> Result<Option<Made>> {
+) -> Result<Option<Sparse>> {
     let values = part.values.as_slice::<T>();
     let values = values.ok_or_else(|| refused("the values are misaligned"))?;
     let (indices, values) = (part.indices.to_vec(), values.to_vec());
     let own = SparseTensor::new(part.shape, part.sparse_dims, indices, values)?;
     let under_way = group.all_reduce_sparse_async(own, ReduceOp::Sum)?;
-    let made = |sum: SparseTensor<T>| {
-        Made::Sparse(Sparse {
-            places: sum.places(),
-            indices: sum.indices().to_vec(),
-            values: Buffer::from_vec(sum.values().to_vec()),
-        })
+    let made = |sum: SparseTensor<T>| Sparse {
+        places: sum.places(),
+        indices: sum.indices().to_vec(),
+        values: Buffer::from_vec(sum.values().to_vec()),
     };
     // SAFETY: `work` is NULL, or the caller lets a handle be written there.
     unsafe { yield_to(group, under_way, work, made) }
@@ -123,8 +123,8 @@ pub unsafe extern "C" fn rcomm_all_reduce_sparse(
         // SAFETY: `work` is NULL, or the caller lets a handle be written there.
         match unsafe { start(group, part, work)? } {
             // SAFETY: `sum_of` is NULL, which is refused, or the caller lets a handle be written there.
-            Some(Made::Sparse(made)) => unsafe { give(sum_of, made) },
-            _ => Ok(()),
+            Some(made) => unsafe { give(sum_of, made) },
+            None => Ok(()),
         }
     })
 }
@@ -141,12 +141,8 @@ pub unsafe extern "C" fn rcomm_work_sparse(
     call(|| {
         // SAFETY: the caller keeps the handle `work` alive during the call.
         let work = unsafe { borrow(work, "the work")? };
-        let sum = work.take(|made| match made {
-            Made::Sparse(sum) => Ok(sum),
-            other => Err(other),
-        });
-        let sum =
-            sum.ok_or_else(|| refused("no sparse sum that has ended well, or taken before"))?;
+        let sum: Sparse = (work.take())
+            .ok_or_else(|| refused("no sparse sum that has ended well, or taken before"))?;
         // SAFETY: `sum_of` is NULL, which is refused, or the caller lets a handle be written there.
         unsafe { give(sum_of, sum) }
     })

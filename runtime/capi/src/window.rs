@@ -16,6 +16,10 @@ pub struct Window {
     mapped: Mutex<Vec<(u32, RemoteMemory)>>,
 }
 
+impl Made for Window {
+    const HOLDS_MEMORY: bool = true;
+}
+
 /// # Safety
 /// `group` is a living handle; `window` and `work` are NULL or may be written; the ranks of the group may
 /// use the buffer that `memory` returns until the window ends.
@@ -33,18 +37,16 @@ unsafe fn open(
         }
         let under_way = group.new_window_async(memory(group)?)?;
         let own = group.clone();
-        let make = move |window| {
-            Made::Window(Box::new(Window {
-                window,
-                group: own,
-                mapped: Mutex::default(),
-            }))
+        let make = move |window| Window {
+            window,
+            group: own,
+            mapped: Mutex::default(),
         };
         // SAFETY: `work` is NULL, or the caller lets a handle be written there.
         match unsafe { yield_to(group, under_way, work, make)? } {
             // SAFETY: `window` is NULL, which is refused, or the caller lets a handle be written there.
-            Some(Made::Window(made)) => unsafe { give(window, *made) },
-            _ => Ok(()),
+            Some(made) => unsafe { give(window, made) },
+            None => Ok(()),
         }
     })
 }
@@ -61,13 +63,10 @@ pub unsafe extern "C" fn rcomm_work_window(
     call(|| {
         // SAFETY: the caller keeps the handle `work` alive during the call.
         let work = unsafe { borrow(work, "the work")? };
-        let made = work.take(|made| match made {
-            Made::Window(window) => Ok(window),
-            other => Err(other),
-        });
-        let made = made.ok_or_else(|| refused("no window that was made, or taken before"))?;
+        let made: Window =
+            (work.take()).ok_or_else(|| refused("no window that was made, or taken before"))?;
         // SAFETY: `window` is NULL, which is refused, or the caller lets a handle be written there.
-        unsafe { give(window, *made) }
+        unsafe { give(window, made) }
     })
 }
 

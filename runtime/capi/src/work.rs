@@ -1,9 +1,8 @@
 //! Operations under way.
 
-use crate::sparse::Sparse;
 use crate::status::{borrow, call, free, give, put, refused};
-use crate::window::Window;
 use rcomm::{Done, ErrorKind, Op, ProcessGroup, Result, Work, WorkStatus};
+use std::any::Any;
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
@@ -24,7 +23,7 @@ pub(crate) struct Ending {
     /// Whether the backend has let go of the memory.
     released: bool,
     /// What it has made, until C takes it.
-    made: Option<Made>,
+    made: Option<Box<dyn Any + Send>>,
 }
 
 impl Ending {
@@ -38,10 +37,9 @@ impl Ending {
 }
 
 /// What an operation makes, besides what it writes.
-pub(crate) enum Made {
-    Value(serde_json::Value),
-    Sparse(Sparse),
-    Window(Box<Window>),
+pub(crate) trait Made: Any + Send {
+    /// Whether it goes on using C's memory.
+    const HOLDS_MEMORY: bool = false;
 }
 
 /// An operation under way, whatever it gives back.
@@ -70,15 +68,16 @@ impl UnderWay for Work<(Op<'static>, Done)> {
 }
 
 /// An operation that has memory for itself, or holds C's until its end, however that comes.
-struct Holding<T, M> {
+struct Holding<T, F> {
     work: Work<T>,
-    make: M,
+    make: F,
 }
 
-impl<T, M> UnderWay for Holding<T, M>
+impl<T, F, M> UnderWay for Holding<T, F>
 where
     T: Send,
-    M: FnOnce(T) -> Option<Made> + Send,
+    F: FnOnce(T) -> Option<M> + Send,
+    M: Made,
 {
     fn wait_timeout(&self, timeout: Duration) -> WorkStatus {
         self.work.wait_timeout(timeout)
@@ -91,9 +90,8 @@ where
         };
         Ending {
             result: Ok(Done::default()),
-            // A window goes on holding it.
-            released: !matches!(made, Some(Made::Window(_))),
-            made,
+            released: made.is_none() || !M::HOLDS_MEMORY,
+            made: made.map(|made| Box::new(made) as _),
         }
     }
 }
@@ -120,14 +118,14 @@ impl WorkHandle {
         }
     }
 
-    /// What the operation has made, if it is this; once.
-    pub(crate) fn take<T>(&self, pick: impl FnOnce(Made) -> Result<T, Made>) -> Option<T> {
+    /// What the operation has made, if it is of this type; once.
+    pub(crate) fn take<M: Made>(&self) -> Option<M> {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         let State::Ended(Ending { made, .. }) = &mut *state else {
             return None;
         };
-        match pick(made.take()?) {
-            Ok(it) => Some(it),
+        match made.take()?.downcast() {
+            Ok(it) => Some(*it),
             Err(other) => {
                 *made = Some(other);
                 None
@@ -135,6 +133,11 @@ impl WorkHandle {
         }
     }
 }
+
+/// For operations that make nothing.
+enum Nothing {}
+
+impl Made for Nothing {}
 
 /// Runs an operation, or starts it where C wants a handle.
 ///
@@ -165,7 +168,7 @@ pub(crate) unsafe fn settle<T: Send + 'static>(
     if handle.is_null() {
         return work.wait().map(drop);
     }
-    let make = |_| None;
+    let make = |_| None::<Nothing>;
     // SAFETY: `handle` is not NULL (checked above), so the caller lets a handle be written there.
     unsafe { hand_out(group, Box::new(Holding { work, make }), handle) }
 }
@@ -174,12 +177,12 @@ pub(crate) unsafe fn settle<T: Send + 'static>(
 ///
 /// # Safety
 /// `handle` is NULL or may be written.
-pub(crate) unsafe fn yield_to<T: Send + 'static>(
+pub(crate) unsafe fn yield_to<T: Send + 'static, M: Made>(
     group: &ProcessGroup,
     work: Work<T>,
     handle: *mut *mut WorkHandle,
-    make: impl FnOnce(T) -> Made + Send + 'static,
-) -> Result<Option<Made>> {
+    make: impl FnOnce(T) -> M + Send + 'static,
+) -> Result<Option<M>> {
     if handle.is_null() {
         return work.wait().map(|value| Some(make(value)));
     }

@@ -1,8 +1,8 @@
 //! [`Live`] decides when the records are judged again, and makes snapshots.
 
-use super::latest::{Horizon, LatestRecords};
-use super::seen::{self, Gone, Watched};
-use super::views::collected_views;
+use super::latest::{Horizon, LatestRecords, Watched};
+use super::seen::{self, Gone};
+use super::views::{collected_views, recorded_views};
 use super::{Judge, LiveOptions, Moment, RankView, Snapshot, SourceStatus};
 use crate::live::source::{Poll, SourceError};
 use rcomm_recorder::model::Rank;
@@ -33,7 +33,7 @@ pub struct Live {
     options: LiveOptions,
     judge: Judge,
     pub(super) kept: LatestRecords,
-    pub(super) silent: BTreeSet<Rank>,
+    silent: BTreeSet<Rank>,
     changed: bool,
     number: u64,
     /// When the records were judged last, and as of which time of their own clock.
@@ -141,7 +141,7 @@ impl Live {
         for slot in self.kept.slots.values_mut() {
             slot.take_signs();
         }
-        let mut ranks = self.views(at, policy.world_size);
+        let mut ranks = recorded_views(&self.kept, &self.silent, at, policy.world_size);
         // A silent rank's last record is old: judged with the others' new records, the rank would be a
         // culprit for operations that it may have issued since.
         let dumps: Vec<Arc<Dump>> = ranks

@@ -1,7 +1,7 @@
 //! Keeps the last answer of each source: its records, and when it was asked.
 
-use super::seen::Watched;
 use super::{LiveOptions, Moment, SourceStatus};
+use crate::input::ras::Communicator;
 use crate::live::source::{Collected, Liveness, Observation, Poll, Seen, SourceError};
 use rcomm_recorder::model::{Entry, EntryState, Rank};
 use rcomm_recorder::publish::Dump;
@@ -300,6 +300,40 @@ fn due_ns(entry: &Entry, policy: &Policy) -> i64 {
     let after = policy.overdue_after(entry.timeout_ms).as_nanos();
     let after = i64::try_from(after).unwrap_or(i64::MAX);
     entry.time_created_ns.saturating_add(after)
+}
+
+/// A communicator, and since when none of its counts moved.
+#[derive(Clone, Debug)]
+pub(super) struct Watched {
+    pub(super) communicator: Communicator,
+    pub(super) since: Duration,
+}
+
+impl Watched {
+    /// Takes in what the library reports now.
+    pub(super) fn update(known: &[Self], now: Vec<Communicator>, at: Duration) -> Vec<Self> {
+        let counts = |communicator: &Communicator| -> Vec<_> {
+            let members = communicator.members.iter();
+            members.map(|m| (m.rank, m.launched.clone())).collect()
+        };
+        let watched = now.into_iter().map(|communicator| {
+            let before = known.iter().find(|known| {
+                known.communicator.name == communicator.name
+                    && known.communicator.others_launched == communicator.others_launched
+                    && counts(&known.communicator) == counts(&communicator)
+            });
+            Self {
+                since: before.map_or(at, |before| before.since),
+                communicator,
+            }
+        });
+        watched.collect()
+    }
+
+    /// Whether members launched different numbers of operations.
+    pub(super) fn is_uneven(&self) -> bool {
+        !self.communicator.behind().is_empty()
+    }
 }
 
 pub(super) fn is_open(entry: &Entry) -> bool {

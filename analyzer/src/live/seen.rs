@@ -1,7 +1,7 @@
 //! Findings that no record shows: which ranks do not answer, and what NCCL's RAS reports.
 
 use super::RankView;
-use super::latest::is_open;
+use super::latest::{Watched, is_open};
 use crate::input::ras::{Behind, Communicator, Member, MemberState};
 use crate::live::source::Liveness;
 use rcomm_recorder::model::{Entry, ProcessGroupInfo, Rank};
@@ -118,40 +118,6 @@ fn call(dump: &Dump, entry: &Entry) -> String {
         desc => desc,
     };
     format!("{name} #{seq} on group {group}")
-}
-
-/// A communicator, and since when none of its counts moved.
-#[derive(Clone, Debug)]
-pub(super) struct Watched {
-    pub(super) communicator: Communicator,
-    pub(super) since: Duration,
-}
-
-impl Watched {
-    /// Takes in what the library reports now.
-    pub(super) fn update(known: &[Self], now: Vec<Communicator>, at: Duration) -> Vec<Self> {
-        let counts = |communicator: &Communicator| -> Vec<_> {
-            let members = communicator.members.iter();
-            members.map(|m| (m.rank, m.launched.clone())).collect()
-        };
-        let watched = now.into_iter().map(|communicator| {
-            let before = known.iter().find(|known| {
-                known.communicator.name == communicator.name
-                    && known.communicator.others_launched == communicator.others_launched
-                    && counts(&known.communicator) == counts(&communicator)
-            });
-            Self {
-                since: before.map_or(at, |before| before.since),
-                communicator,
-            }
-        });
-        watched.collect()
-    }
-
-    /// Whether members launched different numbers of operations.
-    pub(super) fn is_uneven(&self) -> bool {
-        !self.communicator.behind().is_empty()
-    }
 }
 
 /// Which of the job's ranks a member of a communicator is.

@@ -1,47 +1,51 @@
 //! Makes the ranks of a snapshot from the last answers of the sources.
 
-use super::judging::Live;
+use super::latest::LatestRecords;
 use super::{Moment, RankView};
 use crate::live::source::Collected;
 use rcomm_recorder::model::Rank;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-impl Live {
-    pub(super) fn views(&self, at: Moment, world: Option<u32>) -> Vec<RankView> {
-        let mut views: BTreeMap<Rank, RankView> = (0..world.unwrap_or(0))
-            .map(|rank| (rank, RankView::missing(rank)))
-            .collect();
-        let mut hosts: BTreeSet<Arc<str>> = BTreeSet::new();
-        for (&(rank, ..), slot) in &self.kept.slots {
-            let view = views.entry(rank).or_insert_with(|| RankView::missing(rank));
-            let silence = slot.answered.map(|then| at.elapsed.saturating_sub(then));
-            view.silence = match (view.silence, silence) {
-                (Some(a), Some(b)) => Some(a.min(b)),
-                (a, b) => a.or(b),
-            };
-            view.liveness = view.liveness.max(slot.liveness);
-            if view.failure.is_none() {
-                view.failure.clone_from(&slot.failure);
-            }
-            if let Some(dump) = &slot.dump {
-                view.add(dump);
-                let host = dump.identity.host.as_str();
-                if view.host.is_empty() && !host.is_empty() {
-                    let known = hosts.get(host).cloned();
-                    let host = known.unwrap_or_else(|| Arc::from(host));
-                    hosts.insert(host.clone());
-                    view.host = host;
-                }
+/// The ranks of the records that sources left, and all others of a world of this size.
+pub(super) fn recorded_views(
+    kept: &LatestRecords,
+    silent: &BTreeSet<Rank>,
+    at: Moment,
+    world: Option<u32>,
+) -> Vec<RankView> {
+    let mut views: BTreeMap<Rank, RankView> = (0..world.unwrap_or(0))
+        .map(|rank| (rank, RankView::missing(rank)))
+        .collect();
+    let mut hosts: BTreeSet<Arc<str>> = BTreeSet::new();
+    for (&(rank, ..), slot) in &kept.slots {
+        let view = views.entry(rank).or_insert_with(|| RankView::missing(rank));
+        let silence = slot.answered.map(|then| at.elapsed.saturating_sub(then));
+        view.silence = match (view.silence, silence) {
+            (Some(a), Some(b)) => Some(a.min(b)),
+            (a, b) => a.or(b),
+        };
+        view.liveness = view.liveness.max(slot.liveness);
+        if view.failure.is_none() {
+            view.failure.clone_from(&slot.failure);
+        }
+        if let Some(dump) = &slot.dump {
+            view.add(dump);
+            let host = dump.identity.host.as_str();
+            if view.host.is_empty() && !host.is_empty() {
+                let known = hosts.get(host).cloned();
+                let host = known.unwrap_or_else(|| Arc::from(host));
+                hosts.insert(host.clone());
+                view.host = host;
             }
         }
-        let mut views: Vec<RankView> = views.into_values().collect();
-        for view in &mut views {
-            view.silent = self.silent.contains(&view.rank);
-        }
-        number_on_hosts(&mut views);
-        views
     }
+    let mut views: Vec<RankView> = views.into_values().collect();
+    for view in &mut views {
+        view.silent = silent.contains(&view.rank);
+    }
+    number_on_hosts(&mut views);
+    views
 }
 
 /// The ranks of a collector's report, in addition to those that we read.

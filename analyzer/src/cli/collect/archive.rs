@@ -2,7 +2,6 @@
 //!
 //! Members are `<host>/<path>`. Everything that reads dumps reads these archives, compressed or not.
 
-use super::MANIFEST;
 use crate::cli::failure::Failure;
 use crate::cli::output::{self, is_stdout};
 use rcomm_analyzer::words::{bytes, count};
@@ -12,6 +11,9 @@ use std::fs::File;
 use std::io::{self, BufWriter, Write};
 use std::path::{Component, Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
+
+/// The name of the manifest in an archive, which comes last.
+pub(super) const MANIFEST: &str = "manifest.json";
 
 /// What the archive holds and what it lacks.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

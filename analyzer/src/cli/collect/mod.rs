@@ -79,6 +79,3 @@ fn this_host() -> String {
         _ => "localhost".to_owned(),
     }
 }
-
-/// The name of the manifest in an archive, which comes last.
-const MANIFEST: &str = "manifest.json";

@@ -4,7 +4,7 @@
 //! words as a shell would and started without one; `{host}` in a word becomes the host's name. A host
 //! that does not answer in time, or with something else than an archive, is an absence.
 
-use super::MANIFEST;
+use super::archive::MANIFEST;
 use super::archive::{Absence, Archive, Manifest};
 use crate::cli::args::CollectArgs;
 use crate::cli::failure::Failure;

@@ -9,40 +9,35 @@
 //! # Ok(())
 //! # }
 //! ```
+//!
+//! The rooms, each of which uses only those below it:
+//!
+//! | room | holds |
+//! |---|---|
+//! | `serve` | the server and its routes |
+//! | `api` | the answers |
+//! | `http` | what all answers need: access, limits, errors, files of the page |
+//! | `otel` | traces, metrics and logs for OpenTelemetry |
+//! | `state` | snapshots and their history |
+//! | `metrics` | counters, and metrics for Prometheus |
+//! | `nodes` | other instances as sources |
 #![forbid(unsafe_code)]
 
-mod access;
 mod api;
-mod app_state;
-mod assets;
 pub mod cli;
-mod counters;
-mod discovery;
-mod embed;
-mod error;
-mod history;
-mod idle_timeout;
-mod limits;
+mod http;
 mod metrics;
-mod new_entries;
 mod nodes;
 mod otel;
-mod routes;
-mod server;
-mod snapshot;
-mod store;
-mod trace_id;
-mod traffic;
-mod uploads;
+mod serve;
+mod state;
 
-pub use access::{Access, is_loopback};
-pub use discovery::Nodes;
-pub use embed::{Options, Page, ServeError, serve};
-pub use limits::Limits;
+pub use http::access::{Access, is_loopback};
+pub use http::limits::Limits;
 pub use metrics::{Exemplars, Form};
-pub use nodes::NodeSource;
+pub use nodes::{NodeSource, Nodes};
 #[cfg(feature = "program-spans")]
 pub use otel::{ProgramSpans, ProgramSpansLayer};
 pub use otel::{Settings as OtelSettings, SettingsError as OtelSettingsError, Telemetry};
-pub use server::{Server, Tls};
-pub use store::SnapshotStore;
+pub use serve::{Options, Page, ServeError, Server, Tls, serve};
+pub use state::store::SnapshotStore;

@@ -3,9 +3,9 @@
 //! A client slower than the snapshots skips some and then gets a whole one, so nothing is queued for
 //! it.
 
-use crate::app_state::AppState;
-use crate::store::Frame;
-use crate::traffic::GaugeGuard;
+use crate::api::app_state::AppState;
+use crate::http::traffic::GaugeGuard;
+use crate::state::store::Frame;
 use axum::extract::State;
 use axum::response::sse::{Event, KeepAlive, Sse};
 use std::convert::Infallible;

@@ -1,9 +1,9 @@
 //! The rank × sequence matrix of any group.
 
 use super::Which;
-use crate::app_state::AppState;
-use crate::error::Refusal;
-use crate::snapshot::Focus;
+use crate::api::app_state::AppState;
+use crate::http::error::Refusal;
+use crate::state::snapshot::Focus;
 use axum::Json;
 use axum::extract::{Query, State};
 use rcomm_analyzer::matrix::{Rows, matrix};

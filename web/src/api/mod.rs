@@ -1,16 +1,18 @@
 //! Handlers of the API; `routes` maps paths to them.
 
+pub(crate) mod app_state;
 pub(crate) mod events;
 pub(crate) mod matrix;
 pub(crate) mod records;
 pub(crate) mod select;
 pub(crate) mod snapshots;
 pub(crate) mod timeline;
+pub(crate) mod uploaded;
 pub(crate) mod uploads;
 
-use crate::app_state::AppState;
-use crate::error::Refusal;
-use crate::store::Frame;
+use crate::api::app_state::AppState;
+use crate::http::error::Refusal;
+use crate::state::store::Frame;
 use rcomm_analyzer::{Report, Snapshot};
 use serde::Deserialize;
 use std::sync::Arc;

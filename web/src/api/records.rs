@@ -5,8 +5,8 @@
 //! size of the rings, and group members are sent only once. The answer is one line of JSON that lists
 //! the records, followed by the records as JSON dumps.
 
-use crate::app_state::AppState;
-use crate::error::Refusal;
+use crate::api::app_state::AppState;
+use crate::http::error::Refusal;
 use axum::extract::{Query, State};
 use axum::http::header;
 use axum::response::{IntoResponse, Response};

@@ -1,8 +1,8 @@
 //! Evaluates a filter expression for a page: which rows match.
 
 use super::Which;
-use crate::app_state::AppState;
-use crate::error::Refusal;
+use crate::api::app_state::AppState;
+use crate::http::error::Refusal;
 use axum::Json;
 use axum::extract::{Query, State};
 use rcomm_analyzer::filter::{Filter, KEYS, Subject};

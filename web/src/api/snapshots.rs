@@ -1,9 +1,9 @@
 //! Snapshots: the newest, past ones and those of uploads, and their exports.
 
 use super::Which;
-use crate::app_state::AppState;
-use crate::error::Refusal;
-use crate::snapshot::{Point, Status, status_of};
+use crate::api::app_state::AppState;
+use crate::http::error::Refusal;
+use crate::state::snapshot::{Point, Status, status_of};
 use axum::Json;
 use axum::extract::{Query, State};
 use axum::http::{HeaderMap, header};

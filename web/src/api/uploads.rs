@@ -1,7 +1,7 @@
 //! Upload of dumps by a browser.
 
-use crate::app_state::AppState;
-use crate::error::Refusal;
+use crate::api::app_state::AppState;
+use crate::http::error::Refusal;
 use axum::Json;
 use axum::extract::{Multipart, State};
 use axum::http::{StatusCode, header};

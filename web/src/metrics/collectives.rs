@@ -2,8 +2,8 @@
 
 use super::list::{self, Metric};
 use super::writer::{Exemplar, Writer};
-use crate::counters::{BOUNDS, Counters, Histogram, Series, SeriesKey};
-use crate::trace_id::SharedOp;
+use crate::metrics::counters::{BOUNDS, Counters, Histogram, Series, SeriesKey};
+use crate::metrics::trace_id::SharedOp;
 use rcomm_recorder::model::text::hex;
 
 type SeriesMetric = (&'static Metric, fn(&Series) -> u64);

@@ -7,14 +7,17 @@
 //! exceeds a limit is counted in `rcomm_groups_omitted` or stays in the sums.
 
 mod collectives;
+pub(crate) mod counters;
 mod groups;
 pub(crate) mod list;
+pub(crate) mod new_entries;
+pub(crate) mod trace_id;
 mod writer;
 
 pub use writer::Form;
 pub(crate) use writer::Writer;
 
-use crate::counters::Counters;
+use crate::metrics::counters::Counters;
 use collectives::collectives;
 use groups::groups;
 use rcomm_analyzer::source::Liveness;

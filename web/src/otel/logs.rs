@@ -2,7 +2,7 @@
 
 use super::settings::Settings;
 use super::{attribute, number, resource, scope, text, unix};
-use crate::trace_id::SharedOp;
+use crate::metrics::trace_id::SharedOp;
 use opentelemetry_proto::tonic::collector::logs::v1::ExportLogsServiceRequest;
 use opentelemetry_proto::tonic::common::v1::any_value::Value;
 use opentelemetry_proto::tonic::common::v1::{AnyValue, ArrayValue};

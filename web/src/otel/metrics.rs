@@ -2,9 +2,9 @@
 
 use super::settings::Settings;
 use super::{attribute, resource, scope, text, unix};
-use crate::counters::{BOUNDS, Counters, Example, Histogram, Series};
+use crate::metrics::counters::{BOUNDS, Counters, Example, Histogram, Series};
 use crate::metrics::list;
-use crate::trace_id::SharedOp;
+use crate::metrics::trace_id::SharedOp;
 use opentelemetry_proto::tonic::collector::metrics::v1::ExportMetricsServiceRequest;
 use opentelemetry_proto::tonic::common::v1::KeyValue;
 use opentelemetry_proto::tonic::metrics::v1::metric::Data;

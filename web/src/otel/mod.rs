@@ -20,7 +20,7 @@ mod spans;
 pub use program::{ProgramSpans, ProgramSpansLayer};
 pub use settings::{Settings, SettingsError};
 
-use crate::store::SnapshotStore;
+use crate::state::store::SnapshotStore;
 use logs::Logs;
 use opentelemetry_proto::tonic::common::v1::any_value::Value;
 use opentelemetry_proto::tonic::common::v1::{AnyValue, InstrumentationScope, KeyValue};

@@ -1,7 +1,7 @@
 //! The data of one operation's span, shared by both exporters.
 
-use crate::new_entries::is_completed;
-use crate::trace_id::SharedOp;
+use crate::metrics::new_entries::is_completed;
+use crate::metrics::trace_id::SharedOp;
 use rcomm_analyzer::Message;
 use rcomm_recorder::model::{Entry, EntryState, Rank};
 use rcomm_recorder::publish::Dump;

@@ -8,7 +8,7 @@
 //! spans of the same collective.
 
 use super::operation::{Fact, Operation};
-use crate::new_entries::RecordCursor;
+use crate::metrics::new_entries::RecordCursor;
 use opentelemetry::trace::{
     Link, Span as _, SpanContext, SpanId, SpanKind, Status, TraceFlags, TraceId, TraceState, Tracer,
 };

@@ -3,16 +3,16 @@
 //! Limits the number of connections, the time to send a request, and the time a client may leave an
 //! answer unread. Speaks TLS if a certificate is configured.
 
-use crate::access::Access;
-use crate::app_state::AppState;
-use crate::idle_timeout::IdleTimeout;
-use crate::limits::Limits;
+use crate::api::app_state::AppState;
+use crate::api::uploaded::Uploads;
+use crate::http::access::Access;
+use crate::http::idle_timeout::IdleTimeout;
+use crate::http::limits::Limits;
+use crate::http::traffic::{GaugeGuard, Traffic};
 use crate::metrics::Exemplars;
 use crate::otel::{Counts, Telemetry};
-use crate::routes::router;
-use crate::store::SnapshotStore;
-use crate::traffic::{GaugeGuard, Traffic};
-use crate::uploads::Uploads;
+use crate::serve::routes::router;
+use crate::state::store::SnapshotStore;
 use axum::Router;
 use hyper::server::conn::http1;
 use hyper_util::rt::{TokioIo, TokioTimer};

@@ -3,8 +3,8 @@
 //! Files are written to a private directory under generated names and removed after the analysis. The
 //! reports and records of the newest uploads stay in memory.
 
-use crate::error::Refusal;
-use crate::store::Frame;
+use crate::http::error::Refusal;
+use crate::state::store::Frame;
 use axum::extract::Multipart;
 use rcomm_analyzer::load::{LoadOptions, load};
 use rcomm_analyzer::source::{Liveness, Observation, Poll, Seen};

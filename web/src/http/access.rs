@@ -3,7 +3,7 @@
 //! Every user of the machine can reach a loopback port, and so can every page in a browser on it (DNS
 //! rebinding). So a token is required there too, and `Host` and `Origin` are checked.
 
-use crate::error::Refusal;
+use crate::http::error::Refusal;
 use axum::extract::{Request, State};
 use axum::http::{HeaderMap, HeaderValue, Method, Uri, header};
 use axum::middleware::Next;

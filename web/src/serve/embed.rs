@@ -1,8 +1,8 @@
 //! Serves the page from within a program: on a thread of its own, until dropped.
 
-use crate::access::{Access, is_loopback};
-use crate::server::Server;
-use crate::store::SnapshotStore;
+use super::server::Server;
+use crate::http::access::{Access, is_loopback};
+use crate::state::store::SnapshotStore;
 use rcomm_analyzer::source::{RingSource, Source};
 use rcomm_analyzer::{LiveOptions, Pace, Watch};
 use rcomm_recorder::record::default_directory;

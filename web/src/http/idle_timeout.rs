@@ -3,7 +3,7 @@
 //! Without it, a client that stops reading would hold its connection and the buffered data
 //! indefinitely.
 
-use crate::traffic::Traffic;
+use crate::http::traffic::Traffic;
 use std::io;
 use std::pin::Pin;
 use std::sync::Arc;

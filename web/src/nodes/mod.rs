@@ -4,7 +4,11 @@
 //! affects only its own ranks, which fall silent. An answer is as large as what changed since the
 //! previous one.
 
-use crate::discovery::{NodeAddress, Nodes};
+mod discovery;
+
+pub use discovery::Nodes;
+
+use discovery::NodeAddress;
 use rcomm_analyzer::source::{Observation, Poll, RecordsFollower, Source, SourceError};
 use std::io::{self, Read as _};
 use std::time::Instant;

@@ -1,6 +1,6 @@
 //! The page's files, compiled in, so that it works without a network.
 
-use crate::error::Refusal;
+use crate::http::error::Refusal;
 use axum::http::header;
 use axum::response::{IntoResponse, Response};
 
@@ -9,7 +9,7 @@ const STYLE: &str = "text/css; charset=utf-8";
 
 macro_rules! parts {
     ($($kind:ident $file:literal)+) => {
-        &[$(($file, $kind, include_str!(concat!("../assets/", $file)))),+]
+        &[$(($file, $kind, include_str!(concat!("../../assets/", $file)))),+]
     };
 }
 
@@ -33,13 +33,16 @@ const PARTS: &[(&str, &str, &str)] = parts! {
 pub(crate) fn page() -> Response {
     answer(
         "text/html; charset=utf-8",
-        include_str!("../assets/index.html"),
+        include_str!("../../assets/index.html"),
     )
 }
 
 /// The description of the interface.
 pub(crate) fn description() -> Response {
-    answer("application/json", include_str!("../assets/openapi.json"))
+    answer(
+        "application/json",
+        include_str!("../../assets/openapi.json"),
+    )
 }
 
 pub(crate) fn part(file: &str) -> Result<Response, Refusal> {

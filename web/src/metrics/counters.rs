@@ -5,7 +5,7 @@
 //! member, and the difference to the longest wait is how late that member was. This needs no common
 //! clock.
 
-use crate::new_entries::{NewEntries, is_completed};
+use crate::metrics::new_entries::{NewEntries, is_completed};
 use rcomm_analyzer::Snapshot;
 use rcomm_recorder::model::{Entry, OpType, Rank};
 use rcomm_recorder::publish::Dump;

@@ -1,9 +1,9 @@
 //! Stores the newest snapshot of the job and its history, and notifies readers of changes.
 
-use crate::counters::Counters;
-use crate::history::{History, inflate};
+use crate::metrics::counters::Counters;
 use crate::metrics::{self, Exemplars, Form};
-use crate::snapshot::{ApiSnapshot, Delta, Point};
+use crate::state::history::{History, inflate};
+use crate::state::snapshot::{ApiSnapshot, Delta, Point};
 use rcomm_analyzer::source::Source;
 use rcomm_analyzer::{Anchor, Live, LiveOptions, Pace, Snapshot, Watch, analyze};
 use std::sync::{Arc, Mutex, PoisonError};

@@ -1,10 +1,10 @@
 //! State shared by all handlers.
 
+use crate::api::uploaded::Uploads;
+use crate::http::traffic::Traffic;
 use crate::metrics::Exemplars;
 use crate::otel::Counts;
-use crate::store::SnapshotStore;
-use crate::traffic::Traffic;
-use crate::uploads::Uploads;
+use crate::state::store::SnapshotStore;
 use std::sync::Arc;
 use tokio::sync::Semaphore;
 

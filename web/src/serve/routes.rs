@@ -25,13 +25,13 @@
 //! `picture`, `report`, `select`, `matrix`, `timeline` and `perfetto` take `upload=ID`, and the first
 //! three `at=NUMBER` of a kept snapshot.
 
-use crate::access::{Access, guard};
+use crate::api::app_state::AppState;
 use crate::api::{events, matrix, records, select, snapshots, timeline, uploads as uploading};
-use crate::app_state::AppState;
-use crate::assets;
-use crate::error::Refusal;
-use crate::limits::Limits;
-use crate::traffic::Traffic;
+use crate::http::access::{Access, guard};
+use crate::http::assets;
+use crate::http::error::Refusal;
+use crate::http::limits::Limits;
+use crate::http::traffic::Traffic;
 use axum::extract::{DefaultBodyLimit, Path, Request, State};
 use axum::http::{Method, StatusCode, Uri, header};
 use axum::middleware::{Next, from_fn_with_state};

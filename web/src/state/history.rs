@@ -1,6 +1,6 @@
 //! Past snapshots, compressed, bounded in bytes.
 
-use crate::snapshot::Point;
+use crate::state::snapshot::Point;
 use flate2::Compression;
 use flate2::read::DeflateDecoder;
 use flate2::write::DeflateEncoder;

@@ -1,6 +1,11 @@
 //! The list of all metrics, from which the Prometheus and the OTLP exporter take names, units and texts.
 
-use super::writer::Kind;
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Kind {
+    Gauge,
+    Counter,
+    Histogram,
+}
 
 /// One metric, in both exporters.
 pub(crate) struct Metric {

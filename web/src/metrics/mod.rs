@@ -245,7 +245,7 @@ fn findings(w: &mut Writer, snapshot: &Snapshot) {
 
 #[cfg(test)]
 mod tests {
-    use super::writer::Kind;
+    use super::list::Kind;
     use super::*;
     use rcomm_analyzer::simulate::{Simulation, Situation};
     use rcomm_analyzer::source::{SimulatedSource, Source};

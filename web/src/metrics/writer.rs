@@ -4,7 +4,7 @@
 //! exemplars, which only OpenMetrics has, and in the closing `# EOF`. Source: the OpenMetrics 1.0
 //! specification; "Exposition formats" in Prometheus' documentation; RFC 9110, section 12.5.1.
 
-use super::list::Metric;
+use super::list::{Kind, Metric};
 use std::fmt::Write as _;
 
 /// How metrics are written.
@@ -58,13 +58,6 @@ impl Form {
 
 /// The last line of an OpenMetrics text.
 const END: &str = "# EOF\n";
-
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Kind {
-    Gauge,
-    Counter,
-    Histogram,
-}
 
 /// What an exemplar points at.
 pub(crate) struct Exemplar {

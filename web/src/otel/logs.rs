@@ -1,7 +1,7 @@
 //! Verdict changes and new findings as log records.
 
 use super::settings::Settings;
-use super::{attribute, number, resource, scope, text, unix};
+use super::value::{attribute, number, resource, scope, text, unix};
 use crate::metrics::trace_id::SharedOp;
 use opentelemetry_proto::tonic::collector::logs::v1::ExportLogsServiceRequest;
 use opentelemetry_proto::tonic::common::v1::any_value::Value;

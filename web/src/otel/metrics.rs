@@ -1,7 +1,7 @@
 //! Counters, histograms and gauges as OTLP metrics, cumulative since start-up.
 
 use super::settings::Settings;
-use super::{attribute, resource, scope, text, unix};
+use super::value::{attribute, resource, scope, text, unix};
 use crate::metrics::counters::{BOUNDS, Counters, Example, Histogram, Series};
 use crate::metrics::list;
 use crate::metrics::trace_id::SharedOp;

@@ -15,6 +15,7 @@ mod program;
 mod send;
 mod settings;
 mod spans;
+mod value;
 
 #[cfg(feature = "program-spans")]
 pub use program::{ProgramSpans, ProgramSpansLayer};
@@ -22,9 +23,6 @@ pub use settings::{Settings, SettingsError};
 
 use crate::state::store::SnapshotStore;
 use logs::Logs;
-use opentelemetry_proto::tonic::common::v1::any_value::Value;
-use opentelemetry_proto::tonic::common::v1::{AnyValue, InstrumentationScope, KeyValue};
-use opentelemetry_proto::tonic::resource::v1::Resource;
 use rcomm_analyzer::Snapshot;
 use send::Sender;
 use spans::Spans;
@@ -224,47 +222,4 @@ fn tell(
             dropped.fetch_add(items, Relaxed)
         }
     };
-}
-
-fn text(value: impl Into<String>) -> Value {
-    Value::StringValue(value.into())
-}
-
-fn number(value: impl TryInto<i64>) -> Value {
-    Value::IntValue(value.try_into().unwrap_or(i64::MAX))
-}
-
-fn attribute(key: &str, value: Value) -> KeyValue {
-    KeyValue {
-        key: key.to_owned(),
-        value: Some(AnyValue { value: Some(value) }),
-        ..KeyValue::default()
-    }
-}
-
-fn scope() -> Option<InstrumentationScope> {
-    Some(InstrumentationScope {
-        name: "rcomm-web".to_owned(),
-        version: env!("CARGO_PKG_VERSION").to_owned(),
-        ..InstrumentationScope::default()
-    })
-}
-
-/// The job as an OTLP resource, with `more` as additional attributes.
-fn resource(job: &str, settings: &Settings, more: Vec<KeyValue>) -> Option<Resource> {
-    let service = settings.service.as_deref().unwrap_or(job);
-    let service = if service.is_empty() { "rcomm" } else { service };
-    let mut attributes = vec![attribute("service.name", text(service))];
-    let given = settings.resource.iter();
-    attributes.extend(given.map(|(key, value)| attribute(key, text(value.as_str()))));
-    attributes.extend(more);
-    Some(Resource {
-        attributes,
-        ..Resource::default()
-    })
-}
-
-/// A wall clock time as OTLP has it; 0 if unknown.
-fn unix(ns: i64) -> u64 {
-    u64::try_from(ns).unwrap_or(0)
 }

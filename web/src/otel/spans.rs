@@ -8,7 +8,7 @@
 use super::messages::Messages;
 use super::operation::{Fact, Operation};
 use super::settings::Settings;
-use super::{attribute, number, resource, scope, text, unix};
+use super::value::{attribute, number, resource, scope, text, unix};
 use crate::metrics::new_entries::NewEntries;
 use opentelemetry_proto::tonic::collector::trace::v1::ExportTraceServiceRequest;
 use opentelemetry_proto::tonic::trace::v1::span::{Event, SpanKind};

@@ -4,7 +4,7 @@
 #![allow(clippy::unwrap_used, missing_docs, unsafe_code)]
 
 use criterion::{Criterion, criterion_group, criterion_main};
-use rcomm_recorder_capi::code::RCOMM_RECORDER_ALL_REDUCE;
+use rcomm_recorder::model::OpType;
 use rcomm_recorder_capi::operation::{
     CallOperation, rcomm_recorder_begin, rcomm_recorder_completed,
 };
@@ -77,7 +77,7 @@ fn pair(criterion: &mut Criterion) {
         input_split_count: 0,
         output_splits: ptr::null(),
         output_split_count: 0,
-        op: RCOMM_RECORDER_ALL_REDUCE,
+        op: OpType::AllReduce.code(),
         reduction: 0,
         is_p2p: 0,
         starts_at_once: 0,

@@ -1,7 +1,7 @@
 /*
  * rcomm's flight recorder: writes what one rank does into a ring that outlives its process.
  *
- * Generated from recorder/capi/src; a test compares the two.
+ * Generated from recorder/capi/src and the table of operations; a test compares the two.
  *
  * Any thread may call any function at any time, but for rcomm_recorder_close and rcomm_recorder_leave,
  * which end the handle. The functions that record (begin, started, completed, failed, retired, phase,
@@ -37,10 +37,10 @@
 // The root's tensor is copied to every rank.
 #define RCOMM_RECORDER_BROADCAST 5
 
-// No rank leaves before every rank has come.
+// No rank leaves before all have arrived.
 #define RCOMM_RECORDER_BARRIER 6
 
-// A barrier in which the root names the ranks that did not come.
+// A barrier in which the root reports the ranks that did not arrive.
 #define RCOMM_RECORDER_MONITORED_BARRIER 7
 
 // Every rank ends with a list of all inputs.
@@ -55,7 +55,7 @@
 // Several tensors gathered as one operation.
 #define RCOMM_RECORDER_ALL_GATHER_COALESCED 11
 
-// Rank i ends with the reduction of the i-th inputs of all ranks.
+// Rank i ends with the reduction of all ranks' i-th inputs.
 #define RCOMM_RECORDER_REDUCE_SCATTER 12
 
 // As `reduce_scatter`, from one tensor.
@@ -115,7 +115,7 @@
 // Waiting for a signal.
 #define RCOMM_RECORDER_WAIT_SIGNAL 31
 
-// An operation without a code of its own; its signature holds its name.
+// An unknown operation; its own name is in the signature.
 #define RCOMM_RECORDER_OTHER 255
 
 // The call succeeded.

@@ -6,7 +6,6 @@
 //!
 //! | file | holds |
 //! |---|---|
-//! | `code` | codes of operations |
 //! | `guarded` | a recorder that does nothing in a forked child |
 //! | `table` | opening, groups, call sites, signatures |
 //! | `operation` | operations: begin to retired |
@@ -14,7 +13,6 @@
 //! | `status` | phase, step, heartbeat |
 #![allow(unsafe_code)]
 
-pub mod code;
 mod guarded;
 pub mod operation;
 pub mod outcome;

@@ -2,7 +2,7 @@
 
 #![allow(clippy::unwrap_used)]
 
-use rcomm_recorder::model::{EntryState, GroupPlace, Peer, ReduceOp};
+use rcomm_recorder::model::{EntryState, GroupPlace, OpType, Peer, ReduceOp};
 use rcomm_recorder::publish::{Dump, RingReader};
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -11,9 +11,23 @@ fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
 }
 
+/// A constant for the code of each operation in the recorder's table.
+fn operations() -> String {
+    let constant = |op: &OpType| {
+        let (name, code) = (op.name().to_uppercase(), op.code());
+        format!(
+            "// {}\n#define RCOMM_RECORDER_{name} {code}\n",
+            op.meaning()
+        )
+    };
+    let constants: Vec<String> = OpType::ALL.iter().map(constant).collect();
+    format!("\n{}", constants.join("\n").trim_end())
+}
+
 #[test]
 fn the_header_is_that_of_the_crate() {
-    let config = cbindgen::Config::from_file(root().join("cbindgen.toml")).unwrap();
+    let mut config = cbindgen::Config::from_file(root().join("cbindgen.toml")).unwrap();
+    config.after_includes = Some(operations());
     let bindings = cbindgen::generate_with_config(root(), config).unwrap();
     let mut text = Vec::new();
     bindings.write(&mut text);

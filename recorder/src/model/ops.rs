@@ -204,7 +204,7 @@ macro_rules! torch_name {
 
 macro_rules! operations {
     ($(
-        $(#[$doc:meta])*
+        #[doc = $meaning:literal]
         $variant:ident = $code:literal, $name:literal:
             $pattern:ident $layout:ident $parts:ident $waits_for:ident $bus:ident $(, torch $torch:literal)?;
     )+) => {
@@ -215,11 +215,16 @@ macro_rules! operations {
             /// `allreduce_coalesced`, ...) are translated where their dumps are read, and an operation
             /// that we do not know keeps its own name with [`OpType::Other`].
             OpType, "operation" {
-                $( $(#[$doc])* $variant = $code, $name; )+
+                $( #[doc = $meaning] $variant = $code, $name; )+
             }
         }
 
         impl OpType {
+            /// What it does, in a line.
+            pub const fn meaning(self) -> &'static str {
+                match self { $( Self::$variant => $meaning.trim_ascii(), )+ }
+            }
+
             const fn row(self) -> &'static Row {
                 match self {
                     $( Self::$variant => &Row {

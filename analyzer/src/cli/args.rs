@@ -275,7 +275,7 @@ pub(crate) struct CollectArgs {
 /// records themselves. Nothing is decided here: what a rank did means nothing without its peers.
 #[derive(Debug, Args)]
 #[command(after_help = "\
-Exit codes: 0 all packed; 1 some input could not be used, which the summary says; 2 nothing was packed.
+Exit codes: 0 all packed; 1 some input could not be used, which the summary lists; 2 nothing was packed.
 
 Example, on every node of a Slurm job, then once:
   srun --ntasks-per-node=1 sh -c 'rcomm-fr summarize /tmp/dumps -o /shared/$SLURM_NODEID.rsum'

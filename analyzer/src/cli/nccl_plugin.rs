@@ -24,7 +24,7 @@ pub(super) fn run(_: &NcclPluginArgs, color: anstream::ColorChoice) -> Result<Ex
     let Some(path) = found else {
         let places: Vec<String> = places.iter().map(|it| it.display().to_string()).collect();
         let sentence = format!(
-            "the plug-in for NCCL is not installed beside this program: there is none of {}",
+            "the plug-in for NCCL is not installed next to this program: there is none of {}",
             places.join(", ")
         );
         return Err(Failure::Usage { sentence });

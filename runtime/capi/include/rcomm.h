@@ -10,7 +10,7 @@
  * threads may use it at once. A function that takes `rcomm_work **work` runs the operation and returns
  * at its end if `work` is NULL. Otherwise it starts it and leaves a handle in `*work`: the memory given
  * to it must stay where it is, and must not be read (where it is written) or written, until
- * rcomm_work_released says so. Counts are in elements, memory is the host's.
+ * rcomm_work_released reports it. Counts are in elements, memory is the host's.
  */
 
 #ifndef RCOMM_H

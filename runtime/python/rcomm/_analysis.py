@@ -25,7 +25,7 @@ class Finding:
     """One thing that is wrong, or worth a look."""
 
     code: str
-    """Its code, as ``E101``: `explain` says what it means."""
+    """Its code, as ``E101``: `explain` describes it."""
     name: str
     severity: str
     """``error``, ``warning`` or ``note``."""
@@ -71,7 +71,7 @@ class Report:
         return "\n".join([self.verdict.upper(), *lines])
 
     def html(self) -> str:
-        """The report as one page that stands alone. Only for records that were read from paths."""
+        """The report as one page without other files. Only for records that were read from paths."""
         if not self._paths:
             raise AnalysisError("a look at a running job has no page: analyze its rings or dumps")
         return _fr("analyze", *self._options, "--format", "html", *self._paths).stdout

@@ -1,4 +1,4 @@
-"""Records what this process does in torch.distributed, and says what the job waits for.
+"""Records what this process does in torch.distributed, and reports what the job waits for.
 
 `record` attaches to every process group of this process, whatever its backend, and writes a ring that
 ``rcomm-top``, ``rcomm-web`` and ``rcomm-fr`` read while the process runs, and after it has died.
@@ -78,7 +78,7 @@ def phase(name: str) -> Iterator[None]:
 
 
 def step(number: int) -> None:
-    """Says which step of the training this is. Without it, calls of optimizers' ``step()`` are counted."""
+    """Notes which step of the training this is. Without it, calls of optimizers' ``step()`` are counted."""
     recorder = _recorder
     if recorder is not None:
         recorder.name_step(number)
@@ -294,7 +294,7 @@ def _job() -> str:
     torchrun = env.get("TORCHELASTIC_RUN_ID")
     slurm = ".".join(env[key] for key in ("SLURM_JOB_ID", "SLURM_STEP_ID") if env.get(key))
     meeting = "-".join(env[key] for key in ("MASTER_ADDR", "MASTER_PORT") if env.get(key))
-    # "none" is what torchrun says when it was given no id.
+    # "none" is what torchrun sets when it was given no id.
     named = env.get("RCOMM_JOB") or (torchrun if torchrun != "none" else None)
     return named or slurm or meeting or "torch"
 

@@ -213,7 +213,7 @@ impl Shared {
     ) -> Result<Record, Unusable> {
         let Some(rank) = dump.identity.rank else {
             return Err(Unusable(
-                "its rank is told neither by the record nor by the file name; name the file after \
+                "neither the record nor the file name states its rank; name the file after \
                  the rank, as rank_3"
                     .to_owned(),
             ));

@@ -259,7 +259,7 @@ fn note_lost_history(ctx: &Context<'_>, problems: &mut Vec<Problem>) {
             "",
             format!(
                 "the record of {} was taken earlier than the others': peers have completed operations since that \
-                 need it; what it waits in now cannot be told",
+                 need it; what it waits in now is not known",
                 format_ranks(&outdated)
             ),
         ));

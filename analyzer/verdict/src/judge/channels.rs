@@ -122,7 +122,7 @@ impl Lag {
             _ => "waits for the network",
         };
         format!(
-            "channel {} from {} to {} stands still{at} and {why}",
+            "channel {} from {} to {} is stuck{at} and {why}",
             link.channel,
             name(link.from),
             name(link.to)
@@ -187,7 +187,7 @@ mod tests {
         };
         assert_eq!(
             lag.describe(|rank| (rank == 1).then(|| "a".to_owned())),
-            "channel 3 from rank 1 (a) to rank 2 stands still at step 5 of 16 and waits for the receiver's permission"
+            "channel 3 from rank 1 (a) to rank 2 is stuck at step 5 of 16 and waits for the receiver's permission"
         );
         let lag = Lag {
             channels: vec![3],

@@ -255,7 +255,7 @@ pub fn explain(code: Code) -> Explanation {
         ),
         Code::E150 => (
             "The rank recorded an error itself, or was killed, or its process is gone while its ring was \
-             left behind. Its peers wait for somebody who will not come back; their waits are listed as \
+             left behind. Its peers wait for a rank that will not come back; their waits are listed as \
              consequences.",
             &[
                 "an exception in the program, often in a part that does not communicate at all",

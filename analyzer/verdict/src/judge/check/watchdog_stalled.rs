@@ -52,7 +52,7 @@ fn silence(record: &Record) -> Option<i64> {
 fn draft(ctx: &Context<'_>, at: usize, record: &Record, silent_ns: i64) -> FindingDraft {
     let rank = record.rank;
     let sentence = format!(
-        "the watchdog of rank {rank} has made no round for {}: what its record says of unfinished operations may \
+        "the watchdog of rank {rank} has made no round for {}: the unfinished operations of its record may \
          be out of date; {}",
         format_time(silent_ns as f64 / 1e6),
         ctx.last_seen(at)

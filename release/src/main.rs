@@ -35,7 +35,7 @@ fn main() -> anyhow::Result<()> {
 
 fn programs() -> [Command; 4] {
     [
-        rcomm_top::cli::Cli::command(),
+        rcomm_top::start::cli::Cli::command(),
         rcomm_web::cli::Cli::command(),
         rcomm_tools::launch::Options::command(),
         rcomm_tools::bench::Args::command(),

@@ -15,11 +15,11 @@ use rcomm_recorder::model::{OpType, ProcessGroupInfo};
 use rcomm_recorder::record::{
     FlightRecorder, GroupHandle, Operation, Placement, RecorderConfig, SignatureKey, SignatureRef,
 };
-use rcomm_top::event::Event;
 use rcomm_top::keys::Keymap;
+use rcomm_top::page::theme::{Depth, Theme, ThemeName};
+use rcomm_top::state::event::Event;
 use rcomm_top::state::{Options, State, update};
-use rcomm_top::text;
-use rcomm_top::theme::{Depth, Theme, ThemeName};
+use rcomm_top::view::text;
 use std::io::{Read as _, Write as _};
 use std::path::Path;
 use std::sync::Arc;

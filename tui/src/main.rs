@@ -2,7 +2,7 @@
 #![forbid(unsafe_code)]
 
 use clap::Parser as _;
-use rcomm_top::cli::Cli;
+use rcomm_top::start::cli::Cli;
 use std::process::ExitCode;
 
 fn main() -> ExitCode {

@@ -5,11 +5,11 @@ mod common;
 use common::{options, press, recorded, showing, simulation};
 use rcomm_analyzer::Code;
 use rcomm_analyzer::simulate::Situation;
-use rcomm_top::event::{Command, Event, ExportFormat};
+use rcomm_top::state::event::{Command, Event, ExportFormat};
 use rcomm_top::state::screen::Screen;
 use rcomm_top::state::screens::OverviewPane;
 use rcomm_top::state::{State, update};
-use rcomm_top::text;
+use rcomm_top::view::text;
 use std::path::PathBuf;
 use std::sync::Arc;
 

@@ -7,7 +7,7 @@ use rcomm_analyzer::simulate::{Simulation, Situation};
 use rcomm_analyzer::source::{SimulatedSource, Source};
 use rcomm_analyzer::{Live, LiveOptions, Snapshot, analyze};
 use rcomm_recorder::model::Entry;
-use rcomm_top::event::Event;
+use rcomm_top::state::event::Event;
 use rcomm_top::state::update;
 use std::collections::BTreeMap;
 use std::sync::Arc;

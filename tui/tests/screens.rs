@@ -5,11 +5,12 @@ mod common;
 use common::{judged, moment, press, recorded, showing, simulation};
 use rcomm_analyzer::simulate::Situation;
 use rcomm_analyzer::{Code, Report, Snapshot, Verdict};
-use rcomm_top::event::Event;
+use rcomm_top::page::theme::Tone;
+use rcomm_top::state::event::Event;
 use rcomm_top::state::screen::Screen;
 use rcomm_top::state::update;
-use rcomm_top::theme::Tone;
-use rcomm_top::{text, view};
+use rcomm_top::view;
+use rcomm_top::view::text;
 use std::fmt::Write as _;
 use std::sync::Arc;
 
@@ -131,9 +132,9 @@ fn problems_are_coloured_and_marked_with_a_glyph_and_without_colours_the_glyph_s
     };
     let (row, colour, _) = find(&state);
     assert_eq!(Some(colour), state.options.theme.style(Tone::Bad).fg);
-    state.options.theme = rcomm_top::theme::Theme::new(
-        rcomm_top::theme::ThemeName::Dark,
-        rcomm_top::theme::Depth::None,
+    state.options.theme = rcomm_top::page::theme::Theme::new(
+        rcomm_top::page::theme::ThemeName::Dark,
+        rcomm_top::page::theme::Depth::None,
     );
     let (same, colour, _) = find(&state);
     assert_eq!((same, colour), (row, ratatui::style::Color::Reset));

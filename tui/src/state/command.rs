@@ -2,8 +2,8 @@
 
 use super::filter::Facts;
 use super::screen::{Screen, VIEWS};
-use crate::event::ExportFormat;
-use crate::theme::ThemeName;
+use crate::page::theme::ThemeName;
+use crate::state::event::ExportFormat;
 use clap::ValueEnum;
 use rcomm_analyzer::Code;
 use rcomm_recorder::model::Rank;

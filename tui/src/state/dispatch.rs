@@ -5,11 +5,11 @@ use super::command::{self, Order};
 use super::filter::{Input, Purpose};
 use super::screen::Screen;
 use super::screens::{Fold, OverviewPane};
-use crate::event::Command;
 use crate::keys::{Action, Pressed, key_name};
 use crate::page::Body;
-use crate::table::Target;
-use crate::theme::{Theme, Tone};
+use crate::page::table::Target;
+use crate::page::theme::{Theme, Tone};
+use crate::state::event::Command;
 use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
 use rcomm_analyzer::filter::Filter;
 use rcomm_analyzer::words::group_label;
@@ -277,7 +277,7 @@ impl State {
         let selection = self.selection_mut();
         selection.pane = (selection.pane + by) % panes;
         selection.row = 0;
-        selection.sort = crate::table::Sort::default();
+        selection.sort = crate::page::table::Sort::default();
     }
 
     /// The pane in focus as a view of its own.
@@ -485,7 +485,10 @@ impl State {
     fn copy(&mut self) -> Option<Command> {
         let selection = self.selection();
         let line = match self.page.panes.get(selection.pane).map(|pane| &pane.body) {
-            Some(Body::Table(table)) => table.rows.get(selection.row).map(crate::table::Row::line),
+            Some(Body::Table(table)) => table
+                .rows
+                .get(selection.row)
+                .map(crate::page::table::Row::line),
             Some(Body::Text(lines)) => lines.get(selection.row).map(|line| {
                 line.iter()
                     .map(|words| words.text.as_str())

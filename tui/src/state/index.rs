@@ -1,7 +1,7 @@
 //! Index of a snapshot: the state of each rank and group, computed once per snapshot.
 
-use crate::table::Mark;
-use crate::theme::Tone;
+use crate::page::table::Mark;
+use crate::page::theme::Tone;
 use rcomm_analyzer::words::group_label;
 use rcomm_analyzer::{
     Code, Finding, GroupRef, InstanceReport, InstanceState, RankReport, Severity, Snapshot, Verdict,

@@ -5,6 +5,7 @@
 
 pub mod command;
 mod dispatch;
+pub mod event;
 pub mod filter;
 pub mod history;
 pub mod index;
@@ -12,11 +13,11 @@ pub mod screen;
 pub mod screens;
 pub mod selection;
 
-use crate::event::{Command, Event};
 use crate::keys::Keymap;
+use crate::page::table::Table;
+use crate::page::theme::{Theme, Tone};
 use crate::page::{Body, Line, Page, plain, styled};
-use crate::table::Table;
-use crate::theme::{Theme, Tone};
+use crate::state::event::{Command, Event};
 use filter::{Facts, Input};
 use history::History;
 use index::FrameIndex;

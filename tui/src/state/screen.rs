@@ -1,6 +1,6 @@
 //! The current screen and the navigation history.
 
-use crate::table::Target;
+use crate::page::table::Target;
 use rcomm_analyzer::GroupRef;
 use rcomm_recorder::model::Rank;
 use std::sync::Arc;

@@ -1,6 +1,6 @@
 //! What is selected on each screen.
 
-use crate::table::Sort;
+use crate::page::table::Sort;
 
 /// Selection, scroll and order of one screen.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

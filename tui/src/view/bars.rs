@@ -2,11 +2,11 @@
 
 use super::{fit, put_line, text_width};
 use crate::keys::{Action, BINDINGS};
+use crate::page::theme::Tone;
 use crate::page::{Line, plain, styled};
 use crate::state::State;
 use crate::state::filter::Purpose;
 use crate::state::screen::VIEWS;
-use crate::theme::Tone;
 use ratatui::buffer::Buffer;
 use ratatui::layout::{Position, Rect};
 use rcomm_analyzer::words::count;

@@ -209,7 +209,7 @@ mod tests {
     fn a_long_line_goes_on_in_a_second_one() {
         let line = vec![styled(
             "a sentence of several words that is long",
-            crate::theme::Tone::Plain,
+            crate::page::theme::Tone::Plain,
         )];
         let lines = wrap(&line, 24, 4);
         assert_eq!(lines.len(), 2);

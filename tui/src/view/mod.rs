@@ -5,12 +5,13 @@ mod grid;
 mod layout;
 mod strip;
 mod table;
+pub mod text;
 mod timeline;
 
+use crate::page::theme::{Theme, Tone};
 use crate::page::{Body, Line, Pane};
 use crate::state::State;
 use crate::state::selection::first_shown;
-use crate::theme::{Theme, Tone};
 use ratatui::Frame;
 use ratatui::buffer::Buffer;
 use ratatui::layout::Rect;

@@ -1,7 +1,7 @@
 //! One cell per host or rank. Where there are more than cells, several share one, the worst shows.
 
 use crate::page::Strip;
-use crate::theme::Theme;
+use crate::page::theme::Theme;
 use ratatui::buffer::Buffer;
 use ratatui::layout::Rect;
 
@@ -27,7 +27,7 @@ pub(super) fn draw(strip: &Strip, area: Rect, theme: &Theme, buffer: &mut Buffer
         let wide = u16::try_from(text.len()).unwrap_or(0);
         if wide < area.width {
             let x = area.right() - wide;
-            let style = theme.style(crate::theme::Tone::Dim);
+            let style = theme.style(crate::page::theme::Tone::Dim);
             let y = area.bottom() - 1;
             let used = strip.dots.len().div_ceil(each);
             // Only where it hides no cell.

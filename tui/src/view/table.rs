@@ -1,9 +1,9 @@
 //! Rows under columns.
 
 use super::{fit, text_width, toned};
+use crate::page::table::{Align, Heads, Table};
+use crate::page::theme::{Theme, Tone};
 use crate::state::selection::first_shown;
-use crate::table::{Align, Heads, Table};
-use crate::theme::{Theme, Tone};
 use ratatui::buffer::Buffer;
 use ratatui::layout::Rect;
 

@@ -2,9 +2,9 @@
 
 use super::ViewModel;
 use super::rank::{group_of, op_name};
+use crate::page::table::{Align, Cell, Column, Heads, Mark, Row, Table, number, rest};
+use crate::page::theme::Tone;
 use crate::page::{Page, plain, styled};
-use crate::table::{Align, Cell, Column, Heads, Mark, Row, Table, number, rest};
-use crate::theme::Tone;
 use rcomm_analyzer::GroupRef;
 use rcomm_recorder::model::{EntryState, Rank};
 use std::borrow::Cow;

@@ -1,9 +1,9 @@
 //! One finding: the sentence, the evidence, and the next step.
 
 use super::{ViewModel, overview};
+use crate::page::table::{Cell, Heads, Mark, Row, Table, Target, number, rest, text};
+use crate::page::theme::Tone;
 use crate::page::{Body, Line, Page, Pane, plain, styled};
-use crate::table::{Cell, Heads, Mark, Row, Table, Target, number, rest, text};
-use crate::theme::Tone;
 use rcomm_analyzer::words::{group_label, rank_set};
 use rcomm_analyzer::{Finding, Severity};
 

@@ -2,9 +2,9 @@
 
 use super::{Fold, ViewModel, group_target};
 use crate::page::Page;
+use crate::page::table::{Cell, Heads, Row, Table, number, rest};
+use crate::page::theme::Tone;
 use crate::state::index::GroupState;
-use crate::table::{Cell, Heads, Row, Table, number, rest};
-use crate::theme::Tone;
 use rcomm_analyzer::filter::Subject;
 use rcomm_analyzer::{GroupRef, GroupReport};
 use rcomm_recorder::model::text::{age, millis};

@@ -1,10 +1,10 @@
 //! Help, made from the same list as the dispatcher and the footer.
 
 use crate::keys::{BINDINGS, Keymap, Section};
+use crate::page::theme::Tone;
 use crate::page::{Body, Line, Page, Pane, plain, styled};
 use crate::state::command::COMMANDS;
 use crate::state::index::RankState;
-use crate::theme::Tone;
 use rcomm_analyzer::filter;
 
 pub(super) fn page(keymap: &Keymap) -> Page {

@@ -3,9 +3,9 @@
 
 use super::{Fold, ViewModel, group_target};
 use crate::page::Page;
+use crate::page::table::{Cell, Heads, Mark, Row, Table, number, rest, text};
+use crate::page::theme::Tone;
 use crate::state::index::{GroupState, is_blocked};
-use crate::table::{Cell, Heads, Mark, Row, Table, number, rest, text};
-use crate::theme::Tone;
 use rcomm_analyzer::filter::Subject;
 use rcomm_analyzer::words::rank_set;
 use rcomm_analyzer::{InstanceReport, InstanceState, Verdict};

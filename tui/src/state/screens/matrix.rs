@@ -1,10 +1,10 @@
 //! One group: the rank × sequence matrix of its newest collectives.
 
 use super::{Fold, ViewModel};
+use crate::page::table::{Align, Cell, Column, Heads, Row, Table, Target, number, rest, text};
+use crate::page::theme::Tone;
 use crate::page::{Line, Page, plain, styled};
 use crate::state::index::RankState;
-use crate::table::{Align, Cell, Column, Heads, Row, Table, Target, number, rest, text};
-use crate::theme::Tone;
 use rcomm_analyzer::GroupRef;
 use rcomm_analyzer::filter::Subject;
 use rcomm_analyzer::matrix::{self, Matrix, Rows};
@@ -165,7 +165,7 @@ fn table(model: &ViewModel<'_>, matrix: &Matrix) -> Table {
         let state = model.index.rank(model.snapshot, first);
         Some(Row {
             mark: if state == RankState::Ok {
-                crate::table::Mark::NONE
+                crate::page::table::Mark::NONE
             } else {
                 state.mark()
             },

@@ -178,9 +178,11 @@ impl ViewModel<'_> {
 }
 
 /// Groups as something to open.
-fn group_target(groups: &[&GroupRef]) -> crate::table::Target {
+fn group_target(groups: &[&GroupRef]) -> crate::page::table::Target {
     match groups {
-        [one] => crate::table::Target::Group(Arc::new((*one).clone())),
-        many => crate::table::Target::Groups(many.iter().map(|g| Arc::new((*g).clone())).collect()),
+        [one] => crate::page::table::Target::Group(Arc::new((*one).clone())),
+        many => crate::page::table::Target::Groups(
+            many.iter().map(|g| Arc::new((*g).clone())).collect(),
+        ),
     }
 }

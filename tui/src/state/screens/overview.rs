@@ -1,10 +1,10 @@
 //! The first screen: whether the job is stuck, the rank at fault, and since when.
 
 use super::{ViewModel, groups, in_flight, warnings};
+use crate::page::table::{Heads, Table};
+use crate::page::theme::Tone;
 use crate::page::{Body, Line, Page, Pane, Strip, plain, styled};
 use crate::state::index::{RankState, since_ms};
-use crate::table::{Heads, Table};
-use crate::theme::Tone;
 use rcomm_analyzer::words::{count, group_label, rank_set};
 use rcomm_analyzer::{Verdict, causes};
 use rcomm_recorder::model::Rank;

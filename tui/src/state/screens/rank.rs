@@ -1,9 +1,9 @@
 //! One rank: identity, current operation, the ranks it waits for and those that wait for it.
 
 use super::{ViewModel, in_flight, overview};
+use crate::page::table::{Cell, Heads, Mark, Row, Table, Target, number, rest, text};
+use crate::page::theme::Tone;
 use crate::page::{Body, Line, Page, Pane, plain, styled};
-use crate::table::{Cell, Heads, Mark, Row, Table, Target, number, rest, text};
-use crate::theme::Tone;
 use rcomm_analyzer::source::Liveness;
 use rcomm_analyzer::words::{count, grouped, rank_set};
 use rcomm_analyzer::{GroupRef, RankView};

@@ -1,10 +1,10 @@
 //! Ranks: a heat map of hosts × local ranks, and lists of some.
 
 use super::ViewModel;
+use crate::page::table::{Cell, Heads, Row, Table, Target, number, rest, text};
+use crate::page::theme::Tone;
 use crate::page::{Body, Dot, Grid, Line, Page, Pane, plain, styled};
 use crate::state::index::{Host, RankState};
-use crate::table::{Cell, Heads, Row, Table, Target, number, rest, text};
-use crate::theme::Tone;
 use rcomm_analyzer::RankReport;
 use rcomm_analyzer::filter::Subject;
 use rcomm_recorder::model::Rank;

@@ -1,9 +1,9 @@
 //! The sources and their status.
 
 use super::ViewModel;
+use crate::page::table::{Cell, Heads, Mark, Row, Table, number, rest};
+use crate::page::theme::Tone;
 use crate::page::{Page, plain};
-use crate::table::{Cell, Heads, Mark, Row, Table, number, rest};
-use crate::theme::Tone;
 use rcomm_analyzer::words::count;
 use rcomm_recorder::model::text::age;
 

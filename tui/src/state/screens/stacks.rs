@@ -2,10 +2,10 @@
 //! those of all ranks' newest recorded calls.
 
 use super::ViewModel;
+use crate::page::table::{Cell, Heads, Mark, Row, Table, Target, number, rest, text};
+use crate::page::theme::Tone;
 use crate::page::{Body, Page, Pane, styled};
 use crate::state::index::RankState;
-use crate::table::{Cell, Heads, Mark, Row, Table, Target, number, rest, text};
-use crate::theme::Tone;
 use rcomm_analyzer::StackNode;
 use rcomm_analyzer::filter::Subject;
 use rcomm_analyzer::words::rank_set;

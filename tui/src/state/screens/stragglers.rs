@@ -1,9 +1,9 @@
 //! Stragglers: ranks by the time that others waited for them; late ranks of one host share a row.
 
 use super::ViewModel;
+use crate::page::table::{Cell, Heads, Mark, Row, Table, Target, number, rest, text};
+use crate::page::theme::Tone;
 use crate::page::{Page, plain};
-use crate::table::{Cell, Heads, Mark, Row, Table, Target, number, rest, text};
-use crate::theme::Tone;
 use rcomm_analyzer::filter::Subject;
 use rcomm_analyzer::words::rank_set;
 use rcomm_analyzer::{Code, RankReport};

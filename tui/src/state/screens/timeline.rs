@@ -1,9 +1,9 @@
 //! Timeline of ranks: root causes, marked ranks and waiting ranks first.
 
 use super::ViewModel;
+use crate::page::theme::Tone;
 use crate::page::{Body, INSIDE, Lane, PENDING, Page, Pane, Span, Timeline, plain, styled};
 use crate::state::index::RankState;
-use crate::theme::Tone;
 use rcomm_analyzer::RankView;
 use rcomm_analyzer::filter::Subject;
 use rcomm_recorder::model::EntryState;

@@ -2,8 +2,8 @@
 
 use super::ViewModel;
 use crate::page::Page;
-use crate::table::{Cell, Heads, Mark, Row, Table, Target, number, rest, text};
-use crate::theme::Tone;
+use crate::page::table::{Cell, Heads, Mark, Row, Table, Target, number, rest, text};
+use crate::page::theme::Tone;
 use rcomm_analyzer::filter::Subject;
 use rcomm_analyzer::words::count;
 use rcomm_analyzer::{Code, Finding, Severity};

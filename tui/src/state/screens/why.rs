@@ -1,9 +1,9 @@
 //! Why: the causal chain of a rank, a group, a finding, or of the whole hang.
 
 use super::{ViewModel, group_target, overview};
+use crate::page::table::{Cell, Heads, Mark, Row, Table, Target, rest, text};
+use crate::page::theme::Tone;
 use crate::page::{Line, Page, plain, styled};
-use crate::table::{Cell, Heads, Mark, Row, Table, Target, rest, text};
-use crate::theme::Tone;
 use rcomm_analyzer::causes::{self, Link};
 use rcomm_analyzer::words::{count, rank_set};
 use rcomm_recorder::model::Rank;

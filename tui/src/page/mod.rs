@@ -1,7 +1,10 @@
 //! A screen's content as data, built by the state and drawn by the view.
 
-use crate::table::Table;
-use crate::theme::Tone;
+pub mod table;
+pub mod theme;
+
+use self::table::Table;
+use self::theme::Tone;
 use rcomm_recorder::model::Rank;
 
 /// A piece of text with one meaning.

@@ -1,6 +1,6 @@
 //! The command line.
 
-use crate::theme::{Depth, ThemeName};
+use crate::page::theme::{Depth, ThemeName};
 use clap::{Args, Parser, Subcommand};
 use rcomm_analyzer::filter::parse_duration_ms;
 use rcomm_analyzer::source::{HostPort, HttpAddress, RAS_ADDRESS, WorkerAddress};

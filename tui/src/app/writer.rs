@@ -1,9 +1,9 @@
 //! Writes files and sends requests to ranks on a thread of its own, so that a slow disk or rank delays
 //! no key.
 
-use crate::event::{Command, Event, ExportFormat};
 use crate::state::State;
-use crate::text;
+use crate::state::event::{Command, Event, ExportFormat};
+use crate::view::text;
 use rcomm_analyzer::source::{DumpAnswers, DumpRequests, StackRequests, TakenStacks};
 use rcomm_analyzer::words::count;
 use rcomm_analyzer::{Anchor, Snapshot, export, print};

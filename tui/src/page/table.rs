@@ -1,6 +1,6 @@
 //! Tables as data, before they are drawn.
 
-use crate::theme::Tone;
+use crate::page::theme::Tone;
 use rcomm_analyzer::GroupRef;
 use rcomm_recorder::model::Rank;
 use std::borrow::Cow;

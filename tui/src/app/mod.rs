@@ -4,15 +4,18 @@
 //! writes files; sources and the analysis run on threads of their own ([`rcomm_analyzer::Watch`]). The
 //! main thread does not block on any of them.
 
-use crate::event::{Command, Event};
+pub mod terminal;
+pub mod writer;
+
+use self::terminal::{Guard, Mouse, give_back};
+use self::writer::RequestTargets;
+use crate::state::event::{Command, Event};
 use crate::state::{State, update};
-use crate::terminal::{Guard, Mouse, give_back};
-use crate::writer::RequestTargets;
-use crate::{view, writer};
+use crate::view;
 use anyhow::{Context as _, bail};
 use ratatui::Frame;
 use ratatui::crossterm::clipboard::CopyToClipboard;
-use ratatui::crossterm::event as terminal;
+use ratatui::crossterm::event as input;
 use ratatui::crossterm::event::{KeyEventKind, MouseButton, MouseEventKind};
 use ratatui::crossterm::execute;
 use rcomm_analyzer::Anchor;
@@ -235,7 +238,7 @@ fn read_keys(stop: &AtomicBool, away: &AtomicBool, sender: &Sender<Event>) {
             std::thread::sleep(ROUND / 4);
             continue;
         }
-        match terminal::poll(ROUND) {
+        match input::poll(ROUND) {
             // A terminal that hung up stays readable and yields no data.
             Ok(false) if !is_hung_up() => continue,
             Ok(true) => {}
@@ -244,10 +247,10 @@ fn read_keys(stop: &AtomicBool, away: &AtomicBool, sender: &Sender<Event>) {
                 return;
             }
         }
-        let event = match terminal::read() {
-            Ok(terminal::Event::Key(key)) if key.kind != KeyEventKind::Release => Event::Key(key),
-            Ok(terminal::Event::Resize(columns, rows)) => Event::Resize(columns, rows),
-            Ok(terminal::Event::Mouse(mouse)) => match mouse.kind {
+        let event = match input::read() {
+            Ok(input::Event::Key(key)) if key.kind != KeyEventKind::Release => Event::Key(key),
+            Ok(input::Event::Resize(columns, rows)) => Event::Resize(columns, rows),
+            Ok(input::Event::Mouse(mouse)) => match mouse.kind {
                 MouseEventKind::ScrollUp => Event::Scroll(-3),
                 MouseEventKind::ScrollDown => Event::Scroll(3),
                 MouseEventKind::Down(MouseButton::Left) => Event::Click(mouse.column, mouse.row),

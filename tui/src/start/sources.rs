@@ -1,7 +1,7 @@
 //! The sources that the command line asks for.
 
-use crate::cli::{Cli, CliCommand, SourceOptions};
-use crate::writer::RequestTargets;
+use crate::app::writer::RequestTargets;
+use crate::start::cli::{Cli, CliCommand, SourceOptions};
 use anyhow::Context as _;
 use rcomm_analyzer::simulate::Simulation;
 use rcomm_analyzer::source::{

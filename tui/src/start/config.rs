@@ -1,7 +1,7 @@
 //! The configuration file: `$XDG_CONFIG_HOME/rcomm/top.toml`.
 
+use crate::page::theme::{Depth, ThemeName};
 use crate::state::screens::OverviewPane;
-use crate::theme::{Depth, ThemeName};
 use serde::Deserialize;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};

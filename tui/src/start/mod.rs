@@ -1,16 +1,19 @@
 //! Runs the command line: an interactive screen, or one report for a script.
 
+pub mod cli;
+pub mod config;
+mod sources;
+
+use self::cli::{Cli, CliCommand};
+use self::config::Config;
+use crate::app::terminal::Mouse;
 use crate::app::{self, Inbox};
-use crate::cli::{self, Cli, CliCommand};
-use crate::config::{self, Config};
-use crate::event::Event;
 use crate::keys::Keymap;
-use crate::sources;
+use crate::page::theme::{Depth, Theme};
+use crate::state::event::Event;
 use crate::state::{Options, State, update};
-use crate::terminal::Mouse;
-use crate::text;
-use crate::theme::{Depth, Theme};
 use crate::view;
+use crate::view::text;
 use anyhow::{Context as _, bail};
 use clap::CommandFactory as _;
 use rcomm_analyzer::filter::Filter;

@@ -9,7 +9,6 @@ use rcomm_top::page::theme::Tone;
 use rcomm_top::state::event::Event;
 use rcomm_top::state::screen::Screen;
 use rcomm_top::state::update;
-use rcomm_top::view;
 use rcomm_top::view::text;
 use std::fmt::Write as _;
 use std::sync::Arc;
@@ -239,8 +238,8 @@ fn a_click_selects_a_row_and_another_opens_it() {
         .position(|line| line.starts_with("! "))
         .expect("a marked row");
     let row = u16::try_from(row).expect("small");
-    assert!(view::hit(&state, 5, row).is_some());
-    assert_eq!(view::hit(&state, 5, 0), None);
+    assert!(state.hit(5, row).is_some());
+    assert_eq!(state.hit(5, 0), None);
     update(&mut state, Event::Click(5, row));
     update(&mut state, Event::Click(5, row));
     assert!(

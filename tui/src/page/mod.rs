@@ -1,7 +1,10 @@
 //! A screen's content as data, built by the state and drawn by the view.
 
+pub mod layout;
+pub mod selection;
 pub mod table;
 pub mod theme;
+pub(crate) mod width;
 
 use self::table::Table;
 use self::theme::Tone;

@@ -9,10 +9,10 @@ use self::config::Config;
 use crate::app::terminal::Mouse;
 use crate::app::{self, Inbox};
 use crate::keys::Keymap;
+use crate::page::layout;
 use crate::page::theme::{Depth, Theme};
 use crate::state::event::Event;
 use crate::state::{Options, State, update};
-use crate::view;
 use crate::view::text;
 use anyhow::{Context as _, bail};
 use clap::CommandFactory as _;
@@ -349,7 +349,7 @@ fn say(cli: &Cli, mut state: State, snapshot: &Snapshot) -> anyhow::Result<u8> {
         let columns = ratatui::crossterm::terminal::size().map_or(100, |(columns, _)| columns);
         let columns = columns.clamp(80, 200);
         update(&mut state, Event::Resize(columns, 24));
-        let rows = view::needed(&state).min(500);
+        let rows = layout::needed(&state.page, state.size).min(500);
         update(&mut state, Event::Resize(columns, rows));
         // The last line lists keys, which are of no use to a script.
         let screen = text::of(&state);

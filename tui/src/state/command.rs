@@ -1,6 +1,5 @@
 //! Commands typed after `:`.
 
-use super::filter::Facts;
 use super::screen::{Screen, VIEWS};
 use crate::page::theme::ThemeName;
 use crate::state::event::ExportFormat;
@@ -122,6 +121,23 @@ fn export(rest: &str) -> Result<Order, String> {
         format,
         if path.is_empty() { default } else { path }.into(),
     ))
+}
+
+/// Names in the job that completion offers.
+#[derive(Clone, Debug, Default)]
+pub struct Facts {
+    /// Labels of groups.
+    pub groups: Vec<String>,
+    /// Host names.
+    pub hosts: Vec<String>,
+    /// Operations.
+    pub ops: Vec<String>,
+    /// Codes of findings.
+    pub codes: Vec<String>,
+    /// Ranks worth going to: the root, the marked.
+    pub ranks: Vec<String>,
+    /// Heads of the columns of the table in focus.
+    pub columns: Vec<String>,
 }
 
 /// Completions of `text`.

@@ -1,6 +1,6 @@
 //! The line at the bottom where a filter or a command is typed.
 
-use super::command;
+use super::command::{self, Facts};
 use rcomm_analyzer::filter::{Filter, KEYS};
 
 /// Purpose of the input line.
@@ -118,23 +118,6 @@ impl Input {
             self.cursor = self.text.chars().count();
         }
     }
-}
-
-/// Names in the job that completion offers.
-#[derive(Clone, Debug, Default)]
-pub struct Facts {
-    /// Labels of groups.
-    pub groups: Vec<String>,
-    /// Host names.
-    pub hosts: Vec<String>,
-    /// Operations.
-    pub ops: Vec<String>,
-    /// Codes of findings.
-    pub codes: Vec<String>,
-    /// Ranks worth going to: the root, the marked.
-    pub ranks: Vec<String>,
-    /// Heads of the columns of the table in focus.
-    pub columns: Vec<String>,
 }
 
 fn complete_filter(text: &str, facts: &Facts) -> Vec<String> {

@@ -11,14 +11,16 @@ pub mod history;
 pub mod index;
 pub mod screen;
 pub mod screens;
-pub mod selection;
 
 use crate::keys::Keymap;
+use crate::page::layout;
+use crate::page::selection::Selection;
 use crate::page::table::Table;
 use crate::page::theme::{Theme, Tone};
 use crate::page::{Body, Line, Page, plain, styled};
 use crate::state::event::{Command, Event};
-use filter::{Facts, Input};
+use command::Facts;
+use filter::Input;
 use history::History;
 use index::FrameIndex;
 use rcomm_analyzer::filter::Filter;
@@ -28,7 +30,6 @@ use rcomm_analyzer::{Code, Moment, Snapshot};
 use rcomm_recorder::model::Rank;
 use screen::{Navigation, Screen};
 use screens::{Fold, Metric, OverviewPane, Scale, ViewModel};
-use selection::Selection;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::mem::Discriminant;
 use std::path::PathBuf;
@@ -246,9 +247,14 @@ impl State {
         hosts.filter(|host| !host.name.is_empty()).count()
     }
 
+    /// The pane and its row under this column and row of the terminal.
+    pub fn hit(&self, column: u16, row: u16) -> Option<(usize, usize)> {
+        layout::hit(&self.page, self.selection(), self.size, (column, row))
+    }
+
     /// Selects what was clicked on; a second click opens it.
     fn click(&mut self, column: u16, row: u16) -> Option<Command> {
-        let (pane, row) = crate::view::hit(self, column, row)?;
+        let (pane, row) = self.hit(column, row)?;
         self.changed = true;
         let selection = self.selection_mut();
         let again = (selection.pane, selection.row) == (pane, row);

@@ -1,8 +1,9 @@
 //! The line at the top and the line at the bottom.
 
-use super::{fit, put_line, text_width};
+use super::put_line;
 use crate::keys::{Action, BINDINGS};
 use crate::page::theme::Tone;
+use crate::page::width::{fit, text_width};
 use crate::page::{Line, plain, styled};
 use crate::state::State;
 use crate::state::filter::Purpose;

@@ -2,8 +2,8 @@
 
 use super::put_line;
 use crate::page::Grid;
+use crate::page::selection::first_shown;
 use crate::page::theme::{Theme, Tone};
-use crate::state::selection::first_shown;
 use ratatui::buffer::Buffer;
 use ratatui::layout::Rect;
 

@@ -2,22 +2,21 @@
 
 mod bars;
 mod grid;
-mod layout;
 mod strip;
 mod table;
 pub mod text;
 mod timeline;
 
+use crate::page::layout::{self, heads};
+use crate::page::selection::first_shown;
 use crate::page::theme::{Theme, Tone};
+use crate::page::width::{fit, text_width};
 use crate::page::{Body, Line, Pane};
 use crate::state::State;
-use crate::state::selection::first_shown;
 use ratatui::Frame;
 use ratatui::buffer::Buffer;
 use ratatui::layout::Rect;
 use ratatui::style::Style;
-
-pub use layout::{hit, needed};
 
 /// Draws the whole screen.
 pub fn draw(state: &State, frame: &mut Frame<'_>) {
@@ -26,7 +25,7 @@ pub fn draw(state: &State, frame: &mut Frame<'_>) {
     if area.width == 0 || area.height == 0 {
         return;
     }
-    let layout = layout::of(state, area);
+    let layout = layout::of(&state.page, area);
     let theme = &state.options.theme;
     bars::header(state, layout.header, buffer);
     for (line, rect) in layout.head.iter().zip(layout.head_rects()) {
@@ -98,7 +97,7 @@ fn title(state: &State, pane: &Pane, area: Rect, focused: bool, buffer: &mut Buf
     );
     let shown = usize::from(layout::below_title(pane, area).height);
     if let Body::Table(rows) = &pane.body {
-        let shown = shown.saturating_sub(table::heads(rows));
+        let shown = shown.saturating_sub(heads(rows));
         let all = rows.rows.len();
         if all > shown && shown > 0 {
             let selected = if focused { state.selection().row } else { 0 };
@@ -131,32 +130,6 @@ fn put_line(line: &Line, area: Rect, theme: &Theme, buffer: &mut Buffer) {
     }
 }
 
-/// How many columns a text takes.
-fn text_width(text: &str) -> usize {
-    ratatui::text::Span::raw(text).width()
-}
-
-/// A text cut to at most `width` columns, with an ellipsis if it was cut.
-fn fit(text: &str, width: usize) -> String {
-    if text_width(text) <= width {
-        return text.to_owned();
-    }
-    let mut kept = String::new();
-    let mut used = 0;
-    for c in text.chars() {
-        let wide = text_width(c.encode_utf8(&mut [0; 4]));
-        if used + wide + 1 > width {
-            break;
-        }
-        used += wide;
-        kept.push(c);
-    }
-    if width > 0 {
-        kept.push('…');
-    }
-    kept
-}
-
 /// Replaces what is not ASCII.
 fn to_ascii(area: Rect, buffer: &mut Buffer) {
     for position in area.positions() {
@@ -180,18 +153,5 @@ fn toned(theme: &Theme, row: Tone, cell: Tone) -> Style {
         theme.style(row)
     } else {
         theme.style(cell)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn what_does_not_fit_ends_with_an_ellipsis() {
-        assert_eq!(fit("abcdef", 6), "abcdef");
-        assert_eq!(fit("abcdef", 4), "abc…");
-        assert_eq!(fit("日本語", 4), "日…");
-        assert_eq!(fit("abc", 0), "");
     }
 }

@@ -1,9 +1,11 @@
 //! Rows under columns.
 
-use super::{fit, text_width, toned};
+use super::toned;
+use crate::page::layout::heads;
+use crate::page::selection::first_shown;
 use crate::page::table::{Align, Heads, Table};
 use crate::page::theme::{Theme, Tone};
-use crate::state::selection::first_shown;
+use crate::page::width::{fit, text_width};
 use ratatui::buffer::Buffer;
 use ratatui::layout::Rect;
 
@@ -13,11 +15,6 @@ const GAP: usize = 2;
 const LEAST: usize = 48;
 /// The mark and the space behind it.
 const MARK: usize = 2;
-
-/// Lines that the heads of the columns take.
-pub(super) fn heads(table: &Table) -> usize {
-    usize::from(table.heads == Heads::Shown && !table.rows.is_empty())
-}
 
 pub(super) fn draw(
     table: &Table,

@@ -1,8 +1,8 @@
 //! Lanes along time.
 
+use crate::page::selection::first_shown;
 use crate::page::theme::{Theme, Tone};
 use crate::page::{INSIDE, Lane, PENDING, Timeline};
-use crate::state::selection::first_shown;
 use ratatui::buffer::Buffer;
 use ratatui::layout::Rect;
 use rcomm_recorder::model::text::time_of_day;

@@ -1,30 +1,30 @@
 //! The layout of a screen, used for drawing and for mouse clicks.
 
-use super::{table, text_width};
-use crate::page::{Body, Line, Pane, styled};
-use crate::state::State;
-use crate::state::selection::first_shown;
+use super::selection::{Selection, first_shown};
+use super::table::{Heads, Table};
+use super::width::text_width;
+use super::{Body, Line, Page, Pane, styled};
 use ratatui::layout::Rect;
 
 /// Rectangles of one screen.
-pub(super) struct Layout {
-    pub(super) header: Rect,
+pub(crate) struct Layout {
+    pub(crate) header: Rect,
     /// The head's lines, wrapped to the width.
-    pub(super) head: Vec<Line>,
+    pub(crate) head: Vec<Line>,
     head_area: Rect,
-    pub(super) panes: Vec<Rect>,
-    pub(super) footer: Rect,
+    pub(crate) panes: Vec<Rect>,
+    pub(crate) footer: Rect,
 }
 
 impl Layout {
-    pub(super) fn head_rects(&self) -> impl Iterator<Item = Rect> {
+    pub(crate) fn head_rects(&self) -> impl Iterator<Item = Rect> {
         let area = self.head_area;
         (area.y..area.bottom()).map(move |y| Rect::new(area.x, y, area.width, 1))
     }
 }
 
 /// Where things go on a screen of this size.
-pub(super) fn of(state: &State, area: Rect) -> Layout {
+pub(crate) fn of(page: &Page, area: Rect) -> Layout {
     let row = |y: u16, height: u16| {
         let y = y.min(area.bottom());
         Rect::new(area.x, y, area.width, height.min(area.bottom() - y))
@@ -33,10 +33,10 @@ pub(super) fn of(state: &State, area: Rect) -> Layout {
     let header = u16::from(area.height >= 4);
     let footer = u16::from(area.height >= 3);
     let room = area.height - header - footer;
-    let head: Vec<Line> = (state.page.head.iter())
+    let head: Vec<Line> = (page.head.iter())
         .flat_map(|line| wrap(line, usize::from(area.width), lines_for_one(area.height)))
         .collect();
-    let least = if state.page.panes.is_empty() {
+    let least = if page.panes.is_empty() {
         room
     } else {
         (room / 2).max(1)
@@ -44,8 +44,7 @@ pub(super) fn of(state: &State, area: Rect) -> Layout {
     let head_height = u16::try_from(head.len()).unwrap_or(u16::MAX).min(least);
     let top = area.y + header + head_height;
     let left = room - head_height;
-    let wanted: Vec<u16> = state
-        .page
+    let wanted: Vec<u16> = page
         .panes
         .iter()
         .map(|pane| natural(pane, area.width))
@@ -107,7 +106,7 @@ fn wrap(line: &Line, width: usize, most: usize) -> Vec<Line> {
 fn natural(pane: &Pane, width: u16) -> u16 {
     let title = usize::from(!pane.title.is_empty());
     let rows = match &pane.body {
-        Body::Table(rows) => table::heads(rows) + rows.rows.len().max(1),
+        Body::Table(rows) => heads(rows) + rows.rows.len().max(1),
         Body::Strip(strip) => strip
             .dots
             .len()
@@ -120,12 +119,11 @@ fn natural(pane: &Pane, width: u16) -> u16 {
 }
 
 /// Rows that a terminal needs to show everything, if they can be determined.
-pub fn needed(state: &State) -> u16 {
-    let width = state.size.0;
-    let head: usize = (state.page.head.iter())
-        .map(|line| wrap(line, usize::from(width), lines_for_one(state.size.1)).len())
+pub fn needed(page: &Page, (width, rows): (u16, u16)) -> u16 {
+    let head: usize = (page.head.iter())
+        .map(|line| wrap(line, usize::from(width), lines_for_one(rows)).len())
         .sum();
-    let panes = state.page.panes.iter().map(|pane| natural(pane, width));
+    let panes = page.panes.iter().map(|pane| natural(pane, width));
     let rows = panes.fold(2, u16::saturating_add);
     rows.saturating_add(u16::try_from(head).unwrap_or(u16::MAX))
 }
@@ -159,35 +157,43 @@ fn share(wanted: &[u16], room: u16) -> Vec<u16> {
     given
 }
 
+/// Lines that the heads of the columns take.
+pub(crate) fn heads(table: &Table) -> usize {
+    usize::from(table.heads == Heads::Shown && !table.rows.is_empty())
+}
+
 /// A pane without its title line.
-pub(super) fn below_title(pane: &Pane, area: Rect) -> Rect {
+pub(crate) fn below_title(pane: &Pane, area: Rect) -> Rect {
     let title = u16::from(!pane.title.is_empty() && area.height > 1);
     Rect::new(area.x, area.y + title, area.width, area.height - title)
 }
 
-/// The pane and its row under column `x`, row `y` of a terminal of the state's size.
-pub fn hit(state: &State, x: u16, y: u16) -> Option<(usize, usize)> {
-    let area = Rect::new(0, 0, state.size.0, state.size.1);
-    let layout = of(state, area);
+/// The pane and its row under column `x`, row `y` of a terminal of this size.
+pub fn hit(
+    page: &Page,
+    selection: Selection,
+    (width, height): (u16, u16),
+    (x, y): (u16, u16),
+) -> Option<(usize, usize)> {
+    let layout = of(page, Rect::new(0, 0, width, height));
     let at = layout
         .panes
         .iter()
         .position(|rect| rect.contains((x, y).into()))?;
-    let pane = state.page.panes.get(at)?;
+    let pane = page.panes.get(at)?;
     let body = below_title(pane, layout.panes[at]);
     let mut row = usize::from(y.checked_sub(body.y)?);
     let mut height = usize::from(body.height);
     if let Body::Table(rows) = &pane.body {
-        row = row.checked_sub(table::heads(rows))?;
-        height = height.saturating_sub(table::heads(rows));
+        row = row.checked_sub(heads(rows))?;
+        height = height.saturating_sub(heads(rows));
     }
-    let selection = state.selection();
     let selected = if selection.pane == at {
         selection.row
     } else {
         0
     };
-    let rows = state.page.rows(at);
+    let rows = page.rows(at);
     let row = row + first_shown(selected, rows, height);
     (row < rows).then_some((at, row))
 }

@@ -1,0 +1,40 @@
+//! How wide texts are, in columns.
+
+/// How many columns a text takes.
+pub(crate) fn text_width(text: &str) -> usize {
+    ratatui::text::Span::raw(text).width()
+}
+
+/// A text cut to at most `width` columns, with an ellipsis if it was cut.
+pub(crate) fn fit(text: &str, width: usize) -> String {
+    if text_width(text) <= width {
+        return text.to_owned();
+    }
+    let mut kept = String::new();
+    let mut used = 0;
+    for c in text.chars() {
+        let wide = text_width(c.encode_utf8(&mut [0; 4]));
+        if used + wide + 1 > width {
+            break;
+        }
+        used += wide;
+        kept.push(c);
+    }
+    if width > 0 {
+        kept.push('…');
+    }
+    kept
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_does_not_fit_ends_with_an_ellipsis() {
+        assert_eq!(fit("abcdef", 6), "abcdef");
+        assert_eq!(fit("abcdef", 4), "abc…");
+        assert_eq!(fit("日本語", 4), "日…");
+        assert_eq!(fit("abc", 0), "");
+    }
+}

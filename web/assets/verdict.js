@@ -3,7 +3,8 @@
 import { at, label, make } from "./format.js";
 
 /** The finding that the verdict's sentence describes. @param {object} report */
-const headline = (report) => report.findings.find((finding) => finding.severity !== "note");
+const headline = (report) => report.end && ["ended", "cancelled", "inconclusive"].includes(report.verdict)
+  ? undefined : report.findings.find((finding) => finding.severity !== "note");
 
 /** @param {number} n how many operations are in flight while none of them is overdue */
 const pending = (n) => n === 1 ? "1 operation is pending and not overdue" : `${n} operations are pending, none of them overdue`;
@@ -12,6 +13,7 @@ const pending = (n) => n === 1 ? "1 operation is pending and not overdue" : `${n
 export function sentence(report) {
   const first = headline(report);
   if (first) return first.sentence;
+  if (report.end) return report.end.sentence;
   const read = `${report.input.ranks_read} of ${report.input.ranks_expected} ranks read`;
   const calm = {
     healthy: `nothing is wrong, nothing is pending; ${read}`,

@@ -8,8 +8,8 @@ use std::time::Duration;
 /// The list of exit codes in `--help`; the same for every program of the project.
 const EXIT_CODES: &str = "\
 Exit codes:
-  0  healthy or running; notes alone are healthy
-  1  at least one error or warning was found
+  0  healthy, running or ended, or cancelled with nothing wrong before; notes alone are healthy
+  1  at least one error or warning was found, or the job crashed
   2  could not tell: wrong usage, no readable input, output not writable";
 
 /// Reads flight recorder dumps and rings, and names the rank at fault.
@@ -117,6 +117,10 @@ pub(crate) struct JudgeArgs {
     /// time-out on, where that is shorter.
     #[arg(long, value_name = "DURATION", default_value = "5s", value_parser = humantime::parse_duration)]
     pub(crate) overdue: Duration,
+    /// Judge as of this time: `now`, or one as `2026-01-31T13:00:05Z`. For records that note no time
+    /// themselves, as PyTorch's; what was younger than --overdue then is no finding.
+    #[arg(long, value_name = "TIME")]
+    pub(crate) as_of: Option<AsOf>,
     /// How many ranks the job has, where the records do not show it.
     #[arg(long, value_name = "N")]
     pub(crate) world_size: Option<NonZeroU32>,
@@ -132,11 +136,35 @@ impl Default for JudgeArgs {
     fn default() -> Self {
         Self {
             snapshot: false,
+            as_of: None,
             overdue: rcomm_analyzer::Policy::default().overdue,
             world_size: None,
             jobs: None,
             memory_limit: None,
         }
+    }
+}
+
+/// A moment, wall clock, ns since the epoch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct AsOf(pub(crate) i64);
+
+impl std::str::FromStr for AsOf {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let time = match text {
+            "now" => std::time::SystemTime::now(),
+            text => humantime::parse_rfc3339_weak(text).map_err(|_| {
+                "expected `now`, or a time in UTC as 2026-01-31T13:00:05Z".to_owned()
+            })?,
+        };
+        let since = time
+            .duration_since(std::time::UNIX_EPOCH)
+            .map_err(|_| "a time before 1970".to_owned())?;
+        i64::try_from(since.as_nanos())
+            .map(Self)
+            .map_err(|_| "a time after 2262".to_owned())
     }
 }
 

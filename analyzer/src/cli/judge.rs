@@ -1,5 +1,6 @@
 //! Reads paths and makes a report: what `analyze`, `watch`, `diff` and `collect` share.
 
+use super::on_node::OnNode;
 use crate::cli::args::JudgeArgs;
 use crate::cli::failure::Failure;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
@@ -41,6 +42,7 @@ pub(super) fn judge(paths: &[PathBuf], args: &JudgeArgs, keep: Keep) -> Result<J
     };
     let mut analysis = Some(Analysis::new(policy(args)));
     let mut kept: Vec<LoadedDump> = Vec::new();
+    let mut on_node = OnNode::default();
     let mut read = 0;
     let loaded = load::load(paths, &options, |loaded: LoadedDump| {
         let Some(judge) = &mut analysis else {
@@ -52,6 +54,7 @@ pub(super) fn judge(paths: &[PathBuf], args: &JudgeArgs, keep: Keep) -> Result<J
             Extent::Whole
         };
         judge.add_from(&loaded.path, &loaded.dump, extent);
+        on_node.note(&loaded);
         read += 1;
         if keep == Keep::Records {
             kept.push(loaded);
@@ -68,6 +71,10 @@ pub(super) fn judge(paths: &[PathBuf], args: &JudgeArgs, keep: Keep) -> Result<J
     };
     for problem in loaded.problems {
         analysis.add_problem(problem, Unread::Part);
+    }
+    analysis.add_launches(on_node.launches());
+    for (path, dump) in on_node.rings() {
+        analysis.add_from(&path, &dump, Extent::Whole);
     }
     let mut report = analysis.finish();
     report.input.files = loaded.files;
@@ -102,7 +109,9 @@ pub(super) fn memory_limit(args: &JudgeArgs, read: usize) -> Failure {
 
 pub(super) fn policy(args: &JudgeArgs) -> Policy {
     Policy {
-        snapshot: args.snapshot,
+        now_ns: args.as_of.map(|then| then.0),
+        // Who names a time wants to know what was overdue then.
+        snapshot: args.snapshot || args.as_of.is_some(),
         overdue: args.overdue,
         world_size: args.world_size.map(std::num::NonZeroU32::get),
         ..Policy::default()

@@ -14,6 +14,7 @@ mod failure;
 mod judge;
 mod man;
 mod nccl_plugin;
+mod on_node;
 mod output;
 #[cfg(feature = "tables")]
 mod query;

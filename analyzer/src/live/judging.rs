@@ -1,7 +1,7 @@
 //! [`Live`] decides when the records are judged again, and makes snapshots.
 
 use super::latest::{Horizon, LatestRecords, Watched};
-use super::seen::{self, Gone};
+use super::seen;
 use super::views::{collected_views, recorded_views};
 use super::{Judge, LiveOptions, Moment, RankView, Snapshot, SourceStatus};
 use crate::live::source::{Poll, SourceError};
@@ -137,6 +137,8 @@ impl Live {
         let told = self.kept.feeds.iter().filter_map(|feed| feed.world_size);
         policy.world_size = told.chain(policy.world_size).max();
         policy.newest = self.kept.newest;
+        let launches = self.kept.feeds.iter().flat_map(|feed| &feed.launches);
+        policy.launches = launches.cloned().collect();
         policy.silent = self.silent.iter().copied().collect();
         for slot in self.kept.slots.values_mut() {
             slot.take_signs();
@@ -237,13 +239,7 @@ impl Live {
                     _ => false,
                 }
         };
-        let mut library: Vec<Finding> = library.into_iter().filter(|f| !known(f)).collect();
-        let gone = match self.options.policy.snapshot {
-            true => seen::gone(ranks, &failed, now_ns, overdue),
-            false => Gone::default(),
-        };
-        let finding = gone.finding.map(|finding| consequence(report, finding));
-        library.extend(finding);
+        let library: Vec<Finding> = library.into_iter().filter(|f| !known(f)).collect();
         let unsettled = matches!(
             report.verdict,
             Verdict::Healthy | Verdict::Running | Verdict::Inconclusive
@@ -260,20 +256,8 @@ impl Live {
             .map(|(id, finding)| Finding { id, ..finding });
         report.findings.extend(numbered);
         report.findings.sort_by_key(|finding| finding.severity);
-        gone.more_in
-    }
-}
-
-/// Lists a rank that died while it waited under the cause of its wait.
-fn consequence(report: &Report, gone: Finding) -> Finding {
-    let root = report
-        .findings
-        .iter()
-        .find(|finding| finding.severity == Severity::Error && finding.caused_by.is_none());
-    let waits = |rank: &Rank| report.waits.iter().any(|wait| wait.rank == *rank);
-    let waited = gone.culprit_ranks.iter().all(waits);
-    Finding {
-        caused_by: root.filter(|_| waited).map(|root| root.id),
-        ..gone
+        let live = self.options.policy.snapshot && report.end.is_none();
+        live.then(|| seen::missed_in(ranks, now_ns, overdue))
+            .flatten()
     }
 }

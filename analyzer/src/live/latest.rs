@@ -4,7 +4,7 @@ use super::{LiveOptions, Moment, SourceStatus};
 use crate::input::ras::Communicator;
 use crate::live::source::{Collected, Liveness, Observation, Poll, Seen, SourceError};
 use rcomm_recorder::model::{Entry, EntryState, Rank};
-use rcomm_recorder::publish::Dump;
+use rcomm_recorder::publish::{Dump, LaunchRecord};
 use rcomm_verdict::{Policy, Problem};
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::sync::Arc;
@@ -76,6 +76,7 @@ pub(super) struct Feed {
     looked: Duration,
     pub(super) problems: Vec<Problem>,
     pub(super) world_size: Option<u32>,
+    pub(super) launches: Vec<LaunchRecord>,
     pub(super) communicators: Vec<Watched>,
     pub(super) collected: Option<Collected>,
 }
@@ -132,6 +133,8 @@ impl LatestRecords {
         let mut changed = feed.answer(&poll, at);
         feed.problems = poll.problems;
         feed.world_size = poll.world_size;
+        changed |= feed.launches != poll.launches;
+        feed.launches = poll.launches;
         let communicators = Watched::update(&feed.communicators, poll.communicators, at.elapsed);
         let same = |a: &Watched, b: &Watched| a.communicator == b.communicator;
         let told = &feed.communicators;

@@ -3,8 +3,7 @@
 use super::RankView;
 use super::latest::{Watched, is_open};
 use crate::input::ras::{Behind, Communicator, Member, MemberState};
-use crate::live::source::Liveness;
-use rcomm_recorder::model::{Entry, ProcessGroupInfo, Rank};
+use rcomm_recorder::model::Rank;
 use rcomm_recorder::publish::{Dump, RingReader};
 use rcomm_verdict::Finding;
 use rcomm_verdict::words::{format_time, rank_set};
@@ -45,79 +44,22 @@ pub(super) fn silence(silent: &BTreeSet<Rank>, ranks: &[RankView]) -> Option<Fin
     })
 }
 
-/// The result of [`gone`].
-#[derive(Default)]
-pub(super) struct Gone {
-    pub(super) finding: Option<Finding>,
-    /// Time until one more of them has been gone for too long.
-    pub(super) more_in: Option<Duration>,
-}
-
-/// E150, where processes are gone that did not close their rings: those that were inside an operation, and
-/// those that have been gone for `overdue` while others live. Ranks in `reported` are left out.
+/// In what time the others will have gone on for too long without one more process that is gone and was in
+/// no operation.
 ///
-/// The checks on records make such a process a culprit only where others wait for it. They find nothing on a
-/// rank that was killed while it waited itself.
-pub(super) fn gone(
-    ranks: &[RankView],
-    reported: &BTreeSet<Rank>,
-    now_ns: i64,
-    overdue: Duration,
-) -> Gone {
-    let others_live = ranks.iter().any(|view| view.liveness == Liveness::Alive);
-    let overdue_ns = i64::try_from(overdue.as_nanos()).unwrap_or(i64::MAX);
-    let mut culprits = Vec::new();
-    let mut inside = None;
-    let mut more_in = None;
-    for view in ranks {
-        let dead = |dump: &&Arc<Dump>| dump.identity.reason == RingReader::OWNER_IS_DEAD;
-        let died = view.liveness == Liveness::Dead;
-        let Some(dump) = view.dumps.iter().find(dead).filter(|_| died) else {
-            continue;
-        };
-        let entry = dump.entries.iter().rev().find(|entry| is_open(entry));
+/// The analysis reports it then, although no record will have changed.
+pub(super) fn missed_in(ranks: &[RankView], now_ns: i64, overdue: Duration) -> Option<Duration> {
+    let dead = |dump: &&Arc<Dump>| dump.identity.reason == RingReader::OWNER_IS_DEAD;
+    let gone = ranks
+        .iter()
+        .filter_map(|view| view.dumps.iter().find(dead))
+        .filter(|dump| !dump.entries.iter().any(is_open));
+    let left = gone.filter_map(|dump| {
         let since = now_ns.saturating_sub(dump.identity.dump_time_ns);
-        if reported.contains(&view.rank) || (entry.is_none() && !others_live) {
-            continue;
-        }
-        if entry.is_none() && since < overdue_ns {
-            let left = Duration::from_nanos((overdue_ns - since).unsigned_abs());
-            more_in = Some(more_in.map_or(left, |more: Duration| more.min(left)));
-            continue;
-        }
-        culprits.push(view.rank);
-        inside = inside.or(entry.map(|entry| (view.rank, call(dump, entry))));
-    }
-    let finding = (!culprits.is_empty()).then(|| gone_finding(culprits, inside));
-    Gone { finding, more_in }
-}
-
-fn gone_finding(culprits: Vec<Rank>, inside: Option<(Rank, String)>) -> Finding {
-    let detail = match (inside, culprits.len()) {
-        (Some((_, call)), 1) => format!(": it was inside {call}"),
-        (Some((rank, call)), _) => format!("; rank {rank} was inside {call}"),
-        (None, _) => ", and the others go on".to_owned(),
-    };
-    Finding::process_gone(culprits, &detail)
-}
-
-fn call(dump: &Dump, entry: &Entry) -> String {
-    let name = match dump.signatures[entry.signature as usize].op_name.as_str() {
-        "" => entry.op.name(),
-        name => name,
-    };
-    let seq = match entry.is_p2p {
-        true => entry.p2p_seq_id,
-        false => entry.collective_seq_id,
-    };
-    let ProcessGroupInfo {
-        name: own, desc, ..
-    } = &dump.groups[entry.group as usize].info;
-    let group = match desc.as_str() {
-        "" | "undefined" => own,
-        desc => desc,
-    };
-    format!("{name} #{seq} on group {group}")
+        let since = Duration::from_nanos(u64::try_from(since).unwrap_or(0));
+        overdue.checked_sub(since).filter(|left| !left.is_zero())
+    });
+    left.min()
 }
 
 /// Which of the job's ranks a member of a communicator is.

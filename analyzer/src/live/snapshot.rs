@@ -80,6 +80,7 @@ impl Snapshot {
             verdict: Verdict::Inconclusive,
             findings: vec![],
             problems: vec![],
+            end: None,
             input: rcomm_verdict::Input::default(),
             groups: vec![],
             ranks: vec![],

@@ -39,6 +39,7 @@ fn count(dumps: &[Arc<Dump>], policy: &Policy) -> Report {
         verdict: Verdict::Running,
         findings: vec![],
         problems: vec![],
+        end: None,
         input: Input {
             files: dumps.len(),
             ranks_expected: policy.world_size.unwrap_or(0) as usize,

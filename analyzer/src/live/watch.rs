@@ -289,6 +289,7 @@ mod tests {
             verdict: Verdict::Running,
             findings: vec![],
             problems: vec![],
+            end: None,
             input: Input::default(),
             groups: vec![],
             ranks: vec![],

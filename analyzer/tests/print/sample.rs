@@ -28,6 +28,7 @@ fn empty(verdict: Verdict) -> Report {
         verdict,
         findings: vec![],
         problems: vec![],
+        end: None,
         input: Input {
             files: 8,
             ranks_expected: 8,

@@ -28,7 +28,7 @@ mod report;
 pub use align::{Extent, Message, MessageNumbers};
 pub use judge::{Analysis, Policy, Unread, analyze};
 pub use report::{
-    Code, Difference, Evidence, Explanation, Finding, FrameRef, GroupChange, GroupRef, GroupReport,
-    Input, InstanceReport, InstanceState, Problem, RankReport, Report, SeqKind, Severity,
-    StackNode, Verdict, Wait, causes, explain, filter, matrix, words,
+    Code, Difference, EndKind, Evidence, Explanation, Finding, FrameRef, GroupChange, GroupRef,
+    GroupReport, Input, InstanceReport, InstanceState, JobEnd, Problem, RankReport, Report,
+    SeqKind, Severity, StackNode, Verdict, Wait, causes, explain, filter, matrix, words,
 };

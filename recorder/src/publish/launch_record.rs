@@ -177,6 +177,11 @@ impl LaunchRecord {
         }
     }
 
+    /// Whether a file is named as one of these.
+    pub fn is_named_so(path: &Path) -> bool {
+        is_named_so(path)
+    }
+
     /// How a rank ended, if the record has it.
     pub fn end_of(&self, rank: Rank) -> Option<RankEnd> {
         self.ranks.iter().find(|it| it.rank == rank)?.end

@@ -85,10 +85,10 @@ impl RingFollower {
         }
         RingLook {
             changed,
-            alive: owner == Owner::Lives,
+            alive: owner.lives(),
             heartbeat_ns: self.reader.heartbeat_ns(),
             as_of_ns: match owner {
-                Owner::Lives => self.reader.now_ns(),
+                Owner::Lives | Owner::Stopped | Owner::Traced => self.reader.now_ns(),
                 // It has not been seen since.
                 Owner::IsDead | Owner::Closed => self.dump().identity.dump_time_ns,
             },

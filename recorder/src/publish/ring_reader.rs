@@ -11,7 +11,7 @@ use crate::record::failures;
 use crate::record::layout::{self, Layout, halves, header};
 use crate::record::map::View;
 use crate::record::nccl;
-use crate::record::process::ProcessIdentity;
+use crate::record::process::{ProcessIdentity, ProcessState};
 use crate::record::sync::Read;
 use crate::record::{RingPart, decode, rings};
 use std::fs;
@@ -37,6 +37,10 @@ pub struct RingReader {
 impl RingReader {
     /// The reason in a snapshot of a ring whose owner lives.
     pub const OWNER_LIVES: &'static str = "ring of a live process";
+    /// The reason in a snapshot of a ring whose owner a signal has stopped.
+    pub const OWNER_IS_STOPPED: &'static str = "ring of a stopped process";
+    /// The reason in a snapshot of a ring whose owner a debugger holds.
+    pub const OWNER_IS_TRACED: &'static str = "ring of a process that a debugger holds";
     /// The reason in a snapshot of a ring whose owner is gone without having closed it. The analysis
     /// takes it, word for word, as the death of the rank.
     pub const OWNER_IS_DEAD: &'static str = "ring of a dead process";
@@ -197,10 +201,14 @@ impl RingReader {
     pub(super) fn owner(&self) -> Owner {
         if self.is_closed() {
             Owner::Closed
-        } else if self.is_alive() {
-            Owner::Lives
-        } else {
+        } else if !self.is_alive() {
             Owner::IsDead
+        } else {
+            match self.owner.state() {
+                Some(ProcessState::Stopped) => Owner::Stopped,
+                Some(ProcessState::Traced) => Owner::Traced,
+                Some(ProcessState::Runs | ProcessState::Gone) | None => Owner::Lives,
+            }
         }
     }
 
@@ -221,11 +229,13 @@ impl RingReader {
     pub(super) fn finish(&self, dump: &mut Dump, owner: Owner) {
         let reason = match owner {
             Owner::Lives => Self::OWNER_LIVES,
+            Owner::Stopped => Self::OWNER_IS_STOPPED,
+            Owner::Traced => Self::OWNER_IS_TRACED,
             Owner::IsDead => Self::OWNER_IS_DEAD,
             Owner::Closed => Self::CLOSED,
         };
         reason.clone_into(&mut dump.identity.reason);
-        if owner == Owner::Lives {
+        if owner.lives() {
             return;
         }
         let anchor = layout::load_anchor(&self.view);
@@ -246,12 +256,22 @@ impl RingReader {
 /// The state of the process that writes a ring.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Owner {
-    /// Alive: running, waiting or stopped.
+    /// Alive: running or waiting.
     Lives,
+    /// Alive, and stopped by a signal.
+    Stopped,
+    /// Alive, and held by a debugger.
+    Traced,
     /// Dead, without having closed its ring.
     IsDead,
     /// It closed its ring in order.
     Closed,
+}
+
+impl Owner {
+    pub(super) const fn lives(self) -> bool {
+        matches!(self, Self::Lives | Self::Stopped | Self::Traced)
+    }
 }
 
 fn wall_now() -> i64 {

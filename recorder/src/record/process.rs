@@ -34,24 +34,51 @@ impl ProcessIdentity {
 
     /// Whether that process still exists; `None` if it is not visible from here.
     pub(crate) fn exists(&self) -> Option<bool> {
+        self.state().map(|state| state != ProcessState::Gone)
+    }
+
+    /// What the system does with that process; `None` if it is not visible from here.
+    pub(crate) fn state(&self) -> Option<ProcessState> {
         let known = self.start != 0 && self.pid_namespace != 0 && self.boot_id != [0, 0];
         if !known || self.boot_id != boot_id() || self.pid_namespace != own_pid_namespace() {
             return None;
         }
-        Some(start_of(self.pid) == Some(self.start))
+        Some(match stat_of(self.pid) {
+            Some((state, start)) if start == self.start => state,
+            _ => ProcessState::Gone,
+        })
     }
 }
 
-/// Field 22 of `/proc/<pid>/stat`; fields are counted from the last `)`, as a name may hold anything.
-/// A zombie has ended.
+/// What the system does with a process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum ProcessState {
+    /// It has ended.
+    Gone,
+    /// It runs, or waits for something.
+    Runs,
+    /// A signal stopped it.
+    Stopped,
+    /// A debugger holds it.
+    Traced,
+}
+
 fn start_of(pid: u32) -> Option<u64> {
+    stat_of(pid).map(|(_, start)| start)
+}
+
+/// Fields 3 and 22 of `/proc/<pid>/stat`; fields are counted from the last `)`, as a name may hold
+/// anything. A zombie has ended.
+fn stat_of(pid: u32) -> Option<(ProcessState, u64)> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     let mut fields = stat.rsplit_once(')')?.1.split_ascii_whitespace();
-    let state = fields.next()?;
-    if matches!(state, "Z" | "X") {
-        return None;
-    }
-    fields.nth(18)?.parse().ok()
+    let state = match fields.next()? {
+        "Z" | "X" => return None,
+        "T" => ProcessState::Stopped,
+        "t" => ProcessState::Traced,
+        _ => ProcessState::Runs,
+    };
+    Some((state, fields.nth(18)?.parse().ok()?))
 }
 
 fn own_pid_namespace() -> u64 {
@@ -74,7 +101,7 @@ mod tests {
     #[test]
     fn own_process_exists_and_one_with_another_start_does_not() {
         let own = ProcessIdentity::of_self();
-        assert_eq!(own.exists(), Some(true));
+        assert_eq!(own.state(), Some(ProcessState::Runs));
         let other = ProcessIdentity {
             start: own.start + 1,
             ..own

@@ -5,6 +5,7 @@ use crate::{judge, seeds, warnings};
 use rcomm_analyzer::source::{Liveness, Observation, Poll, Seen};
 use rcomm_analyzer::{Code, Live, LiveOptions, Moment, Policy, Report, Severity, analyze};
 use rcomm_recorder::model::Rank;
+use rcomm_recorder::publish::RingReader;
 use rcomm_tests::generator::{Damage, Job, Kind, Random, Spec};
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -27,6 +28,7 @@ const MADE_BY: &[(Code, Cause)] = &[
     (Code::E135, Cause::Fault(Kind::Fabric)),
     (Code::E140, Cause::Fault(Kind::Stalled)),
     (Code::E150, Cause::Fault(Kind::Dead)),
+    (Code::E151, Cause::Stop),
     (Code::W150, Cause::Silence),
     (Code::W160, Cause::Fault(Kind::ShortRing)),
     (Code::W220, Cause::Fault(Kind::SlowHost)),
@@ -38,6 +40,8 @@ const MADE_BY: &[(Code, Cause)] = &[
     (Code::N301, Cause::Damage(Damage::Missing)),
     (Code::N302, Cause::Fault(Kind::Overrun)),
     (Code::N303, Cause::Damage(Damage::MixedVersions)),
+    (Code::N304, Cause::Midway),
+    (Code::N305, Cause::Nothing),
 ];
 
 #[derive(Clone, Copy)]
@@ -46,6 +50,12 @@ enum Cause {
     Damage(Damage),
     /// A rank that no longer answers a live view.
     Silence,
+    /// A signal stops the rank that the others wait for.
+    Stop,
+    /// The records of a job that runs on, taken before its end and without a word of that.
+    Midway,
+    /// The job ends as it should.
+    Nothing,
 }
 
 #[test]
@@ -101,6 +111,27 @@ fn make(seed: u64, cause: Cause) -> Option<(Job, Report)> {
                 return None;
             }
             job
+        }
+        Cause::Stop => {
+            let mut job = hang(Kind::Stuck);
+            let stopped = job.culprits();
+            let dumps = job.dumps.iter_mut();
+            for dump in
+                dumps.filter(|it| it.identity.rank.is_some_and(|rank| stopped.contains(&rank)))
+            {
+                dump.identity.reason = RingReader::OWNER_IS_STOPPED.into();
+            }
+            job
+        }
+        Cause::Midway | Cause::Nothing => {
+            let mut spec = Spec::random(seed, 16);
+            if matches!(cause, Cause::Midway) {
+                let share = Random::new(seed).between(30, 95) as f64 / 100.0;
+                spec.recording.taken_at = Some(share);
+            }
+            let job = spec.make();
+            let report = judge(&job);
+            return Some((job, report));
         }
         Cause::Silence => {
             let mut spec = Spec::random(seed, 16);

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 const EXIT_CODES: &str = "\
 Exit codes of --once and --json:
-  0  healthy or running; notes alone are healthy
+  0  healthy, running or ended, or cancelled with nothing wrong before; notes alone are healthy
   1  at least one error or warning was found
   2  no verdict: wrong usage, no job, no readable input";
 

@@ -87,6 +87,10 @@ fn connection(state: &State) -> crate::page::StyledText {
         .filter(|source| source.error.is_some())
         .count();
     let silent = snapshot.ranks.iter().filter(|view| view.silent).count();
+    if let Some(end) = &snapshot.report.end {
+        // The last picture is kept, and it is not live.
+        return styled(format!("OVER {}Z", time_of_day(end.at_ns)), Tone::Accent);
+    }
     if failing == snapshot.sources.len() && failing > 0 {
         styled("DISCONNECTED [8]", Tone::Silent)
     } else if failing > 0 {

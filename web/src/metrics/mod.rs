@@ -29,15 +29,6 @@ const MOST_RANKS: usize = 16;
 /// Sources with series of their own.
 const MOST_SOURCES: usize = 256;
 
-const VERDICTS: [(Verdict, &str); 6] = [
-    (Verdict::Healthy, "healthy"),
-    (Verdict::Running, "running"),
-    (Verdict::Stuck, "stuck"),
-    (Verdict::Mismatch, "mismatch"),
-    (Verdict::Slow, "slow"),
-    (Verdict::Inconclusive, "inconclusive"),
-];
-
 const STATES: [(InstanceState, &str); 4] = [
     (InstanceState::Running, "running"),
     (InstanceState::Waiting, "waiting"),
@@ -84,9 +75,10 @@ fn job(w: &mut Writer, snapshot: &Snapshot) {
     w.family(&list::JOB_INFO);
     w.sample(list::JOB_INFO.name, &[("name", &snapshot.job)], 1.0);
     w.family(&list::VERDICT_INFO);
-    for (verdict, name) in VERDICTS {
+    for verdict in Verdict::ALL {
         let holds = f64::from(u8::from(report.verdict == verdict));
-        w.sample(list::VERDICT_INFO.name, &[("verdict", name)], holds);
+        let labels = [("verdict", verdict.word())];
+        w.sample(list::VERDICT_INFO.name, &labels, holds);
     }
     w.gauge(&list::RANKS_EXPECTED, report.input.ranks_expected as f64);
     w.gauge(&list::RANKS_READ, report.input.ranks_read as f64);

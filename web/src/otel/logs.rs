@@ -71,17 +71,6 @@ impl Logs {
     }
 }
 
-fn word(verdict: Verdict) -> &'static str {
-    match verdict {
-        Verdict::Healthy => "healthy",
-        Verdict::Running => "running",
-        Verdict::Stuck => "stuck",
-        Verdict::Mismatch => "mismatch",
-        Verdict::Slow => "slow",
-        Verdict::Inconclusive => "inconclusive",
-    }
-}
-
 fn body(sentence: String) -> Option<AnyValue> {
     Some(AnyValue {
         value: Some(text(sentence)),
@@ -91,15 +80,17 @@ fn body(sentence: String) -> Option<AnyValue> {
 fn verdict(snapshot: &Snapshot, before: Option<Verdict>) -> LogRecord {
     let now = snapshot.report.verdict;
     let (severity, name) = match now {
-        Verdict::Stuck | Verdict::Mismatch => (SeverityNumber::Error, "ERROR"),
+        Verdict::Stuck | Verdict::Mismatch | Verdict::Crashed => (SeverityNumber::Error, "ERROR"),
         Verdict::Slow => (SeverityNumber::Warn, "WARN"),
-        Verdict::Healthy | Verdict::Running | Verdict::Inconclusive => {
-            (SeverityNumber::Info, "INFO")
-        }
+        Verdict::Healthy
+        | Verdict::Running
+        | Verdict::Ended
+        | Verdict::Cancelled
+        | Verdict::Inconclusive => (SeverityNumber::Info, "INFO"),
     };
     let sentence = match before {
-        Some(before) => format!("the job is {}; it was {}", word(now), word(before)),
-        None => format!("the job is {}", word(now)),
+        Some(before) => format!("the job is {}; it was {}", now.word(), before.word()),
+        None => format!("the job is {}", now.word()),
     };
     LogRecord {
         time_unix_nano: unix(snapshot.at.wall_ns),
@@ -107,7 +98,7 @@ fn verdict(snapshot: &Snapshot, before: Option<Verdict>) -> LogRecord {
         severity_number: severity.into(),
         severity_text: name.to_owned(),
         body: body(sentence),
-        attributes: vec![attribute("rcomm.verdict", text(word(now)))],
+        attributes: vec![attribute("rcomm.verdict", text(now.word()))],
         event_name: "rcomm.verdict".to_owned(),
         ..LogRecord::default()
     }
@@ -124,7 +115,7 @@ fn record(snapshot: &Snapshot, finding: &Finding) -> LogRecord {
         value: Some(number(rank)),
     });
     let mut attributes = vec![
-        attribute("rcomm.verdict", text(word(snapshot.report.verdict))),
+        attribute("rcomm.verdict", text(snapshot.report.verdict.word())),
         attribute("rcomm.finding.code", text(finding.code.id())),
         attribute("rcomm.finding.name", text(finding.code.name())),
         attribute(

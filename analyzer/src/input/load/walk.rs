@@ -1,5 +1,6 @@
 //! Lists the files below a folder, by one rule for all that read folders.
 
+use rcomm_recorder::publish::LaunchRecord;
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -43,6 +44,10 @@ fn descend(
             continue;
         }
         let path = item.path();
+        // It has no operations: what it knows is read apart.
+        if LaunchRecord::is_named_so(&path) {
+            continue;
+        }
         match item.file_type() {
             Ok(kind) if kind.is_dir() && depth < MAX_DEPTH => {
                 descend(&path, depth + 1, found, unlisted);

@@ -34,7 +34,7 @@ pub use worker_servers::{WorkerAddress, WorkerServerDumps, WorkerServerSource};
 
 use crate::input::ras::Communicator;
 use rcomm_recorder::model::Rank;
-use rcomm_recorder::publish::Dump;
+use rcomm_recorder::publish::{Dump, LaunchRecord};
 use rcomm_verdict::{Problem, Report};
 use std::sync::Arc;
 use std::time::Instant;
@@ -74,6 +74,8 @@ pub struct Poll {
     pub problems: Vec<Problem>,
     /// Ranks of the job, where the source knows better than the records.
     pub world_size: Option<u32>,
+    /// What launchers know of the job's processes.
+    pub launches: Vec<LaunchRecord>,
     /// What the communication library reports of its communicators.
     pub communicators: Vec<Communicator>,
     /// A report that another program judged already.

@@ -7,7 +7,8 @@ use super::{
 };
 use rcomm_recorder::model::Rank;
 use rcomm_recorder::publish::{
-    EndpointAddress, EndpointClient, RingFollower, RingListing, RingReader, list_rings,
+    EndpointAddress, EndpointClient, LaunchRecord, RingFollower, RingListing, RingReader,
+    list_rings,
 };
 use rcomm_recorder::record::RingPart;
 use rcomm_verdict::Problem;
@@ -223,8 +224,12 @@ impl Source for RingSource {
                 seen,
             }
         });
-        let observations = observations.collect();
+        let observations: Vec<Observation> = observations.collect();
+        // Only of a job of which processes are gone is more to be known.
+        let ended = observations.iter().any(|it| it.liveness == Liveness::Dead);
+        let job = self.job.as_deref().filter(|_| ended);
         Ok(Poll {
+            launches: job.map_or_else(Vec::new, |job| LaunchRecord::of_job(&self.directory, job)),
             observations,
             problems: self.problems.clone(),
             world_size,
@@ -368,7 +373,9 @@ mod tests {
             };
             let running = |report: Option<Arc<Report>>| {
                 let report = report.expect("something changed");
-                assert_eq!(report.verdict, Verdict::Running, "{:?}", report.findings);
+                // The other rank of the job has no ring.
+                assert_eq!(report.verdict, Verdict::Inconclusive);
+                assert!(report.findings.is_empty(), "{:?}", report.findings);
             };
             running(look(&mut source).0);
             // Nothing is written, so only the passing of time makes it overdue.

@@ -89,6 +89,13 @@ impl Op {
     }
 }
 
+/// What has stopped a process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Stop {
+    Signal,
+    Debugger,
+}
+
 /// A group as one rank's record names it.
 #[derive(Clone, Debug)]
 pub(crate) struct LocalGroup {
@@ -161,6 +168,20 @@ impl Record {
     pub(crate) fn died(&self) -> bool {
         // The whole reason: one that quotes an error may contain the word "dead".
         self.identity.reason == RingReader::OWNER_IS_DEAD
+    }
+
+    /// It was read from a ring whose owner a signal or a debugger has stopped.
+    pub(crate) fn stop(&self) -> Option<Stop> {
+        match self.identity.reason.as_str() {
+            RingReader::OWNER_IS_STOPPED => Some(Stop::Signal),
+            RingReader::OWNER_IS_TRACED => Some(Stop::Debugger),
+            _ => None,
+        }
+    }
+
+    /// It was read from a ring that its owner closed.
+    pub(crate) fn closed(&self) -> bool {
+        self.identity.reason == RingReader::CLOSED
     }
 
     pub(crate) fn record_id(&self, op: &Op) -> u64 {

@@ -5,11 +5,12 @@ use crate::align::record::{Extent, Record, Shared};
 use crate::align::{Aligned, clocks, comm_counter};
 use crate::judge::context::Context;
 use crate::judge::lateness::Lateness;
+use crate::judge::life::Life;
 use crate::judge::policy::Policy;
 use crate::judge::wait_graph::WaitGraph;
 use crate::judge::{assemble, check, disagreement, provenance, wait_root};
 use crate::report::{Code, Input, Problem, Report};
-use rcomm_recorder::publish::Dump;
+use rcomm_recorder::publish::{Dump, LaunchRecord};
 use std::borrow::Borrow;
 use std::collections::BTreeSet;
 
@@ -66,6 +67,11 @@ impl Analysis {
         }
     }
 
+    /// Takes in what launchers know of the processes of the job.
+    pub fn add_launches(&mut self, launches: Vec<LaunchRecord>) {
+        self.policy.launches.extend(launches);
+    }
+
     /// Notes a fault of an input. `unread`: whether a dump of it will still come.
     pub fn add_problem(&mut self, problem: Problem, unread: Unread) {
         self.files += usize::from(unread == Unread::Whole);
@@ -117,13 +123,16 @@ fn judge(
     let offset_ns = |clock: &Option<clocks::Offset>| clock.map_or(0, |clock| clock.ns);
     aligned.offsets_ns = clocks.iter().map(offset_ns).collect();
     aligned.clock_known = clocks.iter().map(Option::is_some).collect();
+    let life = Life::new(&aligned, &policy.launches);
+    let policy = &life.policy(policy);
     let messages = Messages::new(&aligned);
-    let mut graph = WaitGraph::new(&aligned, &messages, policy);
+    let mut graph = WaitGraph::new(&aligned, &messages, policy, &life);
     let wait_roots = wait_root::find(&aligned, &mut graph);
     let disagreements = disagreement::find(&aligned);
     let lateness = Lateness::new(&aligned);
     let ctx = Context {
         policy,
+        life: &life,
         aligned: &aligned,
         messages: &messages,
         reversed: graph.reversed(),

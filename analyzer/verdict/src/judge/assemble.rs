@@ -1,10 +1,11 @@
 //! The report: findings ranked, consequences under their causes, victims counted.
 
 use crate::judge::context::{Context, FindingDraft};
+use crate::judge::ending;
 use crate::judge::summary;
 use crate::judge::wait_graph::{Missing, Node};
 use crate::report::words::format_ranks;
-use crate::report::{Code, Finding, Input, Problem, Report, Severity, Verdict};
+use crate::report::{Code, EndKind, Finding, Input, Problem, Report, Severity, Verdict};
 use rcomm_recorder::model::Rank;
 use std::cmp::Ordering;
 use std::collections::BTreeSet;
@@ -38,18 +39,22 @@ pub(crate) fn report(
         .map(|(at, (draft, victims))| finding(ctx, at as u32 + 1, draft, victims, root))
         .collect();
     let verdict = verdict(ctx, &findings, &input, &shortfall);
-    Report {
+    problems.extend(note_verdict(ctx, verdict, &input, &shortfall));
+    let mut report = Report {
         schema: Report::SCHEMA.to_owned(),
         verdict,
         findings,
         problems,
+        end: ending::of(ctx),
         input,
         groups: summary::groups(ctx),
         ranks: summary::ranks(ctx),
         in_flight: summary::in_flight(ctx),
         waits: summary::waits(ctx),
         stacks: summary::stacks(ctx),
-    }
+    };
+    ending::append(ctx, &mut report);
+    report
 }
 
 /// Errors first, then roots, then the surest, then what most wait for; then what comes first.
@@ -116,7 +121,10 @@ fn finding(
         op: draft.at.map(|op_ref| op_ref.op),
         caused_by: if is_consequence { root } else { None },
         cycle: draft.cycle,
-        age_ms: draft.age_ms.filter(|_| ctx.policy.snapshot),
+        // Nothing ages in a job that is over.
+        age_ms: draft
+            .age_ms
+            .filter(|_| ctx.policy.snapshot && ctx.life.end.is_none()),
         evidence: draft.evidence,
         ruled_out: draft.ruled_out,
         frames: draft.frames,
@@ -164,9 +172,11 @@ impl Shortfall {
         }
     }
 
-    /// Every expected rank's record was read from its beginning to its end.
-    fn is_none(&self) -> bool {
-        self.absent.is_empty() && self.torn.is_empty() && !self.unusable
+    /// Every expected rank's record was read from its beginning to its end, apart from those that a live
+    /// view reports as silent (W150).
+    fn is_none(&self, silent: &[Rank]) -> bool {
+        let unread = self.absent.iter().any(|rank| !silent.contains(rank));
+        !unread && self.torn.is_empty() && !self.unusable
     }
 }
 
@@ -220,6 +230,31 @@ fn note_absences(
         problems.push(Problem::unreadable_dump("", told.join("; ")));
     }
     note_lost_history(ctx, problems);
+}
+
+/// N304 and N305: what a verdict without a finding leaves open.
+fn note_verdict(
+    ctx: &Context<'_>,
+    verdict: Verdict,
+    input: &Input,
+    shortfall: &Shortfall,
+) -> Option<Problem> {
+    let whole = shortfall.is_none(&ctx.policy.silent) && input.entries > 0;
+    let pending = ctx.graph.pending.iter().any(|pending| !pending.is_empty());
+    let (code, sentence) = match verdict {
+        Verdict::Inconclusive if whole && pending && ctx.life.end.is_none() => (
+            Code::N304,
+            "operations are pending, and nothing in the records shows whether the job hung or ran on: look a second \
+             time, or say with --snapshot or --as-of what these records are",
+        ),
+        Verdict::Healthy if !ctx.policy.snapshot => (
+            Code::N305,
+            "every operation that was recorded has ended: if the job hung, it hung in code that records nothing; \
+             the stacks of its ranks show where",
+        ),
+        _ => return None,
+    };
+    Some(Problem::new(code, "", sentence))
 }
 
 /// N302: a place where it is unknown whether a rank had come.
@@ -279,6 +314,7 @@ fn verdict(
     if let Some(root) = root {
         return match root.code {
             E103 | E104 | E105 | E110 | E111 | E112 | E113 | E114 | E121 => Verdict::Mismatch,
+            E150 if ctx.life.end.is_some() => Verdict::Crashed,
             _ => Verdict::Stuck,
         };
     }
@@ -288,22 +324,28 @@ fn verdict(
     if findings.iter().any(|finding| finding.code == W220) {
         return Verdict::Slow;
     }
-    // No finding in a part of the records is no proof that nothing is wrong in the rest. A live view
-    // reports ranks that do not answer by itself (W150), and judges those that do.
-    let live = ctx.policy.snapshot && ctx.policy.now_ns.is_some();
-    if !live && !shortfall.is_none() {
+    if let Some(end) = &ctx.life.end {
+        return match end.kind {
+            EndKind::Ended => Verdict::Ended,
+            EndKind::Cancelled => Verdict::Cancelled,
+            EndKind::Crashed => Verdict::Crashed,
+            EndKind::Unknown => Verdict::Inconclusive,
+        };
+    }
+    // No finding in a part of the records is no proof that nothing is wrong in the rest, and a record
+    // without operations proves nothing.
+    if !shortfall.is_none(&ctx.policy.silent) || input.entries == 0 {
         return Verdict::Inconclusive;
     }
     let pending = ctx.graph.pending.iter().any(|pending| !pending.is_empty());
-    let waits = ctx.graph.waits_in.iter().any(|places| !places.is_empty());
     // Something is unfinished and nothing explains it.
     let unexplained = ctx.graph.missing.iter().any(|missing| !missing.is_empty());
-    if !ctx.policy.snapshot && (unexplained || (pending && !waits)) {
-        return Verdict::Inconclusive;
-    }
-    if pending {
-        Verdict::Running
-    } else {
-        Verdict::Healthy
+    let overdue = ctx.graph.is_anything_overdue();
+    match (ctx.policy.snapshot, pending) {
+        (true, true) if overdue => Verdict::Inconclusive,
+        (true, true) => Verdict::Running,
+        (false, true) => Verdict::Inconclusive,
+        (_, false) if unexplained => Verdict::Inconclusive,
+        (_, false) => Verdict::Healthy,
     }
 }

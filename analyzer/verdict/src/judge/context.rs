@@ -7,6 +7,7 @@ use crate::align::record::{NONE, Op};
 use crate::align::{Aligned, GroupIx, Presence, RecordIx, event};
 use crate::judge::disagreement::Disagreement;
 use crate::judge::lateness::Lateness;
+use crate::judge::life::Life;
 use crate::judge::policy::Policy;
 use crate::judge::wait_graph::{Missing, Node, Place, WaitGraph, now_ns};
 use crate::judge::wait_root::WaitRoot;
@@ -16,6 +17,7 @@ use rcomm_recorder::model::{Frame, OpType, Rank};
 /// Everything that is known of the job.
 pub(crate) struct Context<'a> {
     pub(crate) policy: &'a Policy,
+    pub(crate) life: &'a Life,
     pub(crate) aligned: &'a Aligned<'a>,
     pub(crate) messages: &'a Messages,
     pub(crate) graph: &'a WaitGraph,
@@ -97,6 +99,11 @@ pub(crate) struct OpRef {
 }
 
 impl Context<'_> {
+    /// Whether the end of a record's process is a cause.
+    pub(crate) fn went_first(&self, record: RecordIx) -> bool {
+        self.life.went_first(self.aligned.records[record].rank)
+    }
+
     /// A group as findings name it.
     pub(crate) fn group_ref(&self, group: GroupIx) -> GroupRef {
         let group = &self.aligned.groups[group];

@@ -1,6 +1,7 @@
 //! The settings of an analysis.
 
 use rcomm_recorder::model::Rank;
+use rcomm_recorder::publish::LaunchRecord;
 use std::time::Duration;
 
 /// Parameters of an analysis.
@@ -22,6 +23,8 @@ pub struct Policy {
     pub world_size: Option<u32>,
     /// Ranks whose record is not given since they no longer answer: a live view reports that itself.
     pub silent: Vec<Rank>,
+    /// What launchers know of the processes of the job, of any hosts.
+    pub launches: Vec<LaunchRecord>,
     /// Of each record the newest so many operations were given, whatever the ring holds; `None` = all.
     pub newest: Option<usize>,
     /// How many of a finding's victims are listed before the list is cut.
@@ -38,6 +41,7 @@ impl Default for Policy {
             overdue: Duration::from_secs(5),
             world_size: None,
             silent: Vec::new(),
+            launches: Vec::new(),
             newest: None,
             max_victims: 64,
             straggler_share: 0.02,

@@ -14,9 +14,9 @@
 
 use crate::align::p2p::{self, Counterpart, Half, Messages};
 use crate::align::pending::{Arrival, Pending, PendingKind, front_is_lost, pending_of};
-use crate::align::record::Record;
 use crate::align::{Aligned, GroupIx, Presence, RecordIx, UnknownReason};
 use crate::judge::components::components;
+use crate::judge::life::Life;
 use crate::judge::policy::Policy;
 use rcomm_recorder::model::{OpType, Rank};
 use std::collections::{BTreeMap, HashMap};
@@ -60,6 +60,8 @@ pub(crate) struct WaitGraph {
     pub(crate) pending: Vec<Vec<Pending>>,
     /// Of each of those: whether it is overdue. Outside of a snapshot everything is.
     overdue: Vec<Vec<bool>>,
+    /// Of each record: the end of its process is a cause.
+    went_first: Vec<bool>,
     pub(crate) places: Vec<Place>,
     /// Of each place: the ranks that are there, as positions in `expected`.
     pub(crate) arrived: Vec<Vec<Node>>,
@@ -78,7 +80,12 @@ impl WaitGraph {
     /// In a snapshot the age of an operation decides when to judge, never which rank to name: as long as
     /// nothing is overdue the graph has no places, and from then on every unfinished operation is in
     /// it. [`WaitGraph::due`] returns the waits that are worth a finding.
-    pub(crate) fn new(aligned: &Aligned<'_>, messages: &Messages, policy: &Policy) -> Self {
+    pub(crate) fn new(
+        aligned: &Aligned<'_>,
+        messages: &Messages,
+        policy: &Policy,
+        life: &Life,
+    ) -> Self {
         let node_of_rank = aligned
             .expected
             .iter()
@@ -89,6 +96,11 @@ impl WaitGraph {
         let mut graph = Self {
             pending: Vec::with_capacity(aligned.records.len()),
             overdue: Vec::with_capacity(aligned.records.len()),
+            went_first: aligned
+                .records
+                .iter()
+                .map(|record| life.went_first(record.rank))
+                .collect(),
             places: Vec::new(),
             arrived: Vec::new(),
             missing: Vec::new(),
@@ -107,8 +119,8 @@ impl WaitGraph {
                 let foreign = policy.now_ns.is_none() && !aligned.clock_known[record];
                 // What was pending when a record was taken may have ended since: a view that looks
                 // again too late must not take its own lateness for the job's. Only the dead stay as
-                // they are.
-                let dead = aligned.records[record].died();
+                // they are, while others live.
+                let dead = life.end.is_none() && life.gone(aligned.records[record].rank).is_some();
                 let now = match aligned.records[record].identity.dump_time_ns {
                     _ if foreign => own,
                     _ if dead => now,
@@ -128,7 +140,7 @@ impl WaitGraph {
             graph.pending.push(pending);
             graph.overdue.push(overdue);
         }
-        if graph.is_anything_due(aligned) {
+        if graph.is_anything_due() {
             for record in 0..aligned.records.len() {
                 graph.enter_places(aligned, record);
             }
@@ -164,11 +176,15 @@ impl WaitGraph {
         self.overdue[record][pending]
     }
 
+    /// Whether an unfinished operation of any record is overdue.
+    pub(crate) fn is_anything_overdue(&self) -> bool {
+        self.overdue.iter().flatten().any(|&overdue| overdue)
+    }
+
     /// Whether there is something to judge: an operation that is overdue, or one that is unfinished in
     /// a job of which a process died. What waits for the dead does not become more certain with age.
-    fn is_anything_due(&self, aligned: &Aligned<'_>) -> bool {
-        self.overdue.iter().flatten().any(|&overdue| overdue)
-            || aligned.records.iter().any(Record::died)
+    fn is_anything_due(&self) -> bool {
+        self.is_anything_overdue() || self.went_first.iter().any(|&first| first)
     }
 
     /// Of each node: whether what waits there, or behind it, is due: overdue, or in want of a rank whose
@@ -176,7 +192,7 @@ impl WaitGraph {
     pub(crate) fn due(&self, aligned: &Aligned<'_>) -> Vec<bool> {
         let dead = |node: Node| {
             let mut records = aligned.records_of(aligned.expected[node]);
-            records.any(|record| aligned.records[record].died())
+            records.any(|record| self.went_first[record])
         };
         let mut due = vec![false; self.ranks + self.places.len()];
         let mut stack: Vec<Node> = (0..self.places.len())

@@ -116,6 +116,7 @@ mod tests {
             verdict: Verdict::Stuck,
             findings: vec![],
             problems: vec![],
+            end: None,
             input: Input::default(),
             groups: vec![],
             ranks: [].into(),

@@ -15,6 +15,9 @@ pub struct Report {
     pub findings: Vec<Finding>,
     /// What was wrong with the input.
     pub problems: Vec<Problem>,
+    /// How the job ended; `None` while a process of it may live.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub end: Option<JobEnd>,
     /// What was read.
     pub input: Input,
     /// Every group, in a stable order (largest first, then by name).
@@ -38,14 +41,23 @@ impl Report {
     /// Name and version of the JSON form.
     pub const SCHEMA: &'static str = "rcomm.report/1";
 
-    /// The status a program that made this report ends with: 0 healthy or running, 1 at least one
-    /// error or warning, 2 inconclusive.
+    /// The finding that comes before everything else; `None` where there is none, or where the job is over
+    /// and warnings alone were found: then how it ended comes first.
+    pub fn lead(&self) -> Option<&Finding> {
+        use Verdict::{Cancelled, Ended, Inconclusive};
+        let over = self.end.is_some() && matches!(self.verdict, Ended | Cancelled | Inconclusive);
+        let mut findings = self.findings.iter();
+        findings.find(|finding| finding.severity != Severity::Note && !over)
+    }
+
+    /// The status a program that made this report ends with: 0 healthy or running, or ended or cancelled
+    /// with nothing wrong before; 1 at least one error or warning, or a crash; 2 inconclusive.
     pub fn exit_code(&self) -> u8 {
         let blamed = self.findings.iter().any(|f| f.severity != Severity::Note);
         match self.verdict {
             _ if blamed => 1,
-            Verdict::Healthy | Verdict::Running => 0,
-            Verdict::Stuck | Verdict::Mismatch | Verdict::Slow => 1,
+            Verdict::Healthy | Verdict::Running | Verdict::Ended | Verdict::Cancelled => 0,
+            Verdict::Stuck | Verdict::Mismatch | Verdict::Slow | Verdict::Crashed => 1,
             Verdict::Inconclusive => 2,
         }
     }
@@ -65,8 +77,71 @@ pub enum Verdict {
     Mismatch,
     /// Everything completes, some ranks late.
     Slow,
+    /// The job is over: every process closed its record.
+    Ended,
+    /// The job is over: it was terminated from outside, and nothing was wrong before.
+    Cancelled,
+    /// The job is over: a process failed or was killed, and nothing was wrong before.
+    Crashed,
     /// The input is not enough to decide.
     Inconclusive,
+}
+
+impl Verdict {
+    /// Every verdict.
+    pub const ALL: [Self; 9] = [
+        Self::Healthy,
+        Self::Running,
+        Self::Stuck,
+        Self::Mismatch,
+        Self::Slow,
+        Self::Ended,
+        Self::Cancelled,
+        Self::Crashed,
+        Self::Inconclusive,
+    ];
+
+    /// The word in JSON and in metrics.
+    pub const fn word(self) -> &'static str {
+        match self {
+            Self::Healthy => "healthy",
+            Self::Running => "running",
+            Self::Stuck => "stuck",
+            Self::Mismatch => "mismatch",
+            Self::Slow => "slow",
+            Self::Ended => "ended",
+            Self::Cancelled => "cancelled",
+            Self::Crashed => "crashed",
+            Self::Inconclusive => "inconclusive",
+        }
+    }
+}
+
+/// How a job ended that has no process any more.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct JobEnd {
+    /// Which kind of end.
+    pub how: EndKind,
+    /// When its last process ended, as far as the records show, wall clock, ns since the epoch.
+    pub at_ns: i64,
+    /// Ranks whose processes ended before the others', ascending; empty where that is not known.
+    pub first_ranks: Vec<Rank>,
+    /// The end in one sentence, with the time of day.
+    pub sentence: String,
+}
+
+/// How a job ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum EndKind {
+    /// Every process closed its record.
+    Ended,
+    /// All processes were ended together, from outside.
+    Cancelled,
+    /// Some processes ended first, without having closed their records; the others followed.
+    Crashed,
+    /// The records do not show how.
+    Unknown,
 }
 
 /// Something wrong with one input.

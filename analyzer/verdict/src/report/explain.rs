@@ -268,6 +268,22 @@ pub fn explain(code: Code) -> Explanation {
                 "restart the job only once you know that it will not meet the same fault again",
             ],
         ),
+        Code::E151 => (
+            "Others wait for a rank whose process is there and does nothing: the system reports that a signal \
+             or a debugger has stopped it, or its watchdog, which makes a round ten times a second, has not \
+             run for seconds while those of its peers have. The rank may have been stopped between two \
+             operations or inside one that all its peers have joined.",
+            &[
+                "SIGSTOP, Ctrl-Z or a scheduler that suspends jobs",
+                "a debugger or a tracer that is attached to the process",
+                "a container whose processor quota is used up, a host that is out of memory and swaps",
+            ],
+            &[
+                "see the state of the process: `ps -o stat,wchan -p PID` (T = stopped, t = held by a debugger)",
+                "let it go on with `kill -CONT PID`, or detach the debugger",
+                "if the system reports no stop, look at the load, the quota and the memory of its host",
+            ],
+        ),
         Code::W150 => (
             "A rank's record or endpoint stopped answering while the job is being watched. What is shown \
              for it is its last answer, with its age. It is a warning, because the network between you \
@@ -418,6 +434,32 @@ pub fn explain(code: Code) -> Explanation {
             &[
                 "check that all hosts run the same image; different library versions in one job are a cause of hangs themselves",
                 "nothing has to be converted for the analysis",
+            ],
+        ),
+        Code::N304 => (
+            "Operations are pending in these records, none of them explains a hang by itself, and the records do \
+             not show for how long: they may be a look at a job that ran on, or what was left of one that hung.",
+            &[
+                "dumps of a recorder that notes no time, as PyTorch's",
+                "the ranks were asked one after the other, while the job went on",
+            ],
+            &[
+                "take a second look and compare: `rcomm-fr diff BEFORE AFTER`",
+                "if it is a look at a running job, say so with --snapshot",
+                "if you know when the records were taken, name that time with --as-of",
+            ],
+        ),
+        Code::N305 => (
+            "The records of all ranks were read, every operation in them has ended, and nothing is wrong with \
+             them. If the job hung nevertheless, it hung outside of what was recorded.",
+            &[
+                "the program was in code that does not communicate: input, a checkpoint, a lock, a device kernel",
+                "the operation that hung is of a library or a group that does not record",
+                "the records were taken before the hang, or after the job had ended",
+            ],
+            &[
+                "take the stacks of all ranks while the job hangs: py-spy, gdb, key `t` of rcomm-top",
+                "compare the time of the records with the time of the hang",
             ],
         ),
     };

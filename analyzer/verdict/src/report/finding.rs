@@ -63,11 +63,12 @@ codes! {
     E113 order_mismatch Error "the same operations in another order on some ranks of one group";
     E114 argument_mismatch Error "root, reduce operation or split sizes disagree";
     E120 p2p_unmatched Error "a send or receive whose peer never posted the other half";
-    E121 p2p_size_mismatch Error "both halves of a message posted, sizes differ";
+    E121 p2p_size_mismatch Error "both halves of a message posted, sizes or element types differ";
     E130 cross_group_deadlock Error "ranks wait on each other across groups: a wait cycle";
     E135 all_arrived_stuck Error "every member is inside, none finished: fabric, device or library";
     E140 watchdog_stalled Error "the observer inside the process stopped making progress";
     E150 rank_failed Error "the rank recorded an error, was killed, or its process is gone";
+    E151 rank_frozen Error "a rank that others wait for is stopped (signal, debugger) or gets no processor";
     W150 silent_rank Warning "a rank's record or endpoint stopped answering";
     W160 ring_too_small Warning "the ring drops history faster than a step, or dropped records";
     W220 straggler Warning "a rank arrives late again and again";
@@ -79,6 +80,8 @@ codes! {
     N301 unreadable_dump Note "a file cut short or damaged; what could be salvaged was used";
     N302 history_lost Note "the ring had dropped what the question needs";
     N303 mixed_versions Note "files of several format versions were read together";
+    N304 live_or_hang Note "the files do not show whether the job still ran or hung when they were taken";
+    N305 nothing_pending Note "nothing recorded is pending or wrong: if the job hung, where else to look";
 }
 
 impl std::fmt::Display for Code {

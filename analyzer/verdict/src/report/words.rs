@@ -183,6 +183,13 @@ pub fn grouped(n: u64) -> String {
     text
 }
 
+/// The time of day of a wall clock in ns since the epoch: `21:35:17 UTC`.
+pub fn time_of_day(wall_ns: i64) -> String {
+    let seconds = wall_ns.div_euclid(1_000_000_000).rem_euclid(86_400);
+    let (hours, minutes, seconds) = (seconds / 3600, seconds / 60 % 60, seconds % 60);
+    format!("{hours:02}:{minutes:02}:{seconds:02} UTC")
+}
+
 /// An operation as text: `all_reduce #41 on dp/12`.
 pub fn operation(op: &str, seq: u64, group: &GroupRef) -> String {
     format!("{op} #{seq} on {}", group_label(group))

@@ -90,6 +90,9 @@ fn verdict(verdict: Verdict) -> (&'static str, Tone) {
         Verdict::Stuck => ("STUCK", Tone::Bad),
         Verdict::Mismatch => ("MISMATCH", Tone::Bad),
         Verdict::Slow => ("SLOW", Tone::Late),
+        Verdict::Ended => ("ENDED", Tone::Good),
+        Verdict::Cancelled => ("CANCELLED", Tone::Silent),
+        Verdict::Crashed => ("CRASHED", Tone::Bad),
         Verdict::Inconclusive => ("CANNOT TELL", Tone::Silent),
     }
 }
@@ -97,6 +100,8 @@ fn verdict(verdict: Verdict) -> (&'static str, Tone) {
 fn headline(model: &ViewModel<'_>) -> Line {
     let report = &model.snapshot.report;
     let head = model.index.head.map(|at| &report.findings[at]);
+    // How a job ended comes before warnings about how it ran.
+    let head = head.filter(|_| report.end.is_none() || report.lead().is_some());
     let (word, tone) = match (report.verdict, head) {
         // No problem with the collectives, but a finding of another kind.
         (Verdict::Healthy | Verdict::Running, Some(_)) => ("WARNING", Tone::Late),
@@ -114,6 +119,7 @@ fn headline(model: &ViewModel<'_>) -> Line {
             }
             line.push(plain(model.sentence(finding)));
         }
+        None if let Some(end) = &report.end => line.push(plain(end.sentence.clone())),
         None => {
             let input = &report.input;
             let mut said = match report.verdict {

@@ -138,6 +138,7 @@ mod tests {
             verdict: Verdict::Inconclusive,
             findings: vec![],
             problems: vec![],
+            end: None,
             input: Input::default(),
             groups: vec![],
             ranks: vec![],

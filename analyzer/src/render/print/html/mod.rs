@@ -15,7 +15,7 @@ mod timeline;
 
 use rcomm_recorder::publish::Dump;
 use rcomm_verdict::words::{count, printable};
-use rcomm_verdict::{Report, Severity, Verdict};
+use rcomm_verdict::{Report, Verdict};
 use std::fmt;
 use std::io::{self, Write};
 
@@ -56,18 +56,17 @@ fn write_header(report: &Report, out: &mut dyn Write) -> io::Result<()> {
         Verdict::Stuck => ("alarm", "Stuck"),
         Verdict::Mismatch => ("alarm", "Mismatch"),
         Verdict::Slow => ("caution", "Slow"),
+        Verdict::Ended => ("fine", "Ended"),
+        Verdict::Cancelled => ("fine", "Cancelled"),
+        Verdict::Crashed => ("alarm", "Crashed"),
         Verdict::Inconclusive => ("caution", "Inconclusive"),
     };
     let input = &report.input;
-    let first = report
-        .findings
-        .iter()
-        .find(|finding| finding.severity != Severity::Note);
     writeln!(
         out,
         "<header class=\"{class}\">\n<p class=\"verdict\">{word}</p>"
     )?;
-    if let Some(finding) = first {
+    if let Some(finding) = report.lead() {
         writeln!(out, "<h1>{}</h1>", Text(&finding.sentence))?;
         if !finding.next.is_empty() {
             writeln!(
@@ -77,12 +76,13 @@ fn write_header(report: &Report, out: &mut dyn Write) -> io::Result<()> {
             )?;
         }
     } else {
-        let text = match report.verdict {
+        let end = report.end.as_ref().map(|end| end.sentence.as_str());
+        let text = end.unwrap_or(match report.verdict {
             Verdict::Healthy => "Nothing is wrong and nothing is pending",
             Verdict::Running => "Work is pending, none of it is overdue",
             _ => "The records are inconclusive",
-        };
-        writeln!(out, "<h1>{text}</h1>")?;
+        });
+        writeln!(out, "<h1>{}</h1>", Text(text))?;
     }
     writeln!(
         out,

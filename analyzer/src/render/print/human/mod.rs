@@ -37,25 +37,29 @@ pub fn write(report: &Report, layout: &Layout, out: &mut dyn Write) -> io::Resul
         .iter()
         .filter(|finding| is_root(report, finding) && finding.severity != Severity::Note)
         .collect();
-    match roots.split_first() {
+    let (first, others) = match roots.split_first() {
+        Some((first, others)) if report.lead().is_some() => (Some(first), others),
+        _ => (None, roots.as_slice()),
+    };
+    match first {
         None => write_without_finding(report, &mut page)?,
-        Some((first, others)) => {
+        Some(first) => {
             write_headline(report, first, &mut page)?;
             finding::write_details(report, first, &mut page)?;
             if !others.is_empty() {
                 let more = count(others.len() as u64, "more finding");
                 page.item("also", CAUTION, &format!("{more} below"))?;
             }
-            for other in others {
-                page.blank()?;
-                let (head, style) = match other.severity {
-                    Severity::Error => ("ALSO", ALARM),
-                    Severity::Warning | Severity::Note => ("WARNING", CAUTION),
-                };
-                page.headline(head, style, &other.sentence)?;
-                finding::write_details(report, other, &mut page)?;
-            }
         }
+    }
+    for other in others {
+        page.blank()?;
+        let (head, style) = match other.severity {
+            Severity::Error => ("ALSO", ALARM),
+            Severity::Warning | Severity::Note => ("WARNING", CAUTION),
+        };
+        page.headline(head, style, &other.sentence)?;
+        finding::write_details(report, other, &mut page)?;
     }
     write_notes(report, &mut page)?;
     if layout.detail == Detail::Verbose {
@@ -79,6 +83,9 @@ const fn verdict_word(verdict: Verdict) -> (&'static str, anstyle::Style) {
         Verdict::Stuck => ("STUCK", ALARM),
         Verdict::Mismatch => ("MISMATCH", ALARM),
         Verdict::Slow => ("SLOW", CAUTION),
+        Verdict::Ended => ("ENDED", FINE),
+        Verdict::Cancelled => ("CANCELLED", FINE),
+        Verdict::Crashed => ("CRASHED", ALARM),
         Verdict::Inconclusive => ("INCONCLUSIVE", CAUTION),
     }
 }
@@ -97,6 +104,9 @@ fn write_headline(report: &Report, first: &Finding, page: &mut Page<'_>) -> io::
 fn write_without_finding(report: &Report, page: &mut Page<'_>) -> io::Result<()> {
     let (word, style) = verdict_word(report.verdict);
     let pending = report.in_flight.len() as u64;
+    if let Some(end) = &report.end {
+        return page.headline(word, style, &end.sentence);
+    }
     let sentence = match report.verdict {
         Verdict::Healthy => "nothing is wrong and nothing is pending".to_owned(),
         // What is pending is then no collective, and in no list of the report.
@@ -121,9 +131,12 @@ fn write_without_finding(report: &Report, page: &mut Page<'_>) -> io::Result<()>
                 .to_owned()
         }
         // The engine gives these verdicts together with a finding; a report from elsewhere may not.
-        Verdict::Stuck | Verdict::Mismatch | Verdict::Slow => {
-            "the report names no cause".to_owned()
-        }
+        Verdict::Stuck
+        | Verdict::Mismatch
+        | Verdict::Slow
+        | Verdict::Ended
+        | Verdict::Cancelled
+        | Verdict::Crashed => "the report names no cause".to_owned(),
     };
     page.headline(word, style, &sentence)
 }
@@ -219,13 +232,10 @@ fn write_footer(report: &Report, code: Option<Code>, page: &mut Page<'_>) -> io:
 /// One line: the verdict and its sentence, for a log or a prompt.
 pub fn one_line(report: &Report) -> String {
     let (word, _) = verdict_word(report.verdict);
-    let first = report
-        .findings
-        .iter()
-        .find(|finding| finding.severity != Severity::Note);
-    match first {
-        Some(finding) => format!("{word}  {}", printable(&finding.sentence)),
-        None => {
+    match (report.lead(), &report.end) {
+        (Some(finding), _) => format!("{word}  {}", printable(&finding.sentence)),
+        (None, Some(end)) => format!("{word}  {}", printable(&end.sentence)),
+        (None, None) => {
             let input = &report.input;
             let expected = input.ranks_expected.max(input.ranks_read);
             format!(

@@ -13,6 +13,8 @@ mod not_joined;
 mod p2p_size_mismatch;
 mod p2p_unmatched;
 mod rank_failed;
+mod rank_frozen;
+mod recorded_failure;
 mod ring_too_small;
 mod shifted;
 mod straggler;
@@ -42,9 +44,12 @@ pub(crate) const ALL: &[&dyn Check] = &[
     &unequal_parts::UnequalParts,
     &p2p_size_mismatch::P2pSizeMismatch,
     &rank_failed::ProcessGone,
+    &rank_frozen::RankFrozen,
     &p2p_unmatched::P2pUnmatched,
     &not_joined::NotJoined,
     &cross_group_deadlock::CrossGroupDeadlock,
+    &rank_failed::Unmissed,
+    &recorded_failure::RecordedFailure,
     &missing_dump::MissingDump,
     &rank_failed::OperationFailed,
     &all_arrived_stuck::AllArrivedStuck,

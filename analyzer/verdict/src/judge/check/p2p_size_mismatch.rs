@@ -1,12 +1,14 @@
-//! E121: both halves of a message are posted and their sizes differ.
+//! E121: both halves of a message are posted, and their sizes or element types differ.
 
 use super::Check;
 use crate::align::p2p::{Counterpart, Half};
 use crate::align::pending::PendingKind;
+use crate::align::record::Op;
+use crate::align::signature::Calls;
 use crate::judge::context::{Context, FindingDraft};
 use crate::judge::wait_graph::Place;
 use crate::report::Code;
-use rcomm_recorder::model::OpType;
+use rcomm_recorder::model::{EntryState, OpType};
 use std::collections::BTreeSet;
 
 pub(super) struct P2pSizeMismatch;
@@ -82,6 +84,16 @@ pub(super) fn both_ends(
     })
 }
 
+/// The element type of a message, as it was recorded.
+fn type_of(calls: &Calls, op: &Op) -> String {
+    let signature = &calls.get(op.call).signature;
+    let types = signature
+        .input_dtypes
+        .iter()
+        .chain(&signature.output_dtypes);
+    types.cloned().next().unwrap_or_default()
+}
+
 fn judge(
     ctx: &Context<'_>,
     group: usize,
@@ -98,7 +110,21 @@ fn judge(
     let bytes =
         |record: usize, half: Half| calls.get(aligned.op(record, half.position).call).bytes();
     let same_bytes = bytes(send.0, send.1) == bytes(receive.0, receive.1);
-    if sent_size == received_size || same_bytes {
+    // Equal bytes of another type are legal for most backends: where one refused them, the halves failed.
+    let failed = [send, receive]
+        .iter()
+        .all(|&(record, half)| aligned.op(record, half.status_op).state == EntryState::Failed);
+    let types = (failed
+        && sent.dtype.is_some()
+        && received.dtype.is_some()
+        && sent.dtype != received.dtype)
+        .then(|| {
+            (
+                type_of(calls, aligned.op(send.0, send.1.position)),
+                type_of(calls, aligned.op(receive.0, receive.1.position)),
+            )
+        });
+    if types.is_none() && (sent_size == received_size || same_bytes) {
         return None;
     }
     let (source, destination) = (
@@ -107,9 +133,16 @@ fn judge(
     );
     let op_ref = ctx.op_ref_of_message(send.0, group, send.1.position);
     let site = |record: usize, half: Half| ctx.at_site(aligned.op(record, half.position));
+    let (sent_what, received_what) = match &types {
+        Some((sent, received)) => (
+            format!("{sent_size} {sent}"),
+            format!("{received_size} {received}"),
+        ),
+        None => (format!("{sent_size} elements"), received_size.to_string()),
+    };
     let sentence = format!(
-        "rank {source} sends {sent_size} elements to rank {destination} as send #{} on group {}{}, whose receive \
-         expects {received_size}{}",
+        "rank {source} sends {sent_what} to rank {destination} as send #{} on group {}{}, whose receive expects \
+         {received_what}{}",
         op_ref.seq,
         ctx.group_name(group),
         site(send.0, send.1),

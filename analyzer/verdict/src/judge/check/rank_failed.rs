@@ -8,8 +8,9 @@
 use super::Check;
 use crate::align::record::Op;
 use crate::judge::context::{Context, FindingDraft};
+use crate::judge::ending;
 use crate::judge::missed::first_missed;
-use crate::judge::wait_graph::{Node, Place};
+use crate::judge::wait_graph::{Node, Place, now_ns};
 use crate::judge::wait_root::WaitRoot;
 use crate::report::words::{count_ranks, format_ranks, format_time};
 use crate::report::{Code, Finding};
@@ -47,20 +48,33 @@ fn gone_inside(ctx: &Context<'_>, place: usize) -> Option<FindingDraft> {
     let gone: Vec<Node> = inside
         .iter()
         .copied()
-        .filter(|&node| record(node).is_some_and(|at| ctx.aligned.records[at].died()))
+        .filter(|&node| record(node).is_some_and(|at| ctx.went_first(at)))
         .collect();
     if gone.is_empty() || gone.len() * 2 > inside.len() {
         return None;
     }
     let op_ref = ctx.op_ref_of_place(place);
+    let culprits = ctx.ranks(&gone);
     let detail = format!(
-        " while inside {} #{} on group {}; {} still there",
+        " while inside {} #{} on group {}; {}{}",
         op_ref.op,
         op_ref.seq,
         ctx.group_name(op_ref.group),
-        count_ranks(inside.len() - gone.len(), "is", "are"),
+        match &ctx.life.end {
+            Some(_) => count_ranks(
+                inside.len() - gone.len(),
+                "was inside, too",
+                "were inside, too"
+            ),
+            None => count_ranks(
+                inside.len() - gone.len(),
+                "is still there",
+                "are still there"
+            ),
+        },
+        how_they_ended(ctx, &culprits),
     );
-    let mut draft = FindingDraft::from(Finding::process_gone(ctx.ranks(&gone), &detail));
+    let mut draft = FindingDraft::from(Finding::process_gone(culprits, &detail));
     draft.evidence = gone
         .iter()
         .take(3)
@@ -86,7 +100,7 @@ fn gone_inside(ctx: &Context<'_>, place: usize) -> Option<FindingDraft> {
 fn gone_draft(ctx: &Context<'_>, node: Node) -> Option<FindingDraft> {
     let rank = ctx.rank(node);
     let mut records = ctx.aligned.records_of(rank);
-    let record = records.find(|&record| ctx.aligned.records[record].died())?;
+    let record = records.find(|&record| ctx.went_first(record))?;
     let (place, _) = first_missed(ctx, node)?;
     let op_ref = ctx.op_ref_of_place(place);
     let waiting = count_ranks(ctx.graph.arrived[place].len(), "waits", "wait");
@@ -98,11 +112,12 @@ fn gone_draft(ctx: &Context<'_>, node: Node) -> Option<FindingDraft> {
         Place::Batch { .. } => "never answered",
     };
     let detail = format!(
-        ": it {what} {} #{} on group {}, where {waiting}{waited}; {}",
+        ": it {what} {} #{} on group {}, where {waiting}{waited}; {}{}",
         op_ref.op,
         op_ref.seq,
         ctx.group_name(op_ref.group),
-        ctx.last_seen(record)
+        ctx.last_seen(record),
+        how_they_ended(ctx, &[rank]),
     );
     let mut draft = FindingDraft::from(Finding::process_gone(vec![rank], &detail));
     draft.age_ms = ctx.waited_ms(place);
@@ -120,6 +135,106 @@ fn gone_draft(ctx: &Context<'_>, node: Node) -> Option<FindingDraft> {
     draft.targets = vec![node];
     draft.at = Some(op_ref);
     Some(draft)
+}
+
+/// Processes are gone that no other rank waits for: they were inside an operation, or the others have gone
+/// on without them for so long, or they were the first of a job that is over.
+pub(super) struct Unmissed;
+
+impl Check for Unmissed {
+    fn codes(&self) -> &'static [Code] {
+        &[Code::E150]
+    }
+
+    fn run(&self, ctx: &Context<'_>, so_far: &[FindingDraft]) -> Vec<FindingDraft> {
+        let explained = so_far.iter().any(|draft| draft.is_root);
+        // How a job ended that was stuck before is in the sentence about the hang.
+        if explained && ctx.life.end.is_some() {
+            return Vec::new();
+        }
+        let accused = |rank: Rank| so_far.iter().any(|draft| draft.culprits.contains(&rank));
+        let mut gone: Vec<(Rank, usize)> = Vec::new();
+        for (at, record) in ctx.aligned.records.iter().enumerate() {
+            let known = gone.iter().any(|&(rank, _)| rank == record.rank);
+            if !known && !accused(record.rank) && is_noticed(ctx, at) {
+                gone.push((record.rank, at));
+            }
+        }
+        if gone.is_empty() {
+            return Vec::new();
+        }
+        gone.sort_unstable();
+        let waits = |&(rank, _): &(Rank, usize)| {
+            let node = ctx.graph.node(rank);
+            node.is_some_and(|node| !ctx.graph.waits_in[node].is_empty())
+        };
+        let mut draft = unmissed_draft(ctx, &gone);
+        draft.is_root = !(explained && gone.iter().all(waits));
+        vec![draft]
+    }
+}
+
+/// Whether the end of a record's process is worth a finding although no rank waits for it. A job that
+/// ends looks like this, too, until the others have gone on without it.
+fn is_noticed(ctx: &Context<'_>, record: usize) -> bool {
+    let whole = &ctx.aligned.records[record];
+    if !ctx.went_first(record) {
+        return false;
+    }
+    if ctx.life.end.is_some() || unfinished(ctx, record).is_some() {
+        return true;
+    }
+    let others_live = ctx.aligned.records.iter().any(|other| !other.died());
+    let ended = whole
+        .latest_ns()
+        .saturating_sub(ctx.aligned.offsets_ns[record]);
+    let since = now_ns(ctx.aligned, ctx.policy).map(|now| now.saturating_sub(ended));
+    let overdue = ctx.policy.overdue.as_nanos();
+    others_live
+        && since.is_some_and(|since| u128::try_from(since).is_ok_and(|since| since >= overdue))
+}
+
+/// The newest operation that a process was inside when it ended.
+fn unfinished<'a>(ctx: &'a Context<'_>, record: usize) -> Option<&'a Op> {
+    let mut ops = ctx.aligned.records[record].ops.iter().rev();
+    ops.find(|op| !op.retired && op.state < EntryState::Completed)
+}
+
+fn unmissed_draft(ctx: &Context<'_>, gone: &[(Rank, usize)]) -> FindingDraft {
+    let culprits: Vec<Rank> = gone.iter().map(|&(rank, _)| rank).collect();
+    let inside = gone
+        .iter()
+        .find_map(|&(rank, record)| Some((rank, record, unfinished(ctx, record)?)));
+    let detail = match (inside, culprits.len()) {
+        (Some((_, record, op)), 1) => format!(": it was inside {}", ctx.describe_op(record, op)),
+        (Some((rank, record, op)), _) => {
+            format!("; rank {rank} was inside {}", ctx.describe_op(record, op))
+        }
+        (None, _) if ctx.life.end.is_some() => "; no operation of it was unfinished".to_owned(),
+        (None, _) => ", and the others go on".to_owned(),
+    };
+    let detail = detail + &how_they_ended(ctx, &culprits);
+    let mut draft = FindingDraft::from(Finding::process_gone(culprits, &detail));
+    draft.confidence = 0.95;
+    if let Some((_, record, op)) = inside {
+        draft.frames = ctx.frames_of(record, op, "last_seen");
+    }
+    let nodes = gone.iter().filter_map(|&(rank, _)| ctx.graph.node(rank));
+    draft.targets = nodes.collect();
+    draft
+}
+
+/// `; it was killed by SIGKILL`, where the launcher knows.
+fn how_they_ended(ctx: &Context<'_>, ranks: &[Rank]) -> String {
+    let known = ranks.iter().find_map(|&rank| {
+        let end = ctx.life.gone(rank)?.exit?;
+        Some((rank, ending::exit_words(&end)))
+    });
+    match (known, ranks.len()) {
+        (Some((_, words)), 1) => format!("; it {words}"),
+        (Some((rank, words)), _) => format!("; rank {rank} {words}"),
+        (None, _) => String::new(),
+    }
 }
 
 /// An operation ended with an error although no member was missing.

@@ -1,0 +1,216 @@
+//! E151: a rank that others wait for is stopped, or gets no processor.
+//!
+//! A process that does nothing issues nothing, and inside of an operation it holds up all members. What
+//! the system reports of a process on the same host is proof, where the watchdog's rounds have stopped,
+//! too: a tracer holds a process for moments. Where the process cannot be seen, rounds that stopped long
+//! ago on one rank and go on at its peers are evidence.
+
+use super::Check;
+use crate::align::record::Stop;
+use crate::judge::context::{Context, FindingDraft};
+use crate::judge::missed::first_missed;
+use crate::judge::wait_graph::{Node, Place};
+use crate::judge::wait_root::WaitRoot;
+use crate::report::Code;
+use crate::report::words::{count_ranks, format_ranks, format_time, time_of_day};
+
+pub(super) struct RankFrozen;
+
+/// A stopped process makes no round for as long; ten are due.
+const STOPPED_NS: i64 = 1_000_000_000;
+/// Rounds that are missing for as long are no matter of a busy host.
+const SILENT_NS: i64 = 5_000_000_000;
+
+/// Why a rank does nothing.
+#[derive(Clone, Copy, PartialEq)]
+enum Frozen {
+    Stopped(Stop),
+    /// Its watchdog makes no rounds.
+    Silent,
+}
+
+impl Check for RankFrozen {
+    fn codes(&self) -> &'static [Code] {
+        &[Code::E151]
+    }
+
+    fn run(&self, ctx: &Context<'_>, so_far: &[FindingDraft]) -> Vec<FindingDraft> {
+        let explained = |node: Node| so_far.iter().any(|draft| draft.targets.contains(&node));
+        let mut drafts = Vec::new();
+        for wait_root in &ctx.wait_roots {
+            match *wait_root {
+                WaitRoot::Idle(node) if !explained(node) => drafts.extend(idle(ctx, node)),
+                WaitRoot::Full(place) if !explained(place + ctx.graph.ranks) => {
+                    drafts.extend(inside(ctx, place));
+                }
+                _ => {}
+            }
+        }
+        drafts
+    }
+}
+
+/// Why a record's rank does nothing, if that is so.
+fn frozen(ctx: &Context<'_>, record: usize) -> Option<Frozen> {
+    let whole = &ctx.aligned.records[record];
+    let silent = silence(ctx, record);
+    if let Some(stop) = whole.stop() {
+        return silent
+            .is_none_or(|ns| ns >= STOPPED_NS)
+            .then_some(Frozen::Stopped(stop));
+    }
+    let records = ctx.aligned.records.iter().enumerate();
+    let others = records.filter(|(_, other)| other.rank != whole.rank);
+    let mut others = others.filter_map(|(at, _)| silence(ctx, at)).peekable();
+    let alone = others.peek().is_some() && others.all(|ns| ns < STOPPED_NS);
+    (alone && silent.is_some_and(|ns| ns >= SILENT_NS)).then_some(Frozen::Silent)
+}
+
+/// How long the watchdog had made no round when the record was taken, or when the process ended, where
+/// its launcher knows, ns.
+fn silence(ctx: &Context<'_>, record: usize) -> Option<i64> {
+    let whole = &ctx.aligned.records[record];
+    let beat = whole.status.as_ref()?.heartbeat_ns;
+    let until = match ctx.life.gone(whole.rank) {
+        Some(gone) => gone.exit?.time_ns,
+        None => whole.identity.dump_time_ns,
+    };
+    (beat > 0 && until > 0).then(|| until.saturating_sub(beat))
+}
+
+/// The rank never came to where others wait.
+fn idle(ctx: &Context<'_>, node: Node) -> Option<FindingDraft> {
+    let rank = ctx.rank(node);
+    let mut records = ctx.aligned.records_of(rank);
+    let (record, why) = records.find_map(|record| Some((record, frozen(ctx, record)?)))?;
+    let (place, _) = first_missed(ctx, node)?;
+    let op_ref = ctx.op_ref_of_place(place);
+    let never = match ctx.graph.places[place] {
+        Place::Collective { .. } => "never issued",
+        Place::Batch { .. } => "never answered",
+    };
+    let detail = format!(
+        "it {never} {} #{} on group {}, where {}{}; {}",
+        op_ref.op,
+        op_ref.seq,
+        ctx.group_name(op_ref.group),
+        count_ranks(ctx.graph.arrived[place].len(), "waits", "wait"),
+        waited(ctx, place),
+        ctx.last_seen(record)
+    );
+    let mut draft = draft(ctx, &[(node, record, why)], &detail);
+    draft.age_ms = ctx.waited_ms(place);
+    draft.evidence = ctx.evidence_of_place(place, 2);
+    draft
+        .evidence
+        .extend(ctx.evidence_of_newest(record, op_ref.group));
+    draft
+        .ruled_out
+        .push("not_joined: its program cannot go on".to_owned());
+    draft.at = Some(op_ref);
+    Some(draft)
+}
+
+/// All members came, and some of them do nothing.
+fn inside(ctx: &Context<'_>, place: usize) -> Option<FindingDraft> {
+    let here = &ctx.graph.arrived[place];
+    let stopped: Vec<(Node, usize, Frozen)> = here
+        .iter()
+        .filter_map(|&node| {
+            let record = ctx.record_at(place, node)?;
+            Some((node, record, frozen(ctx, record)?))
+        })
+        .collect();
+    // Where none is left that could wait for them, the whole job is held.
+    if stopped.is_empty() || stopped.len() == here.len() {
+        return None;
+    }
+    let op_ref = ctx.op_ref_of_place(place);
+    let it = if stopped.len() == 1 {
+        "it is"
+    } else {
+        "they are"
+    };
+    let others = here.len() - stopped.len();
+    let detail = format!(
+        "{it} inside {} #{} on group {}, where {}{}",
+        op_ref.op,
+        op_ref.seq,
+        ctx.group_name(op_ref.group),
+        count_ranks(others, "waits", "wait"),
+        waited(ctx, place),
+    );
+    let mut draft = draft(ctx, &stopped, &detail);
+    draft.age_ms = ctx.waited_ms(place);
+    draft.evidence = ctx.evidence_of_place(place, 2);
+    draft
+        .ruled_out
+        .push("all_arrived_stuck: not every process that came can go on".to_owned());
+    draft.targets.push(place + ctx.graph.ranks);
+    draft.at = Some(op_ref);
+    Some(draft)
+}
+
+fn waited(ctx: &Context<'_>, place: usize) -> String {
+    ctx.waited_ms(place)
+        .map_or(String::new(), |ms| format!(" for {}", format_time(ms)))
+}
+
+fn draft(ctx: &Context<'_>, frozen: &[(Node, usize, Frozen)], detail: &str) -> FindingDraft {
+    let mut culprits = ctx.ranks(&frozen.iter().map(|one| one.0).collect::<Vec<_>>());
+    culprits.sort_unstable();
+    let over = ctx.life.end.is_some();
+    let whose = match culprits.as_slice() {
+        [one] => format!(
+            "the process of rank {one} {}",
+            if over { "was" } else { "is" }
+        ),
+        many => format!(
+            "the processes of {} {}",
+            format_ranks(many),
+            if over { "were" } else { "are" }
+        ),
+    };
+    let all = |why| frozen.iter().all(|one| one.2 == why);
+    let what = if all(Frozen::Stopped(Stop::Signal)) {
+        "stopped by a signal"
+    } else if all(Frozen::Stopped(Stop::Debugger)) {
+        "held by a debugger"
+    } else if frozen.iter().all(|one| one.2 != Frozen::Silent) {
+        "stopped by a signal or a debugger"
+    } else {
+        "stopped or without processor time"
+    };
+    let beats = frozen.iter().filter_map(|&(_, at, _)| {
+        let record = &ctx.aligned.records[at];
+        silence(ctx, at).and(record.status.as_ref())
+    });
+    let since = beats.map(|status| status.heartbeat_ns).min();
+    let since = since.map_or(String::new(), |ns| format!(" since {}", time_of_day(ns)));
+    let mut draft = FindingDraft::new(Code::E151, format!("{whose} {what}{since}: {detail}"));
+    let seen = frozen.iter().all(|one| one.2 != Frozen::Silent);
+    draft.confidence = if seen { 0.97 } else { 0.7 };
+    for &(_, record, _) in frozen.iter().take(3) {
+        if let Some(op) = ctx.last_op(record) {
+            draft.frames.extend(ctx.frames_of(record, op, "last_seen"));
+        }
+    }
+    let pids: Vec<String> = frozen
+        .iter()
+        .take(3)
+        .map(|&(_, record, _)| ctx.aligned.records[record].identity.pid.to_string())
+        .collect();
+    draft.next = match seen {
+        true => format!(
+            "find out who stopped it; `kill -CONT {}` lets it go on, unless a debugger holds it",
+            pids.join(" ")
+        ),
+        false => format!(
+            "look at the state of process {}, and at load, quota and memory of its host",
+            pids.join(", ")
+        ),
+    };
+    draft.targets = frozen.iter().map(|one| one.0).collect();
+    draft.culprits = culprits;
+    draft
+}

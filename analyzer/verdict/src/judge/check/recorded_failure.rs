@@ -1,0 +1,280 @@
+//! What the runtime recorded as the failure of an operation, where the waits alone show no cause.
+//!
+//! A rank that is gone leaves its survivors' records of it, also where its own is lost; a rank that came
+//! after its peers had given up has completed its operation, and only their records name it; the program
+//! that aborted a group gave a reason. Those who were named first are the cause: a rank that failed since
+//! it lost another is named by its peers in turn.
+
+use super::Check;
+use crate::judge::context::{Context, FindingDraft, OpRef};
+use crate::judge::wait_graph::Node;
+use crate::report::words::{format_ranks, format_time, printable, time_of_day};
+use crate::report::{Code, Finding, SeqKind};
+use rcomm_recorder::model::{Failure, FailureKind, Rank};
+use std::collections::BTreeSet;
+
+pub(super) struct RecordedFailure;
+
+impl Check for RecordedFailure {
+    fn codes(&self) -> &'static [Code] {
+        &[Code::E101, Code::E150]
+    }
+
+    fn run(&self, ctx: &Context<'_>, so_far: &[FindingDraft]) -> Vec<FindingDraft> {
+        if so_far.iter().any(|draft| draft.is_root) {
+            return Vec::new();
+        }
+        let recorded = recorded(ctx);
+        let of = |kind| -> Vec<Recorded<'_>> {
+            let some = recorded.iter().copied();
+            some.filter(|one| one.failure.kind == kind).collect()
+        };
+        let draft = gone(ctx, &of(FailureKind::PeerGone))
+            .or_else(|| late(ctx, &of(FailureKind::Timeout)))
+            .or_else(|| aborted(ctx, &of(FailureKind::Abort)))
+            .or_else(|| errors(ctx, &of(FailureKind::Backend)));
+        draft.into_iter().collect()
+    }
+}
+
+/// A failure, and which record has it.
+#[derive(Clone, Copy)]
+struct Recorded<'a> {
+    record: usize,
+    /// Common time, ns.
+    at_ns: i64,
+    failure: &'a Failure,
+}
+
+/// All failures, in order of their times.
+fn recorded<'a>(ctx: &'a Context<'_>) -> Vec<Recorded<'a>> {
+    let mut all: Vec<Recorded<'a>> = Vec::new();
+    for (record, whole) in ctx.aligned.records.iter().enumerate() {
+        let offset = ctx.aligned.offsets_ns[record];
+        all.extend(whole.failures.iter().map(|failure| Recorded {
+            record,
+            at_ns: failure.time_ns.saturating_sub(offset),
+            failure,
+        }));
+    }
+    all.sort_by_key(|one| {
+        (
+            one.at_ns,
+            ctx.aligned.records[one.record].rank,
+            one.failure.id,
+        )
+    });
+    all
+}
+
+/// E150: peers that survivors lost. Who was lost by a rank that lost nobody before is the first.
+fn gone(ctx: &Context<'_>, failures: &[Recorded<'_>]) -> Option<FindingDraft> {
+    let named: BTreeSet<Rank> = failures
+        .iter()
+        .flat_map(|one| &one.failure.ranks)
+        .copied()
+        .collect();
+    let rank_of = |one: &Recorded<'_>| ctx.aligned.records[one.record].rank;
+    let suffered: BTreeSet<Rank> = failures.iter().map(rank_of).collect();
+    let first: Vec<Rank> = named.difference(&suffered).copied().collect();
+    // Where each of them lost another, the first report is the nearest to the cause.
+    let culprits = match first.is_empty() {
+        true => failures.first()?.failure.ranks.clone(),
+        false => first,
+    };
+    let about = |one: &&Recorded<'_>| one.failure.ranks.iter().any(|rank| culprits.contains(rank));
+    let witnesses: BTreeSet<Rank> = failures.iter().filter(about).map(rank_of).collect();
+    let witness = failures.iter().find(about)?;
+    let witnesses: Vec<Rank> = witnesses.into_iter().collect();
+    let detail = format!(
+        ": {} lost {}{} at {}",
+        format_ranks(&witnesses),
+        if culprits.len() == 1 { "it" } else { "them" },
+        inside(ctx, witness),
+        time_of_day(witness.at_ns),
+    );
+    let mut draft = FindingDraft::from(Finding::process_gone(culprits, &detail));
+    draft.confidence = if suffered.len() > 1 { 0.9 } else { 0.8 };
+    complete(ctx, &mut draft, witness);
+    draft
+        .ruled_out
+        .push("missing_dump: the survivors recorded that its process was gone".to_owned());
+    Some(draft)
+}
+
+/// E101: ranks that had not arrived when the others' time was over.
+fn late(ctx: &Context<'_>, failures: &[Recorded<'_>]) -> Option<FindingDraft> {
+    let witness = failures.iter().find(|one| !one.failure.ranks.is_empty())?;
+    let culprits = witness.failure.ranks.clone();
+    let same = |one: &&Recorded<'_>| one.failure.ranks == culprits;
+    let witnesses: BTreeSet<Rank> = failures
+        .iter()
+        .filter(same)
+        .map(|one| ctx.aligned.records[one.record].rank)
+        .collect();
+    let witnesses: Vec<Rank> = witnesses
+        .into_iter()
+        .filter(|rank| !culprits.contains(rank))
+        .collect();
+    if witnesses.is_empty() {
+        return None;
+    }
+    let op = operation(ctx, witness)?;
+    let limit = ctx.aligned.shared.calls.get(op.1.call).timeout_ms;
+    let limit = match limit {
+        0 => String::new(),
+        ms => format!(" after {}", format_time(ms as f64)),
+    };
+    let came = came_after(ctx, witness, &culprits);
+    let sentence = format!(
+        "{} had not arrived in {} when it timed out{limit} on {}, at {}{came}",
+        format_ranks(&culprits),
+        ctx.describe_op(witness.record, op.1),
+        format_ranks(&witnesses),
+        time_of_day(witness.at_ns),
+    );
+    let mut draft = FindingDraft::new(Code::E101, sentence);
+    draft.culprits = culprits;
+    draft.confidence = 0.9;
+    draft.next = format!(
+        "find out what {} did before that operation: its log, its last recorded call, whether it was stopped",
+        format_ranks(&draft.culprits)
+    );
+    complete(ctx, &mut draft, witness);
+    Some(draft)
+}
+
+/// How long after the time-out the culprits' own records show the operation, for the end of a sentence.
+fn came_after(ctx: &Context<'_>, witness: &Recorded<'_>, culprits: &[Rank]) -> String {
+    let &[rank] = culprits else {
+        return String::new();
+    };
+    let (Some(failed), Some(record)) = (witness.failure.operation, ctx.aligned.record_of(rank))
+    else {
+        return String::new();
+    };
+    let Some((group, _)) = operation(ctx, witness) else {
+        return String::new();
+    };
+    let lane = ctx.aligned.lanes[record]
+        .iter()
+        .find(|lane| lane.group == group);
+    let mut own = lane
+        .into_iter()
+        .flat_map(|lane| &lane.collectives)
+        .map(|&at| ctx.aligned.op(record, at))
+        .filter(|op| !failed.is_p2p && u64::from(op.seq) == failed.seq);
+    match own.next() {
+        Some(op) => {
+            let later = ctx
+                .aligned
+                .created_ns(record, op)
+                .saturating_sub(witness.at_ns);
+            match later > 0 {
+                true => format!("; it came {} later", format_time(later as f64 / 1e6)),
+                false => String::new(),
+            }
+        }
+        None => "; its record does not show that operation".to_owned(),
+    }
+}
+
+/// E150: a program that aborted the group.
+fn aborted(ctx: &Context<'_>, failures: &[Recorded<'_>]) -> Option<FindingDraft> {
+    let first = failures.first()?;
+    let culprits = match first.failure.ranks.is_empty() {
+        true => vec![first.failure.seen_by],
+        false => first.failure.ranks.clone(),
+    };
+    let sentence = format!(
+        "the program of {} aborted its group at {}{}",
+        format_ranks(&culprits),
+        time_of_day(first.at_ns),
+        text(first.failure),
+    );
+    Some(recorded_error(ctx, first, culprits, sentence))
+}
+
+/// E150: an error that the backend reported on a rank.
+fn errors(ctx: &Context<'_>, failures: &[Recorded<'_>]) -> Option<FindingDraft> {
+    let first = failures.first()?;
+    let rank = first.failure.seen_by;
+    let sentence = format!(
+        "rank {rank} recorded an error{} at {}{}",
+        inside(ctx, first),
+        time_of_day(first.at_ns),
+        text(first.failure),
+    );
+    Some(recorded_error(ctx, first, vec![rank], sentence))
+}
+
+fn recorded_error(
+    ctx: &Context<'_>,
+    first: &Recorded<'_>,
+    culprits: Vec<Rank>,
+    sentence: String,
+) -> FindingDraft {
+    let mut draft = FindingDraft::from(Finding::rank_failed(culprits, sentence));
+    draft.confidence = 0.9;
+    draft.next = format!("read the log of {}", format_ranks(&draft.culprits));
+    complete(ctx, &mut draft, first);
+    draft
+}
+
+fn text(failure: &Failure) -> String {
+    match failure.text.as_str() {
+        "" => String::new(),
+        text => format!(": {}", printable(text)),
+    }
+}
+
+/// The operation that a failure ended, with its group.
+fn operation<'a>(
+    ctx: &'a Context<'_>,
+    one: &Recorded<'_>,
+) -> Option<(usize, &'a crate::align::record::Op)> {
+    let failed = one.failure.operation?;
+    let whole = &ctx.aligned.records[one.record];
+    let op = whole
+        .ops
+        .iter()
+        .find(|op| whole.record_id(op) == failed.record_id)?;
+    let group = ctx.aligned.lanes[one.record]
+        .get(usize::from(op.group))?
+        .group;
+    Some((group, op))
+}
+
+/// ` in all_reduce #5 on group dp`, where the operation is recorded.
+fn inside(ctx: &Context<'_>, one: &Recorded<'_>) -> String {
+    operation(ctx, one).map_or(String::new(), |(_, op)| {
+        format!(" in {}", ctx.describe_op(one.record, op))
+    })
+}
+
+/// Adds the place, and whose waits are consequences.
+fn complete(ctx: &Context<'_>, draft: &mut FindingDraft, witness: &Recorded<'_>) {
+    let nodes: Vec<Node> = draft
+        .culprits
+        .iter()
+        .filter_map(|&rank| ctx.graph.node(rank))
+        .collect();
+    draft.targets.extend(nodes);
+    let Some((group, op)) = operation(ctx, witness) else {
+        return;
+    };
+    let place = ctx.graph.collective(group, op.seq).filter(|_| !op.is_p2p);
+    draft
+        .targets
+        .extend(place.map(|place| place + ctx.graph.ranks));
+    let calls = &ctx.aligned.shared.calls;
+    draft.at = Some(match op.is_p2p {
+        true => OpRef {
+            group,
+            seq: u64::from(op.p2p_seq),
+            kind: SeqKind::P2pSeqId,
+            op: calls.get(op.call).op_name().to_owned(),
+        },
+        false => ctx.op_ref(group, op.seq),
+    });
+}

@@ -1,0 +1,154 @@
+//! What a report says of the end of a job.
+
+use crate::judge::context::Context;
+use crate::judge::life::End;
+use crate::report::words::{count, format_ranks, time_of_day};
+use crate::report::{Code, EndKind, JobEnd, Report};
+use rcomm_recorder::model::{EntryState, Rank};
+use rcomm_recorder::publish::RankEnd;
+
+/// The end of the job, if it is over.
+pub(crate) fn of(ctx: &Context<'_>) -> Option<JobEnd> {
+    let end = ctx.life.end.as_ref()?;
+    Some(JobEnd {
+        how: end.kind,
+        at_ns: end.last_ns,
+        first_ranks: end.first.clone(),
+        sentence: sentence(ctx, end),
+    })
+}
+
+/// Adds to the sentence of what was wrong how the job ended then.
+pub(crate) fn append(ctx: &Context<'_>, report: &mut Report) {
+    let lead = report.lead().map(|finding| finding.id);
+    let lead = report.findings.iter_mut().find(|it| Some(it.id) == lead);
+    if let (Some(end), Some(finding)) = (&ctx.life.end, lead) {
+        let then = afterwards(ctx, end, finding.code);
+        finding.sentence.push_str(&then);
+    }
+}
+
+fn afterwards(ctx: &Context<'_>, end: &End, code: Code) -> String {
+    let all = ctx.aligned.expected.len();
+    let at = time_of_day(end.last_ns);
+    let left = all - end.first.len();
+    match end.kind {
+        EndKind::Ended => format!("; then every process ended in order, the last at {at}"),
+        EndKind::Cancelled => format!("; then the job was terminated {} at {at}", by(end)),
+        EndKind::Crashed if code == Code::E150 => match left {
+            0 => format!("; the last sign of life is of {at}"),
+            left => {
+                let first = time_of_day(end.first_ns);
+                let others = count(left as u64, "other process");
+                format!("; the last sign of life is of {first}, that of the {others} is of {at}")
+            }
+        },
+        EndKind::Crashed => format!(
+            "; then the processes ended, first {}, all by {at}",
+            of_ranks(&end.first)
+        ),
+        EndKind::Unknown => format!("; no process is left, the last signs of life are of {at}"),
+    }
+}
+
+fn sentence(ctx: &Context<'_>, end: &End) -> String {
+    let all = ctx.aligned.expected.len();
+    let at = time_of_day(end.last_ns);
+    let whole = match all {
+        1 => "the only rank".to_owned(),
+        all => format!("all {all} ranks"),
+    };
+    match end.kind {
+        EndKind::Ended => format!("{whole} ended in order, the last at {at}"),
+        EndKind::Cancelled => format!("{whole} were terminated {} at {at}{}", by(end), inside(ctx)),
+        EndKind::Crashed => {
+            let exit = end.first.first();
+            let exit = exit.and_then(|&rank| Some((rank, ctx.life.gone(rank)?.exit?)));
+            let exit = exit.map_or(String::new(), |(rank, exit)| {
+                format!("; rank {rank} {}", exit_words(&exit))
+            });
+            format!(
+                "the job is over since {at}: {} ended first{exit}",
+                of_ranks(&end.first)
+            )
+        }
+        EndKind::Unknown => format!(
+            "no process of {whole} is left since {at}; none was in an operation, and how they ended is not recorded"
+        ),
+    }
+}
+
+/// By whom a job was cancelled.
+fn by(end: &End) -> String {
+    match end.asked {
+        Some(asked) => format!(
+            "from outside (the launcher received {})",
+            signal_name(asked.signal)
+        ),
+        None => "from outside".to_owned(),
+    }
+}
+
+/// `was killed by SIGKILL`, `exited with code 3`.
+pub(crate) fn exit_words(end: &RankEnd) -> String {
+    let memory = match end.out_of_memory {
+        Some(true) => " (the kernel ran out of memory)",
+        Some(false) | None => "",
+    };
+    match (end.signal, end.exit_code) {
+        (Some(signal), _) => format!("was killed by {}{memory}", signal_name(signal)),
+        (None, Some(code)) => format!("exited with code {code}{memory}"),
+        (None, None) => format!("ended{memory}"),
+    }
+}
+
+/// Names of signals that end processes; their numbers are those of Linux.
+const SIGNALS: [(i32, &str); 13] = [
+    (1, "SIGHUP"),
+    (2, "SIGINT"),
+    (3, "SIGQUIT"),
+    (4, "SIGILL"),
+    (6, "SIGABRT"),
+    (7, "SIGBUS"),
+    (8, "SIGFPE"),
+    (9, "SIGKILL"),
+    (11, "SIGSEGV"),
+    (13, "SIGPIPE"),
+    (14, "SIGALRM"),
+    (15, "SIGTERM"),
+    (24, "SIGXCPU"),
+];
+
+fn signal_name(signal: i32) -> String {
+    let known = SIGNALS.iter().find(|(number, _)| *number == signal);
+    known.map_or_else(
+        || format!("signal {signal}"),
+        |(_, name)| (*name).to_owned(),
+    )
+}
+
+fn of_ranks(ranks: &[Rank]) -> String {
+    match ranks {
+        [one] => format!("the process of rank {one}"),
+        many => format!("the processes of {}", format_ranks(many)),
+    }
+}
+
+/// Where the ranks were when they were terminated.
+fn inside(ctx: &Context<'_>) -> String {
+    let mut ranks: Vec<Rank> = Vec::new();
+    let mut example = None;
+    for (at, record) in ctx.aligned.records.iter().enumerate() {
+        let mut ops = record.ops.iter().rev();
+        if let Some(op) = ops.find(|op| !op.retired && op.state < EntryState::Completed) {
+            ranks.push(record.rank);
+            example.get_or_insert_with(|| ctx.describe_op(at, op));
+        }
+    }
+    ranks.sort_unstable();
+    ranks.dedup();
+    let was = if ranks.len() == 1 { "was" } else { "were" };
+    example.map_or(String::new(), |op| {
+        format!("; {} {was} inside {op}", format_ranks(&ranks))
+    })
+}

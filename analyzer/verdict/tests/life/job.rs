@@ -1,0 +1,172 @@
+//! Records of a small job, written by hand.
+
+use rcomm_recorder::model::{
+    Entry, EntryState, FailedOperation, Failure, FailureKind, OpType, Peer, ProcessGroupInfo, Rank,
+    RankStatus, Signature,
+};
+use rcomm_recorder::publish::{
+    Dump, DumpGroup, LaunchRecord, LaunchSignal, LaunchedRank, RankEnd, Recorder, RingReader,
+};
+
+/// 13:00:00 UTC of some day, ns since the epoch.
+const MIDDAY: i64 = 1_699_966_800_000_000_000;
+
+/// A moment, `seconds` after 13:00:00 UTC.
+pub(crate) fn at(seconds: f64) -> i64 {
+    MIDDAY + (seconds * 1e9) as i64
+}
+
+/// How far an operation came, and when that was seen.
+#[derive(Clone, Copy)]
+pub(crate) enum Came {
+    /// Pending.
+    Inside,
+    /// Completed then.
+    Done(f64),
+    /// Ended with an error then.
+    Failed(f64),
+}
+
+/// The record of one rank of a job of `ranks`, with its all_reduces in order: when each was issued, and how
+/// far it came. The time-out of each is 30 s.
+pub(crate) fn record(rank: Rank, ranks: Rank, operations: &[(f64, Came)]) -> Dump {
+    let mut dump = Dump {
+        recorder: Recorder::Rcomm,
+        status: Some(RankStatus::default()),
+        ..Dump::default()
+    };
+    dump.identity.rank = Some(rank);
+    dump.identity.world_size = Some(ranks);
+    dump.identity.host = "n0".to_owned();
+    dump.identity.pid = 100 + rank;
+    dump.groups.push(DumpGroup {
+        info: ProcessGroupInfo {
+            id: 0,
+            name: "0".to_owned(),
+            desc: "default_pg".to_owned(),
+            ranks: (0..ranks).collect(),
+        },
+        place: None,
+        status: None,
+    });
+    dump.signatures.push(Signature {
+        backend: "cpu".to_owned(),
+        op_name: "all_reduce".to_owned(),
+        input_sizes: vec![vec![64]],
+        output_sizes: vec![vec![64]],
+        input_dtypes: vec!["Float".to_owned()],
+        output_dtypes: vec!["Float".to_owned()],
+        ..Signature::default()
+    });
+    let entries = operations.iter().zip(1..).map(|(&(issued, came), number)| {
+        let (state, ended) = match came {
+            Came::Inside => (EntryState::Started, 0),
+            Came::Done(then) => (EntryState::Completed, at(then)),
+            Came::Failed(then) => (EntryState::Failed, at(then)),
+        };
+        Entry {
+            record_id: number,
+            collective_seq_id: number,
+            p2p_seq_id: 0,
+            op_id: number,
+            group: 0,
+            signature: 0,
+            stack: None,
+            op: OpType::AllReduce,
+            state,
+            retired: state > EntryState::Started,
+            is_p2p: false,
+            peer: Peer::None,
+            root: None,
+            reduce_op: None,
+            time_created_ns: at(issued),
+            time_discovered_started_ns: at(issued),
+            time_discovered_completed_ns: ended,
+            duration_ms: None,
+            graph_id: None,
+            timeout_ms: 30_000,
+            thread: None,
+        }
+    });
+    dump.entries = entries.collect();
+    dump
+}
+
+/// The ring of a process that gave its last sign of life then.
+pub(crate) fn dead(dump: Dump, last: f64) -> Dump {
+    taken(dump, last, RingReader::OWNER_IS_DEAD)
+}
+
+/// A ring that was closed then.
+pub(crate) fn closed(dump: Dump, last: f64) -> Dump {
+    taken(dump, last, RingReader::CLOSED)
+}
+
+/// The ring of a live process, read then.
+pub(crate) fn alive(dump: Dump, now: f64) -> Dump {
+    taken(dump, now, RingReader::OWNER_LIVES)
+}
+
+fn taken(mut dump: Dump, then: f64, reason: &str) -> Dump {
+    dump.identity.dump_time_ns = at(then);
+    dump.identity.reason = reason.to_owned();
+    if let Some(status) = &mut dump.status {
+        status.heartbeat_ns = at(then);
+    }
+    dump
+}
+
+/// The ring of a process that was stopped at `then`, read at `now`.
+pub(crate) fn stopped(dump: Dump, then: f64, now: f64) -> Dump {
+    let mut dump = taken(dump, now, RingReader::OWNER_IS_STOPPED);
+    if let Some(status) = &mut dump.status {
+        status.heartbeat_ns = at(then);
+    }
+    dump
+}
+
+/// A dump whose last operation failed then, as the rank recorded it.
+pub(crate) fn fails(mut dump: Dump, kind: FailureKind, about: &[Rank], then: f64) -> Dump {
+    let rank = dump.identity.rank.unwrap_or_default();
+    let last = dump.entries.last().expect("an operation that can fail");
+    dump.failures.push(Failure {
+        id: 1,
+        group: Some(0),
+        operation: Some(FailedOperation {
+            op: last.op,
+            seq: last.collective_seq_id,
+            is_p2p: false,
+            record_id: last.record_id,
+        }),
+        time_ns: at(then),
+        ..Failure::new(kind, about, rank, "")
+    });
+    dump
+}
+
+/// What a launcher knows: the signal that it received and when, and how each rank ended: exit code, signal,
+/// time.
+pub(crate) fn launch(
+    received: Option<(i32, f64)>,
+    ends: &[(Option<i32>, Option<i32>, f64)],
+) -> LaunchRecord {
+    let signal = |(signal, then)| LaunchSignal {
+        signal,
+        time_ns: at(then),
+    };
+    let rank = |(rank, &(exit_code, signal, then))| LaunchedRank {
+        rank,
+        end: Some(RankEnd {
+            time_ns: at(then),
+            exit_code,
+            signal,
+            out_of_memory: None,
+        }),
+        ..LaunchedRank::default()
+    };
+    LaunchRecord {
+        received: received.map(signal).into_iter().collect(),
+        ranks: (0..).zip(ends).map(rank).collect(),
+        ..LaunchRecord::default()
+    }
+}

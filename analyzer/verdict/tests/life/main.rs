@@ -1,0 +1,312 @@
+//! How a job lives and ends, from the rings of its ranks.
+
+mod job;
+
+use job::{Came, alive, at, closed, dead, fails, launch, record, stopped};
+use rcomm_recorder::model::{FailureKind, Rank};
+use rcomm_recorder::publish::{Dump, LaunchRecord};
+use rcomm_verdict::{Code, EndKind, Policy, Report, Verdict, analyze};
+
+/// Judged after the fact and live: one answer.
+fn judge(dumps: &[Dump], now: f64) -> Report {
+    let after = analyze(dumps, &Policy::default());
+    let live = analyze(
+        dumps,
+        &Policy {
+            snapshot: true,
+            now_ns: Some(at(now)),
+            ..Policy::default()
+        },
+    );
+    assert_eq!(after, live);
+    after
+}
+
+fn root(report: &Report) -> (Verdict, Code, &[Rank]) {
+    let first = report.findings.first().expect("a finding");
+    (report.verdict, first.code, &first.culprit_ranks)
+}
+
+fn end(report: &Report) -> (EndKind, &str) {
+    let end = report.end.as_ref().expect("it is over");
+    (end.how, &end.sentence)
+}
+
+#[test]
+fn a_job_that_closed_its_records_has_ended() {
+    let operations = [(0.0, Came::Done(0.1)), (1.0, Came::Done(1.1))];
+    let dumps: Vec<Dump> = (0..3)
+        .map(|rank| closed(record(rank, 3, &operations), 2.0 + f64::from(rank)))
+        .collect();
+    let report = judge(&dumps, 3600.0);
+    assert_eq!(report.verdict, Verdict::Ended);
+    assert_eq!(report.exit_code(), 0);
+    assert!(report.findings.is_empty(), "{:?}", report.findings);
+    assert_eq!(
+        end(&report),
+        (
+            EndKind::Ended,
+            "all 3 ranks ended in order, the last at 13:00:04 UTC"
+        )
+    );
+}
+
+#[test]
+fn a_job_that_was_terminated_in_the_middle_is_no_hang() {
+    let inside = [(0.0, Came::Done(0.1)), (1.0, Came::Inside)];
+    let between = [(0.0, Came::Done(0.1))];
+    let dumps: Vec<Dump> = [&inside[..], &inside, &between]
+        .iter()
+        .zip(0..)
+        .map(|(operations, rank)| dead(record(rank, 3, operations), 1.2 + f64::from(rank) / 10.0))
+        .collect();
+    let report = judge(&dumps, 3600.0);
+    assert_eq!(report.verdict, Verdict::Cancelled);
+    assert_eq!(report.exit_code(), 0);
+    assert!(report.findings.is_empty(), "{:?}", report.findings);
+    assert_eq!(
+        end(&report),
+        (
+            EndKind::Cancelled,
+            "all 3 ranks were terminated from outside at 13:00:01 UTC; ranks 0 and 1 were inside \
+             all_reduce #2 on group default_pg"
+        )
+    );
+}
+
+#[test]
+fn a_hang_that_was_cancelled_keeps_its_cause_and_its_age() {
+    let waits = [(0.0, Came::Done(0.1)), (1.0, Came::Inside)];
+    let late = [(0.0, Came::Done(0.1))];
+    let dumps: Vec<Dump> = [&waits[..], &late, &waits]
+        .iter()
+        .zip(0..)
+        .map(|(operations, rank)| dead(record(rank, 3, operations), 21.0))
+        .collect();
+    let report = judge(&dumps, 3600.0);
+    assert_eq!(root(&report), (Verdict::Stuck, Code::E101, &[1][..]));
+    let sentence = &report.findings[0].sentence;
+    assert!(
+        sentence.starts_with(
+            "rank 1 never issued all_reduce #2 on group default_pg; 2 ranks have waited 20 s"
+        ),
+        "{sentence}"
+    );
+    assert!(
+        sentence.ends_with("; then the job was terminated from outside at 13:00:21 UTC"),
+        "{sentence}"
+    );
+    assert_eq!(report.findings[0].age_ms, None, "nothing ages any more");
+    assert_eq!(report.exit_code(), 1);
+}
+
+#[test]
+fn a_rank_that_was_killed_inside_an_operation_leads_before_those_that_failed_by_it() {
+    let killed = [(0.0, Came::Done(0.1)), (1.0, Came::Inside)];
+    let fails = [(0.0, Came::Done(0.1)), (1.0, Came::Failed(1.04))];
+    let of = |rank| match rank {
+        1 => dead(record(1, 3, &killed), 1.01),
+        rank => dead(record(rank, 3, &fails), 1.1),
+    };
+    let report = judge(&(0..3).map(of).collect::<Vec<_>>(), 3600.0);
+    assert_eq!(root(&report), (Verdict::Crashed, Code::E150, &[1][..]));
+    assert_eq!(report.exit_code(), 1);
+    let sentence = &report.findings[0].sentence;
+    assert!(
+        sentence.contains("inside all_reduce #2 on group default_pg"),
+        "{sentence}"
+    );
+    let end = report.end.as_ref().expect("it is over");
+    assert_eq!((end.how, &end.first_ranks), (EndKind::Crashed, &vec![1]));
+}
+
+#[test]
+fn the_rank_that_went_first_leads_where_the_others_waited_for_it() {
+    let gone = [(0.0, Came::Done(0.1))];
+    let waited = [(0.0, Came::Done(0.1)), (1.0, Came::Failed(31.0))];
+    let of = |rank| match rank {
+        2 => dead(record(2, 4, &gone), 0.9),
+        rank => dead(record(rank, 4, &waited), 31.5),
+    };
+    let report = judge(&(0..4).map(of).collect::<Vec<_>>(), 3600.0);
+    assert_eq!(root(&report), (Verdict::Crashed, Code::E150, &[2][..]));
+    assert_eq!(report.findings.len(), 1, "{:?}", report.findings);
+}
+
+#[test]
+fn ranks_that_died_of_a_time_out_are_not_the_cause() {
+    let waited = [(0.0, Came::Done(0.1)), (1.0, Came::Failed(31.0))];
+    let late = [(0.0, Came::Done(0.1))];
+    let of = |rank| match rank {
+        1 => dead(record(1, 3, &late), 35.0),
+        rank => dead(record(rank, 3, &waited), 31.5),
+    };
+    let report = judge(&(0..3).map(of).collect::<Vec<_>>(), 3600.0);
+    assert_eq!(root(&report), (Verdict::Stuck, Code::E101, &[1][..]));
+    let sentence = &report.findings[0].sentence;
+    assert!(
+        sentence.contains("first the processes of ranks 0 and 2, all by 13:00:35 UTC"),
+        "{sentence}"
+    );
+}
+
+#[test]
+fn processes_that_are_gone_between_operations_leave_it_open_how() {
+    let operations = [(0.0, Came::Done(0.1))];
+    let dumps: Vec<Dump> = (0..3)
+        .map(|rank| dead(record(rank, 3, &operations), f64::from(rank) * 20.0 + 1.0))
+        .collect();
+    let report = judge(&dumps, 3600.0);
+    assert_eq!(report.verdict, Verdict::Inconclusive);
+    assert_eq!(end(&report).0, EndKind::Unknown);
+    assert!(report.findings.is_empty(), "{:?}", report.findings);
+    assert_eq!(report.exit_code(), 2);
+}
+
+#[test]
+fn while_a_process_lives_the_job_is_not_over() {
+    let inside = [(0.0, Came::Done(0.1)), (1.0, Came::Inside)];
+    let of = |rank| match rank {
+        1 => dead(record(1, 3, &inside), 1.01),
+        rank => alive(record(rank, 3, &inside), 1.5),
+    };
+    let dumps: Vec<Dump> = (0..3).map(of).collect();
+    let policy = Policy {
+        snapshot: true,
+        now_ns: Some(at(1.5)),
+        ..Policy::default()
+    };
+    let report = analyze(&dumps, &policy);
+    assert_eq!(root(&report), (Verdict::Stuck, Code::E150, &[1][..]));
+    assert!(report.end.is_none());
+}
+
+#[test]
+fn a_job_of_which_a_rank_left_no_record_is_not_called_over() {
+    let inside = [(0.0, Came::Inside)];
+    let dumps: Vec<Dump> = (0..2)
+        .map(|rank| dead(record(rank, 3, &inside), 1.0))
+        .collect();
+    assert!(analyze(&dumps, &Policy::default()).end.is_none());
+}
+
+/// Judged with what the launcher knows.
+fn judge_launched(dumps: &[Dump], launch: LaunchRecord) -> Report {
+    let policy = Policy {
+        launches: vec![launch],
+        ..Policy::default()
+    };
+    analyze(dumps, &policy)
+}
+
+#[test]
+fn the_launcher_knows_who_asked_for_the_end() {
+    let between = [(0.0, Came::Done(0.1))];
+    let dumps: Vec<Dump> = (0..2)
+        .map(|rank| dead(record(rank, 2, &between), 1.0))
+        .collect();
+    let report = judge_launched(&dumps, launch(Some((15, 1.0)), &[(None, Some(15), 1.1); 2]));
+    assert_eq!(report.verdict, Verdict::Cancelled);
+    assert_eq!(
+        end(&report),
+        (
+            EndKind::Cancelled,
+            "all 2 ranks were terminated from outside (the launcher received SIGTERM) at 13:00:01 UTC"
+        )
+    );
+}
+
+#[test]
+fn the_launcher_knows_the_exit_code_of_the_rank_that_went_first() {
+    let between = [(0.0, Came::Done(0.1))];
+    let inside = [(0.0, Came::Done(0.1)), (1.0, Came::Inside)];
+    let dumps = [
+        dead(record(0, 2, &inside), 1.2),
+        dead(record(1, 2, &between), 1.0),
+    ];
+    let mut launch = launch(None, &[(None, Some(15), 1.4), (Some(3), None, 1.05)]);
+    launch.ranks[0]
+        .sent
+        .push(rcomm_recorder::publish::LaunchSignal {
+            signal: 15,
+            time_ns: at(1.3),
+        });
+    let report = judge_launched(&dumps, launch);
+    assert_eq!(root(&report), (Verdict::Crashed, Code::E150, &[1][..]));
+    let sentence = &report.findings[0].sentence;
+    assert!(sentence.contains("; it exited with code 3"), "{sentence}");
+}
+
+#[test]
+fn an_exit_with_success_is_an_end_in_order_whatever_the_ring_shows() {
+    let between = [(0.0, Came::Done(0.1))];
+    let dumps: Vec<Dump> = (0..2)
+        .map(|rank| dead(record(rank, 2, &between), 1.0))
+        .collect();
+    let report = judge_launched(&dumps, launch(None, &[(Some(0), None, 1.1); 2]));
+    assert_eq!((report.verdict, report.exit_code()), (Verdict::Ended, 0));
+}
+
+#[test]
+fn a_stopped_rank_is_named_whether_it_came_or_not() {
+    let waits = [(0.0, Came::Done(0.1)), (1.0, Came::Inside)];
+    let between = [(0.0, Came::Done(0.1))];
+    for (operations, word) in [(&waits[..], "is inside"), (&between, "never issued")] {
+        let dumps = [
+            alive(record(0, 2, &waits), 9.0),
+            stopped(record(1, 2, operations), 1.2, 9.0),
+        ];
+        let report = analyze(&dumps, &Policy::default());
+        assert_eq!(root(&report), (Verdict::Stuck, Code::E151, &[1][..]));
+        let sentence = &report.findings[0].sentence;
+        assert!(
+            sentence.starts_with(
+                "the process of rank 1 is stopped by a signal since 13:00:01 UTC: it "
+            ) && sentence.contains(word),
+            "{sentence}"
+        );
+    }
+}
+
+#[test]
+fn survivors_prove_that_a_rank_is_gone_that_left_no_record() {
+    let failed = [(0.0, Came::Done(0.1)), (1.0, Came::Failed(1.1))];
+    let dumps: Vec<Dump> = [0, 2]
+        .map(|rank| fails(record(rank, 3, &failed), FailureKind::PeerGone, &[1], 1.1))
+        .into();
+    let report = analyze(&dumps, &Policy::default());
+    assert_eq!(root(&report), (Verdict::Stuck, Code::E150, &[1][..]));
+    assert_eq!(
+        report.findings[0].sentence,
+        "the process of rank 1 is gone: ranks 0 and 2 lost it in all_reduce #2 on group default_pg at \
+         13:00:01 UTC"
+    );
+}
+
+#[test]
+fn a_rank_that_came_after_the_time_out_is_named_by_those_that_waited() {
+    let waited = [(0.0, Came::Done(0.1)), (1.0, Came::Failed(31.0))];
+    let late = [(0.0, Came::Done(0.1)), (35.0, Came::Done(35.1))];
+    let of = |rank| match rank {
+        1 => record(1, 3, &late),
+        rank => fails(record(rank, 3, &waited), FailureKind::Timeout, &[1], 31.0),
+    };
+    let report = analyze(&(0..3).map(of).collect::<Vec<_>>(), &Policy::default());
+    assert_eq!(root(&report), (Verdict::Stuck, Code::E101, &[1][..]));
+    let sentence = &report.findings[0].sentence;
+    assert!(sentence.contains("; it came 4.0 s later"), "{sentence}");
+}
+
+#[test]
+fn records_of_which_nothing_is_pending_are_healthy_and_say_where_else_to_look() {
+    let operations = [(0.0, Came::Done(0.1))];
+    let dumps: Vec<Dump> = (0..2).map(|rank| record(rank, 2, &operations)).collect();
+    let report = analyze(&dumps, &Policy::default());
+    assert_eq!((report.verdict, report.exit_code()), (Verdict::Healthy, 0));
+    assert!(report.problems.iter().any(|it| it.code == Code::N305));
+    let empty: Vec<Dump> = (0..2).map(|rank| record(rank, 2, &[])).collect();
+    let report = analyze(&empty, &Policy::default());
+    assert_eq!(report.verdict, Verdict::Inconclusive);
+    let one = analyze(&dumps[..1], &Policy::default());
+    assert_eq!(one.verdict, Verdict::Inconclusive, "a rank was not read");
+}

@@ -11,8 +11,8 @@ mod render;
 pub use input::{load, ras, rsum};
 pub use live::source::{self, Source};
 pub use live::{
-    Anchor, Judge, Live, LiveOptions, Moment, Pace, RankView, Snapshot, SourceStatus, Urgency,
-    Watch, recording, simulate,
+    Anchor, JobsWatch, Judge, Live, LiveOptions, Moment, NodeJob, NodeJobs, Pace, RankView,
+    Snapshot, SourceStatus, Urgency, Watch, recording, simulate,
 };
 pub use rcomm_verdict::{
     Analysis, Code, Difference, Evidence, Explanation, Extent, Finding, FrameRef, GroupChange,

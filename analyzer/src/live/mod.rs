@@ -6,6 +6,7 @@
 //! | file | holds |
 //! |---|---|
 //! | `judging` | [`Live`]: when the records are judged again, and what goes into a snapshot |
+//! | `jobs` | the jobs of a node, for a list |
 //! | `latest` | what each source saw last |
 //! | `seen` | findings that no record shows |
 //! | `views` | the ranks as views show them |
@@ -14,6 +15,7 @@
 //! | [`recording`] | what was seen, written down and played back |
 //! | [`simulate`] | a simulated job |
 
+mod jobs;
 mod judging;
 mod latest;
 mod options;
@@ -27,6 +29,7 @@ mod tests;
 mod views;
 mod watch;
 
+pub use jobs::{JobsWatch, NodeJob, NodeJobs};
 pub use judging::{Live, Urgency};
 pub use options::{Judge, LiveOptions, Moment};
 pub use snapshot::{RankView, Snapshot, SourceStatus};

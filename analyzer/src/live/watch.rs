@@ -193,7 +193,7 @@ fn look_on(
 }
 
 /// The processor's time that this thread has had.
-fn time_spent() -> Duration {
+pub(super) fn time_spent() -> Duration {
     let time = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
     Duration::try_from(time).unwrap_or_default()
 }

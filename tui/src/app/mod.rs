@@ -114,6 +114,10 @@ pub fn run_drawing(
                     update(&mut state, Event::Resumed);
                 }
                 Command::Redraw => guard.clear()?,
+                Command::ShowJob(name) => {
+                    let done = show_job(asked, &name);
+                    update(&mut state, Event::Done(done));
+                }
                 Command::Copy(text) => {
                     let done = copy(&text);
                     update(&mut state, Event::Done(done));
@@ -145,6 +149,16 @@ pub fn run_drawing(
 fn until_next_second(anchor: Anchor) -> Duration {
     let wall = anchor.moment().wall_ns.rem_euclid(1_000_000_000);
     Duration::from_nanos(1_000_000_000 - wall.unsigned_abs()).max(Duration::from_millis(1))
+}
+
+fn show_job(asked: &RequestTargets, name: &str) -> Result<String, String> {
+    match &asked.job {
+        Some(choice) => {
+            choice.choose(name);
+            Ok(format!("showing job {name}"))
+        }
+        None => Err("these sources show one job".into()),
+    }
 }
 
 fn copy(text: &str) -> Result<String, String> {

@@ -4,7 +4,7 @@
 use crate::state::State;
 use crate::state::event::{Command, Event, ExportFormat};
 use crate::view::text;
-use rcomm_analyzer::source::{DumpAnswers, DumpRequests, StackRequests, TakenStacks};
+use rcomm_analyzer::source::{DumpAnswers, DumpRequests, JobChoice, StackRequests, TakenStacks};
 use rcomm_analyzer::words::count;
 use rcomm_analyzer::{Anchor, Snapshot, export, print};
 use rcomm_recorder::publish::{Dump, write_dump_file};
@@ -16,13 +16,15 @@ use std::sync::mpsc::Sender;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// Ranks that can be asked to do something.
+/// What a view can ask of its sources.
 #[derive(Default)]
 pub struct RequestTargets {
-    /// To write their dumps.
+    /// Ranks that can write their dumps.
     pub dumps: Vec<Box<dyn DumpRequests>>,
-    /// For their call stacks.
+    /// Ranks that can be asked for their call stacks.
     pub stacks: Vec<Box<dyn StackRequests>>,
+    /// Which job of this node is shown, where rings are.
+    pub job: Option<JobChoice>,
 }
 
 /// Time limit for ranks' answers to a request for dumps.

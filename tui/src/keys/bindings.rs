@@ -177,6 +177,14 @@ pub const BINDINGS: &[Binding] = {
             "sources: what is read and its status",
         ),
         bind(
+            Views,
+            A::View(9),
+            "jobs",
+            &["9"],
+            "",
+            "jobs of this node, trouble first",
+        ),
+        bind(
             Show,
             A::Problems,
             "problems",

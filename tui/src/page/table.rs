@@ -20,6 +20,8 @@ pub enum Target {
     Ranks(Arc<[Rank]>),
     /// The finding of this number in the report.
     Finding(u32),
+    /// Another job of this node.
+    Job(Arc<str>),
 }
 
 /// How a column is laid out.

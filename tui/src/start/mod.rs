@@ -18,8 +18,10 @@ use anyhow::{Context as _, bail};
 use clap::CommandFactory as _;
 use rcomm_analyzer::filter::Filter;
 use rcomm_analyzer::recording::{RecordingReader, RecordingWriter};
+use rcomm_analyzer::source::JobChoice;
 use rcomm_analyzer::{
-    Anchor, Code, Live, LiveOptions, Pace, Snapshot, Source, Watch, analyze, print,
+    Anchor, Code, JobsWatch, Live, LiveOptions, NodeJob, Pace, Snapshot, Source, Watch, analyze,
+    print,
 };
 use std::io::{self, IsTerminal as _, Write};
 use std::sync::Arc;
@@ -127,7 +129,8 @@ fn look(
     env: &impl Fn(&str) -> Option<String>,
     anchor: Anchor,
 ) -> anyhow::Result<u8> {
-    let sources = sources::of(cli, anchor)?;
+    let job = JobChoice::of(cli.from.job.clone());
+    let sources = sources::of(cli, anchor, &job)?;
     let still = sources.iter().all(|source| source.is_still());
     let judged = match cli.command {
         Some(CliCommand::Replay {
@@ -138,7 +141,7 @@ fn look(
     let names = sources.iter().map(|source| source.name()).collect();
     let live = live(cli, config, names, judged)?;
     let mut state = state(cli, config, env, still, anchor)?;
-    let asked = Arc::new(sources::asked(cli)?);
+    let asked = Arc::new(sources::asked(cli, &job)?);
     state.options.askable = !asked.dumps.is_empty();
     state.options.stacks_askable = !asked.stacks.is_empty();
     let mut recorder = match &cli.view.record {
@@ -157,6 +160,18 @@ fn look(
         ..Pace::default()
     };
     let inbox = Inbox::default();
+    let jobs = match &asked.job {
+        Some(_) => {
+            let sender = inbox.sender();
+            let directory = sources::ring_directory(&cli.from);
+            let sink = move |jobs: Vec<NodeJob>| {
+                // As below.
+                let _ = sender.send(Event::Jobs(jobs.into()));
+            };
+            Some(JobsWatch::start(directory, anchor, sink).context("failed to start a thread")?)
+        }
+        None => None,
+    };
     let sender = inbox.sender();
     let watch = Watch::start(sources, live, pace, anchor, move |snapshot| {
         if let Some(writer) = &mut recorder
@@ -172,6 +187,7 @@ fn look(
     })
     .context("failed to start a thread")?;
     let shown = app::run(state, &inbox, anchor, mouse(cli, config), &asked);
+    drop(jobs);
     watch.stop();
     shown.map(|()| 0)
 }

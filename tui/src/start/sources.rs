@@ -5,15 +5,21 @@ use crate::start::cli::{Cli, CliCommand, SourceOptions};
 use anyhow::Context as _;
 use rcomm_analyzer::simulate::Simulation;
 use rcomm_analyzer::source::{
-    CollectorSource, EndpointDumps, EndpointSource, FileSource, RasSource, RingDumps, RingSource,
-    RingThreads, SimulatedSource, WorkerServerDumps, WorkerServerSource, WorkerServerStacks,
+    CollectorSource, EndpointDumps, EndpointSource, FileSource, JobChoice, RasSource, RingDumps,
+    RingSource, RingThreads, SimulatedSource, WorkerServerDumps, WorkerServerSource,
+    WorkerServerStacks,
 };
 use rcomm_analyzer::{Anchor, LiveOptions, Source};
 use rcomm_recorder::publish::EndpointToken;
 use rcomm_recorder::record::default_directory;
+use std::path::PathBuf;
 
 /// The sources on the command line; without any, the newest rings of this node.
-pub(crate) fn of(cli: &Cli, anchor: Anchor) -> anyhow::Result<Vec<Box<dyn Source>>> {
+pub(crate) fn of(
+    cli: &Cli,
+    anchor: Anchor,
+    job: &JobChoice,
+) -> anyhow::Result<Vec<Box<dyn Source>>> {
     match &cli.command {
         Some(CliCommand::Demo { situation, ranks }) => {
             let now = anchor.moment().wall_ns;
@@ -36,12 +42,12 @@ pub(crate) fn of(cli: &Cli, anchor: Anchor) -> anyhow::Result<Vec<Box<dyn Source
         Some(CliCommand::Replay { paths, .. }) => {
             Ok(vec![Box::new(FileSource::new(paths.clone()))])
         }
-        _ => live(&cli.from),
+        _ => live(&cli.from, job),
     }
 }
 
 /// The ranks that can be asked for dumps and stacks.
-pub(crate) fn asked(cli: &Cli) -> anyhow::Result<RequestTargets> {
+pub(crate) fn asked(cli: &Cli, job: &JobChoice) -> anyhow::Result<RequestTargets> {
     let from = &cli.from;
     let mut asked = RequestTargets::default();
     if cli.command.is_some() {
@@ -56,16 +62,17 @@ pub(crate) fn asked(cli: &Cli) -> anyhow::Result<RequestTargets> {
     for source in worker_servers(from) {
         asked.stacks.push(Box::new(WorkerServerStacks::new(source)));
     }
-    if let Some(source) = rings(from) {
+    if let Some(source) = rings(from, job) {
         asked.dumps.push(Box::new(RingDumps::new(source)));
     }
-    if let Some(source) = rings(from) {
+    if let Some(source) = rings(from, job) {
         asked.stacks.push(Box::new(RingThreads::new(source)));
+        asked.job = Some(job.clone());
     }
     Ok(asked)
 }
 
-fn live(from: &SourceOptions) -> anyhow::Result<Vec<Box<dyn Source>>> {
+fn live(from: &SourceOptions, job: &JobChoice) -> anyhow::Result<Vec<Box<dyn Source>>> {
     let mut sources: Vec<Box<dyn Source>> = Vec::new();
     for source in endpoints(from)? {
         sources.push(Box::new(source));
@@ -80,7 +87,7 @@ fn live(from: &SourceOptions) -> anyhow::Result<Vec<Box<dyn Source>>> {
         let source = CollectorSource::new(address.clone(), token(from)?);
         sources.push(Box::new(source));
     }
-    if let Some(source) = rings(from) {
+    if let Some(source) = rings(from, job) {
         sources.push(Box::new(source));
     }
     Ok(sources)
@@ -109,15 +116,18 @@ fn worker_servers(from: &SourceOptions) -> impl Iterator<Item = WorkerServerSour
 }
 
 /// The rings of this node, if requested or if there is no other source.
-fn rings(from: &SourceOptions) -> Option<RingSource> {
+fn rings(from: &SourceOptions, job: &JobChoice) -> Option<RingSource> {
     let nothing = from.endpoint.is_empty()
         && from.store.is_empty()
         && from.torch_store.is_empty()
         && from.worker_server.is_empty()
         && from.ras.is_empty()
         && from.collector.is_empty();
-    (nothing || from.rings || from.job.is_some()).then(|| {
-        let directory = from.ring_dir.clone().unwrap_or_else(default_directory);
-        RingSource::new(directory, from.job.clone())
-    })
+    (nothing || from.rings || from.job.is_some())
+        .then(|| RingSource::showing(ring_directory(from), job.clone()))
+}
+
+/// Where the rings of this node's jobs are.
+pub(crate) fn ring_directory(from: &SourceOptions) -> PathBuf {
+    from.ring_dir.clone().unwrap_or_else(default_directory)
 }

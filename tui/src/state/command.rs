@@ -7,6 +7,7 @@ use clap::ValueEnum;
 use rcomm_analyzer::Code;
 use rcomm_recorder::model::Rank;
 use std::path::PathBuf;
+use std::sync::Arc;
 
 /// Every command: how it is written, and what it does.
 pub const COMMANDS: &[(&str, &str)] = &[
@@ -35,6 +36,7 @@ pub const COMMANDS: &[(&str, &str)] = &[
         "dump [DIR]",
         "write every rank's record to a folder (--allow-actions)",
     ),
+    ("job NAME", "show another job of this node"),
     ("pause, live", "pause or resume the display"),
     ("theme dark|light|contrast", "change the colours"),
     ("help", "help"),
@@ -54,6 +56,7 @@ pub enum Order {
     Mute(Code),
     Export(ExportFormat, PathBuf),
     Dump(PathBuf),
+    Job(Arc<str>),
     Pause,
     Live,
     Theme(ThemeName),
@@ -62,7 +65,7 @@ pub enum Order {
 
 const NAMES: &[&str] = &[
     "rank", "group", "why", "stacks", "filter", "sort", "mark", "compare", "mute", "export",
-    "save", "dump", "pause", "live", "theme", "help", "quit",
+    "save", "dump", "job", "pause", "live", "theme", "help", "quit",
 ];
 
 /// Parses a command.
@@ -97,6 +100,8 @@ pub fn parse(text: &str) -> Result<Order, String> {
         "save" => export(&format!("text {rest}"))?,
         "export" => export(rest)?,
         "dump" => Order::Dump(if rest.is_empty() { "rcomm-dumps" } else { rest }.into()),
+        "job" if rest.is_empty() => return Err("`job` needs a name; [9] lists the jobs".into()),
+        "job" => Order::Job(rest.into()),
         "pause" => Order::Pause,
         "live" => Order::Live,
         "theme" => Order::Theme(

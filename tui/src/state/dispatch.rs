@@ -121,6 +121,7 @@ impl State {
             Order::Mute(code) => self.mute(code),
             Order::Export(format, path) => return Some(Command::Export(format, path)),
             Order::Dump(folder) => self.ask_to_write(folder),
+            Order::Job(name) => return self.show_job(name),
             Order::Pause => self.history.pause(),
             Order::Live => return self.dispatch(Action::Live),
             Order::Theme(name) => {
@@ -156,7 +157,7 @@ impl State {
                 }
                 self.follow = false;
             }
-            Action::Enter => self.open(),
+            Action::Enter => return self.open(),
             Action::Up => self.move_by(-1),
             Action::Down => self.move_by(1),
             Action::HalfUp => self.move_by(-height / 2),
@@ -295,12 +296,22 @@ impl State {
         }
     }
 
-    fn open(&mut self) {
+    fn open(&mut self) -> Option<Command> {
         match self.target() {
+            Some(Target::Job(name)) => return self.show_job(name),
             Some(target) => self.go(Screen::of(&target)),
             None if *self.screen() == Screen::Overview => self.expand(),
             None => {}
         }
+        self.rebuild();
+        None
+    }
+
+    /// The first screen, and another job on it from the next look on.
+    fn show_job(&mut self, name: Arc<str>) -> Option<Command> {
+        self.go(Screen::Overview);
+        self.rebuild();
+        Some(Command::ShowJob(name))
     }
 
     /// What the selected row is about; on a rank's or group's own screen, that.

@@ -2,7 +2,7 @@
 
 use ratatui::crossterm::event::KeyEvent;
 use rcomm_analyzer::source::TakenStacks;
-use rcomm_analyzer::{Moment, Snapshot};
+use rcomm_analyzer::{Moment, NodeJob, Snapshot};
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -21,6 +21,8 @@ pub enum Event {
     Tick(Moment),
     /// A new analysis of the job.
     Observed(Arc<Snapshot>),
+    /// The jobs of this node, trouble first.
+    Jobs(Arc<[NodeJob]>),
     /// A request to end the program.
     Terminate,
     /// A request to suspend the program.
@@ -54,6 +56,8 @@ pub enum Command {
     AskForDumps,
     /// Take the ranks' call stacks.
     TakeStacks,
+    /// Show another job of this node.
+    ShowJob(Arc<str>),
     /// Quit because a thread panicked.
     Fail,
 }

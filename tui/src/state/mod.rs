@@ -26,7 +26,7 @@ use index::FrameIndex;
 use rcomm_analyzer::filter::Filter;
 use rcomm_analyzer::source::TakenStacks;
 use rcomm_analyzer::words::group_label;
-use rcomm_analyzer::{Code, Moment, Snapshot};
+use rcomm_analyzer::{Code, Moment, NodeJob, Snapshot};
 use rcomm_recorder::model::Rank;
 use screen::{Navigation, Screen};
 use screens::{Fold, Metric, OverviewPane, Scale, ViewModel};
@@ -86,6 +86,8 @@ pub struct State {
     pub confirm: Option<PathBuf>,
     /// Call stacks as they were taken last, and when.
     pub stacks: Option<(Arc<TakenStacks>, Moment)>,
+    /// The jobs of this node, trouble first; empty where other sources are shown.
+    pub jobs: Arc<[NodeJob]>,
     /// Recorded frames.
     pub history: History,
     /// What rows must pass.
@@ -158,6 +160,10 @@ pub fn update(state: &mut State, event: Event) -> Option<Command> {
             state.stacks = Some((stacks, at));
             state.rebuild();
         }
+        Event::Jobs(jobs) => {
+            state.jobs = jobs;
+            state.rebuild();
+        }
         Event::Resumed => {
             state.changed = true;
             return Some(Command::Redraw);
@@ -188,6 +194,7 @@ impl State {
             message: None,
             confirm: None,
             stacks: None,
+            jobs: Arc::from([]),
             history: History::new(options.history),
             filter: Filter::default(),
             problems_only: false,
@@ -290,7 +297,10 @@ impl State {
         self.page = match self.history.shown() {
             _ if *self.screen() == Screen::Help => self.help(),
             None => waiting(vec![plain("looking for a job ...")]),
-            Some(snapshot) if snapshot.ranks.is_empty() && *self.screen() != Screen::Sources => {
+            Some(snapshot)
+                if snapshot.ranks.is_empty()
+                    && !matches!(self.screen(), Screen::Sources | Screen::Jobs) =>
+            {
                 nothing(snapshot)
             }
             Some(snapshot) => self.model(snapshot).page(self.screen()),
@@ -344,6 +354,8 @@ impl State {
             keymap: &self.options.keymap,
             layout: &self.options.layout,
             stacks: self.stacks.as_ref(),
+            jobs: &self.jobs,
+            wall_ns: self.now.wall_ns,
         }
     }
 

@@ -40,6 +40,8 @@ pub enum Screen {
     Compare,
     /// The sources and their status.
     Sources,
+    /// The jobs of this node.
+    Jobs,
     /// Help for the screen it was opened on.
     Help,
 }
@@ -54,6 +56,7 @@ pub const VIEWS: &[(Screen, &str)] = &[
     (Screen::Warnings, "warnings"),
     (Screen::Timeline, "timeline"),
     (Screen::Sources, "sources"),
+    (Screen::Jobs, "jobs"),
 ];
 
 impl Screen {
@@ -63,9 +66,10 @@ impl Screen {
         VIEWS.get(at).map(|(screen, _)| screen.clone())
     }
 
-    /// What opening `target` leads to.
+    /// What opening `target` leads to. A job is shown on the first screen.
     pub fn of(target: &Target) -> Self {
         match target {
+            Target::Job(_) => Self::Overview,
             Target::Group(group) => Self::Group(group.clone()),
             Target::Groups(groups) => match groups.as_ref() {
                 [one] => Self::Group(one.clone()),

@@ -3,6 +3,7 @@
 //! A [`Source`] is asked again and again for what changed. It knows how to reach the ranks; what
 //! their records mean is left to the analysis, and how they are kept to [`Live`](crate::Live).
 
+mod choice;
 mod collector;
 mod dump_requests;
 mod endpoints;
@@ -18,6 +19,7 @@ mod store;
 mod threads;
 mod worker_servers;
 
+pub use choice::JobChoice;
 pub use collector::CollectorSource;
 pub use dump_requests::{DumpAnswers, DumpRequests};
 pub use endpoints::{EndpointDumps, EndpointSource};

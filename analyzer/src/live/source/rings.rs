@@ -3,7 +3,8 @@
 
 use super::questions::ask_all;
 use super::{
-    DumpAnswers, DumpRequests, Liveness, NEWEST, Observation, Poll, Seen, Source, SourceError,
+    DumpAnswers, DumpRequests, JobChoice, Liveness, NEWEST, Observation, Poll, Seen, Source,
+    SourceError,
 };
 use rcomm_recorder::model::Rank;
 use rcomm_recorder::publish::{
@@ -20,11 +21,18 @@ use std::time::{Duration, Instant};
 /// How often new rings are looked for: ranks that join, attempts that start.
 const LISTING: Duration = Duration::from_secs(2);
 
+/// The shown job stays for so long after its last process ended; then a job that lives takes its place,
+/// unless the user chose the job.
+const STAY: Duration = Duration::from_secs(300);
+
 /// See the module.
 pub struct RingSource {
     directory: PathBuf,
-    wanted: Option<String>,
+    choice: JobChoice,
+    /// The job whose rings are held.
     job: Option<String>,
+    /// Since when no process of that job has been seen alive.
+    ended: Option<Instant>,
     rings: BTreeMap<(Rank, RingPart), Ring>,
     listed: Option<Instant>,
     problems: Vec<Problem>,
@@ -43,10 +51,20 @@ struct Ring {
 impl RingSource {
     /// The rings below `directory`: those of `job`, or of the newest job where none is named.
     pub fn new(directory: PathBuf, job: Option<String>) -> Self {
+        Self::showing(directory, JobChoice::of(job))
+    }
+
+    /// The rings below `directory` of the job that is chosen at the time of each look.
+    ///
+    /// Where none is chosen, the first look takes the newest job, a live one before a dead one. That job
+    /// stays, however many others start. Five minutes after its last process ended, the newest job that
+    /// lives takes its place.
+    pub fn showing(directory: PathBuf, choice: JobChoice) -> Self {
         Self {
             directory,
-            wanted: job,
+            choice,
             job: None,
+            ended: None,
             rings: BTreeMap::new(),
             listed: None,
             problems: vec![],
@@ -83,13 +101,7 @@ impl RingSource {
             let ring = (path, key, summary.identity.attempt, summary.created_ns);
             found.entry(job).or_default().push(ring);
         }
-        let newest = newest.map(|(_, _, job)| job);
-        let Some(job) = self
-            .wanted
-            .clone()
-            .or(newest)
-            .filter(|job| found.contains_key(job))
-        else {
+        let Some(job) = self.pick(newest).filter(|job| found.contains_key(job)) else {
             // A job whose rings were removed at its end is still shown as it was.
             if self.rings.is_empty() {
                 return Err(self.nothing(&found.into_keys().collect::<Vec<_>>()));
@@ -99,6 +111,7 @@ impl RingSource {
         let other = self.job.as_ref().is_some_and(|known| *known != job);
         if other {
             self.rings.clear();
+            self.ended = None;
         }
         for (path, key, attempt, created_ns) in found.remove(&job).unwrap_or_default() {
             let newer = |ring: &Ring| (ring.attempt, ring.created_ns) < (attempt, created_ns);
@@ -108,6 +121,33 @@ impl RingSource {
         }
         self.job = Some(job);
         Ok(other)
+    }
+
+    /// The job to show, given the newest one and whether it lives.
+    fn pick(&mut self, newest: Option<(bool, i64, String)>) -> Option<String> {
+        let lives = self
+            .rings
+            .values()
+            .any(|ring| ring.follower.reader().is_alive());
+        match lives {
+            true => self.ended = None,
+            false => self.ended = self.ended.or_else(|| Some(Instant::now())),
+        }
+        match (self.choice.shown(), newest) {
+            (Some((job, true)), _) => Some(job),
+            (Some((job, false)), Some((true, _, newer)))
+                if newer != job && self.ended.is_some_and(|ended| ended.elapsed() >= STAY) =>
+            {
+                self.choice.take(&newer);
+                Some(newer)
+            }
+            (Some((job, false)), _) => Some(job),
+            (None, newest) => {
+                let (_, _, job) = newest?;
+                self.choice.take(&job);
+                Some(job)
+            }
+        }
     }
 
     /// Each rank, and its process where that is there and can be seen from here.
@@ -137,7 +177,8 @@ impl RingSource {
 
     fn nothing(&self, jobs: &[String]) -> SourceError {
         let place = self.directory.display();
-        let what = match (&self.wanted, jobs) {
+        let wanted = self.choice.shown().map(|(job, _)| job);
+        let what = match (wanted, jobs) {
             (Some(job), []) => format!("no ring of job `{job}` in {place}, nor of any other"),
             (Some(job), jobs) => {
                 format!(
@@ -195,14 +236,18 @@ impl DumpRequests for RingDumps {
 impl Source for RingSource {
     fn name(&self) -> String {
         let place = self.directory.display();
-        match self.job.as_ref().or(self.wanted.as_ref()) {
-            Some(job) => format!("rings of job {job} in {place}"),
+        match self.choice.shown() {
+            Some((job, _)) => format!("rings of job {job} in {place}"),
             None => format!("rings of the newest job in {place}"),
         }
     }
 
     fn poll(&mut self, deadline: Instant) -> Result<Poll, SourceError> {
-        let due = self.listed.is_none_or(|listed| listed.elapsed() >= LISTING);
+        let other = self
+            .choice
+            .shown()
+            .is_some_and(|(job, _)| self.job.as_ref() != Some(&job));
+        let due = other || self.listed.is_none_or(|listed| listed.elapsed() >= LISTING);
         let restart = if due || self.rings.is_empty() {
             self.list()?
         } else {
@@ -336,6 +381,59 @@ mod tests {
             .poll(soon())
             .expect_err("no ring of that job");
         assert!(error.to_string().contains("there are: other"), "{error}");
+    }
+
+    #[test]
+    fn a_view_stays_with_its_job_until_another_is_chosen() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let _first = recorder(directory.path(), "first", 0);
+        let choice = JobChoice::default();
+        let mut source = RingSource::showing(directory.path().to_owned(), choice.clone());
+        let mut job = || {
+            // New rings are looked for at every look.
+            source.listed = None;
+            let poll = source.poll(soon()).expect("a ring");
+            assert_eq!(poll.observations.len(), 1);
+            (source.name(), poll.restart)
+        };
+        let (name, _) = job();
+        assert!(name.starts_with("rings of job first"), "{name}");
+        let _second = recorder(directory.path(), "second", 0);
+        let (name, restart) = job();
+        assert!(name.starts_with("rings of job first") && !restart, "{name}");
+        choice.choose("second");
+        let (name, restart) = job();
+        assert!(name.starts_with("rings of job second") && restart, "{name}");
+        assert_eq!(choice.shown(), Some(("second".into(), true)));
+    }
+
+    #[test]
+    fn a_job_that_ended_long_ago_gives_way_to_one_that_lives_unless_it_was_chosen() {
+        let directory = tempfile::tempdir().expect("a directory");
+        for chosen in [false, true] {
+            let first = format!("first-{chosen}");
+            let ended = recorder(directory.path(), &first, 0);
+            let choice = JobChoice::default();
+            let mut source = RingSource::showing(directory.path().to_owned(), choice.clone());
+            if chosen {
+                choice.choose(&first);
+            }
+            source.poll(soon()).expect("a ring");
+            drop(ended);
+            let _second = recorder(directory.path(), "second", 0);
+            source.listed = None;
+            source.poll(soon()).expect("as it was");
+            assert_eq!(choice.shown(), Some((first.clone(), chosen)));
+            source.ended = source.ended.and_then(|ended| ended.checked_sub(STAY));
+            assert!(
+                source.ended.is_some(),
+                "a process that ended is not noticed"
+            );
+            source.listed = None;
+            source.poll(soon()).expect("a ring");
+            let expected = if chosen { &*first } else { "second" };
+            assert_eq!(choice.shown(), Some((expected.to_owned(), chosen)));
+        }
     }
 
     /// Moves a ring's clock: what a wall clock that jumped after the ring was made looks like from

@@ -5,6 +5,7 @@ mod finding;
 mod groups;
 mod help;
 mod in_flight;
+mod jobs;
 mod matrix;
 mod overview;
 mod rank;
@@ -27,7 +28,7 @@ use crate::page::Page;
 use rcomm_analyzer::filter::{Filter, Subject};
 use rcomm_analyzer::source::TakenStacks;
 use rcomm_analyzer::words::{group_label, group_labels, rank_set};
-use rcomm_analyzer::{Code, Finding, GroupRef, Moment, Snapshot};
+use rcomm_analyzer::{Code, Finding, GroupRef, Moment, NodeJob, Snapshot};
 use rcomm_recorder::model::Rank;
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -72,6 +73,10 @@ pub struct ViewModel<'a> {
     pub layout: &'a [OverviewPane],
     /// Call stacks as they were taken last, and when.
     pub stacks: Option<&'a (Arc<TakenStacks>, Moment)>,
+    /// The jobs of this node, trouble first.
+    pub jobs: &'a [NodeJob],
+    /// The present, wall clock, ns since the epoch.
+    pub wall_ns: i64,
 }
 
 impl ViewModel<'_> {
@@ -94,6 +99,7 @@ impl ViewModel<'_> {
             Screen::Stacks => stacks::page(self),
             Screen::Compare => compare::page(self),
             Screen::Sources => sources::page(self),
+            Screen::Jobs => jobs::page(self),
             Screen::Help => help::page(self.keymap),
         }
     }

@@ -1,6 +1,6 @@
 //! The first screen: whether the job is stuck, the rank at fault, and since when.
 
-use super::{ViewModel, groups, in_flight, warnings};
+use super::{ViewModel, groups, in_flight, jobs, warnings};
 use crate::page::table::{Heads, Table};
 use crate::page::theme::Tone;
 use crate::page::{Body, Line, Page, Pane, Strip, plain, styled};
@@ -75,6 +75,7 @@ impl OverviewPane {
 pub(super) fn page(model: &ViewModel<'_>) -> Page {
     let mut head = vec![headline(model)];
     head.extend(why_line(model));
+    head.extend(jobs::others(model));
     let panes = OverviewPane::shown(model.layout, model.size.1).iter();
     Page {
         head,
@@ -83,7 +84,7 @@ pub(super) fn page(model: &ViewModel<'_>) -> Page {
 }
 
 /// The verdict as a word with its tone.
-fn verdict(verdict: Verdict) -> (&'static str, Tone) {
+pub(super) fn verdict(verdict: Verdict) -> (&'static str, Tone) {
     match verdict {
         Verdict::Healthy => ("HEALTHY", Tone::Good),
         Verdict::Running => ("RUNNING", Tone::Good),

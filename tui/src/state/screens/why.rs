@@ -26,7 +26,7 @@ pub(super) fn page(model: &ViewModel<'_>, target: Option<&Target>) -> Page {
             let groups: Vec<_> = groups.iter().map(AsRef::as_ref).collect();
             waiter(model, &groups)
         }
-        Some(Target::Finding(_)) | None => None,
+        Some(Target::Finding(_) | Target::Job(_)) | None => None,
     };
     let roots = roots(model, target);
     let mut rows = Vec::new();

@@ -1,0 +1,48 @@
+//! Which job of a node is shown.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// The job that all sources of one view show. Cloned handles share the choice.
+///
+/// A job that the user named or chose stays until another is chosen. Without a choice the first look
+/// takes the newest job, and the view stays with it; see [`RingSource`](super::RingSource).
+#[derive(Clone, Debug, Default)]
+pub struct JobChoice(Arc<Mutex<Shown>>);
+
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+struct Shown {
+    job: Option<String>,
+    chosen: bool,
+}
+
+impl JobChoice {
+    /// The job that the user named, or none yet.
+    pub fn of(job: Option<String>) -> Self {
+        let chosen = job.is_some();
+        Self(Arc::new(Mutex::new(Shown { job, chosen })))
+    }
+
+    /// Shows another job from the next look on.
+    pub fn choose(&self, job: &str) {
+        self.set(job, true);
+    }
+
+    /// The job that is shown, and whether the user chose it.
+    pub fn shown(&self) -> Option<(String, bool)> {
+        let shown = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        shown.job.clone().map(|job| (job, shown.chosen))
+    }
+
+    /// Takes a job that the user did not choose.
+    pub(super) fn take(&self, job: &str) {
+        self.set(job, false);
+    }
+
+    fn set(&self, job: &str, chosen: bool) {
+        let mut shown = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        *shown = Shown {
+            job: Some(job.to_owned()),
+            chosen,
+        };
+    }
+}

@@ -1,0 +1,80 @@
+//! The jobs of this node, trouble first.
+
+use super::ViewModel;
+use super::overview::verdict;
+use crate::page::{Line, Page, plain, styled};
+use crate::page::table::{Cell, Heads, Mark, Row, Table, Target, number, rest, text};
+use crate::page::theme::Tone;
+use rcomm_recorder::model::text::age;
+use rcomm_analyzer::NodeJob;
+use rcomm_analyzer::print::human::one_line;
+use rcomm_analyzer::words::count;
+
+pub(super) fn page(model: &ViewModel<'_>) -> Page {
+    let rows = model.jobs.iter().map(|job| {
+        let shown = *job.name == *model.snapshot.job;
+        let (word, tone) = word(model, job);
+        let old = (model.wall_ns - job.created_ns).max(0) as f64 / 1e6;
+        Row {
+            mark: Mark::new(if shown { '>' } else { ' ' }, Tone::Accent),
+            cells: vec![
+                Cell::word(job.name.as_str()),
+                Cell::word(word).toned(tone),
+                Cell::number(format!("{}/{}", job.alive, job.ranks), job.alive as f64),
+                Cell::number(age(Some(old)), old),
+                Cell::word(job.report.as_deref().map(one_line).unwrap_or_default()),
+            ],
+            tone: Tone::Plain,
+            target: Some(Target::Job(job.name.as_str().into())),
+            problem: job.urgency() < 2,
+        }
+    });
+    let table = Table {
+        columns: vec![
+            text("job", 0),
+            text("verdict", 0),
+            number("alive", 0),
+            number("started", 1),
+            rest("first line", 2),
+        ],
+        rows: rows.collect(),
+        heads: Heads::Shown,
+        empty: "no other job: these sources show one job, or this node has no rings".into(),
+    };
+    let head = vec![vec![plain(
+        "jobs with rings on this node, trouble first; enter shows one, and it stays shown",
+    )]];
+    Page::of(head, "jobs", table)
+}
+
+/// The verdict of a job; of the one that is shown, the verdict that is shown.
+fn word(model: &ViewModel<'_>, job: &NodeJob) -> (&'static str, Tone) {
+    let shown = *job.name == *model.snapshot.job;
+    let report = match shown {
+        true => Some(&model.snapshot.report),
+        false => job.report.as_ref(),
+    };
+    match report {
+        Some(report) => verdict(report.verdict),
+        None if job.alive == 0 => ("GONE", Tone::Dim),
+        None => ("NOT JUDGED", Tone::Dim),
+    }
+}
+
+/// `2 other jobs on this node, 1 STUCK [9]`, where there are others that live or are in trouble.
+pub(super) fn others(model: &ViewModel<'_>) -> Option<Line> {
+    let others = model.jobs.iter();
+    let others: Vec<&NodeJob> = others
+        .filter(|job| *job.name != *model.snapshot.job && job.urgency() < 3)
+        .collect();
+    let worst = others.first()?;
+    let n = others.len() as u64;
+    let mut line = vec![plain(format!("{} on this node", count(n, "other job")))];
+    if worst.urgency() < 2 {
+        let (name, tone) = word(model, worst);
+        let alike = others.iter().filter(|job| word(model, job).0 == name);
+        line.push(styled(format!(", {} {name}", alike.count()), tone));
+    }
+    line.push(styled("  [9]", Tone::Dim));
+    Some(line)
+}

@@ -2,11 +2,11 @@
 
 mod common;
 
-use common::{judged, moment, press, recorded, showing, simulation};
+use common::{START_NS, judged, moment, press, recorded, showing, simulation};
 use rcomm_analyzer::simulate::Situation;
-use rcomm_analyzer::{Code, Report, Snapshot, Verdict};
+use rcomm_analyzer::{Code, NodeJob, Report, Snapshot, Verdict};
 use rcomm_top::page::theme::Tone;
-use rcomm_top::state::event::Event;
+use rcomm_top::state::event::{Command, Event};
 use rcomm_top::state::screen::Screen;
 use rcomm_top::state::update;
 use rcomm_top::view::text;
@@ -102,6 +102,40 @@ fn no_view_panics_at_any_tiny_size_and_the_answer_is_the_last_thing_to_go() {
     }
     let state = showing(recorded(Situation::StuckRank), (60, 1));
     assert!(text::of(&state).contains("STUCK"));
+}
+
+/// Another job of this node with the verdict of a recorded situation.
+fn job(name: &str, situation: Situation) -> NodeJob {
+    NodeJob {
+        name: name.into(),
+        ranks: 32,
+        alive: 32,
+        created_ns: START_NS,
+        report: Some(recorded(situation).report),
+    }
+}
+
+#[test]
+fn other_jobs_of_the_node_are_counted_listed_and_shown_on_demand() {
+    let own = recorded(Situation::Healthy);
+    let jobs = [
+        job("other", Situation::StuckRank),
+        job(&own.job, Situation::Healthy),
+        job("third", Situation::Healthy),
+    ];
+    let mut state = showing(own, (100, 30));
+    assert!(!text::of(&state).contains("on this node"));
+    update(&mut state, Event::Jobs(jobs.into()));
+    let screen = text::of(&state);
+    assert!(
+        screen.contains("2 other jobs on this node, 1 STUCK"),
+        "{screen}"
+    );
+    press(&mut state, "9");
+    insta::assert_snapshot!(text::of(&state));
+    let command = press(&mut state, "<enter>");
+    assert_eq!(command, Some(Command::ShowJob("other".into())));
+    assert_eq!(*state.screen(), Screen::Overview);
 }
 
 #[test]

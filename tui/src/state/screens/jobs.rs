@@ -2,13 +2,13 @@
 
 use super::ViewModel;
 use super::overview::verdict;
-use crate::page::{Line, Page, plain, styled};
 use crate::page::table::{Cell, Heads, Mark, Row, Table, Target, number, rest, text};
 use crate::page::theme::Tone;
-use rcomm_recorder::model::text::age;
-use rcomm_analyzer::NodeJob;
+use crate::page::{Line, Page, plain, styled};
 use rcomm_analyzer::print::human::one_line;
 use rcomm_analyzer::words::count;
+use rcomm_analyzer::{NodeJob, Report};
+use rcomm_recorder::model::text::age;
 
 pub(super) fn page(model: &ViewModel<'_>) -> Page {
     let rows = model.jobs.iter().map(|job| {
@@ -22,7 +22,7 @@ pub(super) fn page(model: &ViewModel<'_>) -> Page {
                 Cell::word(word).toned(tone),
                 Cell::number(format!("{}/{}", job.alive, job.ranks), job.alive as f64),
                 Cell::number(age(Some(old)), old),
-                Cell::word(job.report.as_deref().map(one_line).unwrap_or_default()),
+                Cell::word(job.report.as_deref().map(sentence).unwrap_or_default()),
             ],
             tone: Tone::Plain,
             target: Some(Target::Job(job.name.as_str().into())),
@@ -45,6 +45,15 @@ pub(super) fn page(model: &ViewModel<'_>) -> Page {
         "jobs with rings on this node, trouble first; enter shows one, and it stays shown",
     )]];
     Page::of(head, "jobs", table)
+}
+
+/// The first line of a report without its verdict, which has a column.
+fn sentence(report: &Report) -> String {
+    let line = one_line(report);
+    match line.split_once("  ") {
+        Some((_, sentence)) => sentence.to_owned(),
+        None => line,
+    }
 }
 
 /// The verdict of a job; of the one that is shown, the verdict that is shown.

@@ -299,12 +299,14 @@ impl Mesh {
             }
             if began.elapsed() >= DOUBT {
                 drop(arrived);
-                if self.is_gone(handshake.to, policy)? {
-                    return Err(Failure::Gone(handshake.to, None));
-                }
+                let is_gone = self.is_gone(handshake.to, policy);
                 arrived = lock(&self.desk.arrived);
+                // A lane that the peer opened before it left still counts, with all that it sent.
                 if arrived.contains_key(&id) {
                     continue;
+                }
+                if is_gone? {
+                    return Err(Failure::Gone(handshake.to, None));
                 }
             }
             let wait = self

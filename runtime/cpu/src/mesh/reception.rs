@@ -213,8 +213,12 @@ impl Reception {
                     let welcome = Verdict::Welcome.to_bytes();
                     match (greeting.stream, &self.keeper) {
                         (Caller::Tcp(stream), _) if id.kind != LaneKind::Segment => {
+                            // The caller may send and leave as soon as it has read this. A thread that then
+                            // finds it gone must find the lane too: so both happen under the lock.
+                            let mut arrived = lock(&self.desk.arrived);
                             let _ = (&stream).write_all(&welcome);
-                            lock(&self.desk.arrived).insert(id, stream);
+                            arrived.insert(id, stream);
+                            drop(arrived);
                             self.desk.bell.notify_all();
                         }
                         (Caller::Unix(stream), Some((_, segment)))

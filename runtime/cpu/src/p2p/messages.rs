@@ -173,7 +173,8 @@ impl P2p {
         }
     }
 
-    fn open(
+    /// Opens the lane to a peer, if that does not need the peer to connect first; returns whether it is open.
+    pub(super) fn open(
         &self,
         at: usize,
         peer: &mut PeerLane,

@@ -46,7 +46,12 @@ impl P2p {
     ) -> Result<(), Failure> {
         for request in requests {
             let Some(at) = request.peer() else { continue };
-            if lock(&self.peers[at]).lane.is_none() && self.mesh.is_gone(self.ranks[at], policy)? {
+            if lock(&self.peers[at]).lane.is_some() || !self.mesh.is_gone(self.ranks[at], policy)? {
+                continue;
+            }
+            // A lane that the peer opened before it left still counts, with all that it sent.
+            let mut peer = lock(&self.peers[at]);
+            if !self.open(at, &mut peer, policy)? {
                 return Err(Failure::Gone(self.ranks[at], None));
             }
         }

@@ -3,6 +3,7 @@
 mod beside;
 mod collectives;
 mod faults;
+mod leaving;
 mod messages;
 mod registered;
 mod waiting;

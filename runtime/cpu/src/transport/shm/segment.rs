@@ -337,6 +337,7 @@ impl Segment {
         leader: Rank,
         policy: &mut WaitPolicy<'_>,
     ) -> Result<Option<usize>, ShmExchangeError> {
+        let mut is_leader_gone = false;
         loop {
             let claims = self.table.word(CLAIMS).load(Ordering::SeqCst);
             for at in 0..GROUPS {
@@ -355,13 +356,17 @@ impl Segment {
             if (0..REFUSALS).any(|at| refused(at) == key.wrapping_add(1)) {
                 return Ok(None);
             }
+            if is_leader_gone {
+                return Err(ShmExchangeError::Gone(0));
+            }
             match policy.pause() {
                 Ok(Pause::Look) => {}
                 Ok(Pause::Sleep(time)) => {
-                    if self.is_gone(leader) {
-                        return Err(ShmExchangeError::Gone(0));
+                    // An area that it made before it left still counts: the next turn looks once more.
+                    is_leader_gone = self.is_gone(leader);
+                    if !is_leader_gone {
+                        self.await_claim(claims, time);
                     }
-                    self.await_claim(claims, time);
                 }
                 Err(why) => return Err(why.into()),
             }

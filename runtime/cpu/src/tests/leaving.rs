@@ -1,0 +1,143 @@
+//! A rank that leaves right after its last operation: what it sent before still arrives.
+
+use super::*;
+use crate::mesh::Wanted;
+use crate::mesh::handshake::LaneKind;
+use crate::wait::{Stop, WaitMode, WaitPolicy};
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::sync::Mutex;
+
+/// Does something once, when its rank looks for the address of rank 1. A rank does so when it has waited for
+/// rank 1 for some time and has found no lane, to find out whether rank 1 still lives.
+struct WhileInDoubt {
+    store: Arc<dyn Store>,
+    then: Mutex<Option<Box<dyn FnOnce() + Send>>>,
+}
+
+impl Store for WhileInDoubt {
+    fn check(&self, keys: &[&str]) -> Result<bool> {
+        if keys == ["cpu/addr/1"]
+            && let Some(then) = self.then.lock().unwrap().take()
+        {
+            then();
+        }
+        self.store.check(keys)
+    }
+
+    fn set(&self, key: &str, value: &[u8]) -> Result<()> {
+        self.store.set(key, value)
+    }
+
+    fn get(&self, key: &str, timeout: Duration) -> Result<Vec<u8>> {
+        self.store.get(key, timeout)
+    }
+
+    fn add(&self, key: &str, delta: i64) -> Result<i64> {
+        self.store.add(key, delta)
+    }
+
+    fn compare_set(&self, key: &str, expected: &[u8], desired: &[u8]) -> Result<Vec<u8>> {
+        self.store.compare_set(key, expected, desired)
+    }
+
+    fn wait(&self, keys: &[&str], timeout: Duration) -> Result<()> {
+        self.store.wait(keys, timeout)
+    }
+
+    fn delete(&self, key: &str) -> Result<bool> {
+        self.store.delete(key)
+    }
+
+    fn num_keys(&self) -> Result<u64> {
+        self.store.num_keys()
+    }
+
+    fn list_keys(&self) -> Result<Vec<String>> {
+        self.store.list_keys()
+    }
+
+    fn append(&self, key: &str, value: &[u8]) -> Result<()> {
+        self.store.append(key, value)
+    }
+
+    fn multi_get(&self, keys: &[&str], timeout: Duration) -> Result<Vec<Vec<u8>>> {
+        self.store.multi_get(keys, timeout)
+    }
+
+    fn multi_set(&self, pairs: &[(&str, &[u8])]) -> Result<()> {
+        self.store.multi_set(pairs)
+    }
+
+    fn barrier(&self, key: &str, world_size: u32, timeout: Duration) -> Result<()> {
+        self.store.barrier(key, world_size, timeout)
+    }
+}
+
+/// Two ranks. The second does `last` and leaves, all of it between the first one's look for its lane and the look
+/// whether it still lives. Returns the first.
+fn alone_after(wiring: Wiring, last: impl FnOnce(&Rig) + Send + 'static) -> Rig {
+    let shared: Arc<dyn Store> = Arc::new(HashStore::new());
+    let doubting = Arc::new(WhileInDoubt {
+        store: shared.clone(),
+        then: Mutex::default(),
+    });
+    let own = doubting.clone();
+    let (here, there) = std::thread::scope(|scope| {
+        let here = scope.spawn(move || Rig::new(own, 0, 2, wiring));
+        let there = scope.spawn(move || Rig::new(shared, 1, 2, wiring));
+        (here.join().unwrap(), there.join().unwrap())
+    });
+    let leave = move || {
+        last(&there);
+        drop(there);
+    };
+    *doubting.then.lock().unwrap() = Some(Box::new(leave));
+    here
+}
+
+fn lane(rig: &Rig, kind: LaneKind, peer: u32) -> TcpStream {
+    let stop = Stop::default();
+    let mut policy = WaitPolicy::new(&stop, LONG.into(), WaitMode::Oversubscribed);
+    let wanted = Wanted {
+        group: 1,
+        kind,
+        peer,
+        streams: 1,
+    };
+    let mut streams = rig.factory.mesh.connect(wanted, &mut policy).unwrap();
+    let stream = streams.remove(0);
+    stream.set_nonblocking(false).unwrap();
+    stream
+}
+
+#[test]
+fn a_lane_that_a_rank_opened_before_it_left_is_found() {
+    let rig = alone_after(Wiring::Tcp, |leaving| {
+        let mut lane = lane(leaving, LaneKind::Collective, 0);
+        lane.write_all(b"the last").unwrap();
+    });
+    let mut lane = lane(&rig, LaneKind::Collective, 1);
+    let mut received = Vec::new();
+    lane.read_to_end(&mut received).unwrap();
+    assert_eq!(received, b"the last");
+}
+
+#[test]
+fn a_message_that_a_rank_sent_before_it_left_is_received() {
+    for &wiring in WIRINGS {
+        let rig = alone_after(wiring, |leaving| {
+            let buffer = Buffer::from_slice(&[7i32, 8]);
+            let (peer, tag) = (0, 3);
+            leaving.run(Op::Send { buffer, peer, tag }).unwrap();
+        });
+        let mut data = [0i32; 2];
+        let received = rig.run(Op::Recv {
+            buffer: Buffer::from_mut(&mut data),
+            peer: Some(1),
+            tag: 3,
+        });
+        received.unwrap_or_else(|error| panic!("{wiring:?}: {error}"));
+        assert_eq!(data, [7, 8], "{wiring:?}");
+    }
+}

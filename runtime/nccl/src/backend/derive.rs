@@ -1,17 +1,17 @@
 //! Groups from groups: splitting one with `ncclCommSplit`, and continuing with the remaining ranks of
 //! one by `ncclCommShrink`.
 //!
-//! Both are calls that all ranks concerned must make, so each rank leaves a note in the store when it
+//! Both are calls that all ranks concerned must make, so each rank publishes a value in the store when it
 //! arrives: a rank that times out can name those that did not arrive. Where the library has no such
 //! function the group refuses, and the caller connects the new group from scratch.
 
 use super::NcclBackend;
-use crate::comm::init::{Birth, Seat};
-use crate::comm::store_gather::Notes;
-use crate::comm::{Comm, Look};
+use crate::comm::init::{CommInit, InitParams};
+use crate::comm::store_exchange::StoreExchange;
+use crate::comm::{Comm, CommStatus};
 use crate::library::hash;
 use crate::library::sys::{SHRINK_ABORT, SHRINK_DEFAULT};
-use crate::queue::Lane;
+use crate::queue::CommQueue;
 use rcomm_core::Deadline;
 use rcomm_core::backend::{Backend, GroupContext};
 use rcomm_core::{Error, ErrorKind, Result};
@@ -43,20 +43,20 @@ impl NcclBackend {
         // The library wants nothing pending on the communicator.
         self.main.drain(deadline)?;
         let nth = self.splits.fetch_add(1, Ordering::Relaxed);
-        let notes = Notes::new(&self.group, format!("split/{nth}"));
-        notes.leave("here", b"1")?;
+        let exchange = StoreExchange::new(&self.group, format!("split/{nth}"));
+        exchange.publish("here", b"1")?;
         // Groups of one split have no member in common, so their first members distinguish them.
         let first = group
             .map(|group| self.rank_here(group.info.ranks[0]))
             .transpose()?;
-        let seat = seat_in(group);
+        let params = params_for(group);
         let begin = |comm: &Arc<Comm>| {
             let options = &shared.options.comm;
-            Birth::split(
+            CommInit::split(
                 &shared.library,
                 &shared.device,
                 comm,
-                (first, seat),
+                (first, params),
                 options,
             )
         };
@@ -66,7 +66,7 @@ impl NcclBackend {
             .map_err(|error| match error.kind() {
                 ErrorKind::Timeout => error.with_more(&format!(
                     "did not come to split the group: {}",
-                    notes.absent("here")
+                    exchange.missing("here")
                 )),
                 _ => error,
             })?;
@@ -108,7 +108,7 @@ impl NcclBackend {
             && !excluded.is_empty()
             && self.wait_for_abort(deadline)
             // After an error of its connections nothing can be made of it (`ncclCommEnsureReady`).
-            && self.main.comm().is_some_and(|comm| matches!(comm.look(), Look::Ready));
+            && self.main.comm().is_some_and(|comm| matches!(comm.status(), CommStatus::Ready));
         if !agree(group, can, deadline)? {
             return Err(Error::new(
                 ErrorKind::Unsupported,
@@ -123,11 +123,11 @@ impl NcclBackend {
         } else {
             SHRINK_ABORT
         };
-        let seat = seat_in(Some(group));
+        let params = params_for(Some(group));
         let begin = |comm: &Arc<Comm>| {
             let options = &shared.options.comm;
-            let call = (&excluded[..], seat, flags);
-            Birth::shrink(&shared.library, &shared.device, comm, call, options)
+            let call = (&excluded[..], params, flags);
+            CommInit::shrink(&shared.library, &shared.device, comm, call, options)
         };
         let made = self.main.derive(begin, deadline).map_err(|error| {
             error.with_more("while ncclCommShrink made a communicator of those that are left")
@@ -149,8 +149,8 @@ impl NcclBackend {
         let shared = self.shared.sibling();
         let parent = self.main.hash().unwrap_or_default();
         let hash = hash::of_child(shared.library.version(), parent, place);
-        let lane = Lane::over(&shared, comm, hash)?;
-        Ok(Self::over(group.clone(), shared, lane))
+        let queue = CommQueue::over(&shared, comm, hash)?;
+        Ok(Self::over(group.clone(), shared, queue))
     }
 
     /// The rank in this group of a rank of the world.
@@ -164,8 +164,8 @@ impl NcclBackend {
 }
 
 /// This rank's place in the new group; any value for a rank that gets none.
-fn seat_in(group: Option<&GroupContext>) -> Seat {
-    Seat {
+fn params_for(group: Option<&GroupContext>) -> InitParams {
+    InitParams {
         ids: Vec::new(),
         rank: group.map_or(0, |group| group.group_rank),
         size: group.map_or(0, GroupContext::size),
@@ -175,8 +175,8 @@ fn seat_in(group: Option<&GroupContext>) -> Seat {
 
 /// Whether all members of the new group can.
 fn agree(group: &GroupContext, can: bool, deadline: Deadline) -> Result<bool> {
-    let notes = Notes::new(group, "shrink".to_owned());
-    notes.leave("can", if can { b"1" } else { b"0" })?;
-    let said = notes.gather("can", deadline)?;
-    Ok(said.iter().all(|word| word == b"1"))
+    let exchange = StoreExchange::new(group, "shrink".to_owned());
+    exchange.publish("can", if can { b"1" } else { b"0" })?;
+    let answers = exchange.gather("can", deadline)?;
+    Ok(answers.iter().all(|answer| answer == b"1"))
 }

@@ -1,12 +1,12 @@
 //! [`NcclFactory`] makes the backends of a world's groups.
 
 use super::NcclBackend;
-use crate::comm::bootstrap::{Meeting, Scope};
+use crate::comm::bootstrap::{BootstrapGroup, Scope};
 use crate::context::Shared;
 use crate::context::options::{Connecting, NcclOptions};
 use crate::cuda::device::CudaDevice;
 use crate::library::NcclLibrary;
-use crate::queue::Lane;
+use crate::queue::CommQueue;
 use rcomm_core::Deadline;
 use rcomm_core::DeviceKind;
 use rcomm_core::Result;
@@ -19,7 +19,7 @@ use std::sync::Arc;
 /// # Thread safety
 /// One for each world. Groups may be made from several threads.
 pub struct NcclFactory {
-    /// The template of what the lanes of each backend share.
+    /// The template of what the queues of each backend share.
     pattern: Arc<Shared>,
 }
 
@@ -57,14 +57,14 @@ impl BackendFactory for NcclFactory {
 
     fn connect(&self, group: GroupContext, deadline: Deadline) -> Result<Arc<dyn Backend>> {
         let shared = self.pattern.sibling();
-        let meeting = Meeting {
+        let members = BootstrapGroup {
             scope: Scope::Group,
             store: Arc::new(PrefixStore::new("all", group.store.clone())),
             ranks: group.info.ranks.to_vec(),
             own: group.group_rank,
             name: group.info.name.clone(),
         };
-        let main = Lane::begin(&shared, meeting)?;
+        let main = CommQueue::begin(&shared, members)?;
         if shared.options.connecting == Connecting::Eager {
             main.join(deadline, shared.patience)?;
         }

@@ -4,11 +4,11 @@ mod derive;
 pub(crate) mod factory;
 mod turns;
 
-use crate::comm::bootstrap::{Meeting, Scope};
+use crate::comm::bootstrap::{BootstrapGroup, Scope};
 use crate::context::Shared;
 use crate::launch;
 use crate::queue::pending::Ticket;
-use crate::queue::{Lane, visit};
+use crate::queue::{CommQueue, visit};
 use crate::window::{Signals, WindowGroup};
 use rcomm_core::Buffer;
 use rcomm_core::Deadline;
@@ -35,9 +35,9 @@ use turns::{Turns, Wait};
 pub struct NcclBackend {
     pub(crate) group: GroupContext,
     pub(crate) shared: Arc<Shared>,
-    pub(crate) main: Arc<Lane>,
+    pub(crate) main: Arc<CommQueue>,
     /// For lone messages, by sender and receiver as ranks of the group.
-    peers: Mutex<BTreeMap<[u32; 2], Arc<Lane>>>,
+    peers: Mutex<BTreeMap<[u32; 2], Arc<CommQueue>>>,
     turns: Turns,
     abort: Mutex<Option<JoinHandle<()>>>,
     /// How many times it was split.
@@ -54,7 +54,11 @@ impl NcclBackend {
     const ABORT: Duration = Duration::from_secs(10);
 
     /// The backend of a group whose communicator is there, or on its way.
-    pub(crate) fn over(group: GroupContext, shared: Arc<Shared>, main: Arc<Lane>) -> Arc<Self> {
+    pub(crate) fn over(
+        group: GroupContext,
+        shared: Arc<Shared>,
+        main: Arc<CommQueue>,
+    ) -> Arc<Self> {
         tracing::debug!(
             group = group.info.name,
             device = ?shared.device,
@@ -75,14 +79,14 @@ impl NcclBackend {
         })
     }
 
-    fn peers(&self) -> MutexGuard<'_, BTreeMap<[u32; 2], Arc<Lane>>> {
+    fn peers(&self) -> MutexGuard<'_, BTreeMap<[u32; 2], Arc<CommQueue>>> {
         self.peers.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn lanes(&self) -> Vec<Arc<Lane>> {
+    fn queues(&self) -> Vec<Arc<CommQueue>> {
         let peers = self.peers();
-        let lanes = std::iter::once(&self.main).chain(peers.values());
-        lanes.cloned().collect()
+        let queues = std::iter::once(&self.main).chain(peers.values());
+        queues.cloned().collect()
     }
 
     /// Waits until an abort that was begun is over; returns whether it is.
@@ -117,8 +121,8 @@ impl NcclBackend {
         result.map_err(|error| error.during(op.op_type()))
     }
 
-    /// The lane that an operation goes through.
-    fn lane_of(&self, op: &Op<'_>) -> Result<Arc<Lane>> {
+    /// The queue that an operation goes through.
+    fn queue_of(&self, op: &Op<'_>) -> Result<Arc<CommQueue>> {
         let own = self.group.group_rank;
         let Peer::Rank(peer) = op.peer() else {
             return Ok(self.main.clone());
@@ -129,26 +133,26 @@ impl NcclBackend {
             [peer, own]
         };
         let mut peers = self.peers();
-        if let Some(lane) = peers.get(&pair) {
-            return Ok(lane.clone());
+        if let Some(queue) = peers.get(&pair) {
+            return Ok(queue.clone());
         }
         let [from, to] = pair;
         let prefix = format!("pair/{from}-{to}");
         let store: Arc<dyn Store> = Arc::new(PrefixStore::new(prefix, self.group.store.clone()));
         let ranks = &self.group.info.ranks;
-        let meeting = Meeting {
+        let members = BootstrapGroup {
             scope: Scope::Pair,
             store,
             ranks: pair.map(|rank| ranks[rank as usize]).to_vec(),
             own: u32::from(own == to),
             name: format!("{}/{from}-{to}", self.group.info.name),
         };
-        let lane = Lane::begin(&self.shared, meeting)?;
-        peers.insert(pair, lane.clone());
-        Ok(lane)
+        let queue = CommQueue::begin(&self.shared, members)?;
+        peers.insert(pair, queue.clone());
+        Ok(queue)
     }
 
-    /// Hands an operation to its lane when its turn comes; also returns whether it had to wait for the
+    /// Hands an operation to its queue when its turn comes; also returns whether it had to wait for the
     /// turn.
     fn submit(&self, op: Op<'static>, call: Call, wait: Waits) -> Result<(Arc<Ticket>, Wait)> {
         let turn = self.turns.take(call.turn, call.deadline);
@@ -157,9 +161,9 @@ impl NcclBackend {
         }
         let turn = turn?;
         self.check(&op)?;
-        let lane = self.lane_of(&op)?;
+        let queue = self.queue_of(&op)?;
         let _entered = self.shared.device.enter()?;
-        let graph = lane.check_capture(&op);
+        let graph = queue.check_capture(&op);
         let graph = graph.map_err(|error| error.during(op.op_type()))?;
         if let (Some(graph), Waits::Host) = (graph, wait) {
             let message = format!(
@@ -170,7 +174,7 @@ impl NcclBackend {
             let error = Error::new(ErrorKind::InvalidArgument, message);
             return Err(error.during(op.op_type()));
         }
-        let ticket = lane.submit(op, (call.seq, call.deadline), graph);
+        let ticket = queue.submit(op, (call.seq, call.deadline), graph);
         Ok((ticket, turn.wait))
     }
 }
@@ -235,15 +239,15 @@ impl Backend for NcclBackend {
             return;
         }
         self.turns.close();
-        let lanes = self.lanes();
+        let queues = self.queues();
         let handling = self.shared.options.error_handling;
         if !handling.cleans_up() {
-            Lane::forsake_all(&lanes);
+            CommQueue::abandon_all(&queues);
             return;
         }
         // invariant 10, an exception: a call that never returns keeps this thread.
         let thread = std::thread::Builder::new().name("rcomm/nccl-abort".to_owned());
-        let spawned = thread.spawn(move || Lane::end_all(&lanes));
+        let spawned = thread.spawn(move || CommQueue::end_all(&queues));
         match spawned {
             Ok(thread) => {
                 *self.abort.lock().unwrap_or_else(PoisonError::into_inner) = Some(thread);
@@ -318,8 +322,8 @@ impl Backend for NcclBackend {
         let peers = self.peers();
         let peers = peers
             .iter()
-            .map(|([from, to], lane)| (format!("{group}/{from}-{to}"), lane.clone()));
-        let state = |(name, lane): (String, Arc<Lane>)| {
+            .map(|([from, to], queue)| (format!("{group}/{from}-{to}"), queue.clone()));
+        let state = |(name, queue): (String, Arc<CommQueue>)| {
             let mut facts = vec![
                 ("group".to_owned(), name.clone()),
                 ("device".to_owned(), format!("{:?}", self.shared.device)),
@@ -329,12 +333,12 @@ impl Backend for NcclBackend {
                     self.shared.library.version().to_string(),
                 ),
             ];
-            facts.extend(lane.facts());
+            facts.extend(queue.facts());
             let leaked = self.shared.leaked.load(Ordering::Relaxed);
             if leaked > 0 {
                 facts.push(("buffers_lost".to_owned(), leaked.to_string()));
             }
-            let id = lane.hash().map_or(name, |hash| format!("{hash:#018x}"));
+            let id = queue.hash().map_or(name, |hash| format!("{hash:#018x}"));
             CommState { id, facts }
         };
         let mut states: Vec<CommState> = main.chain(peers).map(state).collect();
@@ -356,9 +360,9 @@ impl Backend for NcclBackend {
 
     fn shutdown(&self, deadline: Deadline) -> Result<()> {
         let deadline = deadline.started();
-        let lanes = self.lanes();
-        lanes.iter().try_for_each(|lane| lane.drain(deadline))?;
-        Lane::close_all(&lanes, deadline)
+        let queues = self.queues();
+        queues.iter().try_for_each(|queue| queue.drain(deadline))?;
+        CommQueue::close_all(&queues, deadline)
     }
 }
 

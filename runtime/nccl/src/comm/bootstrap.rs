@@ -1,11 +1,11 @@
 //! How the ranks of a communicator find each other over the store, step by step.
 //!
-//! First they meet (`cards`), then they join. A rank that gives up leaves a note, and the others stop waiting
+//! First they exchange who they are (`peer_info`), then they join. A rank that gives up publishes that, and the others stop waiting
 //! for it.
 
 use super::Comm;
-use super::init::{Birth, Seat, Step, WarmUp};
-use super::peer_info::{self, Card};
+use super::init::{CommInit, InitParams, InitStep, WarmUp};
+use super::peer_info::{self, PeerInfo};
 use crate::context::Shared;
 use crate::library::sys::UniqueId;
 use rcomm_core::Deadline;
@@ -25,7 +25,7 @@ pub(crate) enum Scope {
 }
 
 /// The ranks that are to join, and the store through which they meet.
-pub(crate) struct Meeting {
+pub(crate) struct BootstrapGroup {
     pub(crate) scope: Scope,
     /// Prefixed for this one communicator.
     pub(crate) store: Arc<dyn Store>,
@@ -37,49 +37,49 @@ pub(crate) struct Meeting {
     pub(crate) name: String,
 }
 
-enum Stage {
-    Cards,
-    Joining(Birth),
+enum BootstrapStage {
+    Gathering,
+    Joining(CommInit),
     Joined(Option<Comm>),
 }
 
 /// One rank's way into a communicator.
-pub(crate) struct Rally {
-    meeting: Meeting,
-    stage: Stage,
+pub(crate) struct Bootstrap {
+    members: BootstrapGroup,
+    stage: BootstrapStage,
     next_look: Instant,
     pause: Duration,
     ids: Vec<UniqueId>,
     warm_up: Option<WarmUp>,
 }
 
-impl Rally {
+impl Bootstrap {
     const FIRST_PAUSE: Duration = Duration::from_micros(200);
     const LONGEST_PAUSE: Duration = Duration::from_millis(50);
 
-    /// Leaves this rank's card, and its id if it is among those that make one.
+    /// Publishes this rank's [`PeerInfo`], with an id if it is among those that make one.
     ///
     /// # Errors
     /// `Store`; `Backend` if the library cannot make an id.
-    pub(crate) fn begin(shared: &Shared, meeting: Meeting) -> Result<Self> {
-        let own = meeting.own;
-        let ranks = meeting.ranks.len() as u32;
+    pub(crate) fn begin(shared: &Shared, members: BootstrapGroup) -> Result<Self> {
+        let own = members.own;
+        let ranks = members.ranks.len() as u32;
         let id = match own.is_multiple_of(Self::ranks_per_id(shared, ranks)) {
             true => Some(shared.library.unique_id()?.internal.to_vec()),
             false => None,
         };
-        let card = Card {
-            rank: meeting.ranks[own as usize],
+        let info = PeerInfo {
+            rank: members.ranks[own as usize],
             host: shared.host.clone(),
             device: shared.device.ordinal(),
             uuid: shared.device.uuid(),
             version: shared.library.version().0,
             id,
         };
-        peer_info::arrive(&meeting, &card)?;
+        peer_info::arrive(&members, &info)?;
         Ok(Self {
-            meeting,
-            stage: Stage::Cards,
+            members,
+            stage: BootstrapStage::Gathering,
             next_look: Instant::now(),
             pause: Self::FIRST_PAUSE,
             ids: Vec::new(),
@@ -102,7 +102,7 @@ impl Rally {
 
     /// The longest time between two looks at the store, which serves all ranks: longer for more of them.
     fn longest_pause(&self) -> Duration {
-        Self::LONGEST_PAUSE * (1 + self.meeting.ranks.len() as u32 / 256)
+        Self::LONGEST_PAUSE * (1 + self.members.ranks.len() as u32 / 256)
     }
 
     /// Goes as far as it can without waiting; `true` when all ranks have joined.
@@ -122,41 +122,41 @@ impl Rally {
     /// The communicator, once [`step`](Self::step) has returned that it exists.
     pub(crate) fn into_comm(self) -> Option<(Comm, Vec<UniqueId>)> {
         match self.stage {
-            Stage::Cards | Stage::Joining(_) => None,
-            Stage::Joined(comm) => Some((comm?, self.ids)),
+            BootstrapStage::Gathering | BootstrapStage::Joining(_) => None,
+            BootstrapStage::Joined(comm) => Some((comm?, self.ids)),
         }
     }
 
     fn try_step(&mut self, shared: &Shared) -> Result<bool> {
-        if let Stage::Cards = self.stage {
-            let Some(ids) = peer_info::look(&self.meeting, shared.options.device_sharing)? else {
+        if let BootstrapStage::Gathering = self.stage {
+            let Some(ids) = peer_info::poll(&self.members, shared.options.device_sharing)? else {
                 return Ok(false);
             };
             self.ids = ids;
-            let size = self.meeting.ranks.len() as u32;
-            let seat = Seat {
+            let size = self.members.ranks.len() as u32;
+            let params = InitParams {
                 ids: self.ids.clone(),
-                rank: self.meeting.own,
+                rank: self.members.own,
                 size,
-                name: self.meeting.name.clone(),
+                name: self.members.name.clone(),
             };
             let _entered = shared.device.enter()?;
-            let birth = Birth::join(
+            let init = CommInit::join(
                 &shared.library,
                 &shared.device,
-                seat,
+                params,
                 self.warm_up.clone(),
                 &shared.options.comm,
             )?;
-            self.stage = Stage::Joining(birth);
+            self.stage = BootstrapStage::Joining(init);
         }
-        if let Stage::Joining(birth) = &mut self.stage
-            && let Step::Ready(comm) = birth.step()?
+        if let BootstrapStage::Joining(init) = &mut self.stage
+            && let InitStep::Ready(comm) = init.step()?
         {
-            self.stage = Stage::Joined(comm);
-            self.say("joined", "")?;
+            self.stage = BootstrapStage::Joined(comm);
+            self.publish("joined")?;
         }
-        if let Stage::Joined(_) = self.stage {
+        if let BootstrapStage::Joined(_) = self.stage {
             return Ok(true);
         }
         self.look_for_failure()?;
@@ -165,13 +165,13 @@ impl Rally {
 
     /// Stops where another rank has given up.
     fn look_for_failure(&self) -> Result<()> {
-        let store = &self.meeting.store;
+        let store = &self.members.store;
         if !store.check(&["failed"])? {
             return Ok(());
         }
-        let said = store.get("failed", Duration::from_secs(10))?;
-        let said = String::from_utf8_lossy(&said).into_owned();
-        let (rank, why) = said.split_once(' ').unwrap_or(("", &said));
+        let failed = store.get("failed", Duration::from_secs(10))?;
+        let failed = String::from_utf8_lossy(&failed).into_owned();
+        let (rank, why) = failed.split_once(' ').unwrap_or(("", &failed));
         let error = Error::new(
             ErrorKind::PeerLost,
             format!("rank {rank} could not join: {why}"),
@@ -182,9 +182,9 @@ impl Rally {
         })
     }
 
-    fn say(&self, word: &str, text: &str) -> Result<()> {
-        let key = format!("{word}/{}", self.meeting.own);
-        self.meeting.store.set(&key, text.as_bytes())
+    fn publish(&self, outcome: &str) -> Result<()> {
+        let key = format!("{outcome}/{}", self.members.own);
+        self.members.store.set(&key, b"")
     }
 
     /// Publishes that this rank gives up, and adds to the error which ranks are missing, as far as is known.
@@ -199,15 +199,15 @@ impl Rally {
     }
 
     fn try_give_up(&self, error: &Error, patience: Duration) -> Result<String> {
-        let own = self.meeting.ranks[self.meeting.own as usize];
-        let store = &self.meeting.store;
+        let own = self.members.ranks[self.members.own as usize];
+        let store = &self.members.store;
         // The first to give up is the one that the others name.
         store.compare_set("failed", b"", format!("{own} {error}").as_bytes())?;
         peer_info::give_up(
-            &self.meeting,
+            &self.members,
             &format!("rank {own} could not join: {error}"),
         )?;
-        self.say("left", "")?;
+        self.publish("left")?;
         let deadline = Deadline::In(patience).started();
         let (mut absent, mut mute) = self.look_for_silent()?;
         while !deadline.has_passed() {
@@ -221,31 +221,31 @@ impl Rally {
                 Err(_) => break,
             }
         }
-        let mut said = Vec::new();
+        let mut facts = Vec::new();
         if !absent.is_empty() {
-            said.push(format!("did not come: rank {}", absent.join(", ")));
+            facts.push(format!("did not come: rank {}", absent.join(", ")));
         }
         if !mute.is_empty() {
-            said.push(format!(
+            facts.push(format!(
                 "came, and is silent since: rank {}",
                 mute.join(", ")
             ));
         }
-        Ok(said.join("; "))
+        Ok(facts.join("; "))
     }
 }
 
-impl Rally {
+impl Bootstrap {
     /// Ranks that have not reported their outcome: those that never arrived, and those that did.
     fn look_for_silent(&self) -> Result<(Vec<String>, Vec<String>)> {
-        let store = &self.meeting.store;
+        let store = &self.members.store;
         let (mut absent, mut mute) = (Vec::new(), Vec::new());
-        for (at, rank) in self.meeting.ranks.iter().enumerate() {
-            let has_said = |word: &str| store.check(&[&format!("{word}/{at}")]);
-            if has_said("left")? || has_said("joined")? {
+        for (at, rank) in self.members.ranks.iter().enumerate() {
+            let has_published = |key: &str| store.check(&[&format!("{key}/{at}")]);
+            if has_published("left")? || has_published("joined")? {
                 continue;
             }
-            if has_said("card")? {
+            if has_published("peer_info")? {
                 mute.push(rank.to_string());
             } else {
                 absent.push(rank.to_string());

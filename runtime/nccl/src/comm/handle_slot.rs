@@ -1,4 +1,4 @@
-//! Where the library writes a handle, perhaps long after the call that was given the place.
+//! Where the library writes a handle, perhaps long after the call that was given the slot.
 
 use std::ffi::c_void;
 use std::sync::Arc;
@@ -9,9 +9,9 @@ use std::sync::atomic::{AtomicPtr, Ordering};
 /// Shared, not owned, in the eyes of the compiler: what a `Box` refers to is the box's alone each time that
 /// moves, which would end the right of the library's pointer to it.
 #[derive(Clone, Default)]
-pub(crate) struct Place(Arc<AtomicPtr<c_void>>);
+pub(crate) struct HandleSlot(Arc<AtomicPtr<c_void>>);
 
-impl Place {
+impl HandleSlot {
     /// What the library is given: valid until this is dropped, wherever it moves.
     pub(crate) fn as_ptr(&self) -> *mut *mut c_void {
         self.0.as_ptr()
@@ -23,7 +23,7 @@ impl Place {
     }
 
     /// Leaks it: the library may write to it at any time.
-    pub(crate) fn leave(self) {
+    pub(crate) fn leak(self) {
         std::mem::forget(self);
     }
 }
@@ -35,16 +35,16 @@ mod tests {
     /// For Miri, which knows what a pointer may still access.
     #[test]
     fn a_handle_may_be_written_after_its_place_has_moved() {
-        let place = Place::default();
-        let at = place.as_ptr();
-        let moved = Box::new(place);
+        let slot = HandleSlot::default();
+        let at = slot.as_ptr();
+        let moved = Box::new(slot);
         let mut written = 7u8;
-        // SAFETY: `at` points into the place's allocation, which `moved` keeps, and nothing else accesses
+        // SAFETY: `at` points into the slot's allocation, which `moved` keeps, and nothing else accesses
         // it now.
         unsafe { at.write((&raw mut written).cast()) };
         assert_eq!(moved.handle(), (&raw mut written).cast());
         let at_last = *moved;
-        // SAFETY: `at` points into the place's allocation, which `at_last` keeps, and nothing else accesses
+        // SAFETY: `at` points into the slot's allocation, which `at_last` keeps, and nothing else accesses
         // it now.
         unsafe { at.write(std::ptr::null_mut()) };
         assert!(at_last.handle().is_null());

@@ -1,7 +1,7 @@
 //! Creation of communicators: joined with a unique id, split from another, or shrunk to the ranks that are
 //! left of one.
 //!
-//! A [`Birth`] is begun and then polled until it ends, so the caller can wait with a deadline. The library
+//! A [`CommInit`] is begun and then polled until it ends, so the caller can wait with a deadline. The library
 //! works in the background until then. Where the communicator is configured as blocking, the call runs on a
 //! thread of its own, which is detached if the call never returns.
 //!
@@ -9,9 +9,9 @@
 //! (`ncclCollPreconnectFunc`, group.cc): it would do that in the first operation, which then waits for peers.
 //!
 //! Source of the states: "Creating a communicator with options" and "Creating more communicators" in
-//! NCCL's user guide; of the place where a child's handle appears: `ncclCommSplit` in NCCL's `init.cc`.
+//! NCCL's user guide; of the slot where a child's handle appears: `ncclCommSplit` in NCCL's `init.cc`.
 
-use super::handle_slot::Place;
+use super::handle_slot::HandleSlot;
 use crate::comm::{Comm, Orphan};
 use crate::cuda::device::CudaDevice;
 use crate::cuda::memory::DeviceBuffer;
@@ -25,7 +25,7 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, TryRecvError, channel};
 
 /// Which communicator a rank joins, and as which rank.
-pub(crate) struct Seat {
+pub(crate) struct InitParams {
     /// One id, or several for a faster start of large worlds (2.23); the same on all ranks. None for a
     /// child.
     pub(crate) ids: Vec<UniqueId>,
@@ -47,7 +47,7 @@ impl WarmUp {
     fn connect(&self, comm: &Comm) -> Result<()> {
         let at = std::ptr::with_exposed_provenance_mut(self.word.address() as usize);
         comm.with(|library, raw| {
-            // SAFETY: the communicator is live, the stream is of its device, and the lane that both belong to keeps
+            // SAFETY: the communicator is live, the stream is of its device, and the queue that both belong to keeps
             // the word for as long as the communicator.
             let status = unsafe {
                 (library.table().broadcast)(
@@ -65,8 +65,8 @@ impl WarmUp {
     }
 }
 
-/// The result of one step of a birth.
-pub(crate) enum Step {
+/// The result of one step of a creation.
+pub(crate) enum InitStep {
     /// Nothing yet.
     NotYet,
     /// The communicator; none for a rank that took part in a split and is in none of its parts.
@@ -74,9 +74,9 @@ pub(crate) enum Step {
 }
 
 /// A communicator on its way.
-pub(crate) struct Birth(Stage);
+pub(crate) struct CommInit(InitStage);
 
-enum Stage {
+enum InitStage {
     /// Joining; its handle is there. It connects when it has joined.
     Joining(Comm, Option<WarmUp>),
     /// Being split off or shrunk; the handle appears when the parent is ready again.
@@ -92,8 +92,8 @@ struct Child {
     rank: u32,
     size: u32,
     /// Left to the parent if this is dropped before its time: the library writes to it in the end.
-    place: Option<Place>,
-    /// As the place: the library copies them during the call, but it costs nothing to be sure.
+    slot: Option<HandleSlot>,
+    /// As the slot: the library copies them during the call, but it costs nothing to be sure.
     input: Option<Box<Input>>,
 }
 
@@ -107,13 +107,13 @@ struct Input {
 impl Drop for Child {
     /// The parent takes over what the library may still write to.
     fn drop(&mut self) {
-        if let (Some(place), Some(input)) = (self.place.take(), self.input.take()) {
-            self.parent.take_in(Orphan { place, input });
+        if let (Some(slot), Some(input)) = (self.slot.take(), self.input.take()) {
+            self.parent.take_in(Orphan { slot, input });
         }
     }
 }
 
-impl Birth {
+impl CommInit {
     /// Begins to join. The device whose context is current becomes the communicator's.
     ///
     /// # Errors
@@ -121,17 +121,17 @@ impl Birth {
     pub(crate) fn join(
         library: &Arc<NcclLibrary>,
         device: &Arc<CudaDevice>,
-        seat: Seat,
+        params: InitParams,
         warm_up: Option<WarmUp>,
         options: &CommOptions,
     ) -> Result<Self> {
-        let config = config_for(library, &seat, options)?;
+        let config = config_for(library, &params, options)?;
         let library = library.clone();
         // One rank has nothing to connect to.
-        let warm_up = warm_up.filter(|_| seat.size > 1);
-        let make = move || join(&library, &seat, config);
+        let warm_up = warm_up.filter(|_| params.size > 1);
+        let make = move || join(&library, &params, config);
         match options.blocking {
-            Blocking::No => make().map(|comm| Self(Stage::Joining(comm, warm_up))),
+            Blocking::No => make().map(|comm| Self(InitStage::Joining(comm, warm_up))),
             Blocking::Yes => on_thread(device, move || {
                 let comm = make()?;
                 comm.check_size()?;
@@ -154,21 +154,21 @@ impl Birth {
         library: &Arc<NcclLibrary>,
         device: &Arc<CudaDevice>,
         parent: &Arc<Comm>,
-        (color, seat): (Option<u32>, Seat),
+        (color, params): (Option<u32>, InitParams),
         options: &CommOptions,
     ) -> Result<Self> {
         let Some(split) = library.table().comm_split else {
             return Err(library.lacks("a group split off another", "ncclCommSplit"));
         };
         let color = color.map_or(Ok(sys::SPLIT_NO_COLOR), to_c)?;
-        let key = to_c(seat.rank)?;
-        let call = move |parent: NcclComm, place: *mut NcclComm, input: &mut Input| {
-            // SAFETY: `derive` lends a parent that is live and locked during the call; `place` and `input`
+        let key = to_c(params.rank)?;
+        let call = move |parent: NcclComm, slot: *mut NcclComm, input: &mut Input| {
+            // SAFETY: `derive` lends a parent that is live and locked during the call; `slot` and `input`
             // are on the heap, and stay until the parent is ready again, or are leaked.
-            unsafe { split(parent, color, key, place, input.config.as_mut()) }
+            unsafe { split(parent, color, key, slot, input.config.as_mut()) }
         };
         let call = ("ncclCommSplit", call);
-        derive(library, device, parent, (seat, Vec::new()), call, options)
+        derive(library, device, parent, (params, Vec::new()), call, options)
     }
 
     /// Begins to make a communicator of the ranks that are left: all of them call this with the same
@@ -180,7 +180,7 @@ impl Birth {
         library: &Arc<NcclLibrary>,
         device: &Arc<CudaDevice>,
         parent: &Arc<Comm>,
-        (excluded, seat, flags): (&[u32], Seat, c_int),
+        (excluded, params, flags): (&[u32], InitParams, c_int),
         options: &CommOptions,
     ) -> Result<Self> {
         let Some(shrink) = library.table().comm_shrink else {
@@ -189,58 +189,58 @@ impl Birth {
         let excluded: Result<Vec<c_int>> = excluded.iter().map(|&rank| to_c(rank)).collect();
         let excluded = excluded?;
         let count = c_int::try_from(excluded.len()).map_err(|_| too_large(excluded.len()))?;
-        let call = move |parent: NcclComm, place: *mut NcclComm, input: &mut Input| {
+        let call = move |parent: NcclComm, slot: *mut NcclComm, input: &mut Input| {
             let (list, config) = (input.excluded.as_mut_ptr(), input.config.as_mut());
-            // SAFETY: `derive` lends a parent that is live and locked during the call; `place` and `input`,
+            // SAFETY: `derive` lends a parent that is live and locked during the call; `slot` and `input`,
             // whose list holds `count` ranks, are on the heap, and stay until the parent is ready again, or
             // are leaked.
-            unsafe { shrink(parent, list, count, place, config, flags) }
+            unsafe { shrink(parent, list, count, slot, config, flags) }
         };
         let call = ("ncclCommShrink", call);
-        derive(library, device, parent, (seat, excluded), call, options)
+        derive(library, device, parent, (params, excluded), call, options)
     }
 
     /// Goes as far as it can without waiting.
     ///
     /// # Errors
     /// `Backend` or `PeerLost` with the library's words. Nothing more comes of it then.
-    pub(crate) fn step(&mut self) -> Result<Step> {
+    pub(crate) fn step(&mut self) -> Result<InitStep> {
         let done = match &mut self.0 {
-            Stage::Joining(comm, warm_up) => {
+            InitStage::Joining(comm, warm_up) => {
                 if !comm.is_ready()? {
-                    return Ok(Step::NotYet);
+                    return Ok(InitStep::NotYet);
                 }
                 if let Some(warm_up) = warm_up.take() {
                     comm.check_size()?;
                     let _entered = warm_up.stream.device().enter()?;
                     warm_up.connect(comm)?;
-                    return Ok(Step::NotYet);
+                    return Ok(InitStep::NotYet);
                 }
-                match std::mem::replace(&mut self.0, Stage::Over) {
-                    Stage::Joining(comm, _) => Some(comm),
+                match std::mem::replace(&mut self.0, InitStage::Over) {
+                    InitStage::Joining(comm, _) => Some(comm),
                     _ => None,
                 }
             }
-            Stage::Child(child) => {
+            InitStage::Child(child) => {
                 // After an error, what the library has made all the same goes with the parent.
                 if !child.parent.is_ready()? {
-                    return Ok(Step::NotYet);
+                    return Ok(InitStep::NotYet);
                 }
                 let comm = child.take()?;
-                self.0 = Stage::Over;
+                self.0 = InitStage::Over;
                 comm
             }
-            Stage::Blocked(result) => match result.try_recv() {
+            InitStage::Blocked(result) => match result.try_recv() {
                 Ok(made) => made?,
-                Err(TryRecvError::Empty) => return Ok(Step::NotYet),
+                Err(TryRecvError::Empty) => return Ok(InitStep::NotYet),
                 Err(TryRecvError::Disconnected) => {
                     let message = "the thread that makes a communicator panicked";
                     return Err(Error::new(ErrorKind::Backend, message));
                 }
             },
-            Stage::Over => None,
+            InitStage::Over => None,
         };
-        Ok(Step::Ready(done))
+        Ok(InitStep::Ready(done))
     }
 }
 
@@ -251,16 +251,16 @@ impl Child {
     /// As [`Comm::check_size`].
     fn take(&mut self) -> Result<Option<Comm>> {
         let raw = self
-            .place
+            .slot
             .take()
-            .map_or(std::ptr::null_mut(), |place| place.handle());
+            .map_or(std::ptr::null_mut(), |slot| slot.handle());
         // It will not be looked at again.
         self.input = None;
         if raw.is_null() {
             return Ok(None);
         }
         // SAFETY: the library has written it for us alone, and is done with it: the parent is ready. The
-        // place was taken, so this happens once.
+        // slot was taken, so this happens once.
         let comm = unsafe { Comm::over(&self.library, raw, self.rank, self.size) };
         comm.check_size()?;
         Ok(Some(comm))
@@ -268,17 +268,21 @@ impl Child {
 }
 
 /// The options as the library reads them: during the call, but for the name, to which it keeps the pointer.
-fn config_for(library: &NcclLibrary, seat: &Seat, options: &CommOptions) -> Result<RawConfig> {
-    let mut config = options.to_raw(&seat.name)?;
-    config.as_mut().comm_name = library.lasting_name(&seat.name)?.as_ptr();
+fn config_for(
+    library: &NcclLibrary,
+    params: &InitParams,
+    options: &CommOptions,
+) -> Result<RawConfig> {
+    let mut config = options.to_raw(&params.name)?;
+    config.as_mut().comm_name = library.lasting_name(&params.name)?.as_ptr();
     Ok(config)
 }
 
 /// Joins with one id or several.
-fn join(library: &Arc<NcclLibrary>, seat: &Seat, mut config: RawConfig) -> Result<Comm> {
+fn join(library: &Arc<NcclLibrary>, params: &InitParams, mut config: RawConfig) -> Result<Comm> {
     let mut raw: NcclComm = std::ptr::null_mut();
-    let (rank, size) = (to_c(seat.rank)?, to_c(seat.size)?);
-    let (call, status) = match seat.ids.as_slice() {
+    let (rank, size) = (to_c(params.rank)?, to_c(params.size)?);
+    let (call, status) = match params.ids.as_slice() {
         [id] => {
             // SAFETY: all pointers are to locals that outlive the call, which copies the configuration with
             // its strings, except for the name, which is never freed, and writes the handle before it
@@ -313,40 +317,40 @@ fn join(library: &Arc<NcclLibrary>, seat: &Seat, mut config: RawConfig) -> Resul
     };
     // SAFETY: null, or what the call above has made for us. Owned from here on, so that it is aborted on
     // an error.
-    let comm = unsafe { Comm::over(library, raw, seat.rank, seat.size) };
+    let comm = unsafe { Comm::over(library, raw, params.rank, params.size) };
     check(library, raw, call, status)?;
     Ok(comm)
 }
 
-/// Makes a child: `call` is given the parent, the place for the handle, and what it reads.
+/// Makes a child: `call` is given the parent, the slot for the handle, and what it reads.
 ///
 /// The contract that its `unsafe` call relies on: the parent is live and locked while the call runs; the
-/// place and the input are on the heap, and stay there until the parent is ready again, or are leaked.
+/// slot and the input are on the heap, and stay there until the parent is ready again, or are leaked.
 fn derive(
     library: &Arc<NcclLibrary>,
     device: &Arc<CudaDevice>,
     parent: &Arc<Comm>,
-    (seat, excluded): (Seat, Vec<c_int>),
+    (params, excluded): (InitParams, Vec<c_int>),
     (name, call): (
         &'static str,
         impl FnOnce(NcclComm, *mut NcclComm, &mut Input) -> NcclResult + Send + 'static,
     ),
     options: &CommOptions,
-) -> Result<Birth> {
-    let config = config_for(library, &seat, options)?;
+) -> Result<CommInit> {
+    let config = config_for(library, &params, options)?;
     let input = Box::new(Input { config, excluded });
     let (library, parent) = (library.clone(), parent.clone());
     let begin = move || -> Result<Child> {
         let mut child = Child {
             library: library.clone(),
             parent: parent.clone(),
-            rank: seat.rank,
-            size: seat.size,
-            place: Some(Place::default()),
+            rank: params.rank,
+            size: params.size,
+            slot: Some(HandleSlot::default()),
             input: Some(input),
         };
-        if let (Some(place), Some(input)) = (&child.place, &mut child.input) {
-            let at = place.as_ptr();
+        if let (Some(slot), Some(input)) = (&child.slot, &mut child.input) {
+            let at = slot.as_ptr();
             parent.with(|library, raw| {
                 let status = call(raw, at, input);
                 check(library, raw, name, status)
@@ -355,7 +359,7 @@ fn derive(
         Ok(child)
     };
     match options.blocking {
-        Blocking::No => begin().map(|child| Birth(Stage::Child(child))),
+        Blocking::No => begin().map(|child| CommInit(InitStage::Child(child))),
         Blocking::Yes => on_thread(device, move || begin()?.take()),
     }
 }
@@ -373,7 +377,7 @@ fn check(library: &NcclLibrary, comm: NcclComm, call: &str, status: NcclResult) 
 fn on_thread(
     device: &Arc<CudaDevice>,
     make: impl FnOnce() -> Result<Option<Comm>> + Send + 'static,
-) -> Result<Birth> {
+) -> Result<CommInit> {
     let (sender, result) = channel();
     let device = device.clone();
     let work = move || {
@@ -384,7 +388,7 @@ fn on_thread(
     let thread = std::thread::Builder::new().name("rcomm/nccl-init".to_owned());
     // The thread ends when the call returns. A call that never returns cannot be interrupted.
     match thread.spawn(work) {
-        Ok(_) => Ok(Birth(Stage::Blocked(result))),
+        Ok(_) => Ok(CommInit(InitStage::Blocked(result))),
         Err(error) => Err(Error::io("cannot start the thread rcomm/nccl-init", error)),
     }
 }
@@ -416,15 +420,15 @@ mod tests {
             skip::<()>("there is a CUDA driver");
             return;
         }
-        let seat = Seat {
+        let params = InitParams {
             ids: vec![library.unique_id().unwrap()],
             rank: 0,
             size: 1,
             name: "alone".to_owned(),
         };
-        let config = config_for(&library, &seat, &CommOptions::default()).unwrap();
+        let config = config_for(&library, &params, &CommOptions::default()).unwrap();
         let deadline = Instant::now() + Duration::from_secs(60);
-        let error = join(&library, &seat, config).and_then(|comm| {
+        let error = join(&library, &params, config).and_then(|comm| {
             while !comm.is_ready()? {
                 assert!(Instant::now() < deadline, "no answer");
                 std::thread::sleep(Duration::from_millis(1));

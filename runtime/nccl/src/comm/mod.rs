@@ -1,5 +1,5 @@
 //! A communicator as an owned value: polled while the library is at work, ended in the right order,
-//! aborted on drop. How one is made is in `birth`.
+//! aborted on drop. How one is made is in `init`.
 //!
 //! Calls on a communicator wait for peers inside the library, unless the options say otherwise (`blocking = 0`):
 //! such calls return `ncclInProgress`, and `ncclCommGetAsyncError` is polled with a deadline. Source of the
@@ -11,12 +11,12 @@ pub(crate) mod bootstrap;
 pub(crate) mod handle_slot;
 pub(crate) mod init;
 mod peer_info;
-pub(crate) mod store_gather;
+pub(crate) mod store_exchange;
 
 use crate::cuda::device::CudaDevice;
 use crate::library::NcclLibrary;
 use crate::library::sys::{self, NcclComm, NcclResult, result};
-use handle_slot::Place;
+use handle_slot::HandleSlot;
 use rcomm_core::{Error, ErrorKind, Result};
 use std::ffi::c_void;
 use std::sync::atomic::{AtomicPtr, Ordering};
@@ -31,7 +31,7 @@ use std::time::Duration;
 /// the driver, or waiting for a peer) keeps the lock, and nothing frees the communicator under it: NCCL allows no
 /// abort while another thread is in a call ("Fault Tolerance" in its user guide). A revoke frees nothing, so it
 /// is made all the same: it raises the flags that such a call looks at. What must not wait uses
-/// [`look`](Comm::look).
+/// [`status`](Comm::status).
 pub(crate) struct Comm {
     library: Arc<NcclLibrary>,
     handle: Mutex<Handle>,
@@ -45,10 +45,10 @@ pub(crate) struct Comm {
     size: u32,
 }
 
-/// A child of a communicator whose creation was abandoned: the library may still write its handle to `place`,
+/// A child of a communicator whose creation was abandoned: the library may still write its handle to `slot`,
 /// and read the input kept with it, until the parent has been aborted.
 pub(crate) struct Orphan {
-    pub(crate) place: Place,
+    pub(crate) slot: HandleSlot,
     #[allow(dead_code, reason = "held, not read")]
     pub(crate) input: Box<dyn Send>,
 }
@@ -56,7 +56,7 @@ pub(crate) struct Orphan {
 impl Orphan {
     /// Aborts what the library has made, if it has made anything.
     fn abort(self, library: &NcclLibrary) -> Result<()> {
-        let raw = self.place.handle();
+        let raw = self.slot.handle();
         if raw.is_null() {
             return Ok(());
         }
@@ -68,7 +68,7 @@ impl Orphan {
 }
 
 /// How a communicator fares.
-pub(crate) enum Look {
+pub(crate) enum CommStatus {
     /// Nothing is going on in the background.
     Ready,
     /// Something is.
@@ -205,25 +205,25 @@ impl Comm {
     }
 
     /// As [`is_ready`](Self::is_ready), for callers that must not wait for the lock.
-    pub(crate) fn look(&self) -> Look {
+    pub(crate) fn status(&self) -> CommStatus {
         let Ok(handle) = self.handle.try_lock() else {
-            return Look::InUse;
+            return CommStatus::InUse;
         };
         if handle.0.is_null() {
-            return Look::Gone;
+            return CommStatus::Gone;
         }
         match Self::ask(&self.library, handle.0) {
-            Ok(true) => Look::Ready,
-            Ok(false) => Look::AtWork,
-            Err(error) => Look::Failed(error),
+            Ok(true) => CommStatus::Ready,
+            Ok(false) => CommStatus::AtWork,
+            Err(error) => CommStatus::Failed(error),
         }
     }
 
     /// The library's error, if it has one and the communicator is not in use by another call.
     pub(crate) fn trouble(&self) -> Option<Error> {
-        match self.look() {
-            Look::Failed(error) => Some(error),
-            Look::Ready | Look::AtWork | Look::InUse | Look::Gone => None,
+        match self.status() {
+            CommStatus::Failed(error) => Some(error),
+            CommStatus::Ready | CommStatus::AtWork | CommStatus::InUse | CommStatus::Gone => None,
         }
     }
 
@@ -372,7 +372,7 @@ impl Comm {
     }
 
     /// Leaks the communicator to the library as it is. Later calls find it gone.
-    pub(crate) fn forsake(&self) {
+    pub(crate) fn abandon(&self) {
         let mut orphans = self.orphans.lock().unwrap_or_else(PoisonError::into_inner);
         std::mem::forget(std::mem::take(&mut *orphans));
         drop(orphans);

@@ -1,13 +1,13 @@
-//! How the ranks of a communicator find each other over the store: each leaves a description (its rank, device and
-//! library), and the first rank reads and compares all of them.
+//! How the ranks of a communicator find each other over the store: each publishes a [`PeerInfo`] (its rank, device
+//! and library), and the first rank reads and compares all of them.
 //!
-//! The first rank waits for one counter, reads every description once, and leaves one result: the unique ids, or
-//! why these ranks cannot form a communicator. All others wait for that one key. So N ranks read O(N) keys in all,
-//! where every rank reading every description would read N².
+//! The first rank waits for one counter, reads every value once, and publishes one result: the unique ids, or why
+//! these ranks cannot form a communicator. All others wait for that one key. So N ranks read O(N) keys in all,
+//! where every rank reading every value would read N².
 //!
 //! Ranks on one device, and libraries that differ, are refused by name here, where NCCL would hang.
 
-use super::bootstrap::Meeting;
+use super::bootstrap::BootstrapGroup;
 use crate::context::options::DeviceSharing;
 use crate::library::Version;
 use crate::library::sys::UniqueId;
@@ -20,7 +20,7 @@ use std::time::Duration;
 
 /// What a rank publishes about itself before it joins.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Card {
+pub(crate) struct PeerInfo {
     pub(crate) rank: Rank,
     pub(crate) host: String,
     pub(crate) device: u16,
@@ -31,35 +31,35 @@ pub(crate) struct Card {
     pub(crate) id: Option<Vec<u8>>,
 }
 
-impl Card {
+impl PeerInfo {
     /// Checks whether these ranks can form one communicator.
     ///
     /// # Errors
     /// The ranks that do not fit together, and why.
-    fn check_all(cards: &[Self], devices: DeviceSharing) -> Result<(), String> {
-        let Some(first) = cards.first() else {
+    fn check_all(infos: &[Self], devices: DeviceSharing) -> Result<(), String> {
+        let Some(first) = infos.first() else {
             return Ok(());
         };
         let mut by_device: BTreeMap<&str, &Self> = BTreeMap::new();
-        for card in cards {
-            if card.version != first.version {
+        for info in infos {
+            if info.version != first.version {
                 return Err(format!(
                     "the ranks have different releases of NCCL: rank {} has {}, rank {} has {}",
                     first.rank,
                     Version(first.version),
-                    card.rank,
-                    Version(card.version)
+                    info.rank,
+                    Version(info.version)
                 ));
             }
             // The UUID alone: two containers of one machine may have different host names, and those of MIG
             // instances differ.
-            if let Some(other) = by_device.insert(&card.uuid, card)
+            if let Some(other) = by_device.insert(&info.uuid, info)
                 && devices == DeviceSharing::Refused
             {
                 return Err(format!(
                     "rank {} (cuda:{}) and rank {} (cuda:{}) use the same device {} of host {}: give each a \
                      device of its own, or set NCCL_MULTI_RANK_GPU_ENABLE=1 with NCCL 2.30 or later",
-                    other.rank, other.device, card.rank, card.device, card.uuid, card.host
+                    other.rank, other.device, info.rank, info.device, info.uuid, info.host
                 ));
             }
         }
@@ -82,35 +82,40 @@ const VERDICT: &str = "verdict";
 const AT_ONCE: usize = 256;
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// Leaves this rank's card.
+/// Publishes this rank's information.
 ///
 /// # Errors
 /// `Store`.
-pub(crate) fn arrive(meeting: &Meeting, card: &Card) -> Result<()> {
-    let card = serde_json::to_vec(card).map_err(|error| unreadable("written", error))?;
-    meeting.store.set(&format!("card/{}", meeting.own), &card)?;
-    // After the card: the counter is the number of cards that may be read.
-    meeting.store.add(COUNTER, 1).map(drop)
+pub(crate) fn arrive(members: &BootstrapGroup, info: &PeerInfo) -> Result<()> {
+    let info = serde_json::to_vec(info).map_err(|error| unreadable("written", error))?;
+    members
+        .store
+        .set(&format!("peer_info/{}", members.own), &info)?;
+    // After the value: the counter is the number of values that may be read.
+    members.store.add(COUNTER, 1).map(drop)
 }
 
 /// The unique ids, once all ranks have arrived.
 ///
 /// # Errors
 /// `Rendezvous` names ranks that do not fit together; `PeerLost` names the rank that gave up; `Store`.
-pub(crate) fn look(meeting: &Meeting, devices: DeviceSharing) -> Result<Option<Vec<UniqueId>>> {
-    let store = &meeting.store;
-    if meeting.own == 0 && !store.check(&[VERDICT])? {
+pub(crate) fn poll(
+    members: &BootstrapGroup,
+    devices: DeviceSharing,
+) -> Result<Option<Vec<UniqueId>>> {
+    let store = &members.store;
+    if members.own == 0 && !store.check(&[VERDICT])? {
         let here = store.add(COUNTER, 0)?;
-        if here < meeting.ranks.len() as i64 {
+        if here < members.ranks.len() as i64 {
             return Ok(None);
         }
-        let cards = read_all(meeting)?;
-        let verdict = match Card::check_all(&cards, devices) {
-            Ok(()) => Verdict::Ids(cards.into_iter().filter_map(|card| card.id).collect()),
+        let infos = read_all(members)?;
+        let verdict = match PeerInfo::check_all(&infos, devices) {
+            Ok(()) => Verdict::Ids(infos.into_iter().filter_map(|info| info.id).collect()),
             Err(why) => Verdict::Refused(why, None),
         };
         leave(store.as_ref(), &verdict)?;
-    } else if meeting.own != 0 && !store.check(&[VERDICT])? {
+    } else if members.own != 0 && !store.check(&[VERDICT])? {
         return Ok(None);
     }
     let verdict = store.get(VERDICT, PATIENCE)?;
@@ -128,14 +133,14 @@ pub(crate) fn look(meeting: &Meeting, devices: DeviceSharing) -> Result<Option<V
     }
 }
 
-/// Ends the meeting for the ranks that still wait for the verdict.
+/// Ends the rendezvous for the ranks that still wait for the verdict.
 ///
 /// # Errors
 /// `Store`.
-pub(crate) fn give_up(meeting: &Meeting, why: &str) -> Result<()> {
-    let own = meeting.ranks[meeting.own as usize];
+pub(crate) fn give_up(members: &BootstrapGroup, why: &str) -> Result<()> {
+    let own = members.ranks[members.own as usize];
     leave(
-        meeting.store.as_ref(),
+        members.store.as_ref(),
         &Verdict::Refused(why.to_owned(), Some(own)),
     )
 }
@@ -146,24 +151,25 @@ fn leave(store: &dyn Store, verdict: &Verdict) -> Result<()> {
     store.compare_set(VERDICT, b"", &verdict).map(drop)
 }
 
-fn read_all(meeting: &Meeting) -> Result<Vec<Card>> {
-    let keys: Vec<String> = (0..meeting.ranks.len())
-        .map(|at| format!("card/{at}"))
+fn read_all(members: &BootstrapGroup) -> Result<Vec<PeerInfo>> {
+    let keys: Vec<String> = (0..members.ranks.len())
+        .map(|at| format!("peer_info/{at}"))
         .collect();
-    let mut cards = Vec::with_capacity(keys.len());
+    let mut infos = Vec::with_capacity(keys.len());
     for keys in keys.chunks(AT_ONCE) {
         let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
-        for card in meeting.store.multi_get(&keys, PATIENCE)? {
-            let card = serde_json::from_slice(&card).map_err(|error| unreadable("read", error))?;
-            cards.push(card);
+        for info in members.store.multi_get(&keys, PATIENCE)? {
+            let info = serde_json::from_slice(&info).map_err(|error| unreadable("read", error))?;
+            infos.push(info);
         }
     }
-    Ok(cards)
+    Ok(infos)
 }
 
 fn unreadable(what: &str, error: serde_json::Error) -> Error {
-    let message =
-        format!("a rank's card cannot be {what}: do all ranks run the same version of rcomm?");
+    let message = format!(
+        "what a rank has published about itself cannot be {what}: do all ranks run the same version of rcomm?"
+    );
     Error::new(ErrorKind::Rendezvous, message).with_source(error)
 }
 
@@ -190,8 +196,8 @@ mod tests {
     use std::sync::atomic::{AtomicU64, Ordering};
     use std::time::Instant;
 
-    fn card(rank: Rank, uuid: &str, version: i32) -> Card {
-        Card {
+    fn info(rank: Rank, uuid: &str, version: i32) -> PeerInfo {
+        PeerInfo {
             rank,
             host: "a".to_owned(),
             device: 0,
@@ -201,26 +207,26 @@ mod tests {
         }
     }
 
-    fn refusal(cards: &[Card]) -> String {
-        Card::check_all(cards, DeviceSharing::Refused).unwrap_err()
+    fn refusal(infos: &[PeerInfo]) -> String {
+        PeerInfo::check_all(infos, DeviceSharing::Refused).unwrap_err()
     }
 
     #[test]
     fn ranks_on_one_device_are_named() {
-        let mut cards = [card(4, "x", 1), card(5, "y", 1), card(6, "x", 1)];
+        let mut infos = [info(4, "x", 1), info(5, "y", 1), info(6, "x", 1)];
         // Another container of the same machine.
-        cards[2].host = "b".to_owned();
-        let refusal = refusal(&cards);
+        infos[2].host = "b".to_owned();
+        let refusal = refusal(&infos);
         assert!(
             refusal.starts_with("rank 4 (cuda:0) and rank 6 (cuda:0) use the same device x"),
             "{refusal}"
         );
-        Card::check_all(&cards, DeviceSharing::Allowed).unwrap();
+        PeerInfo::check_all(&infos, DeviceSharing::Allowed).unwrap();
     }
 
     #[test]
     fn ranks_with_different_releases_are_named() {
-        let refusal = refusal(&[card(0, "x", 22_707), card(1, "y", 23_007)]);
+        let refusal = refusal(&[info(0, "x", 22_707), info(1, "y", 23_007)]);
         assert!(
             refusal.ends_with("rank 0 has 2.27.7, rank 1 has 2.30.7"),
             "{refusal}"
@@ -302,39 +308,39 @@ mod tests {
             store: HashStore::new(),
             keys: AtomicU64::new(0),
         });
-        let meeting = |own| Meeting {
+        let members = |own| BootstrapGroup {
             scope: Scope::Group,
             store: store.clone(),
             ranks: (0..RANKS).collect(),
             own,
             name: "all".to_owned(),
         };
-        let meetings: Vec<Meeting> = (0..RANKS).map(meeting).collect();
+        let groups: Vec<BootstrapGroup> = (0..RANKS).map(members).collect();
         let begun = Instant::now();
         let mut polls = 0;
-        for meeting in meetings.iter().rev() {
+        for members in groups.iter().rev() {
             // All but the last have come: one that looks now looks at what it waits for, not at the others.
-            for early in [&meetings[0], &meetings[1]] {
-                let none = look(early, DeviceSharing::Refused).unwrap();
+            for early in [&groups[0], &groups[1]] {
+                let none = poll(early, DeviceSharing::Refused).unwrap();
                 assert!(none.is_none());
                 polls += 1;
             }
-            let own = meeting.own;
-            let mut card = card(own, &format!("device {own}"), 23_007);
-            card.id = own
+            let own = members.own;
+            let mut info = info(own, &format!("device {own}"), 23_007);
+            info.id = own
                 .is_multiple_of(PER_ID)
                 .then(|| vec![(own / PER_ID) as u8; UniqueId::BYTES]);
-            arrive(meeting, &card).unwrap();
+            arrive(members, &info).unwrap();
         }
-        for meeting in &meetings {
-            let ids = look(meeting, DeviceSharing::Refused).unwrap();
+        for members in &groups {
+            let ids = poll(members, DeviceSharing::Refused).unwrap();
             let ids = ids.expect("all have come");
             let firsts: Vec<u8> = ids.iter().map(|id| id.internal[0]).collect();
             assert_eq!(firsts, (0..8).collect::<Vec<u8>>());
         }
         let took = begun.elapsed();
         assert!(took < Duration::from_secs(5), "{took:?}");
-        // Each adds itself, looks for the verdict and reads it; the first rank reads each card once.
+        // Each adds itself, looks for the verdict and reads it; the first rank reads each value once.
         let keys = store.keys.load(Ordering::Relaxed) - 3 * polls / 2;
         assert_eq!(keys, u64::from(4 * RANKS + 2));
     }
@@ -342,16 +348,16 @@ mod tests {
     #[test]
     fn a_rank_that_gives_up_ends_the_meeting_for_all() {
         let store = Arc::new(HashStore::new());
-        let meeting = |own| Meeting {
+        let members = |own| BootstrapGroup {
             scope: Scope::Group,
             store: store.clone(),
             ranks: vec![4, 5, 6],
             own,
             name: "all".to_owned(),
         };
-        give_up(&meeting(2), "rank 6 could not join: no memory").unwrap();
+        give_up(&members(2), "rank 6 could not join: no memory").unwrap();
         for own in [0, 1] {
-            let step = look(&meeting(own), DeviceSharing::Refused);
+            let step = poll(&members(own), DeviceSharing::Refused);
             let error = step.err().unwrap();
             assert_eq!(error.kind(), ErrorKind::PeerLost);
             assert_eq!(error.rank(), Some(6));

@@ -20,7 +20,7 @@ use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-/// What the lanes of one backend share.
+/// What the queues of one backend share.
 pub(crate) struct Shared {
     pub(crate) library: Arc<NcclLibrary>,
     pub(crate) device: Arc<CudaDevice>,
@@ -80,7 +80,7 @@ impl Shared {
         })
     }
 
-    /// For the lanes of another backend of the same world.
+    /// For the queues of another backend of the same world.
     pub(crate) fn sibling(&self) -> Arc<Self> {
         Arc::new(Self {
             library: self.library.clone(),
@@ -123,7 +123,7 @@ impl Shared {
     }
 
     /// Whether communicators were left to the library after a failure.
-    pub(crate) fn is_forsaken(&self) -> bool {
+    pub(crate) fn is_abandoned(&self) -> bool {
         self.aborted.get().is_some() && !self.options.error_handling.cleans_up()
     }
 

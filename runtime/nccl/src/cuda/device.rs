@@ -50,7 +50,7 @@ impl Held {
     /// Leaves the memory to be freed by the next use of the device. Makes no call to the driver, even when it
     /// races with other threads: both entries go into the list, and the list can be dropped here only when it
     /// is empty, since each entry refers to the device, and the device to the list.
-    pub(crate) fn lay_aside(self) {
+    pub(crate) fn defer_free(self) {
         let aside = self.device.aside.clone();
         lock(&aside).push(self);
     }
@@ -147,7 +147,7 @@ impl CudaDevice {
     }
 
     /// Frees what was laid aside; what cannot go yet is laid aside again.
-    pub(crate) fn free_aside(&self) {
+    pub(crate) fn free_deferred(&self) {
         let aside = std::mem::take(&mut *lock(&self.aside));
         drop(aside);
     }

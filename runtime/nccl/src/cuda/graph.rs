@@ -122,5 +122,5 @@ unsafe extern "C" fn let_go(kept: *mut c_void) {
     // reference has gone.
     let kept = unsafe { Box::from_raw(kept.cast::<Kept>()) };
     kept.live.remove(kept.graph);
-    kept.memory.lay_aside();
+    kept.memory.defer_free();
 }

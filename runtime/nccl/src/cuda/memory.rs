@@ -76,7 +76,7 @@ impl Drop for Allocation {
                 at: self.at,
                 stream: self.stream.take(),
             };
-            Held::new(&self.device, Box::new(again)).lay_aside();
+            Held::new(&self.device, Box::new(again)).defer_free();
             return;
         }
         if let Err(error) = self.free() {
@@ -118,7 +118,7 @@ impl Drop for LibraryAllocation {
                 at: self.at,
                 zeroed: self.zeroed.take(),
             };
-            Held::new(&self.device, Box::new(again)).lay_aside();
+            Held::new(&self.device, Box::new(again)).defer_free();
             return;
         }
         let free = || -> Result<()> {

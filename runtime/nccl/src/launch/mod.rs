@@ -4,7 +4,7 @@
 //! c10d: NCCL runs a group as one kernel. Parts without elements are left out on both sides.
 //!
 //! NCCL's own gather and scatter (2.28) want the root's parts side by side. Only the root knows whether its
-//! are, and the call must be the same on all ranks: so the root goes through memory of the lane's where
+//! are, and the call must be the same on all ranks: so the root goes through memory of the queue's where
 //! they are not.
 
 #![deny(clippy::wildcard_enum_match_arm)]
@@ -117,7 +117,7 @@ impl<'a> Target<'a> {
     /// been enqueued.
     pub(crate) unsafe fn launch(self, op: &Op<'_>) -> Result<Launched> {
         // SAFETY: the caller keeps communicator and stream live, has the communicator to itself during this
-        // call, which drops `calls`, and passes a valid operation whose buffers stay. The lane that fills a
+        // call, which drops `calls`, and passes a valid operation whose buffers stay. The queue that fills a
         // `Target` keeps the barrier's four bytes and the staging memory as long.
         let calls = unsafe { Calls::over(self) };
         if needs_group(op) {

@@ -7,7 +7,7 @@
 //! where they are issued.
 
 use super::pending::Ticket;
-use super::{Door, Lane, Stage};
+use super::{CommQueue, QueueState, Stage};
 use crate::cuda::graph::Graph;
 use crate::library::config::Blocking;
 use rcomm_core::Deadline;
@@ -50,17 +50,17 @@ impl Shape {
     }
 }
 
-impl Lane {
+impl CommQueue {
     /// Launches an operation, on a thread of its own if the library may wait for peers. The context is current.
     pub(super) fn launch(
         &self,
-        door: &mut Door,
+        state: &mut QueueState,
         ticket: &Arc<Ticket>,
         graph: Option<Option<Graph>>,
     ) {
         let blocks = self.shared.options.comm.blocking == Blocking::Yes;
         let is_known = !blocks
-            || ticket.look_at(|op| Shape::all(op, &mut |shape| door.connected.contains(&shape)));
+            || ticket.look_at(|op| Shape::all(op, &mut |shape| state.connected.contains(&shape)));
         if is_known {
             ticket.launch(|op, deadline| self.enqueue(op, deadline, graph));
             return;
@@ -69,7 +69,7 @@ impl Lane {
             Ok(()) if ticket.is_on_its_way() => {
                 ticket.look_at(|op| {
                     Shape::all(op, &mut |shape| {
-                        door.connected.insert(shape);
+                        state.connected.insert(shape);
                         true
                     })
                 });
@@ -77,7 +77,7 @@ impl Lane {
             Ok(()) => {}
             Err(error) => {
                 // The library may still be in the call.
-                door.stage = Stage::Broken(error.clone());
+                state.stage = Stage::Broken(error.clone());
                 ticket.fail(error);
             }
         }
@@ -87,10 +87,10 @@ impl Lane {
         let (sender, done) = channel();
         let apart = ticket.clone();
         let work = move || {
-            let lane = apart.lane().clone();
-            match lane.shared.device.enter() {
+            let queue = apart.queue().clone();
+            match queue.shared.device.enter() {
                 Ok(_entered) => {
-                    apart.launch(|op, deadline| lane.enqueue(op, deadline, graph));
+                    apart.launch(|op, deadline| queue.enqueue(op, deadline, graph));
                 }
                 Err(error) => apart.fail(error),
             }

@@ -1,12 +1,12 @@
-//! How lanes end: closed with the other ranks, or stopped on this one; and the fate of buffers that the
+//! How queues end: closed with the other ranks, or stopped on this one; and the fate of buffers that the
 //! device may still use by then.
 //!
-//! Lanes end together. To free a communicator is to wait for the kernels of all communicators of its device,
+//! Queues end together. To free a communicator is to wait for the kernels of all communicators of its device,
 //! so that a hung one would delay the end of the others: all receive the abort flag before one is freed.
 
-use super::{Lane, Stage};
+use super::{CommQueue, Stage};
 use crate::comm::bootstrap::Scope;
-use crate::comm::{Comm, Look};
+use crate::comm::{Comm, CommStatus};
 use crate::context::Shared;
 use crate::cuda::event::Mark;
 use rcomm_core::Deadline;
@@ -24,7 +24,7 @@ pub(super) struct Remains {
     end: Arc<Mark>,
 }
 
-impl Lane {
+impl CommQueue {
     /// How long the device may take to let go of what was stopped.
     const CLEAN_UP: Duration = Duration::from_secs(5);
 
@@ -40,7 +40,7 @@ impl Lane {
 
     /// Frees what the device has finished with; returns whether anything is left.
     pub(super) fn sweep(&self) -> bool {
-        self.shared.device.free_aside();
+        self.shared.device.free_deferred();
         let mut remains = self.remains();
         if remains.is_empty() {
             return true;
@@ -59,8 +59,10 @@ impl Lane {
     }
 
     /// Gives up what waits for the ranks to join, and leaves the communicators as they are.
-    pub(crate) fn forsake_all(lanes: &[Arc<Self>]) {
-        lanes.iter().for_each(|lane| lane.break_off(Self::CLEAN_UP));
+    pub(crate) fn abandon_all(queues: &[Arc<Self>]) {
+        queues
+            .iter()
+            .for_each(|queue| queue.break_off(Self::CLEAN_UP));
     }
 
     /// Ends the communicators on this rank, and waits a little for the device to release buffers. What is
@@ -70,58 +72,65 @@ impl Lane {
     /// # Blocking
     /// Until the library has stopped its kernels, which it may never: a kernel of the program's that never
     /// ends delays what follows it, and the library's end with it.
-    pub(crate) fn end_all(lanes: &[Arc<Self>]) {
-        let Some(shared) = lanes.first().map(|lane| lane.shared.clone()) else {
+    pub(crate) fn end_all(queues: &[Arc<Self>]) {
+        let Some(shared) = queues.first().map(|queue| queue.shared.clone()) else {
             return;
         };
         // Before the call into the library, which may not return.
-        lanes.iter().for_each(|lane| lane.break_off(Duration::ZERO));
+        queues
+            .iter()
+            .for_each(|queue| queue.break_off(Duration::ZERO));
         match shared.device.enter() {
-            Ok(_entered) => Self::stop_all(&shared, lanes),
+            Ok(_entered) => Self::stop_all(&shared, queues),
             Err(error) => tracing::warn!(%error, "communicators could not be ended"),
         }
-        lanes.iter().for_each(|lane| lane.break_off(Self::CLEAN_UP));
+        queues
+            .iter()
+            .for_each(|queue| queue.break_off(Self::CLEAN_UP));
         let deadline = Deadline::In(Self::CLEAN_UP).started();
         // All of them, each time.
-        while !lanes.iter().fold(true, |clean, lane| lane.sweep() & clean) && !deadline.has_passed()
+        while !queues
+            .iter()
+            .fold(true, |clean, queue| queue.sweep() & clean)
+            && !deadline.has_passed()
         {
             std::thread::sleep(Duration::from_millis(5));
         }
     }
 
-    /// Fails what waits for the ranks to join. Where a call that does not return holds the door, later looks
+    /// Fails what waits for the ranks to join. Where a call that does not return holds the lock, later looks
     /// at operations find the group aborted.
     fn break_off(&self, patience: Duration) {
         let Some(error) = self.shared.aborted.get() else {
             return;
         };
-        let Ok(mut door) = self.enter(Deadline::In(patience)) else {
+        let Ok(mut state) = self.lock(Deadline::In(patience)) else {
             return;
         };
-        for ticket in door.queue.drain(..) {
+        for ticket in state.waiting.drain(..) {
             ticket.fail(error.clone());
         }
         // One that has not joined yet is aborted as it is dropped.
-        door.stage = Stage::Broken(error.clone());
+        state.stage = Stage::Broken(error.clone());
     }
 
     /// Revokes what can be revoked, all in one group of calls, then aborts the rest, all in one. The context is
     /// current.
-    fn stop_all(shared: &Shared, lanes: &[Arc<Self>]) {
+    fn stop_all(shared: &Shared, queues: &[Arc<Self>]) {
         let table = shared.library.table();
         let is_revocable = table.comm_revoke.is_some() && table.comm_shrink.is_some();
-        let mut doomed: Vec<&Arc<Self>> = lanes.iter().collect();
+        let mut doomed: Vec<&Arc<Self>> = queues.iter().collect();
         if is_revocable {
-            doomed = Self::revoke_all(shared, lanes);
+            doomed = Self::revoke_all(shared, queues);
         }
         let mut comms = Vec::new();
-        for lane in doomed {
-            let Some(comm) = lane.comm.get().filter(|comm| comm.is_live()) else {
+        for queue in doomed {
+            let Some(comm) = queue.comm.get().filter(|comm| comm.is_live()) else {
                 continue;
             };
-            match lane.live_graphs() {
+            match queue.live_graphs() {
                 0 => comms.push(comm.clone()),
-                graphs => lane.abort_under_graphs(comm.clone(), graphs),
+                graphs => queue.abort_under_graphs(comm.clone(), graphs),
             }
         }
         if comms.is_empty() {
@@ -132,23 +141,23 @@ impl Lane {
         }
     }
 
-    /// Stops what is pending on all communicators; returns the lanes whose communicator is to be aborted.
-    fn revoke_all<'a>(shared: &Shared, lanes: &'a [Arc<Self>]) -> Vec<&'a Arc<Self>> {
+    /// Stops what is pending on all communicators; returns the queues whose communicator is to be aborted.
+    fn revoke_all<'a>(shared: &Shared, queues: &'a [Arc<Self>]) -> Vec<&'a Arc<Self>> {
         let mut doomed = Vec::new();
         let mut revoked = Vec::new();
         let group = match shared.library.group() {
             Ok(group) => group,
             Err(error) => {
                 tracing::warn!(%error, "communicators could not be revoked: they are aborted");
-                return lanes.iter().collect();
+                return queues.iter().collect();
             }
         };
-        for lane in lanes {
-            match lane.comm.get().map(|comm| (comm, comm.revoke())) {
-                Some((comm, Ok(()))) => revoked.push((lane, comm)),
+        for queue in queues {
+            match queue.comm.get().map(|comm| (comm, comm.revoke())) {
+                Some((comm, Ok(()))) => revoked.push((queue, comm)),
                 Some((_, Err(error))) if error.kind() != ErrorKind::Closed => {
                     tracing::warn!(%error, "a communicator could not be revoked: it is aborted");
-                    doomed.push(lane);
+                    doomed.push(queue);
                 }
                 Some(_) | None => {}
             }
@@ -156,13 +165,13 @@ impl Lane {
         // The result of each is its own state, below.
         let _ = group.end();
         let deadline = Deadline::In(Self::CLEAN_UP).started();
-        for (lane, comm) in revoked {
-            match lane.settle_revoked(comm, deadline) {
-                Ok(()) if lane.scope == Scope::Group => {}
-                Ok(()) => doomed.push(lane),
+        for (queue, comm) in revoked {
+            match queue.settle_revoked(comm, deadline) {
+                Ok(()) if queue.scope == Scope::Group => {}
+                Ok(()) => doomed.push(queue),
                 Err(error) => {
                     tracing::warn!(%error, "a communicator could not be revoked: it is aborted");
-                    doomed.push(lane);
+                    doomed.push(queue);
                 }
             }
         }
@@ -171,14 +180,16 @@ impl Lane {
 
     fn settle_revoked(&self, comm: &Comm, deadline: Deadline) -> Result<()> {
         loop {
-            match comm.look() {
-                Look::Ready | Look::Gone => return Ok(()),
-                Look::Failed(error) => return Err(error),
-                Look::AtWork | Look::InUse if deadline.has_passed() => {
+            match comm.status() {
+                CommStatus::Ready | CommStatus::Gone => return Ok(()),
+                CommStatus::Failed(error) => return Err(error),
+                CommStatus::AtWork | CommStatus::InUse if deadline.has_passed() => {
                     let message = "the library did not stop what was pending";
                     return Err(Error::new(ErrorKind::Timeout, message));
                 }
-                Look::AtWork | Look::InUse => std::thread::sleep(Duration::from_millis(1)),
+                CommStatus::AtWork | CommStatus::InUse => {
+                    std::thread::sleep(Duration::from_millis(1))
+                }
             }
         }
     }
@@ -226,7 +237,7 @@ impl Lane {
             pause = (pause * 2).min(Duration::from_millis(1));
             Ok(())
         };
-        while !self.enter(deadline)?.queue.is_empty() {
+        while !self.lock(deadline)?.waiting.is_empty() {
             self.pump();
             wait()?;
         }
@@ -254,10 +265,10 @@ impl Lane {
     /// # Errors
     /// `InvalidArgument` if CUDA graphs hold operations of one of them, which is left open then: NCCL waits for the
     /// graphs. `Timeout` if the other ranks do not close theirs.
-    pub(crate) fn close_all(lanes: &[Arc<Self>], deadline: Deadline) -> Result<()> {
+    pub(crate) fn close_all(queues: &[Arc<Self>], deadline: Deadline) -> Result<()> {
         let deadline = deadline.started();
-        let graphs: usize = lanes.iter().map(|lane| lane.live_graphs()).sum();
-        let free = lanes.iter().filter(|lane| lane.live_graphs() == 0);
+        let graphs: usize = queues.iter().map(|queue| queue.live_graphs()).sum();
+        let free = queues.iter().filter(|queue| queue.live_graphs() == 0);
         let free: Vec<Arc<Self>> = free.cloned().collect();
         // On a thread of its own, since the library may never return.
         let (sender, closed) = channel();
@@ -286,19 +297,19 @@ impl Lane {
         Ok(())
     }
 
-    fn try_close_all(lanes: &[Arc<Self>], deadline: Deadline) -> Result<()> {
-        let with_comm = |lane: &Arc<Self>| Some((lane.clone(), lane.comm.get()?.clone()));
-        let open: Vec<(Arc<Self>, Arc<Comm>)> = lanes.iter().filter_map(with_comm).collect();
+    fn try_close_all(queues: &[Arc<Self>], deadline: Deadline) -> Result<()> {
+        let with_comm = |queue: &Arc<Self>| Some((queue.clone(), queue.comm.get()?.clone()));
+        let open: Vec<(Arc<Self>, Arc<Comm>)> = queues.iter().filter_map(with_comm).collect();
         // All begin before one is waited for: the others' order of peers is another.
-        let begin = |(lane, comm): &(Arc<Self>, Arc<Comm>)| {
-            let _entered = lane.shared.device.enter()?;
+        let begin = |(queue, comm): &(Arc<Self>, Arc<Comm>)| {
+            let _entered = queue.shared.device.enter()?;
             comm.finalize()
         };
         let begun: Vec<Result<()>> = open.iter().map(begin).collect();
         let mut failed = Vec::new();
-        for ((lane, comm), begun) in open.iter().zip(begun) {
-            match begun.and_then(|()| lane.settle(comm, deadline)) {
-                Ok(()) => lane.destroy(comm),
+        for ((queue, comm), begun) in open.iter().zip(begun) {
+            match begun.and_then(|()| queue.settle(comm, deadline)) {
+                Ok(()) => queue.destroy(comm),
                 Err(error) if error.kind() == ErrorKind::Timeout => return Err(error),
                 Err(error) => {
                     note_close(&error);
@@ -307,9 +318,9 @@ impl Lane {
             }
         }
         // After an error a communicator is aborted and never destroyed.
-        if let (Some(lane), false) = (lanes.first(), failed.is_empty()) {
-            let _entered = lane.shared.device.enter()?;
-            if let Err(error) = Comm::abort_all(&lane.shared.library, &failed) {
+        if let (Some(queue), false) = (queues.first(), failed.is_empty()) {
+            let _entered = queue.shared.device.enter()?;
+            if let Err(error) = Comm::abort_all(&queue.shared.library, &failed) {
                 note_close(&error);
             }
         }
@@ -333,8 +344,8 @@ impl Lane {
 
     /// Ends the communicator if that was not done, or leaks it to the library; returns whether it has ended.
     fn end_at_last(&self, comm: Arc<Comm>) -> bool {
-        if self.shared.is_forsaken() || self.live_graphs() > 0 {
-            comm.forsake();
+        if self.shared.is_abandoned() || self.live_graphs() > 0 {
+            comm.abandon();
             return false;
         }
         Arc::into_inner(comm).is_some_and(|mut comm| comm.end_at_last())
@@ -356,7 +367,7 @@ fn note_close(error: &Error) {
     tracing::debug!(%error, "a communicator was not closed by all ranks together");
 }
 
-impl Drop for Lane {
+impl Drop for CommQueue {
     fn drop(&mut self) {
         // Drop the communicator before what it uses. If it is leaked, or another holder keeps it alive, leak
         // that as well.

@@ -1,9 +1,9 @@
-//! Putting operations on a lane's stream: after the pending work of their buffers' streams, between two
+//! Putting operations on a queue's stream: after the pending work of their buffers' streams, between two
 //! marks, or into the graph that those streams are captured into.
 
 use super::pending::Start;
-use super::{Captured, Door, Enqueued, Lane, Stage};
-use crate::comm::{Comm, Look};
+use super::{Captured, CommQueue, Enqueued, QueueState, Stage};
+use crate::comm::{Comm, CommStatus};
 use crate::context::options::Timing;
 use crate::cuda::event::Mark;
 use crate::cuda::graph::Graph;
@@ -54,7 +54,7 @@ impl From<Unmade> for Error {
     }
 }
 
-impl Lane {
+impl CommQueue {
     /// Puts one operation on the stream, or into the graph that its buffers' streams are captured into. The context
     /// is current; `graph` is that of [`check_capture`](Self::check_capture) where it is known.
     ///
@@ -102,7 +102,7 @@ impl Lane {
             };
             // SAFETY: the communicator is live and locked while it is lent, the stream is our own. The
             // group has validated the operation and `check_place` the place of its buffers; the ticket
-            // keeps it until the mark below is reached, and the lane what it stages. What is captured is
+            // keeps it until the mark below is reached, and the queue what it stages. What is captured is
             // kept by the graph, for itself and all that is made of it.
             unsafe { target.launch(op) }
         });
@@ -114,7 +114,7 @@ impl Lane {
                 .inspect_err(|_| is_marked = false),
             Ok(Err(error)) => {
                 // What went before it in its group may still be on its way (`Group`, as it is dropped).
-                is_marked = !matches!(comm.look(), Look::AtWork | Look::InUse);
+                is_marked = !matches!(comm.status(), CommStatus::AtWork | CommStatus::InUse);
                 Err(error)
             }
             Err(error) => Err(error),
@@ -146,19 +146,19 @@ impl Lane {
     /// While the library connects to peers, until `deadline`.
     ///
     /// # Errors
-    /// `Unsupported` while the lane's stream is captured; the errors of `before` and of the library. The lane
+    /// `Unsupported` while the queue's stream is captured; the errors of `before` and of the library. The queue
     /// is unusable afterwards if the library may still be working on the call.
     pub(crate) fn call_on_stream(
         &self,
-        mut door: MutexGuard<'_, Door>,
+        mut state: MutexGuard<'_, QueueState>,
         name: &'static str,
         deadline: Deadline,
         before: impl FnOnce() -> Result<()>,
         call: impl FnOnce(NcclComm, RawStream) -> NcclResult + Send + 'static,
     ) -> Result<Arc<Mark>, Unmade> {
         // What was issued before comes first.
-        self.push_queue(&mut door);
-        if let Stage::Broken(error) = &door.stage {
+        self.push_waiting(&mut state);
+        if let Stage::Broken(error) = &state.stage {
             return Err(Unmade::untouched(error.clone()));
         }
         let Some(comm) = self.comm.get() else {
@@ -175,7 +175,7 @@ impl Lane {
         }
         let mut given_up = None;
         let called = before().and_then(|()| {
-            if self.shared.options.comm.blocking == Blocking::No || door.called.contains(name) {
+            if self.shared.options.comm.blocking == Blocking::No || state.called.contains(name) {
                 return comm.with(|library, raw| {
                     let status = call(raw, self.stream.raw());
                     check_call(library, raw, name, status)
@@ -189,7 +189,7 @@ impl Lane {
             let done = comm.call_apart(&self.shared.device, work)?;
             match self.wait_apart(&done, deadline) {
                 Ok(called) => {
-                    door.called.insert(name);
+                    state.called.insert(name);
                     called
                 }
                 // The call is still under way, and what it enqueues comes after any mark.
@@ -200,7 +200,7 @@ impl Lane {
             }
         });
         if let Some(error) = given_up {
-            door.stage = Stage::Broken(error.clone());
+            state.stage = Stage::Broken(error.clone());
             return Err(Unmade {
                 error,
                 left: Left::Unknown,
@@ -210,7 +210,7 @@ impl Lane {
             && let Err(error) = self.settle(comm, deadline)
         {
             // What the library enqueues comes after any mark.
-            door.stage = Stage::Broken(error.clone());
+            state.stage = Stage::Broken(error.clone());
             return Err(Unmade {
                 error,
                 left: Left::Unknown,
@@ -219,7 +219,7 @@ impl Lane {
         let mark = self.shared.joints.mark(&self.stream).map(Arc::new);
         if let Err(error) = &mark {
             // Without a mark it is unknown when the buffers in use may be reused.
-            door.stage = Stage::Broken(error.clone());
+            state.stage = Stage::Broken(error.clone());
         }
         match (called, mark) {
             (Ok(_), Ok(mark)) => Ok(mark),
@@ -237,12 +237,12 @@ impl Lane {
     /// Refuses to continue where it is unknown what the library may still enqueue.
     ///
     /// # Errors
-    /// Why the lane is unusable; `Timeout` as [`enter`](Self::enter).
+    /// Why the queue is unusable; `Timeout` as [`lock`](Self::lock).
     pub(crate) fn check_whole(&self, deadline: Deadline) -> Result<()> {
         if let Some(error) = self.shared.aborted.get() {
             return Err(error.clone());
         }
-        match &self.enter(deadline)?.stage {
+        match &self.lock(deadline)?.stage {
             Stage::Broken(error) => Err(error.clone()),
             Stage::Joining(_) | Stage::Ready => Ok(()),
         }
@@ -260,7 +260,7 @@ impl Lane {
         })
     }
 
-    /// The memory besides its buffers that an operation needs. It is used on the lane's stream alone, so
+    /// The memory besides its buffers that an operation needs. It is used on the queue's stream alone, so
     /// that one operation after the other may; one in a graph has its own.
     fn staging_for(&self, op: &Op<'_>, graph: Option<Graph>) -> Result<Option<DeviceBuffer>> {
         let bytes = staging_bytes(&self.shared.library, op);
@@ -333,7 +333,7 @@ impl Lane {
                 ));
             }
         }
-        // Only an operation of this lane's makes its stream part of a capture.
+        // Only an operation of this queue's makes its stream part of a capture.
         if !self.may_be_captured.load(Ordering::Acquire) {
             return Ok(graph);
         }
@@ -370,26 +370,26 @@ impl Lane {
         Ok(graph)
     }
 
-    /// Makes `stream` wait until what is on this lane's stream now is done.
+    /// Makes `stream` wait until what is on this queue's stream now is done.
     pub(crate) fn lead(&self, stream: &CudaStream) -> Result<()> {
         let _entered = self.shared.device.enter()?;
         let mark = self.shared.joints.mark(&self.stream)?;
         stream.wait_for(&mark)
     }
 
-    /// Makes the lane's stream wait for the pending work of the buffers' streams; returns the marks that it
+    /// Makes the queue's stream wait for the pending work of the buffers' streams; returns the marks that it
     /// waits for.
     fn follow_streams(&self, op: &Op<'_>) -> Result<Vec<Mark>> {
         let streams = Streams::of(op, &self.shared.default_stream);
         streams
             .into_iter()
-            // What is on the lane's own stream comes first in any case.
+            // What is on the queue's own stream comes first in any case.
             .filter(|stream| stream.raw() != self.stream.raw())
             .map(|stream| self.follow(stream))
             .collect()
     }
 
-    /// Makes the lane's stream wait for the pending work of this one: up to the mark that is returned.
+    /// Makes the queue's stream wait for the pending work of this one: up to the mark that is returned.
     pub(crate) fn follow(&self, stream: &CudaStream) -> Result<Mark> {
         let mark = self.shared.joints.mark(stream)?;
         self.stream.wait_for(&mark)?;

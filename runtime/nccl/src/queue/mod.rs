@@ -1,8 +1,8 @@
 //! A communicator with a stream of its own, and the operations on their way through it. How they are put
-//! on the stream is in `enqueue`, how a lane ends in `ending`.
+//! on the stream is in `enqueue`, how a queue ends in `ending`.
 //!
-//! An operation starts after the pending work of its buffers' streams (an event that the lane's stream waits
-//! for), and its end is an event of the lane's stream: nothing here waits for the device. What is issued
+//! An operation starts after the pending work of its buffers' streams (an event that the queue's stream waits
+//! for), and its end is an event of the queue's stream: nothing here waits for the device. What is issued
 //! before all ranks have joined waits in a queue, and every later look at an operation advances the joining.
 //! Buffers are released when the event has completed; those of an aborted operation are kept until then, or
 //! leaked.
@@ -15,9 +15,9 @@ pub(crate) mod registry;
 
 pub(crate) use enqueue::{Left, Unmade, visit};
 
-use crate::comm::bootstrap::{Meeting, Rally, Scope};
-use crate::comm::init::{Birth, Step, WarmUp};
-use crate::comm::{Comm, Look};
+use crate::comm::bootstrap::{Bootstrap, BootstrapGroup, Scope};
+use crate::comm::init::{CommInit, InitStep, WarmUp};
+use crate::comm::{Comm, CommStatus};
 use crate::context::Shared;
 use crate::context::options::Connecting;
 use crate::cuda::event::Mark;
@@ -38,17 +38,17 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, TryLockError};
 use std::time::{Duration, Instant};
 
-/// How far the lane's communicator is set up.
+/// How far the queue's communicator is set up.
 enum Stage {
-    Joining(Box<Rally>),
+    Joining(Box<Bootstrap>),
     Ready,
     Broken(Error),
 }
 
 /// Its holder has exclusive use of the communicator.
-pub(crate) struct Door {
+pub(crate) struct QueueState {
     stage: Stage,
-    queue: VecDeque<Arc<Ticket>>,
+    waiting: VecDeque<Arc<Ticket>>,
     /// What the library has connected to peers for.
     connected: HashSet<Shape>,
     /// The calls, other than operations, that have returned once.
@@ -72,7 +72,7 @@ struct Captured {
 }
 
 /// A communicator, its stream, and what goes through them.
-pub(crate) struct Lane {
+pub(crate) struct CommQueue {
     pub(crate) shared: Arc<Shared>,
     scope: Scope,
     /// Dropped before what it uses: freeing memory that a kernel uses waits for the kernel.
@@ -92,7 +92,7 @@ pub(crate) struct Lane {
     may_be_captured: AtomicBool,
     /// The end of the latest operation on the stream.
     latest: Mutex<Option<Arc<Mark>>>,
-    door: Mutex<Door>,
+    state: Mutex<QueueState>,
     remains: Mutex<Vec<Remains>>,
     /// For lists whose parts the library wants side by side.
     staging: Mutex<Option<DeviceBuffer>>,
@@ -100,7 +100,7 @@ pub(crate) struct Lane {
     troubled_since: OnceLock<Instant>,
 }
 
-impl Lane {
+impl CommQueue {
     /// How long what is on the device may go on after an error of the communicator.
     const GRACE: Duration = Duration::from_millis(500);
     /// How long memory waits to be registered while the library connects to peers.
@@ -109,25 +109,25 @@ impl Lane {
     /// Begins to join.
     ///
     /// # Errors
-    /// As [`Rally::begin`]; `Backend` if the device has no more streams or memory.
-    pub(crate) fn begin(shared: &Arc<Shared>, meeting: Meeting) -> Result<Arc<Self>> {
-        let scope = meeting.scope;
-        let mut rally = Rally::begin(shared, meeting)?;
+    /// As [`Bootstrap::begin`]; `Backend` if the device has no more streams or memory.
+    pub(crate) fn begin(shared: &Arc<Shared>, members: BootstrapGroup) -> Result<Arc<Self>> {
+        let scope = members.scope;
+        let mut bootstrap = Bootstrap::begin(shared, members)?;
         match Self::parts(shared) {
             Ok((stream, barrier)) => {
                 // A lazy group also connects its rings at its first operation, so only an eager one warms up
                 // here.
                 if shared.options.connecting == Connecting::Eager {
-                    rally.warm_up(WarmUp {
+                    bootstrap.warm_up(WarmUp {
                         stream: stream.clone(),
                         word: barrier.clone(),
                     });
                 }
-                let stage = Stage::Joining(Box::new(rally));
+                let stage = Stage::Joining(Box::new(bootstrap));
                 Ok(Self::new(shared, scope, (stream, barrier), stage))
             }
             // The others are not to wait for this rank.
-            Err(error) => Err(rally.give_up(error, Duration::ZERO)),
+            Err(error) => Err(bootstrap.give_up(error, Duration::ZERO)),
         }
     }
 
@@ -136,14 +136,14 @@ impl Lane {
     /// # Errors
     /// `Backend` if the device has no more streams or memory.
     pub(crate) fn over(shared: &Arc<Shared>, comm: Comm, hash: u64) -> Result<Arc<Self>> {
-        let lane = Self::new(shared, Scope::Group, Self::parts(shared)?, Stage::Ready);
-        // Cannot fail: no other thread has this lane yet.
-        let _ = lane.hash.set(hash);
-        let _ = lane.comm.set(Arc::new(comm));
-        Ok(lane)
+        let queue = Self::new(shared, Scope::Group, Self::parts(shared)?, Stage::Ready);
+        // Cannot fail: no other thread has this queue yet.
+        let _ = queue.hash.set(hash);
+        let _ = queue.comm.set(Arc::new(comm));
+        Ok(queue)
     }
 
-    /// What a lane has of the device.
+    /// What a queue has of the device.
     fn parts(shared: &Shared) -> Result<(Arc<CudaStream>, DeviceBuffer)> {
         let stream = CudaStream::new(&shared.device, shared.options.priority)?;
         let barrier = DeviceBuffer::zeroed(&stream, DType::U32, 1)?;
@@ -169,9 +169,9 @@ impl Lane {
             live: Arc::default(),
             may_be_captured: AtomicBool::new(false),
             latest: Mutex::default(),
-            door: Mutex::new(Door {
+            state: Mutex::new(QueueState {
                 stage,
-                queue: VecDeque::new(),
+                waiting: VecDeque::new(),
                 connected: HashSet::new(),
                 called: HashSet::new(),
             }),
@@ -187,9 +187,9 @@ impl Lane {
     /// `Timeout`, `PeerLost` and `Rendezvous` name the ranks that did not come or do not fit.
     pub(crate) fn join(&self, deadline: Deadline, patience: Duration) -> Result<()> {
         let deadline = deadline.started();
-        let mut door = self.enter(deadline)?;
+        let mut state = self.lock(deadline)?;
         loop {
-            let error = match self.advance(&mut door) {
+            let error = match self.advance(&mut state) {
                 Ok(true) => return Ok(()),
                 Ok(false) if deadline.has_passed() => Error::new(
                     ErrorKind::Timeout,
@@ -201,15 +201,15 @@ impl Lane {
                 }
                 Err(error) => error,
             };
-            let stage = std::mem::replace(&mut door.stage, Stage::Broken(error.clone()));
+            let stage = std::mem::replace(&mut state.stage, Stage::Broken(error.clone()));
             return Err(match stage {
-                Stage::Joining(rally) => rally.give_up(error, patience),
+                Stage::Joining(bootstrap) => bootstrap.give_up(error, patience),
                 Stage::Ready | Stage::Broken(_) => error,
             });
         }
     }
 
-    /// The stream on which the operations of this lane run.
+    /// The stream on which the operations of this queue run.
     pub(crate) fn stream(&self) -> &Arc<CudaStream> {
         &self.stream
     }
@@ -219,17 +219,17 @@ impl Lane {
         self.hash.get().copied()
     }
 
-    /// Takes the door: its holder has exclusive use of the communicator.
+    /// Locks the queue: the holder has exclusive use of the communicator.
     ///
     /// # Errors
     /// `Timeout` if it is not free by the deadline: a call into the library or the driver may never return,
-    /// and holds the door until then.
-    pub(crate) fn enter(&self, deadline: Deadline) -> Result<MutexGuard<'_, Door>> {
+    /// and holds the lock until then.
+    pub(crate) fn lock(&self, deadline: Deadline) -> Result<MutexGuard<'_, QueueState>> {
         let deadline = deadline.started();
         let mut pause = Duration::from_micros(5);
         loop {
-            if let Some(door) = self.try_enter() {
-                return Ok(door);
+            if let Some(state) = self.try_lock() {
+                return Ok(state);
             }
             if deadline.has_passed() {
                 let message =
@@ -241,23 +241,23 @@ impl Lane {
         }
     }
 
-    /// Takes the door when nothing goes on in the background, such as a launch: registrations of memory are kept in
+    /// Locks the queue when nothing goes on in the background, such as a launch: registrations of memory are kept in
     /// plain arrays that a launch looks through (`ncclRegister`, register/register.cc).
     ///
     /// # Errors
     /// `Timeout` if it does not come to that; the library's own error.
-    pub(crate) fn settled(&self, comm: &Comm) -> Result<MutexGuard<'_, Door>> {
+    pub(crate) fn settled(&self, comm: &Comm) -> Result<MutexGuard<'_, QueueState>> {
         let deadline = Deadline::In(Self::SETTLED).started();
-        let door = self.enter(deadline)?;
+        let state = self.lock(deadline)?;
         self.settle(comm, deadline)?;
-        Ok(door)
+        Ok(state)
     }
 
-    /// Takes the door if it is free.
-    pub(crate) fn try_enter(&self) -> Option<MutexGuard<'_, Door>> {
-        match self.door.try_lock() {
-            Ok(door) => Some(door),
-            Err(TryLockError::Poisoned(door)) => Some(door.into_inner()),
+    /// Locks the queue if no other thread has it.
+    pub(crate) fn try_lock(&self) -> Option<MutexGuard<'_, QueueState>> {
+        match self.state.try_lock() {
+            Ok(state) => Some(state),
+            Err(TryLockError::Poisoned(state)) => Some(state.into_inner()),
             Err(TryLockError::WouldBlock) => None,
         }
     }
@@ -272,7 +272,7 @@ impl Lane {
             let since = self.troubled_since.get_or_init(Instant::now);
             return (since.elapsed() >= Self::GRACE).then_some(error);
         }
-        match &self.door.try_lock().ok()?.stage {
+        match &self.state.try_lock().ok()?.stage {
             Stage::Broken(error) => Some(error.clone()),
             Stage::Joining(_) | Stage::Ready => None,
         }
@@ -291,34 +291,34 @@ impl Lane {
     ) -> Arc<Ticket> {
         let ticket = Ticket::new(self.clone(), op, seq, deadline);
         self.sweep();
-        let mut door = match self.enter(deadline) {
-            Ok(door) => door,
+        let mut state = match self.lock(deadline) {
+            Ok(state) => state,
             Err(error) => {
                 ticket.fail(error);
                 return ticket;
             }
         };
-        door.queue.push_back(ticket.clone());
-        self.push_on(&mut door, Some((&ticket, graph)));
+        state.waiting.push_back(ticket.clone());
+        self.push_on(&mut state, Some((&ticket, graph)));
         ticket
     }
 
     /// Moves joining and the queue on, unless another thread does. Never waits for a peer to join.
     pub(crate) fn pump(&self) {
-        if let Some(mut door) = self.try_enter() {
-            self.push_queue(&mut door);
+        if let Some(mut state) = self.try_lock() {
+            self.push_waiting(&mut state);
         }
     }
 
     /// As [`push_on`](Self::push_on), in a context of its own.
-    fn push_queue(&self, door: &mut Door) {
-        if door.queue.is_empty() {
+    fn push_waiting(&self, state: &mut QueueState) {
+        if state.waiting.is_empty() {
             return;
         }
         match self.shared.device.enter() {
-            Ok(_entered) => self.push_on(door, None),
+            Ok(_entered) => self.push_on(state, None),
             Err(error) => {
-                for ticket in door.queue.drain(..) {
+                for ticket in state.waiting.drain(..) {
                     ticket.fail(error.clone());
                 }
             }
@@ -327,24 +327,24 @@ impl Lane {
 
     /// Launches what is in the queue, if all ranks have joined. The context is current; `own` is the ticket whose
     /// graph is known.
-    fn push_on(&self, door: &mut Door, own: Option<(&Arc<Ticket>, Option<Graph>)>) {
-        match self.advance(door) {
+    fn push_on(&self, state: &mut QueueState, own: Option<(&Arc<Ticket>, Option<Graph>)>) {
+        match self.advance(state) {
             Ok(false) => {}
             Ok(true) => {
-                while let Some(ticket) = door.queue.pop_front() {
+                while let Some(ticket) = state.waiting.pop_front() {
                     let known = own.filter(|(own, _)| Arc::ptr_eq(own, &ticket));
                     let graph = known.map(|(_, graph)| graph);
-                    self.launch(door, &ticket, graph);
+                    self.launch(state, &ticket, graph);
                 }
             }
             Err(error) => {
-                let stage = std::mem::replace(&mut door.stage, Stage::Broken(error.clone()));
-                if let Stage::Joining(rally) = stage {
+                let stage = std::mem::replace(&mut state.stage, Stage::Broken(error.clone()));
+                if let Stage::Joining(bootstrap) = stage {
                     // The operation is already being waited for: do not spend time on finding the silent
                     // ranks.
-                    rally.give_up(error.clone(), Duration::ZERO);
+                    bootstrap.give_up(error.clone(), Duration::ZERO);
                 }
-                for ticket in door.queue.drain(..) {
+                for ticket in state.waiting.drain(..) {
                     ticket.fail(error.clone());
                 }
             }
@@ -352,22 +352,22 @@ impl Lane {
     }
 
     /// Whether all ranks have joined, after a step towards it.
-    fn advance(&self, door: &mut Door) -> Result<bool> {
+    fn advance(&self, state: &mut QueueState) -> Result<bool> {
         if let Some(error) = self.shared.aborted.get() {
             return Err(error.clone());
         }
-        let has_joined = match &mut door.stage {
-            Stage::Joining(rally) => rally.step(&self.shared)?,
+        let has_joined = match &mut state.stage {
+            Stage::Joining(bootstrap) => bootstrap.step(&self.shared)?,
             Stage::Ready => return Ok(true),
             Stage::Broken(error) => return Err(error.clone()),
         };
         if !has_joined {
             return Ok(false);
         }
-        if let Stage::Joining(rally) = std::mem::replace(&mut door.stage, Stage::Ready)
-            && let Some((comm, ids)) = rally.into_comm()
+        if let Stage::Joining(bootstrap) = std::mem::replace(&mut state.stage, Stage::Ready)
+            && let Some((comm, ids)) = bootstrap.into_comm()
         {
-            // Set once: there is one rally.
+            // Set once: there is one bootstrap.
             if let Some(first) = ids.first() {
                 let _ = self
                     .hash
@@ -386,24 +386,24 @@ impl Lane {
     /// Makes a communicator of this one, as [`take_over`](Self::take_over).
     pub(crate) fn derive(
         &self,
-        begin: impl FnOnce(&Arc<Comm>) -> Result<Birth>,
+        begin: impl FnOnce(&Arc<Comm>) -> Result<CommInit>,
         deadline: Deadline,
     ) -> Result<Option<Comm>> {
-        let step = |birth: &mut Birth| match birth.step()? {
-            Step::Ready(made) => Ok(Some(made)),
-            Step::NotYet => Ok(None),
+        let step = |init: &mut CommInit| match init.step()? {
+            InitStep::Ready(made) => Ok(Some(made)),
+            InitStep::NotYet => Ok(None),
         };
         self.take_over(begin, step, deadline)
     }
 
-    /// Runs a step on the communicator that all its ranks take together. No other call goes through the lane
+    /// Runs a step on the communicator that all its ranks take together. No other call goes through the queue
     /// until it returns.
     ///
     /// # Blocking
     /// Until it is done, an abort, or the deadline.
     ///
     /// # Errors
-    /// `Timeout`, or the errors of `begin` and `step`. The lane is unusable after most of them.
+    /// `Timeout`, or the errors of `begin` and `step`. The queue is unusable after most of them.
     pub(crate) fn take_over<S, T>(
         &self,
         begin: impl FnOnce(&Arc<Comm>) -> Result<S>,
@@ -412,13 +412,13 @@ impl Lane {
     ) -> Result<T> {
         let deadline = deadline.started();
         // No launch can start while it is held.
-        let mut door = self.enter(deadline)?;
+        let mut state = self.lock(deadline)?;
         let was_aborted = self.shared.aborted.get().is_some();
         let Some(comm) = self.comm.get() else {
             let message = "the communicator is not there yet";
             return Err(Error::new(ErrorKind::Closed, message));
         };
-        let mut state = {
+        let mut begun = {
             let _entered = self.shared.device.enter()?;
             begin(comm)?
         };
@@ -426,7 +426,7 @@ impl Lane {
             if let Some(error) = self.shared.aborted.get().filter(|_| !was_aborted) {
                 break Err(error.clone());
             }
-            match step(&mut state) {
+            match step(&mut begun) {
                 Ok(Some(done)) => break Ok(done),
                 Ok(None) if deadline.has_passed() => {
                     let message = "the ranks did not all take part in time";
@@ -437,7 +437,7 @@ impl Lane {
             }
         };
         if let Err(error) = &done {
-            door.stage = Stage::Broken(error.clone());
+            state.stage = Stage::Broken(error.clone());
         }
         done
     }
@@ -450,33 +450,33 @@ impl Lane {
         if let Some(comm) = self.comm.get() {
             fact("rank", comm.rank().to_string());
             fact("n_ranks", comm.size().to_string());
-            let state = match comm.look() {
-                Look::Ready => "ready".to_owned(),
-                Look::AtWork => "in progress".to_owned(),
-                Look::InUse => "inside a call".to_owned(),
-                Look::Gone => "ended".to_owned(),
-                Look::Failed(error) => error.to_string(),
+            let state = match comm.status() {
+                CommStatus::Ready => "ready".to_owned(),
+                CommStatus::AtWork => "in progress".to_owned(),
+                CommStatus::InUse => "inside a call".to_owned(),
+                CommStatus::Gone => "ended".to_owned(),
+                CommStatus::Failed(error) => error.to_string(),
             };
             fact("async_state", state);
         }
-        match self.door.try_lock() {
+        match self.state.try_lock() {
             Err(_) => fact("stage", "inside a call".to_owned()),
-            Ok(door) => {
-                let stage = match &door.stage {
+            Ok(state) => {
+                let stage = match &state.stage {
                     Stage::Joining(_) => "joining".to_owned(),
                     Stage::Ready => "ready".to_owned(),
                     Stage::Broken(error) => format!("broken: {error}"),
                 };
                 fact("stage", stage);
-                fact("queued", door.queue.len().to_string());
+                fact("queued", state.waiting.len().to_string());
             }
         }
         let launched = self.launched.load(Ordering::Relaxed);
         fact("launched", launched.to_string());
         for (id, captured) in &*self.graphs() {
             let (first, last) = captured.ends.unwrap_or_default();
-            let said = format!("{} operations, #{first} to #{last}", captured.count);
-            fact(&format!("graph {id}"), said);
+            let text = format!("{} operations, #{first} to #{last}", captured.count);
+            fact(&format!("graph {id}"), text);
         }
         facts
     }

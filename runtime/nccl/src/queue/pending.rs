@@ -1,8 +1,8 @@
-//! An operation that was given to a lane, as its group sees it: [`Pending`] from a pair of events.
+//! An operation that was given to a queue, as its group sees it: [`Pending`] from a pair of events.
 
 use crate::cuda::event::Mark;
 use crate::cuda::stream::CudaStream;
-use crate::queue::{Enqueued, Lane};
+use crate::queue::{CommQueue, Enqueued};
 use rcomm_core::Deadline;
 use rcomm_core::Op;
 use rcomm_core::backend::{Done, Pending, Progress, Stream};
@@ -11,9 +11,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, TryLockError};
 use std::time::{Duration, Instant};
 
-/// One operation of a lane.
+/// One operation of a queue.
 pub(crate) struct Ticket {
-    lane: Arc<Lane>,
+    queue: Arc<CommQueue>,
     /// By which the group's record knows it.
     seq: u64,
     deadline: Deadline,
@@ -67,9 +67,14 @@ enum Debris {
 }
 
 impl Ticket {
-    pub(crate) fn new(lane: Arc<Lane>, op: Op<'static>, seq: u64, deadline: Deadline) -> Arc<Self> {
+    pub(crate) fn new(
+        queue: Arc<CommQueue>,
+        op: Op<'static>,
+        seq: u64,
+        deadline: Deadline,
+    ) -> Arc<Self> {
         Arc::new(Self {
-            lane,
+            queue,
             seq,
             deadline,
             op: Mutex::new(Some(op)),
@@ -102,7 +107,7 @@ impl Ticket {
                 let _ = self.marks.set((start, end));
             }
             Ok(Enqueued::Captured(graph)) => {
-                self.lane.note_captured(graph, self.seq);
+                self.queue.note_captured(graph, self.seq);
                 let _ = self.captured.set(());
                 // As far as the host is concerned it is over: nothing here watches a graph.
                 let done = Done {
@@ -119,8 +124,8 @@ impl Ticket {
         }
     }
 
-    pub(crate) fn lane(&self) -> &Arc<Lane> {
-        &self.lane
+    pub(crate) fn queue(&self) -> &Arc<CommQueue> {
+        &self.queue
     }
 
     pub(crate) fn deadline(&self) -> Deadline {
@@ -151,11 +156,11 @@ impl Ticket {
     }
 
     /// Looks at the device alone.
-    fn look(&self) -> Result<Option<Progress>> {
+    fn poll(&self) -> Result<Option<Progress>> {
         let Some((start, end)) = self.marks.get() else {
             return Ok(None);
         };
-        let _entered = self.lane.shared.device.enter()?;
+        let _entered = self.queue.shared.device.enter()?;
         if !end.is_done()? {
             let has_started = start.is_done()?;
             return Ok(has_started.then_some(Progress::Started));
@@ -169,7 +174,7 @@ impl Ticket {
             ..Done::default()
         };
         // Asked after the mark: what an abort stops comes to its end as well.
-        let outcome = match self.lane.shared.aborted.get() {
+        let outcome = match self.queue.shared.aborted.get() {
             Some(error) => Err(error.clone()),
             None => Ok(done),
         };
@@ -186,7 +191,7 @@ impl Ticket {
             // It never came to the device, and never will: it has an outcome. Or it is the graph's.
             (None, None) => return self.touched.get().is_none() || self.captured.get().is_some(),
         };
-        let entered = self.lane.shared.device.enter();
+        let entered = self.queue.shared.device.enter();
         entered.is_ok() && matches!(end.is_done(), Ok(true))
     }
 }
@@ -197,12 +202,12 @@ impl Pending for Ticket {
             return outcome;
         }
         if self.marks.get().is_none() {
-            self.lane.pump();
+            self.queue.pump();
         } else if !self.was_asked.swap(true, Ordering::Relaxed) {
             // Asked as it is issued: the device has only just been given it, and a look costs as much as a launch.
             return Progress::Queued;
         }
-        let progress = match self.look() {
+        let progress = match self.poll() {
             Ok(progress) => progress.unwrap_or(Progress::Queued),
             Err(error) => {
                 self.fail(error);
@@ -210,7 +215,7 @@ impl Pending for Ticket {
             }
         };
         if !progress.has_ended()
-            && let Some(error) = self.lane.trouble()
+            && let Some(error) = self.queue.trouble()
         {
             self.fail(error);
         }
@@ -248,11 +253,11 @@ impl Pending for Ticket {
         let mut pause = Duration::from_micros(20);
         loop {
             if let Some((_, end)) = self.marks.get() {
-                let _entered = self.lane.shared.device.enter()?;
+                let _entered = self.queue.shared.device.enter()?;
                 return stream.wait_for(end);
             }
             if self.captured.get().is_some() {
-                return self.lane.lead(stream);
+                return self.queue.lead(stream);
             }
             if let Some(Err(error)) = self.outcome.get() {
                 return Err(error.clone());
@@ -264,7 +269,7 @@ impl Pending for Ticket {
                     "it did not come to the device before its deadline",
                 ));
             }
-            self.lane.pump();
+            self.queue.pump();
             std::thread::sleep(pause);
             pause = (pause * 2).min(Duration::from_millis(1));
         }
@@ -294,9 +299,9 @@ impl Drop for Ticket {
         };
         match (self.marks.take(), self.debris.take()) {
             (Some((_, end)), _) | (None, Some(Debris::Until(end))) => {
-                self.lane.keep(op.op_type(), Box::new(op), end);
+                self.queue.keep(op.op_type(), Box::new(op), end);
             }
-            (None, _) => self.lane.shared.leak(op.op_type(), Box::new(op)),
+            (None, _) => self.queue.shared.leak(op.op_type(), Box::new(op)),
         }
     }
 }

@@ -1,7 +1,7 @@
-//! Memory that is registered with a communicator. It stays with the lane, which ends its communicator
+//! Memory that is registered with a communicator. It stays with the queue, which ends its communicator
 //! before it lets go of what was registered.
 
-use super::Lane;
+use super::CommQueue;
 use rcomm_core::Buffer;
 use rcomm_core::backend::Registration;
 use rcomm_core::{Error, ErrorKind, Result};
@@ -63,7 +63,7 @@ impl Registry {
     }
 }
 
-impl Lane {
+impl CommQueue {
     /// Registers memory, which stays alive until it is deregistered or the communicator is gone.
     pub(crate) fn register(&self, memory: &Buffer<'static>) -> Result<Registration> {
         let refuse =
@@ -84,7 +84,7 @@ impl Lane {
         let _entered = self.shared.device.enter()?;
         let mut registered = self.registry.lock();
         // SAFETY: the buffer is device memory (the backend has checked that). Its owner is kept below until
-        // the registration is undone or the lane is gone, and a lane's communicator goes first; where the
+        // the registration is undone or the queue is gone, and a queue's communicator goes first; where the
         // communicator is leaked the owner is leaked, too.
         let id = unsafe { comm.register(memory.as_ptr().addr() as u64, memory.size_bytes())? };
         let known = registered.entry(id).or_default();

@@ -25,12 +25,12 @@ mod signals;
 pub(crate) use open::WindowGroup;
 pub(crate) use signals::Signals;
 
-use crate::comm::store_gather::Notes;
+use crate::comm::store_exchange::StoreExchange;
 use crate::cuda::event::Mark;
 use crate::cuda::memory::{DeviceBuffer, stream_of};
 use crate::cuda::stream::CudaStream;
 use crate::library::sys::NcclWindow as RawWindow;
-use crate::queue::Lane;
+use crate::queue::CommQueue;
 use put::Outgoing;
 use rcomm_core::Deadline;
 use rcomm_core::RemoteMemory;
@@ -51,7 +51,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Memory that is a window of the communicator's. It belongs to the lane until it is deregistered.
+/// Memory that is a window of the communicator's. It belongs to the queue until it is deregistered.
 struct Registered {
     handle: AtomicPtr<c_void>,
     at: u64,
@@ -70,7 +70,7 @@ struct Open {
     /// The caller's memory, and ours: words of others, words to others, staging.
     memory: Buffer<'static>,
     words: DeviceBuffer,
-    /// Under which the lane keeps both.
+    /// Under which the queue keeps both.
     kept: u64,
 }
 
@@ -87,11 +87,11 @@ struct Incoming {
 /// The NCCL backend's [`Window`]. Dropped without `close`, its memory stays registered and kept until the
 /// communicator goes.
 pub(crate) struct NcclWindow {
-    lane: Arc<Lane>,
+    queue: Arc<CommQueue>,
     signals: Arc<Signals>,
     own: u32,
     parts: Vec<usize>,
-    notes: Notes,
+    exchange: StoreExchange,
     /// Copies to and from the host: nothing on it waits for a peer.
     copies: Arc<CudaStream>,
     open: RwLock<Option<Open>>,
@@ -112,8 +112,8 @@ fn to_c(rank: u32) -> c_int {
     c_int::try_from(rank).unwrap_or(c_int::MAX)
 }
 
-impl Lane {
-    /// Waits for a mark of this lane's device.
+impl CommQueue {
+    /// Waits for a mark of this queue's device.
     fn wait_for(&self, mark: &Mark, deadline: Deadline) -> Result<()> {
         let mut pause = Duration::from_micros(10);
         loop {
@@ -162,12 +162,12 @@ impl NcclWindow {
 
     fn lacks(&self, function: &str) -> Error {
         let what = "a one-sided operation on device memory";
-        self.lane.shared.library.lacks(what, function)
+        self.queue.shared.library.lacks(what, function)
     }
 
     /// Refuses what would become part of a graph.
     fn refuse_capture(&self, stream: &CudaStream) -> Result<()> {
-        let _entered = self.lane.shared.device.enter()?;
+        let _entered = self.queue.shared.device.enter()?;
         match stream.graph()? {
             None => Ok(()),
             Some(_) => Err(Error::new(
@@ -182,13 +182,13 @@ impl NcclWindow {
         if peer == self.own {
             return Ok(open.data.at + offset as u64);
         }
-        let library = &self.lane.shared.library;
-        let (Some(comm), Some(ask)) = (self.lane.comm(), library.table().get_peer_device_pointer)
+        let library = &self.queue.shared.library;
+        let (Some(comm), Some(ask)) = (self.queue.comm(), library.table().get_peer_device_pointer)
         else {
             let what = "a get from a window on device memory";
             return Err(library.lacks(what, "ncclGetPeerDevicePointer"));
         };
-        let _alone = self.lane.settled(comm)?;
+        let _alone = self.queue.settled(comm)?;
         let mut at: *mut c_void = std::ptr::null_mut();
         comm.with(|library, raw| {
             // SAFETY: the window is registered as long as it is open, and `open` is borrowed; the call
@@ -224,13 +224,13 @@ impl Window for NcclWindow {
         let Some(open) = open.as_ref().filter(|_| !from.is_empty()) else {
             return Ok(());
         };
-        if self.lane.shared.library.table().put_signal.is_none() {
+        if self.queue.shared.library.table().put_signal.is_none() {
             return Err(self.lacks("ncclPutSignal"));
         }
         match from.device().kind() {
             DeviceKind::Cpu => self.put_from_host(open, (peer, offset), from.as_bytes()?, deadline),
             DeviceKind::Cuda => {
-                self.lane.shared.check_place(from)?;
+                self.queue.shared.check_place(from)?;
                 self.put_from_device(open, (peer, offset), from, deadline)
             }
         }
@@ -251,7 +251,7 @@ impl Window for NcclWindow {
             return Ok(());
         };
         let at = self.address_of(open, peer, offset)?;
-        let device = &self.lane.shared.device;
+        let device = &self.queue.shared.device;
         if into.device().kind() == DeviceKind::Cpu {
             return into.fill(|bytes| {
                 let status = {
@@ -273,10 +273,10 @@ impl Window for NcclWindow {
                 copied
             });
         }
-        self.lane.shared.check_place(into)?;
+        self.queue.shared.check_place(into)?;
         let held = hold(into)?;
         let stream = stream_of(&held)
-            .unwrap_or(&self.lane.shared.default_stream)
+            .unwrap_or(&self.queue.shared.default_stream)
             .clone();
         self.refuse_capture(&stream)?;
         let marked = {
@@ -286,19 +286,19 @@ impl Window for NcclWindow {
             // many of the target's, which `held` keeps until the mark, or which is leaked where there is
             // none.
             unsafe { stream.copy(to, at, bytes)? };
-            self.lane.shared.joints.mark(&stream)
+            self.queue.shared.joints.mark(&stream)
         };
         let mark = match marked {
             Ok(mark) => mark,
             Err(error) => {
                 // The copy is in flight, and no mark follows it.
-                self.lane.shared.leak(OpType::Get, Box::new(held));
+                self.queue.shared.leak(OpType::Get, Box::new(held));
                 return Err(error);
             }
         };
-        let waited = self.lane.wait_for(&mark, deadline);
+        let waited = self.queue.wait_for(&mark, deadline);
         if waited.is_err() {
-            self.lane.keep(OpType::Get, Box::new(held), Arc::new(mark));
+            self.queue.keep(OpType::Get, Box::new(held), Arc::new(mark));
         }
         waited
     }
@@ -329,10 +329,10 @@ impl Window for NcclWindow {
 
     fn take_signal(&self, peer: u32) -> Result<bool> {
         self.check_range(peer, 0, 0)?;
-        if self.lane.shared.library.table().wait_signal.is_none() {
+        if self.queue.shared.library.table().wait_signal.is_none() {
             return Err(self.lacks("ncclWaitSignal"));
         }
-        if let Some(error) = self.lane.trouble() {
+        if let Some(error) = self.queue.trouble() {
             return Err(error);
         }
         let open = match self.open.try_read() {
@@ -361,20 +361,20 @@ impl Window for NcclWindow {
         let deadline = deadline.started();
         let last = lock(&self.outgoing).last.clone();
         if let Some(last) = last {
-            self.lane.wait_for(&last, deadline)?;
+            self.queue.wait_for(&last, deadline)?;
         }
         // What the library may still put would write to memory that a peer has back by then.
-        self.lane.check_whole(deadline)?;
+        self.queue.check_whole(deadline)?;
         // No rank writes here after all have reached this point.
-        self.notes.leave("closed", b"1")?;
-        self.notes.gather("closed", deadline)?;
+        self.exchange.publish("closed", b"1")?;
+        self.exchange.gather("closed", deadline)?;
         let mut open = self.open.write().unwrap_or_else(PoisonError::into_inner);
         let Some(open) = open.take() else {
             return Err(closed());
         };
-        self.lane.deregister_window(&open.data)?;
-        self.lane.deregister_window(&open.control)?;
-        self.lane.registry.release(open.kept);
+        self.queue.deregister_window(&open.data)?;
+        self.queue.deregister_window(&open.control)?;
+        self.queue.registry.release(open.kept);
         Ok(Some(open.memory))
     }
 }

@@ -1,8 +1,8 @@
 //! How a window is created: all ranks exchange descriptions of their memory, then register it together.
 
 use super::{NcclWindow, Open, Outgoing, Registered, STAGING, Signals, WORD, hold};
-use crate::comm::handle_slot::Place;
-use crate::comm::store_gather::Notes;
+use crate::comm::handle_slot::HandleSlot;
+use crate::comm::store_exchange::StoreExchange;
 use crate::context::Shared;
 use crate::cuda;
 use crate::cuda::device::CudaDevice;
@@ -10,7 +10,7 @@ use crate::cuda::memory::DeviceBuffer;
 use crate::cuda::stream::{CudaStream, Priority};
 use crate::library::config::Blocking;
 use crate::library::{NcclLibrary, sys};
-use crate::queue::Lane;
+use crate::queue::CommQueue;
 use rcomm_core::Buffer;
 use rcomm_core::Deadline;
 use rcomm_core::backend::{GroupContext, Window};
@@ -24,7 +24,7 @@ use std::time::{Duration, Instant};
 
 /// The description of a rank's part that it sends to the others.
 #[derive(Serialize, Deserialize)]
-struct Card {
+struct PartInfo {
     dtype: u8,
     bytes: usize,
     /// Why it cannot take part.
@@ -35,7 +35,7 @@ struct Card {
 pub(crate) struct WindowGroup<'a> {
     pub(crate) group: &'a GroupContext,
     pub(crate) shared: &'a Shared,
-    pub(crate) main: &'a Arc<Lane>,
+    pub(crate) main: &'a Arc<CommQueue>,
     pub(crate) signals: &'a Arc<Signals>,
     /// How many windows it has made.
     pub(crate) windows: &'a AtomicU64,
@@ -51,24 +51,28 @@ impl WindowGroup<'_> {
         let deadline = deadline.started();
         self.main.join(deadline, self.shared.patience)?;
         let nth = self.windows.fetch_add(1, Ordering::Relaxed);
-        let notes = Notes::new(self.group, format!("window/{nth}"));
+        let exchange = StoreExchange::new(self.group, format!("window/{nth}"));
         let prepared = self.prepare(&memory, deadline);
         let refusal = prepared.as_ref().err().map(ToString::to_string);
-        let card = Card {
+        let info = PartInfo {
             dtype: memory.dtype().code(),
             bytes: memory.size_bytes(),
             refusal,
         };
-        let card = serde_json::to_vec(&card).map_err(|error| {
-            Error::new(ErrorKind::Backend, "a card cannot be written").with_source(error)
+        let info = serde_json::to_vec(&info).map_err(|error| {
+            Error::new(
+                ErrorKind::Backend,
+                "the description of this rank's part cannot be written",
+            )
+            .with_source(error)
         })?;
-        notes.leave("card", &card)?;
-        let cards = notes.gather("card", deadline)?;
+        exchange.publish("part", &info)?;
+        let infos = exchange.gather("part", deadline)?;
         let (stand_in, words, copies) = prepared?;
-        let parts = self.check_cards(memory.dtype(), &cards)?;
+        let parts = self.check_infos(memory.dtype(), &infos)?;
         let register = |at: u64, bytes: usize| {
-            let made = self.main.register_window(at, bytes, &notes, deadline);
-            made.inspect_err(|error| notes.give_up(error))
+            let made = self.main.register_window(at, bytes, &exchange, deadline);
+            made.inspect_err(|error| exchange.publish_failure(error))
         };
         let (at, bytes) = match &stand_in {
             Some(stand_in) => (stand_in.address(), stand_in.len()),
@@ -92,11 +96,11 @@ impl WindowGroup<'_> {
         };
         let size = self.group.size() as usize;
         let window = NcclWindow {
-            lane: self.main.clone(),
+            queue: self.main.clone(),
             signals: self.signals.clone(),
             own: self.group.group_rank,
             parts,
-            notes,
+            exchange,
             copies,
             open: RwLock::new(Some(window)),
             outgoing: Mutex::new(Outgoing::to(size)),
@@ -140,24 +144,24 @@ impl WindowGroup<'_> {
     }
 
     /// The sizes in bytes of all parts.
-    fn check_cards(&self, own: DType, cards: &[Vec<u8>]) -> Result<Vec<usize>> {
+    fn check_infos(&self, own: DType, infos: &[Vec<u8>]) -> Result<Vec<usize>> {
         let refuse = |kind, why: String| Err(Error::new(kind, why));
-        let mut parts = Vec::with_capacity(cards.len());
-        for (card, rank) in cards.iter().zip(&*self.group.info.ranks) {
-            let card: Card = serde_json::from_slice(card).map_err(|error| {
-                let message = format!("the card of rank {rank} cannot be read");
+        let mut parts = Vec::with_capacity(infos.len());
+        for (info, rank) in infos.iter().zip(&*self.group.info.ranks) {
+            let info: PartInfo = serde_json::from_slice(info).map_err(|error| {
+                let message = format!("the description of the part of rank {rank} cannot be read");
                 Error::new(ErrorKind::Mismatch, message).with_source(error)
             })?;
-            if let Some(why) = card.refusal {
+            if let Some(why) = info.refusal {
                 let message = format!("rank {rank} cannot take part in the window: {why}");
                 return refuse(ErrorKind::Unsupported, message);
             }
-            let theirs = DType::from_code(card.dtype).unwrap_or(DType::Other);
+            let theirs = DType::from_code(info.dtype).unwrap_or(DType::Other);
             if theirs != own {
                 let message = format!("a window of {own} on this rank, of {theirs} on rank {rank}");
                 return refuse(ErrorKind::Mismatch, message);
             }
-            parts.push(card.bytes);
+            parts.push(info.bytes);
         }
         Ok(parts)
     }
@@ -185,7 +189,7 @@ fn check_kind(device: &CudaDevice, memory: &Buffer<'_>) -> Result<()> {
     device.driver().check("cuMemRelease", status)
 }
 
-impl Lane {
+impl CommQueue {
     /// Refuses where the library reports that the communicator has no symmetric memory.
     fn check_symmetric(&self) -> Result<()> {
         let refuse = |what: &str| {
@@ -224,12 +228,12 @@ impl Lane {
 
     /// Registers memory as a window, together with all other ranks.
     ///
-    /// The caller keeps the memory with the lane.
+    /// The caller keeps the memory with the queue.
     fn register_window(
         &self,
         at: u64,
         bytes: usize,
-        notes: &Notes,
+        exchange: &StoreExchange,
         deadline: Deadline,
     ) -> Result<Registered> {
         const LOOK: Duration = Duration::from_millis(50);
@@ -237,12 +241,12 @@ impl Lane {
             let what = "a window on device memory";
             return Err(self.shared.library.lacks(what, "ncclCommWindowRegister"));
         };
-        let place = Place::default();
-        let target = place.clone();
+        let slot = HandleSlot::default();
+        let target = slot.clone();
         let call = move |library: &NcclLibrary, raw| {
             let at = std::ptr::with_exposed_provenance_mut(at as usize);
-            // SAFETY: the communicator is live and the range stays with the lane, which ends its communicator first.
-            // The handle is written to the heap, perhaps later: the place is given up below unless the call has
+            // SAFETY: the communicator is live and the range stays with the queue, which ends its communicator first.
+            // The handle is written to the heap, perhaps later: the slot is given up below unless the call has
             // come to its end.
             let status =
                 unsafe { register(raw, at, bytes, target.as_ptr(), sys::WIN_COLL_SYMMETRIC) };
@@ -276,7 +280,7 @@ impl Lane {
                     None => {}
                 }
                 if Instant::now() >= next_look {
-                    notes.check_failed()?;
+                    exchange.check_failed()?;
                     next_look = Instant::now() + LOOK;
                 }
                 Ok(None)
@@ -284,10 +288,10 @@ impl Lane {
             deadline,
         );
         if let Err(error) = done {
-            place.leave();
+            slot.leak();
             return Err(error);
         }
-        let handle = place.handle();
+        let handle = slot.handle();
         if handle.is_null() {
             // On all ranks alike (`ncclCommWindowRegister`, dev_runtime.cc).
             let message = "NCCL gives no window: it has no symmetric memory on this communicator";

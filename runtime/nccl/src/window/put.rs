@@ -62,17 +62,17 @@ impl NcclWindow {
             error,
             left: Left::Nothing,
         };
-        let Some(call) = self.lane.shared.library.table().put_signal else {
+        let Some(call) = self.queue.shared.library.table().put_signal else {
             return Err(early(self.lacks("ncclPutSignal")));
         };
         // Numbers are given in the order in which the puts are enqueued.
         let mut sent = lock(&self.signals.sent);
         let number = sent[peer as usize].wrapping_add(1);
-        let door = self.lane.enter(deadline).map_err(early)?;
+        let state = self.queue.lock(deadline).map_err(early)?;
         let (from, bytes, offset) = (put.from as usize, put.bytes, put.offset);
         let window = AtomicPtr::new(put.to);
-        let made = self.lane.call_on_stream(
-            door,
+        let made = self.queue.call_on_stream(
+            state,
             "ncclPutSignal",
             deadline,
             || before(number),
@@ -129,11 +129,11 @@ impl NcclWindow {
         let mut outgoing = lock(&self.outgoing);
         let at = self.staging_at(open);
         for (nth, piece) in bytes.chunks(STAGING).enumerate() {
-            self.lane.check_whole(deadline)?;
+            self.queue.check_whole(deadline)?;
             if let Some(mark) = &outgoing.staging {
-                self.lane.wait_for(mark, deadline)?;
+                self.queue.wait_for(mark, deadline)?;
             }
-            let device = &self.lane.shared.device;
+            let device = &self.queue.shared.device;
             let status = {
                 let _entered = device.enter()?;
                 let copy = device.driver().table().memcpy_to_device;
@@ -151,7 +151,7 @@ impl NcclWindow {
                 offset: offset + nth * STAGING,
             };
             // SAFETY: the staging area is part of a window. It is not used again before the mark, which
-            // `outgoing` has, and never where there is none: the lane is broken then, and keeps it.
+            // `outgoing` has, and never where there is none: the queue is broken then, and keeps it.
             unsafe { self.enqueue_put(&mut outgoing, peer, &put, deadline, |_| Ok(()))? };
         }
         Ok(())
@@ -168,7 +168,7 @@ impl NcclWindow {
     ) -> Result<()> {
         let held = hold(from)?;
         let stream = stream_of(&held)
-            .unwrap_or(&self.lane.shared.default_stream)
+            .unwrap_or(&self.queue.shared.default_stream)
             .clone();
         self.refuse_capture(&stream)?;
         let (start, bytes) = (held.as_ptr().addr() as u64, held.size_bytes());
@@ -187,16 +187,16 @@ impl NcclWindow {
                 offset: offset + done,
             };
             let before = |_| {
-                drop(self.lane.follow(&stream)?);
+                drop(self.queue.follow(&stream)?);
                 if is_inside {
                     return Ok(());
                 }
                 // SAFETY: the staging area has room, and what used it before is ahead on this stream; the
                 // source is held as the contract of the call below wants it.
-                unsafe { self.lane.stream().copy(staging, here, len) }
+                unsafe { self.queue.stream().copy(staging, here, len) }
             };
             // SAFETY: from this window's own memory or its staging area. The source is held until the last
-            // mark: by this call, by the lane after an error, or leaked where there is no mark.
+            // mark: by this call, by the queue after an error, or leaked where there is no mark.
             let made = unsafe { self.enqueue_put(&mut outgoing, peer, &put, deadline, before) };
             end = match made {
                 Ok(mark) => Some(mark),
@@ -210,9 +210,9 @@ impl NcclWindow {
         let Some(end) = end else {
             return Ok(());
         };
-        let waited = self.lane.wait_for(&end, deadline);
+        let waited = self.queue.wait_for(&end, deadline);
         if waited.is_err() {
-            self.lane.keep(OpType::Put, Box::new(held), end);
+            self.queue.keep(OpType::Put, Box::new(held), end);
         }
         waited
     }
@@ -221,12 +221,12 @@ impl NcclWindow {
     /// failed end with `before`.
     fn keep_source(&self, held: Buffer<'static>, left: Left, before: Option<Arc<Mark>>) {
         let end = match left {
-            Left::Unknown => return self.lane.shared.leak(OpType::Put, Box::new(held)),
+            Left::Unknown => return self.queue.shared.leak(OpType::Put, Box::new(held)),
             Left::Until(end) => Some(end),
             Left::Nothing => before,
         };
         if let Some(end) = end {
-            self.lane.keep(OpType::Put, Box::new(held), end);
+            self.queue.keep(OpType::Put, Box::new(held), end);
         }
     }
 
@@ -242,7 +242,7 @@ impl NcclWindow {
             offset: self.own as usize * WORD,
         };
         let before = |number: c_uint| {
-            let stream = self.lane.stream();
+            let stream = self.queue.stream();
             // SAFETY: the word that goes to this peer, in memory of the window's; what sent it before is
             // ahead on this stream.
             unsafe { stream.fill_u32(from, count)? };
@@ -250,7 +250,7 @@ impl NcclWindow {
             unsafe { stream.fill_u32(from + 4, number) }
         };
         // SAFETY: the word lies in a window of ours, which is closed only after the mark that `outgoing` has,
-        // and never where there is none: the lane is broken then, and keeps it.
+        // and never where there is none: the queue is broken then, and keeps it.
         let made = unsafe { self.enqueue_put(&mut outgoing, peer, &put, deadline, before) };
         made.map_err(Error::from)?;
         outgoing.signals[peer as usize] = count;

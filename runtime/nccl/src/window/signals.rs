@@ -3,7 +3,7 @@
 use super::{Incoming, NcclWindow, Open, WORD, lock, to_c};
 use crate::cuda::event::Mark;
 use crate::library::sys::WaitSignalDesc;
-use crate::queue::Door;
+use crate::queue::QueueState;
 use rcomm_core::Deadline;
 use rcomm_core::Result;
 use rcomm_core::backend::GroupContext;
@@ -32,15 +32,15 @@ impl NcclWindow {
     /// All ranks signal themselves: at the first one-sided operation of a communicator the library
     /// connects all its ranks (`ncclRmaCeInit`), and would wait for those that do nothing one-sided yet.
     pub(super) fn connect(&self, deadline: Deadline) -> Result<()> {
-        let Some(signal) = self.lane.shared.library.table().signal else {
-            return Err(self.lane.shared.library.lacks("a window", "ncclSignal"));
+        let Some(signal) = self.queue.shared.library.table().signal else {
+            return Err(self.queue.shared.library.lacks("a window", "ncclSignal"));
         };
         let own = self.own;
         {
             let mut sent = lock(&self.signals.sent);
-            let door = self.lane.enter(deadline)?;
-            self.lane.call_on_stream(
-                door,
+            let state = self.queue.lock(deadline)?;
+            self.queue.call_on_stream(
+                state,
                 "ncclSignal",
                 deadline,
                 || Ok(()),
@@ -53,9 +53,9 @@ impl NcclWindow {
             sent[own as usize] = sent[own as usize].wrapping_add(1);
         }
         let until = lock(&self.signals.sent)[own as usize];
-        let door = self.lane.enter(deadline)?;
-        match self.take_signals(door, own, until, deadline)? {
-            Some(mark) => self.lane.wait_for(&mark, deadline),
+        let state = self.queue.lock(deadline)?;
+        match self.take_signals(state, own, until, deadline)? {
+            Some(mark) => self.queue.wait_for(&mark, deadline),
             None => Ok(()),
         }
     }
@@ -63,12 +63,12 @@ impl NcclWindow {
     /// Enqueues a wait for the library's signals of `peer` up to this one; all were sent already.
     fn take_signals(
         &self,
-        door: MutexGuard<'_, Door>,
+        state: MutexGuard<'_, QueueState>,
         peer: u32,
         until: u32,
         deadline: Deadline,
     ) -> Result<Option<Arc<Mark>>> {
-        let Some(wait) = self.lane.shared.library.table().wait_signal else {
+        let Some(wait) = self.queue.shared.library.table().wait_signal else {
             return Err(self.lacks("ncclWaitSignal"));
         };
         let mut taken = lock(&self.signals.taken);
@@ -83,8 +83,8 @@ impl NcclWindow {
             sig_idx: 0,
             ctx: 0,
         };
-        let mark = self.lane.call_on_stream(
-            door,
+        let mark = self.queue.call_on_stream(
+            state,
             "ncclWaitSignal",
             deadline,
             || Ok(()),
@@ -98,7 +98,7 @@ impl NcclWindow {
 
     /// The word that `peer` has put last: signals of ours, and of the library's by then.
     fn word_of(&self, open: &Open, peer: u32) -> Result<(u32, u32)> {
-        let device = &self.lane.shared.device;
+        let device = &self.queue.shared.device;
         let mut word = 0u64;
         let status = {
             let _entered = device.enter()?;
@@ -124,7 +124,7 @@ impl NcclWindow {
                 return Ok(true);
             }
             if let Some((there, mark)) = &incoming.awaited {
-                let _entered = self.lane.shared.device.enter()?;
+                let _entered = self.queue.shared.device.enter()?;
                 if !mark.is_done()? {
                     return Ok(false);
                 }
@@ -136,10 +136,10 @@ impl NcclWindow {
             if count == incoming.there {
                 return Ok(false);
             }
-            let Some(door) = self.lane.try_enter() else {
+            let Some(state) = self.queue.try_lock() else {
                 return Ok(false);
             };
-            match self.take_signals(door, peer, until, CALL)? {
+            match self.take_signals(state, peer, until, CALL)? {
                 Some(mark) => incoming.awaited = Some((count, mark)),
                 None => incoming.there = count,
             }

@@ -245,7 +245,7 @@ impl Backend for NcclBackend {
             CommQueue::abandon_all(&queues);
             return;
         }
-        // invariant 10, an exception: a call that never returns keeps this thread.
+        // invariant 10: joined by `wait_for_abort`, unless the call never returns.
         let thread = std::thread::Builder::new().name("rcomm/nccl-abort".to_owned());
         let spawned = thread.spawn(move || CommQueue::end_all(&queues));
         match spawned {

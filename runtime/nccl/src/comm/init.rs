@@ -18,11 +18,12 @@ use crate::cuda::memory::DeviceBuffer;
 use crate::cuda::stream::CudaStream;
 use crate::library::NcclLibrary;
 use crate::library::config::{Blocking, CommOptions, RawConfig};
+use crate::library::foreign_call::ForeignCall;
 use crate::library::sys::{self, NcclComm, NcclResult, UniqueId, result};
 use rcomm_core::{Error, ErrorKind, Result};
 use std::ffi::c_int;
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, TryRecvError, channel};
+use std::time::Duration;
 
 /// Which communicator a rank joins, and as which rank.
 pub(crate) struct InitParams {
@@ -82,7 +83,7 @@ enum InitStage {
     /// Being split off or shrunk; the handle appears when the parent is ready again.
     Child(Child),
     /// Inside a call that blocks.
-    Blocked(Receiver<Result<Option<Comm>>>),
+    Blocked(ForeignCall<Result<Option<Comm>>>),
     Over,
 }
 
@@ -230,13 +231,9 @@ impl CommInit {
                 self.0 = InitStage::Over;
                 comm
             }
-            InitStage::Blocked(result) => match result.try_recv() {
-                Ok(made) => made?,
-                Err(TryRecvError::Empty) => return Ok(InitStep::NotYet),
-                Err(TryRecvError::Disconnected) => {
-                    let message = "the thread that makes a communicator panicked";
-                    return Err(Error::new(ErrorKind::Backend, message));
-                }
+            InitStage::Blocked(call) => match call.wait(Duration::ZERO)? {
+                Some(made) => made?,
+                None => return Ok(InitStep::NotYet),
             },
             InitStage::Over => None,
         };
@@ -373,24 +370,15 @@ fn check(library: &NcclLibrary, comm: NcclComm, call: &str, status: NcclResult) 
     unsafe { library.check_on(comm, call, status) }
 }
 
-/// Makes a call that blocks on a thread of its own, in the device's context.
+/// Makes a call that blocks on a thread of its own, in the device's context. A communicator that comes too late is
+/// aborted as it is dropped.
 fn on_thread(
     device: &Arc<CudaDevice>,
     make: impl FnOnce() -> Result<Option<Comm>> + Send + 'static,
 ) -> Result<CommInit> {
-    let (sender, result) = channel();
     let device = device.clone();
-    let work = move || {
-        let made = device.enter().and_then(|_entered| make());
-        // Fails if the receiver has stopped waiting: the communicator is then aborted as it is dropped.
-        drop(sender.send(made));
-    };
-    let thread = std::thread::Builder::new().name("rcomm/nccl-init".to_owned());
-    // The thread ends when the call returns. A call that never returns cannot be interrupted.
-    match thread.spawn(work) {
-        Ok(_) => Ok(CommInit(InitStage::Blocked(result))),
-        Err(error) => Err(Error::io("cannot start the thread rcomm/nccl-init", error)),
-    }
+    let work = move || device.enter().and_then(|_entered| make());
+    ForeignCall::begin("rcomm/nccl-init", work).map(|call| CommInit(InitStage::Blocked(call)))
 }
 
 fn to_c(value: u32) -> Result<c_int> {

@@ -15,12 +15,12 @@ pub(crate) mod store_exchange;
 
 use crate::cuda::device::CudaDevice;
 use crate::library::NcclLibrary;
+use crate::library::foreign_call::ForeignCall;
 use crate::library::sys::{self, NcclComm, NcclResult, result};
 use handle_slot::HandleSlot;
 use rcomm_core::{Error, ErrorKind, Result};
 use std::ffi::c_void;
 use std::sync::atomic::{AtomicPtr, Ordering};
-use std::sync::mpsc::{Receiver, channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::Duration;
 
@@ -171,29 +171,18 @@ impl Comm {
     /// Makes one call on the communicator on a thread of its own, which has it until the call returns.
     ///
     /// # Errors
-    /// `Io` if there is no thread. What is received is the call's own result, or `Closed` as [`with`](Self::with).
+    /// `Io` if there is no thread. What the call returns is the call's own result, or `Closed` as [`with`](Self::with).
     pub(crate) fn call_apart<R: Send + 'static>(
         self: &Arc<Self>,
         device: &Arc<CudaDevice>,
         call: impl FnOnce(&NcclLibrary, NcclComm) -> Result<R> + Send + 'static,
-    ) -> Result<Receiver<Result<R>>> {
-        let (sender, done) = channel();
+    ) -> Result<ForeignCall<Result<R>>> {
         let (comm, device) = (self.clone(), device.clone());
-        let work = move || {
-            let called = device
+        ForeignCall::begin("rcomm/nccl-connect", move || {
+            device
                 .enter()
-                .and_then(|_entered| comm.with(call).and_then(|called| called));
-            // Nothing waits any more where this fails.
-            drop(sender.send(called));
-        };
-        let thread = std::thread::Builder::new().name("rcomm/nccl-connect".to_owned());
-        match thread.spawn(work) {
-            Ok(_) => Ok(done),
-            Err(error) => Err(Error::io(
-                "cannot start the thread rcomm/nccl-connect",
-                error,
-            )),
-        }
+                .and_then(|_entered| comm.with(call).and_then(|called| called))
+        })
     }
 
     /// Whether nothing is going on in the background, such as joining.
@@ -475,7 +464,6 @@ impl Comm {
         if handle.0.is_null() {
             return true;
         }
-        let (sender, done) = channel();
         let library = self.library.clone();
         let orphans = self.orphans.get_mut();
         let orphans = std::mem::take(orphans.unwrap_or_else(PoisonError::into_inner));
@@ -485,24 +473,17 @@ impl Comm {
             // dropped.
             let status = unsafe { (library.table().comm_abort)(handle.0) };
             settle_orphans(&library, orphans, status);
-            // Fails if the caller has stopped waiting.
-            drop(sender.send(library.check("ncclCommAbort", status)));
+            library.check("ncclCommAbort", status)
         };
-        let thread = std::thread::Builder::new().name("rcomm/nccl-abort".to_owned());
         let rank = self.rank;
-        let spawned = thread.spawn(abort);
-        if let Err(error) = spawned {
-            tracing::error!(%error, rank, "no thread to abort a communicator on");
-            return false;
-        }
-        // The thread ends when the call returns.
-        match done.recv_timeout(Self::LAST_ABORT) {
-            Ok(Ok(())) => true,
-            Ok(Err(error)) => {
+        let call = ForeignCall::begin("rcomm/nccl-abort", abort);
+        match call.and_then(|mut call| call.wait(Self::LAST_ABORT)) {
+            Ok(Some(Ok(()))) => true,
+            Ok(Some(Err(error))) | Err(error) => {
                 tracing::warn!(%error, rank, "a communicator could not be aborted");
                 false
             }
-            Err(_) => {
+            Ok(None) => {
                 tracing::error!(rank, "NCCL does not come back from an abort");
                 false
             }

@@ -4,9 +4,9 @@
 //! reports on the whole job, which it asks for that. So two ranks of the job ask, the first and the last. Plain lines over TCP: source `src/ras/client_support.cc` of
 //! NCCL, and "RAS" in its user guide.
 
+use crate::library::foreign_call::ForeignCall;
 use std::io::{self, BufRead, BufReader, ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
-use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -33,7 +33,7 @@ enum Last {
     #[default]
     None,
     /// It was asked, and a thread waits for the answer.
-    Asked(Receiver<Option<String>>),
+    Asked(ForeignCall<Option<String>>),
     Answered(Instant, Option<String>),
 }
 
@@ -63,7 +63,7 @@ impl Ras {
     pub(crate) fn report(&self) -> Option<String> {
         let address = self.address.as_ref()?;
         let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
-        let answer = match std::mem::take(&mut *last) {
+        let mut answer = match std::mem::take(&mut *last) {
             Last::Answered(at, report) if at.elapsed() < Self::FRESH => {
                 *last = Last::Answered(at, report.clone());
                 return report;
@@ -71,13 +71,13 @@ impl Ras {
             Last::Asked(answer) => answer,
             Last::None | Last::Answered(..) => self.ask_apart(address)?,
         };
-        match answer.recv_timeout(self.patience.dump) {
-            Err(RecvTimeoutError::Timeout) => {
+        match answer.wait(self.patience.dump) {
+            Ok(None) => {
                 *last = Last::Asked(answer);
                 None
             }
             answered => {
-                let report = answered.ok().flatten();
+                let report = answered.ok().flatten().flatten();
                 *last = Last::Answered(Instant::now(), report.clone());
                 report
             }
@@ -85,8 +85,7 @@ impl Ras {
     }
 
     /// Asks on a thread of its own.
-    fn ask_apart(&self, address: &str) -> Option<Receiver<Option<String>>> {
-        let (sender, answer) = channel();
+    fn ask_apart(&self, address: &str) -> Option<ForeignCall<Option<String>>> {
         let (names, address, patience) = (self.names.clone(), address.to_owned(), self.patience);
         let work = move || {
             let begun = Instant::now();
@@ -104,15 +103,11 @@ impl Ras {
                     "NCCL's monitor has answered after the dump was made"
                 );
             }
-            // Nothing waits any more where this fails.
-            let _ = sender.send(report);
+            report
         };
-        let thread = std::thread::Builder::new().name("rcomm/nccl-ras".to_owned());
-        thread
-            .spawn(work)
+        ForeignCall::begin("rcomm/nccl-ras", work)
             .inspect_err(|error| tracing::debug!(%error, "no thread to ask NCCL's monitor on"))
-            .ok()?;
-        Some(answer)
+            .ok()
     }
 }
 
@@ -129,7 +124,7 @@ type Found = io::Result<Vec<SocketAddr>>;
 struct Names {
     look_up: LookUp,
     /// The pending result of a look-up that missed its deadline.
-    late: Mutex<Option<Receiver<Found>>>,
+    late: Mutex<Option<ForeignCall<Found>>>,
 }
 
 impl Names {
@@ -145,30 +140,24 @@ impl Names {
         }
         let mut late = self.late.lock().unwrap_or_else(PoisonError::into_inner);
         // There is one name: one that is late is as good as a new one.
-        let found = match late.take() {
+        let mut found = match late.take() {
             Some(found) => found,
             None => self.begin(address)?,
         };
-        match found.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
-            Ok(places) => places,
-            Err(RecvTimeoutError::Timeout) => {
+        match found.wait(deadline.saturating_duration_since(Instant::now())) {
+            Ok(Some(places)) => places,
+            Ok(None) => {
                 *late = Some(found);
                 let message = format!("{address} was not looked up in time");
                 Err(io::Error::new(ErrorKind::TimedOut, message))
             }
-            Err(RecvTimeoutError::Disconnected) => {
-                Err(io::Error::other(format!("looking up {address} panicked")))
-            }
+            Err(error) => Err(io::Error::other(error)),
         }
     }
 
-    fn begin(&self, address: &str) -> io::Result<Receiver<Found>> {
-        let (sender, found) = channel();
+    fn begin(&self, address: &str) -> io::Result<ForeignCall<Found>> {
         let (look_up, address) = (self.look_up, address.to_owned());
-        let thread = std::thread::Builder::new().name("rcomm/nccl-ras".to_owned());
-        // The thread ends when the look-up does. Sending fails if the caller has stopped waiting.
-        thread.spawn(move || drop(sender.send(look_up(&address))))?;
-        Ok(found)
+        ForeignCall::begin("rcomm/nccl-ras", move || look_up(&address)).map_err(io::Error::other)
     }
 }
 

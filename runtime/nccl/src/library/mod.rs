@@ -5,6 +5,7 @@
 
 pub(crate) mod config;
 pub(crate) mod datatype;
+pub(crate) mod foreign_call;
 pub(crate) mod hash;
 pub(crate) mod sys;
 

@@ -10,12 +10,12 @@ use super::pending::Ticket;
 use super::{CommQueue, QueueState, Stage};
 use crate::cuda::graph::Graph;
 use crate::library::config::Blocking;
+use crate::library::foreign_call::ForeignCall;
 use rcomm_core::Deadline;
 use rcomm_core::Op;
 use rcomm_core::{Error, ErrorKind, Result};
 use rcomm_recorder::model::{OpType, Peer};
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::Duration;
 
 /// Calls of one shape use the same connections.
@@ -84,9 +84,8 @@ impl CommQueue {
     }
 
     fn launch_apart(&self, ticket: &Arc<Ticket>, graph: Option<Option<Graph>>) -> Result<()> {
-        let (sender, done) = channel();
         let apart = ticket.clone();
-        let work = move || {
+        let mut launched = ForeignCall::begin("rcomm/nccl-connect", move || {
             let queue = apart.queue().clone();
             match queue.shared.device.enter() {
                 Ok(_entered) => {
@@ -94,31 +93,24 @@ impl CommQueue {
                 }
                 Err(error) => apart.fail(error),
             }
-            // Nothing waits any more where this fails.
-            let _ = sender.send(());
-        };
-        let thread = std::thread::Builder::new().name("rcomm/nccl-connect".to_owned());
-        thread
-            .spawn(work)
-            .map_err(|error| Error::io("cannot start the thread rcomm/nccl-connect", error))?;
-        self.wait_apart(&done, ticket.deadline())
+        })?;
+        self.wait_apart(&mut launched, ticket.deadline())
     }
 
     /// Waits for what a thread of its own does.
     ///
     /// # Errors
     /// `Timeout` if it is not done by the deadline; the error of an abort. The thread goes on.
-    pub(super) fn wait_apart<T>(&self, done: &Receiver<T>, deadline: Deadline) -> Result<T> {
+    pub(super) fn wait_apart<T: Send + 'static>(
+        &self,
+        call: &mut ForeignCall<T>,
+        deadline: Deadline,
+    ) -> Result<T> {
         const LOOK: Duration = Duration::from_millis(20);
         let deadline = deadline.started();
         loop {
-            match done.recv_timeout(LOOK.min(deadline.remaining())) {
-                Ok(done) => return Ok(done),
-                Err(RecvTimeoutError::Disconnected) => {
-                    let message = "the thread that makes a call of NCCL's panicked";
-                    return Err(Error::new(ErrorKind::Backend, message));
-                }
-                Err(RecvTimeoutError::Timeout) => {}
+            if let Some(done) = call.wait(LOOK.min(deadline.remaining()))? {
+                return Ok(done);
             }
             if let Some(error) = self.shared.aborted.get() {
                 return Err(error.clone());

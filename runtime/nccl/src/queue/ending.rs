@@ -9,11 +9,11 @@ use crate::comm::bootstrap::Scope;
 use crate::comm::{Comm, CommStatus};
 use crate::context::Shared;
 use crate::cuda::event::Mark;
+use crate::library::foreign_call::ForeignCall;
 use rcomm_core::Deadline;
 use rcomm_core::{Error, ErrorKind, Result};
 use rcomm_recorder::model::OpType;
 use std::sync::atomic::Ordering;
-use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::sync::{Arc, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -271,20 +271,13 @@ impl CommQueue {
         let free = queues.iter().filter(|queue| queue.live_graphs() == 0);
         let free: Vec<Arc<Self>> = free.cloned().collect();
         // On a thread of its own, since the library may never return.
-        let (sender, closed) = channel();
-        on_thread("rcomm/nccl-close", move || {
-            // Nothing waits any more where this fails.
-            drop(sender.send(Self::try_close_all(&free, deadline)));
-        })?;
-        match closed.recv_timeout(deadline.remaining()) {
-            Ok(closed) => closed?,
-            Err(RecvTimeoutError::Timeout) => {
+        let close = move || Self::try_close_all(&free, deadline);
+        let mut call = ForeignCall::begin("rcomm/nccl-close", close)?;
+        match call.wait(deadline.remaining())? {
+            Some(closed) => closed?,
+            None => {
                 let message = "NCCL did not close the communicators before the deadline";
                 return Err(Error::new(ErrorKind::Timeout, message));
-            }
-            Err(RecvTimeoutError::Disconnected) => {
-                let message = "the thread that closes communicators panicked";
-                return Err(Error::new(ErrorKind::Backend, message));
             }
         }
         if graphs > 0 {

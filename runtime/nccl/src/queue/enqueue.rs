@@ -186,8 +186,8 @@ impl CommQueue {
                 let status = call(raw, stream.raw());
                 check_call(library, raw, name, status)
             };
-            let done = comm.call_apart(&self.shared.device, work)?;
-            match self.wait_apart(&done, deadline) {
+            let mut apart = comm.call_apart(&self.shared.device, work)?;
+            match self.wait_apart(&mut apart, deadline) {
                 Ok(called) => {
                     state.called.insert(name);
                     called

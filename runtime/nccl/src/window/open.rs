@@ -18,7 +18,6 @@ use rcomm_core::{Error, ErrorKind, Result};
 use rcomm_recorder::model::DType;
 use serde::{Deserialize, Serialize};
 use std::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
-use std::sync::mpsc::{Receiver, TryRecvError};
 use std::sync::{Arc, Mutex, RwLock};
 use std::time::{Duration, Instant};
 
@@ -269,12 +268,11 @@ impl CommQueue {
                 Ok((comm.clone(), None))
             },
             |(comm, apart)| {
-                match apart.as_ref().map(Receiver::try_recv) {
-                    Some(Ok(called)) => return called.map(Some),
-                    Some(Err(TryRecvError::Empty)) => {}
-                    Some(Err(TryRecvError::Disconnected)) => {
-                        let message = "the thread that registers a window panicked";
-                        return Err(Error::new(ErrorKind::Backend, message));
+                match apart {
+                    Some(call) => {
+                        if let Some(called) = call.wait(Duration::ZERO)? {
+                            return called.map(Some);
+                        }
                     }
                     None if comm.is_ready()? => return Ok(Some(())),
                     None => {}

@@ -314,5 +314,5 @@ const A_MOMENT: Duration = Duration::from_millis(1);
 const VERDICT: &str = "verdict";
 
 fn key(share: &Share, what: &str) -> String {
-    format!("roll/{}/{what}", share.seq())
+    format!("monitored_barrier/{}/{what}", share.seq())
 }

@@ -3,7 +3,7 @@
 //!
 //! An operation that is made of collectives reserves its turns when it is issued, so operations issued
 //! later come later on every rank, whether it runs on the caller's thread
-//! ([`carry_out`](ProcessGroup::carry_out)) or on the group's thread `rcomm/aside/<group>`
+//! ([`carry_out`](ProcessGroup::carry_out)) or on the group's thread `rcomm/worker/<group>`
 //! ([`set_aside`](ProcessGroup::set_aside)). One that is made of messages takes no turn, and waits for
 //! no other operation ([`issue_in_steps`](ProcessGroup::issue_in_steps)).
 

@@ -81,7 +81,7 @@ impl Group {
             timeout_ms: AtomicU64::new(0),
             issue: Mutex::new(issue),
             ended: AtomicU64::new(0),
-            worker: Worker::new("aside"),
+            worker: Worker::new("worker"),
             sequencer: StepSequencer::new(),
             running: Running::default(),
             closed: OnceLock::new(),

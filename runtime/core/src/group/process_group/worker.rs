@@ -1,4 +1,4 @@
-//! The thread `rcomm/aside/<group>`: runs a group's queued jobs, one after the other.
+//! The thread `rcomm/worker/<group>`: runs a group's queued jobs, one after the other.
 //!
 //! These jobs are operations that no backend can issue, since they are made of several collectives, or are an
 //! exchange with a window or the store. The thread starts with the first of them, and is joined when the group

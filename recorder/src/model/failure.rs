@@ -85,8 +85,8 @@ impl Failure {
         failure
     }
 
-    /// Sorts the ranks, and cuts ranks and text to what is kept.
-    pub(crate) fn limit(&mut self) {
+    /// Sorts the ranks, and cuts ranks and text to what is kept: for a value that was read.
+    pub fn limit(&mut self) {
         self.ranks.sort_unstable();
         self.ranks.dedup();
         let count = u32::try_from(self.ranks.len()).unwrap_or(u32::MAX);

@@ -490,15 +490,24 @@ impl FlightRecorder {
         (&self.map, &self.layout)
     }
 
-    /// Removes the ring file, at the end of a job that ended well. Recording continues to work but is
-    /// no longer visible from outside. Further calls do nothing.
-    pub fn close(&self) -> Result<()> {
+    /// Marks the ring as closed in order, now, and keeps its file, at the end of a process that ends in order
+    /// after a failure. Returns whether it was open.
+    pub fn mark_closed(&self) -> bool {
         if self.closed.swap(true, Ordering::Relaxed) {
-            return Ok(());
+            return false;
         }
         let words = self.map.words();
         words[header::CLOSED_AT].store(self.clock.now().0, Ordering::Relaxed);
         words[header::STATE].store(layout::STATE_CLOSED, Ordering::Release);
+        true
+    }
+
+    /// Removes the ring file, at the end of a job that ended well. Recording continues to work but is
+    /// no longer visible from outside. Further calls do nothing.
+    pub fn close(&self) -> Result<()> {
+        if !self.mark_closed() {
+            return Ok(());
+        }
         let Some(path) = self.storage.path() else {
             return Ok(());
         };

@@ -4,7 +4,7 @@
 //! states what to do. Errors are cheap to clone, since every waiter of an aborted group gets the same
 //! one.
 
-use rcomm_recorder::model::{OpType, Rank};
+use rcomm_recorder::model::{Failure, OpType, Rank};
 use std::fmt;
 use std::sync::Arc;
 
@@ -62,7 +62,9 @@ struct Facts {
     group: Option<String>,
     seq: Option<u64>,
     op: Option<OpType>,
-    rank: Option<Rank>,
+    ranks: Vec<Rank>,
+    /// The record that it was made from, where that has more than these facts.
+    failure: Option<Failure>,
     source: Option<Arc<dyn std::error::Error + Send + Sync>>,
     /// The group is still usable, whatever the kind.
     spares_group: bool,
@@ -79,7 +81,8 @@ impl Error {
             group: None,
             seq: None,
             op: None,
-            rank: None,
+            ranks: Vec::new(),
+            failure: None,
             source: None,
             spares_group: false,
             more: String::new(),
@@ -117,7 +120,21 @@ impl Error {
     /// Names the peer, by its rank in the world.
     #[must_use]
     pub fn with_rank(mut self, rank: Rank) -> Self {
-        self.0.rank = Some(rank);
+        self.0.ranks = vec![rank];
+        self
+    }
+
+    /// Names the peers, by their ranks in the world.
+    #[must_use]
+    pub fn with_ranks(mut self, ranks: &[Rank]) -> Self {
+        self.0.ranks = ranks.to_vec();
+        self
+    }
+
+    /// Keeps the record that it was made from.
+    #[must_use]
+    pub(super) fn with_failure(mut self, failure: Failure) -> Self {
+        self.0.failure = Some(failure);
         self
     }
 
@@ -165,9 +182,29 @@ impl Error {
         self.0.op
     }
 
-    /// The peer that it is about, by its rank in the world.
+    /// The peer that it is about, by its rank in the world; `None` if it is about none, or several.
     pub fn rank(&self) -> Option<Rank> {
-        self.0.rank
+        match self.0.ranks[..] {
+            [rank] => Some(rank),
+            _ => None,
+        }
+    }
+
+    /// The peers that it is about, by their ranks in the world.
+    pub fn ranks(&self) -> &[Rank] {
+        &self.0.ranks
+    }
+
+    pub(super) fn known_failure(&self) -> Option<&Failure> {
+        self.0.failure.as_ref()
+    }
+
+    /// The message and its cause, without group, operation and what was learnt later.
+    pub(super) fn facts_in_words(&self) -> String {
+        match &self.0.source {
+            Some(source) => format!("{}: {source}", self.0.message),
+            None => self.0.message.clone(),
+        }
     }
 
     /// The error that this one came from, if any.

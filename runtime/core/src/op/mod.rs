@@ -15,6 +15,7 @@ mod copy;
 pub(crate) mod deadline;
 pub(crate) mod element;
 pub(crate) mod error;
+mod failure;
 pub(crate) mod float8;
 pub(crate) mod hints;
 mod operation;

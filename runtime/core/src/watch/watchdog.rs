@@ -398,6 +398,8 @@ impl Rounds {
         }
         let op_info = &fault.op_info;
         let mut error = group.explain(op_info, fault.error);
+        // Before the dump, which shows it.
+        group.record_end(Some(op_info), &error);
         let finding = error.to_string();
         if let Some(age) = self.broadcast.age_of(op_info.record_id) {
             error = error.with_more(&format!("{} after its issue", text::duration(age)));

@@ -485,7 +485,9 @@ impl<B> World<B> {
         };
         self.shared.say_goodbye(patience);
         self.close_threads();
-        if !failed {
+        if failed {
+            self.shared.recorder.mark_closed();
+        } else {
             let closed = self.shared.recorder.close();
             if let Err(error) = closed {
                 tracing::warn!(%error, "the ring file stays behind");

@@ -11,9 +11,9 @@ use crate::op::error::{Error, ErrorKind, Result};
 use crate::watch::watchdog::{Fault, Running, Watch};
 use crate::world::WorldShared;
 use crate::world::config::Config;
-use rcomm_recorder::model::{OpType, ProcessGroupInfo, ProcessGroupStatus, Rank};
+use rcomm_recorder::model::{FailedOperation, OpType, ProcessGroupInfo, ProcessGroupStatus, Rank};
 use rcomm_recorder::record::{FlightRecorder, GroupHandle};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError, Weak};
 use std::time::Duration;
 
@@ -47,6 +47,8 @@ pub(crate) struct Group {
     worker: Worker,
     sequencer: StepSequencer,
     pub(super) running: Running,
+    /// Its end is in the record.
+    end_recorded: AtomicBool,
     /// Why it takes nothing more; set once.
     closed: OnceLock<Error>,
     verdict: Mutex<Option<Verdict>>,
@@ -84,6 +86,7 @@ impl Group {
             worker: Worker::new("worker"),
             sequencer: StepSequencer::new(),
             running: Running::default(),
+            end_recorded: AtomicBool::new(false),
             closed: OnceLock::new(),
             verdict: Mutex::new(None),
             judged: Condvar::new(),
@@ -246,6 +249,7 @@ impl Group {
     /// Waits for the watchdog to make the dump, ask the others and abort; for `patience` at most.
     pub(crate) fn settle_error(&self, op_info: &OpInfo, error: Error) -> Error {
         if error.is_recoverable() {
+            self.record_failure(Some(op_info), &error);
             return self.explain(op_info, error);
         }
         self.watch.report(Fault {
@@ -270,8 +274,36 @@ impl Group {
         }
     }
 
+    /// Records that the group ends with this error, in this operation; once.
+    pub(crate) fn record_end(&self, op_info: Option<&OpInfo>, error: &Error) {
+        if !self.end_recorded.swap(true, Ordering::Relaxed) {
+            self.record_failure(op_info, error);
+        }
+    }
+
+    fn record_failure(&self, op_info: Option<&OpInfo>, error: &Error) {
+        // A group that is closed in order, and an argument that is refused before anything is sent.
+        let is_none = matches!(
+            error.kind(),
+            ErrorKind::Closed | ErrorKind::InvalidArgument | ErrorKind::Unsupported
+        );
+        if is_none {
+            return;
+        }
+        let mut failure = error.failure(self.global_rank());
+        failure.group = Some(self.info.id);
+        failure.operation = op_info.map(|op_info| FailedOperation {
+            op: op_info.op,
+            seq: op_info.seq,
+            is_p2p: op_info.is_p2p,
+            record_id: op_info.record_id,
+        });
+        self.recorder.note_failure(&failure);
+    }
+
     /// Ends everything pending and refuses everything later, with this error.
     pub(crate) fn close(&self, op_info: Option<&OpInfo>, error: Error) {
+        self.record_end(op_info, &error);
         // The first reason is the one that counts.
         let _ = self.closed.set(error.clone());
         let mut verdict = self.verdict.lock().unwrap_or_else(PoisonError::into_inner);

@@ -7,7 +7,7 @@ use crate::group::work::Work;
 use crate::op::Op;
 use crate::op::buffer::DeviceKind;
 use crate::op::deadline::Deadline;
-use crate::op::error::{Error, ErrorKind, Result};
+use crate::op::error::{Error, Result};
 use crate::op::hints::Hints;
 use rcomm_recorder::model::{ProcessGroupStatus, Rank};
 use std::fmt;
@@ -154,13 +154,10 @@ impl ProcessGroup {
 
     /// Makes everything pending fail soon, and everything later at once, with this reason.
     ///
-    /// May be called from any thread, while others are stuck in the group. The other members notice
-    /// by lost connections or their own time-outs.
+    /// May be called from any thread, while others are stuck in the group. The members that wait for this rank, or
+    /// come to it later, get an error with the same reason, of which at most 704 bytes are kept.
     pub fn abort(&self, reason: &str) {
-        let error = Error::new(
-            ErrorKind::Aborted,
-            format!("aborted by the program: {reason}"),
-        );
+        let error = Error::aborted(self.group.global_rank(), reason);
         tracing::warn!(group = self.group.label(), reason, "group aborted");
         self.group.close(None, error.in_group(self.group.label()));
     }

@@ -1,0 +1,137 @@
+//! Errors as the recorder's [`Failure`], and back: what a caller reads, what the ring and the dumps hold and what the
+//! other ranks learn are made of the same facts.
+
+use super::error::{Error, ErrorKind};
+use rcomm_recorder::model::{Failure, FailureKind, Rank};
+
+/// The longest note of another rank that is read.
+const MOST_NOTE: usize = 64 << 10;
+
+impl ErrorKind {
+    /// How an operation with such an error was ended, where nothing else is known.
+    const fn as_failure(self) -> FailureKind {
+        match self {
+            Self::Timeout => FailureKind::Timeout,
+            Self::PeerLost => FailureKind::PeerGone,
+            Self::Mismatch => FailureKind::Mismatch,
+            Self::Aborted | Self::Closed => FailureKind::Cancelled,
+            Self::InvalidArgument
+            | Self::Unsupported
+            | Self::Store
+            | Self::Rendezvous
+            | Self::Io
+            | Self::Unauthorized
+            | Self::Backend
+            | Self::NotANumber => FailureKind::Backend,
+        }
+    }
+}
+
+impl Error {
+    /// The program of rank `own`, this one, aborts a group.
+    pub fn aborted(own: Rank, reason: &str) -> Self {
+        let failure = Failure::new(FailureKind::Abort, &[own], own, reason);
+        let message = format!("aborted by the program: {}", failure.text);
+        Self::new(ErrorKind::Aborted, message).with_failure(failure)
+    }
+
+    /// The facts as rank `own`, this one, records them and passes them on: without group, operation and time.
+    pub fn failure(&self, own: Rank) -> Failure {
+        match self.known_failure() {
+            Some(known) => known.clone(),
+            None => Failure::new(
+                self.kind().as_failure(),
+                self.ranks(),
+                own,
+                self.facts_in_words(),
+            ),
+        }
+    }
+
+    /// The facts as a note for the other ranks, which [`from_note`](Self::from_note) reads.
+    pub fn to_note(&self, own: Rank) -> Vec<u8> {
+        serde_json::to_vec(&self.failure(own)).unwrap_or_default()
+    }
+
+    /// The error of an operation that failed on rank `own`, this one, since rank `from` had ended the group's
+    /// operations and left this note.
+    pub fn from_note(note: &[u8], from: Rank, own: Rank) -> Self {
+        let read = serde_json::from_slice::<Failure>(&note[..note.len().min(MOST_NOTE)]);
+        let Ok(mut failure) = read else {
+            let message = format!("rank {from} gave up, for a reason that cannot be read");
+            return Self::new(ErrorKind::Aborted, message).with_rank(from);
+        };
+        failure.limit();
+        let Failure { text, seen_by, .. } = &failure;
+        let others = |rank: &&Rank| **rank != from && **rank != own;
+        let culprit = failure.ranks.iter().find(others).copied();
+        let error = match (failure.kind, culprit) {
+            (FailureKind::Abort, _) => {
+                let message = format!("rank {seen_by} aborted the group: {text}");
+                Self::new(ErrorKind::Aborted, message).with_rank(*seen_by)
+            }
+            (_, Some(culprit)) => {
+                let message = format!("{text} (as rank {seen_by} found)");
+                Self::new(ErrorKind::PeerLost, message).with_rank(culprit)
+            }
+            // It is about this very rank, or about its sender: no news.
+            (_, None) => {
+                let message = format!("rank {from} gave up: {text}");
+                Self::new(ErrorKind::Aborted, message).with_rank(from)
+            }
+        };
+        error.with_failure(failure)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_reason_of_an_abort_reaches_every_rank() {
+        let here = Error::aborted(0, "by hand");
+        assert_eq!(here.to_string(), "aborted by the program: by hand");
+        let there = Error::from_note(&here.to_note(0), 0, 1);
+        assert_eq!(there.to_string(), "rank 0 aborted the group: by hand");
+        assert_eq!((there.kind(), there.rank()), (ErrorKind::Aborted, Some(0)));
+        // Passed on once more, by a rank that learnt it.
+        let beyond = Error::from_note(&there.to_note(1), 1, 2);
+        assert_eq!(beyond.to_string(), there.to_string());
+        let expected = Failure::new(FailureKind::Abort, &[0], 0, "by hand");
+        assert_eq!(beyond.failure(2), expected);
+        let long = Error::aborted(0, &"x".repeat(10_000));
+        assert!(long.to_note(0).len() < 2_000);
+    }
+
+    #[test]
+    fn a_report_keeps_whom_it_blames_and_who_saw_it() {
+        let late = Error::new(
+            ErrorKind::Timeout,
+            "waited for ranks 1, 3 until the deadline",
+        );
+        let late = late.with_ranks(&[1, 3]).in_group("dp");
+        assert_eq!(late.rank(), None);
+        let note = late.to_note(0);
+        let on_the_late = Error::from_note(&note, 0, 1);
+        let expected = "waited for ranks 1, 3 until the deadline (as rank 0 found)";
+        assert_eq!(on_the_late.to_string(), expected);
+        let failure = on_the_late.failure(1);
+        assert_eq!((failure.kind, failure.seen_by), (FailureKind::Timeout, 0));
+        assert_eq!(failure.ranks, [1, 3]);
+
+        let lost = Error::new(ErrorKind::PeerLost, "rank 1 is gone").with_rank(1);
+        let about_itself = Error::from_note(&lost.to_note(0), 0, 1);
+        assert_eq!(about_itself.to_string(), "rank 0 gave up: rank 1 is gone");
+    }
+
+    #[test]
+    fn a_note_that_cannot_be_read_is_no_reason() {
+        let note = Error::aborted(0, "by hand").to_note(0);
+        for note in [&b""[..], b"{}", &note[..note.len() - 1], &[b'['; 100_000]] {
+            let error = Error::from_note(note, 3, 1);
+            assert_eq!((error.kind(), error.rank()), (ErrorKind::Aborted, Some(3)));
+            assert!(error.to_string().contains("cannot be read"), "{error}");
+        }
+    }
+}

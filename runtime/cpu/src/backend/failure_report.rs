@@ -6,10 +6,16 @@ use crate::wait::{Failure, Interrupted, Stop, WaitPolicy};
 use rcomm_core::Deadline;
 use rcomm_core::{Error, ErrorKind};
 use rcomm_recorder::model::Rank;
+use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
+/// How long a rank waits until the store has its reason for giving up.
+const NOTE_TIME: Duration = Duration::from_millis(400);
 /// How long a rank whose peer has closed its lanes looks for that peer's reason.
 const REASON_TIME: Duration = Duration::from_millis(500);
+/// How long a rank waits for the reason of one that has given up the operation: that one may itself look for its
+/// peer's reason first.
+const GIVEN_UP_TIME: Duration = Duration::from_secs(3);
 
 impl CpuGroup {
     /// Turns a failure into the error for the caller. Unless the ranks are still in step, the group is
@@ -20,18 +26,33 @@ impl CpuGroup {
         if in_step {
             return error;
         }
-        if self.stop.raise(error.clone()) {
-            let note = format!(
-                "{} {}",
-                error.rank().map_or("-".into(), |rank| rank.to_string()),
-                error
-            );
-            if let Err(unheard) = self.store.set(&note_key(self.mesh.rank()), note.as_bytes()) {
-                tracing::debug!(%unheard, "failed to publish why this rank gave up");
+        self.stop_for(error.clone());
+        error
+    }
+
+    /// Makes all pending and later operations fail with this error, and the peers that wait for this rank.
+    ///
+    /// # Blocking
+    /// Until the store has the reason for the peers, [`NOTE_TIME`] at most.
+    pub(crate) fn stop_for(&self, error: Error) {
+        let own = self.mesh.rank();
+        let note = error.to_note(own);
+        if self.stop.raise(error) {
+            let (store, (done, is_done)) = (self.store.clone(), mpsc::channel());
+            let leave = move || {
+                if let Err(unheard) = store.set(&note_key(own), &note) {
+                    tracing::debug!(%unheard, "failed to publish why this rank gave up");
+                }
+                let _ = done.send(());
+            };
+            // A store that does not answer must not keep this rank from ending its operations.
+            let thread = std::thread::Builder::new().name("rcomm/notice".into());
+            match thread.spawn(leave) {
+                Ok(_) => drop(is_done.recv_timeout(NOTE_TIME)),
+                Err(error) => tracing::debug!(%error, "cannot start the thread rcomm/notice"),
             }
         }
         self.hang_up();
-        error
     }
 
     /// Releases the ranks that wait for this one in this group.
@@ -55,17 +76,12 @@ impl CpuGroup {
                 Error::new(ErrorKind::Timeout, "no end before the deadline")
             }
             Failure::Late(ranks) => {
-                let error = Error::new(
-                    ErrorKind::Timeout,
-                    format!("waited for {} until the deadline", list(&ranks)),
-                );
-                match ranks[..] {
-                    [rank] => error.with_rank(rank),
-                    _ => error,
-                }
+                let message = format!("waited for {} until the deadline", list(&ranks));
+                Error::new(ErrorKind::Timeout, message).with_ranks(&ranks)
             }
             Failure::Interrupted(Interrupted::Stopped(reason)) => reason,
             Failure::Gone(rank, cause) => self.explain_gone(rank, cause),
+            Failure::GivenUp(rank) => self.explain_given_up(rank),
             Failure::Refused {
                 peer,
                 address,
@@ -102,17 +118,7 @@ impl CpuGroup {
             if self.store.check(&[&key]).unwrap_or(false)
                 && let Ok(note) = self.store.get(&key, REASON_TIME)
             {
-                let note = String::from_utf8_lossy(&note);
-                let (culprit, why) = note.split_once(' ').unwrap_or(("-", &note));
-                return match culprit.parse() {
-                    // The report is about this very rank, or about its sender: no news.
-                    Ok(culprit) if culprit != rank && culprit != self.mesh.rank() => {
-                        Error::new(ErrorKind::PeerLost, format!("{why} (as rank {rank} found)"))
-                            .with_rank(culprit)
-                    }
-                    _ => Error::new(ErrorKind::Aborted, format!("rank {rank} gave up: {why}"))
-                        .with_rank(rank),
-                };
+                return Error::from_note(&note, rank, self.mesh.rank());
             }
             match self.mesh.is_gone(rank, &mut policy) {
                 Ok(false) if Instant::now() < deadline => {
@@ -130,6 +136,19 @@ impl CpuGroup {
                         None => error,
                     };
                 }
+            }
+        }
+    }
+}
+
+impl CpuGroup {
+    /// All ranks have agreed that the operation has failed, since this one gave it up.
+    fn explain_given_up(&self, rank: Rank) -> Error {
+        match self.store.get(&note_key(rank), GIVEN_UP_TIME) {
+            Ok(note) => Error::from_note(&note, rank, self.mesh.rank()),
+            Err(_) => {
+                let message = format!("rank {rank} gave up this operation or one before it");
+                Error::new(ErrorKind::Aborted, message).with_rank(rank)
             }
         }
     }

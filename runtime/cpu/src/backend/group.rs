@@ -139,8 +139,7 @@ impl CpuGroup {
 
     /// Makes all pending and later operations fail with this reason.
     pub(crate) fn give_up(&self, reason: &AbortReason) {
-        self.stop.raise(reason.error.clone());
-        self.hang_up();
+        self.stop_for(reason.error.clone());
     }
 
     /// How a thread of the group polls for more to do. It yields between polls, since the rank's own

@@ -308,10 +308,7 @@ impl Host {
             Err(ShmExchangeError::Interrupted(Interrupted::TimedOut)) => {
                 Err(Failure::Late(vec![ranks[0]]))
             }
-            Err(ShmExchangeError::Interrupted(why)) => Err(why.into()),
-            Err(ShmExchangeError::Late(at)) => Err(Failure::Late(vec![ranks[at]])),
-            Err(ShmExchangeError::Gone(at)) => Err(Failure::Gone(ranks[at], None)),
-            Err(ShmExchangeError::Io(error)) => Err(Failure::Io(error)),
+            Err(error) => Err(error.into_failure(ranks)),
         }
     }
 }

@@ -13,6 +13,8 @@ pub(crate) enum Failure {
     Interrupted(Interrupted),
     /// The peer's process has ended, or cannot be reached.
     Gone(Rank, Option<io::Error>),
+    /// The operation has failed on all ranks: this one gave it up, or one before it.
+    GivenUp(Rank),
     /// The peer's address answered, but not as the peer.
     Refused {
         peer: Rank,

@@ -1,6 +1,6 @@
 //! [`HostExchange`]: the ranks of one host, going through phases together on their exchange area.
 
-use crate::transport::shm::{ShmExchange, ShmExchangeError};
+use crate::transport::shm::ShmExchange;
 use crate::wait::{Failure, WaitPolicy};
 use rcomm_core::arithmetic::HandOver;
 use rcomm_recorder::model::Rank;
@@ -76,12 +76,7 @@ impl HostExchange {
         let met = shm_exchange.turn(self.signature, inline, used, policy);
         // Each phase of an operation has its own signature: no rank can be a phase behind.
         self.signature = self.signature.wrapping_add(1);
-        met.map_err(|error| match error {
-            ShmExchangeError::Interrupted(why) => why.into(),
-            ShmExchangeError::Late(place) => Failure::Late(vec![self.ranks[place]]),
-            ShmExchangeError::Gone(place) => Failure::Gone(self.ranks[place], None),
-            ShmExchangeError::Io(error) => Failure::Io(error),
-        })
+        met.map_err(|error| error.into_failure(&self.ranks))
     }
 
     /// As [`meet`](Self::meet), among ranks that have agreed.

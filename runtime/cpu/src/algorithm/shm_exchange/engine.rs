@@ -161,12 +161,7 @@ impl PhaseContext<'_, '_> {
     }
 
     fn failure(&self, error: ShmExchangeError) -> Failure {
-        match error {
-            ShmExchangeError::Interrupted(why) => why.into(),
-            ShmExchangeError::Late(rank) => Failure::Late(vec![self.ranks[rank]]),
-            ShmExchangeError::Gone(rank) => Failure::Gone(self.ranks[rank], None),
-            ShmExchangeError::Io(error) => Failure::Io(error),
-        }
+        error.into_failure(self.ranks)
     }
 
     /// The next phase of this operation, in which slots of up to `used` bytes are shown.

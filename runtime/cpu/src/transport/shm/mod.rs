@@ -22,6 +22,9 @@
 //! checked as those that come by a socket are. A rank that dies has not stored the flag of what it left half
 //! done, so no other reads that.
 //!
+//! A rank that gives a phase up decides with the others whether it has failed (`outcome`): a rank that comes
+//! later finds that decision, and gets an error for the operation as the others do.
+//!
 //! A waiter that has looked long enough sleeps on the flag (a futex). The writer wakes it if it has seen
 //! the waiter's mark. There is deliberately no fence between its flag and that look: the mark can be
 //! missed in the nanoseconds that a store takes to become visible, and the waiter then finds the flag
@@ -30,6 +33,7 @@
 mod agreement;
 #[allow(unsafe_code)]
 mod mapping;
+mod outcome;
 mod segment;
 #[allow(unsafe_code)]
 mod shm_exchange;

@@ -2,9 +2,10 @@
 //! [`shm`](super).
 
 use super::mapping::Mapping;
+use super::outcome::{Outcome, Vote};
 use super::segment::{PAGE, Segment, align};
 use super::stream::ShmStream;
-use crate::wait::{Interrupted, Pause, WaitMode, WaitPolicy};
+use crate::wait::{Failure, Interrupted, Pause, WaitMode, WaitPolicy};
 use rcomm_recorder::model::Rank;
 use rustix::event::Timespec;
 use rustix::thread::futex;
@@ -18,6 +19,10 @@ use std::time::Duration;
 const CONTROL: usize = 512;
 /// Bytes between a rank's two lines; two cache lines, since they are fetched in pairs.
 const LINE: usize = 128;
+
+/// Where the group's decision on a phase that is given up is: behind the first rank's other words, on a cache
+/// line that is otherwise not written.
+const OUTCOME: usize = 3 * LINE + 64;
 
 /// Bytes that a line carries besides its flag and signature.
 pub(crate) const INLINE: usize = 48;
@@ -101,8 +106,26 @@ pub(crate) enum ShmExchangeError {
     Late(usize),
     /// This rank of the group has left it, or its process has ended.
     Gone(usize),
+    /// The phase has failed for all ranks: this one gave it up, or one before it.
+    GivenUp(usize),
     /// The system refused.
     Io(io::Error),
+}
+
+impl ShmExchangeError {
+    /// The failure, in a group of these ranks of the world.
+    pub(crate) fn into_failure(self, ranks: &[Rank]) -> Failure {
+        match self {
+            Self::Interrupted(why) => why.into(),
+            Self::Late(rank) => Failure::Late(vec![ranks[rank]]),
+            Self::Gone(rank) => Failure::Gone(ranks[rank], None),
+            Self::GivenUp(rank) => match ranks.get(rank) {
+                Some(&rank) => Failure::GivenUp(rank),
+                None => Failure::Garbled(ranks[0], "a decision of a rank that is not there".into()),
+            },
+            Self::Io(error) => Failure::Io(error),
+        }
+    }
 }
 
 impl From<Interrupted> for ShmExchangeError {
@@ -207,6 +230,36 @@ impl ShmExchange {
 
     fn left(&self, rank: usize) -> &AtomicU32 {
         self.area.word(rank * CONTROL + 3 * LINE)
+    }
+
+    /// The group's decision on a phase that a rank gives up.
+    #[inline]
+    fn outcome(&self) -> Outcome<'_> {
+        Outcome(self.area.long(OUTCOME))
+    }
+
+    /// Whether `rank` has published a phase; it is at most one phase behind this rank, or ahead.
+    fn has_published(&self, rank: usize, phase: u32) -> bool {
+        let flag = self.area.word(self.line(rank, phase));
+        flag.load(Ordering::Acquire)
+            .wrapping_sub(phase)
+            .cast_signed()
+            >= 0
+    }
+
+    /// Finds out, with the other ranks, whether this phase has failed, or has this rank give it up for this
+    /// reason. Without an error all ranks go on, or have gone on, as if nothing had happened.
+    #[cold]
+    fn decide(&self, why: Option<ShmExchangeError>) -> Result<(), ShmExchangeError> {
+        let all_published = |phase| (0..self.ranks.len()).all(|at| self.has_published(at, phase));
+        let vote = match why {
+            Some(_) => Vote::GiveUp(self.rank),
+            None => Vote::Ask,
+        };
+        match self.outcome().decide(self.phase, vote, all_published) {
+            None => Ok(()),
+            Some(first) => Err(why.unwrap_or(ShmExchangeError::GivenUp(first))),
+        }
     }
 
     #[inline]
@@ -337,12 +390,18 @@ impl ShmExchange {
         if used > 0 && self.slot.start < 2 * SMALL {
             self.fetch_small(used);
         }
-        let mut equal = true;
-        for rank in 0..self.ranks.len() {
-            if rank != self.rank {
-                equal &= self.wait_for(rank, policy)? == signature;
+        let equal = match self.wait_for_all(signature, policy) {
+            Ok(equal) if self.outcome().is_open() => equal,
+            Ok(equal) => {
+                self.decide(None)?;
+                equal
             }
-        }
+            Err(why) => {
+                self.decide(Some(why))?;
+                // All have published the phase after all, so this waits for none of them.
+                self.wait_for_all(signature, policy)?
+            }
+        };
         self.complete = true;
         // The others have read this rank's line of the phase before, and it is next to be written:
         // fetching it now costs nothing, and later half of the time that a flag takes.
@@ -398,6 +457,22 @@ impl ShmExchange {
         }
     }
 
+    /// Waits until all have published this phase; returns whether all have this signature.
+    #[inline]
+    fn wait_for_all(
+        &self,
+        signature: u64,
+        policy: &mut WaitPolicy<'_>,
+    ) -> Result<bool, ShmExchangeError> {
+        let mut equal = true;
+        for rank in 0..self.ranks.len() {
+            if rank != self.rank {
+                equal &= self.wait_for(rank, policy)? == signature;
+            }
+        }
+        Ok(equal)
+    }
+
     /// Waits until `rank` has published this phase; gives its signature.
     #[inline]
     fn wait_for(&self, rank: usize, policy: &mut WaitPolicy<'_>) -> Result<u64, ShmExchangeError> {
@@ -434,6 +509,9 @@ impl ShmExchange {
             } else {
                 Err(ShmExchangeError::Gone(rank))
             };
+        }
+        if !self.outcome().is_open() {
+            self.decide(None)?;
         }
         let sleepers = self.sleepers(rank);
         sleepers.fetch_add(1, Ordering::SeqCst);

@@ -1,0 +1,190 @@
+//! Whether a phase of an exchange area has failed: the same answer for every rank, whatever is late or stopped.
+//!
+//! A phase is complete for a rank that has seen the flags of all and then finds no decision against it. A rank
+//! that gives a phase up (its deadline passed, a peer is gone, it was stopped) may find, a moment later, that the
+//! missing rank has come, and that others have gone on. So it first *proposes* that the phase has failed, in one
+//! word of the area; then the flags are looked at once more. If all have published the phase, the proposal is
+//! withdrawn, and the rank that made it goes on as well; else the phase has *failed*, for good. Every rank that
+//! finds a proposal decides it in the same way, so a rank that is stopped in between keeps no other waiting, and
+//! the first decision counts.
+//!
+//! It is the same for all: if a rank was not seen in the look after the proposal, then it publishes the phase
+//! after the proposal, so every rank that sees its flag finds the proposal or the decision, and does not take
+//! the phase for complete. If a rank has taken the phase for complete without finding a proposal, all flags were
+//! there before the proposal, so the look finds them. That look must see what was stored before it, also what is
+//! still on its way out of another processor: [`make_stores_visible`] has every processor finish its stores. So a
+//! rank pays for all this with one load of a word that does not change.
+
+use rustix::thread::{MembarrierCommand, membarrier};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+/// The word: 0 while nothing is decided, else phase | state << 32 | rank << 34.
+pub(super) struct Outcome<'a>(pub(super) &'a AtomicU64);
+
+const OPEN: u64 = 0;
+const PROPOSED: u64 = 1 << 32;
+const FAILED: u64 = 2 << 32;
+const STATE: u64 = 3 << 32;
+const RANK_SHIFT: u32 = 34;
+
+/// What a rank wants of a decision.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Vote {
+    /// To know it.
+    Ask,
+    /// That its phase fails, as this rank of the group.
+    GiveUp(usize),
+}
+
+impl Outcome<'_> {
+    /// Whether nothing is proposed or decided.
+    #[inline]
+    pub(super) fn is_open(&self) -> bool {
+        self.0.load(Ordering::Acquire) == OPEN
+    }
+
+    /// Decides what is proposed. Returns the rank that gave up this phase, or one before it; `None` if the phase
+    /// goes on or is complete.
+    pub(super) fn decide(
+        &self,
+        phase: u32,
+        vote: Vote,
+        all_published: impl Fn(u32) -> bool,
+    ) -> Option<usize> {
+        loop {
+            let word = self.0.load(Ordering::Acquire);
+            match (word & STATE, vote) {
+                (OPEN, Vote::Ask) => return None,
+                // It may have been proposed before, and withdrawn by another rank.
+                (OPEN, Vote::GiveUp(_)) if all_published(phase) => return None,
+                (OPEN, Vote::GiveUp(rank)) => {
+                    let proposal = u64::from(phase) | PROPOSED | (rank as u64) << RANK_SHIFT;
+                    self.exchange(word, proposal);
+                }
+                (PROPOSED, _) => {
+                    make_stores_visible();
+                    let decision = match all_published(word as u32) {
+                        true => OPEN,
+                        false => word & !STATE | FAILED,
+                    };
+                    self.exchange(word, decision);
+                }
+                _ => {
+                    let is_before = (word as u32).wrapping_sub(phase).cast_signed() > 0;
+                    let rank = usize::try_from(word >> RANK_SHIFT).unwrap_or(usize::MAX);
+                    // Who gave up a later phase had completed this one.
+                    return (!is_before).then_some(rank);
+                }
+            }
+        }
+    }
+
+    fn exchange(&self, old: u64, new: u64) {
+        // Another rank was first if it fails: the word is looked at again.
+        let _ = self
+            .0
+            .compare_exchange(old, new, Ordering::SeqCst, Ordering::SeqCst);
+    }
+}
+
+/// Has the stores that other processors have executed become visible to this one.
+fn make_stores_visible() {
+    if membarrier(MembarrierCommand::Global).is_err() {
+        // Where the system does not offer it: a store leaves its processor within a microsecond or so.
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::atomic::AtomicU32;
+    use std::time::Instant;
+
+    /// Publishes a phase after some time, waits for the others for some time, and finds out how it ended.
+    fn take_part(
+        rank: usize,
+        flags: &[AtomicU32],
+        outcome: &AtomicU64,
+        [late, patience]: [Duration; 2],
+    ) -> bool {
+        std::thread::sleep(late);
+        flags[rank].store(1, Ordering::Release);
+        let all = |_| flags.iter().all(|flag| flag.load(Ordering::Acquire) == 1);
+        let until = Instant::now() + patience;
+        let mut vote = Vote::GiveUp(rank);
+        while Instant::now() < until {
+            if all(1) {
+                vote = Vote::Ask;
+                break;
+            }
+            std::thread::yield_now();
+        }
+        let outcome = Outcome(outcome);
+        if matches!(vote, Vote::Ask) && outcome.is_open() {
+            return true;
+        }
+        outcome.decide(1, vote, all).is_none()
+    }
+
+    #[test]
+    fn all_ranks_find_the_same_outcome_whoever_is_late() {
+        let mut seen = [0; 2];
+        let began = Instant::now();
+        for round in 0.. {
+            let flags: Vec<AtomicU32> = (0..3).map(|_| AtomicU32::new(0)).collect();
+            let outcome = AtomicU64::new(OPEN);
+            // Up to so many microseconds, around each other, so that the orders of coming and giving up vary; more
+            // and more, since how long a decision takes depends on the machine.
+            let most = 1_000 << (round / 8).min(10);
+            let times = |rank: u64| {
+                let mixed = (round * 3 + rank).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 20;
+                [mixed % most, (mixed >> 20) % most].map(Duration::from_micros)
+            };
+            let ends: Vec<bool> = std::thread::scope(|scope| {
+                let (flags, outcome) = (&flags, &outcome);
+                let ranks = (0..3).map(|rank| {
+                    scope.spawn(move || take_part(rank, flags, outcome, times(rank as u64)))
+                });
+                let ranks: Vec<_> = ranks.collect();
+                ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
+            });
+            assert!(ends.iter().all(|&end| end == ends[0]), "{round}: {ends:?}");
+            seen[usize::from(ends[0])] += 1;
+            if round >= 40 && seen.iter().all(|&count| count > 0) {
+                break;
+            }
+            assert!(
+                began.elapsed() < Duration::from_secs(180),
+                "only one outcome: {seen:?}"
+            );
+        }
+    }
+
+    #[test]
+    fn a_rank_that_comes_later_is_refused_and_an_earlier_phase_stays_complete() {
+        let word = AtomicU64::new(OPEN);
+        let outcome = Outcome(&word);
+        assert_eq!(outcome.decide(7, Vote::GiveUp(2), |_| false), Some(2));
+        assert!(!outcome.is_open());
+        for phase in [7, 8, 100] {
+            assert_eq!(outcome.decide(phase, Vote::Ask, |_| true), Some(2));
+        }
+        assert_eq!(outcome.decide(6, Vote::GiveUp(1), |_| true), None);
+    }
+
+    #[test]
+    fn what_all_have_published_cannot_be_given_up() {
+        let word = AtomicU64::new(OPEN);
+        let outcome = Outcome(&word);
+        assert_eq!(outcome.decide(7, Vote::GiveUp(2), |_| true), None);
+        assert!(outcome.is_open());
+        // Another rank was stopped after it had proposed.
+        word.store(7 | PROPOSED | 1 << RANK_SHIFT, Ordering::SeqCst);
+        assert_eq!(outcome.decide(7, Vote::Ask, |_| true), None);
+        assert!(outcome.is_open());
+        word.store(7 | PROPOSED | 1 << RANK_SHIFT, Ordering::SeqCst);
+        assert_eq!(outcome.decide(7, Vote::Ask, |_| false), Some(1));
+    }
+}

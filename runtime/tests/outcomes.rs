@@ -1,0 +1,223 @@
+//! How an operation ends is the same on every rank, over both transports, and stands in every rank's record.
+//!
+//! Ranks are processes: this test starts itself once for each.
+#![allow(clippy::unwrap_used)]
+
+use rcomm::{Config, ReduceOp, World};
+use rcomm_recorder::model::{Failure, FailureKind};
+use rcomm_recorder::publish::RingReader;
+use std::net::TcpListener;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+const RANKS: u32 = 3;
+/// Far beyond what anything here takes.
+const PATIENCE: Duration = Duration::from_secs(120);
+/// Longer than anything may take here, so that nothing but what is tested ends an operation.
+const LONG: Duration = Duration::from_secs(100);
+const SCENE: &str = "OUTCOMES_SCENE";
+const FOLDER: &str = "OUTCOMES_FOLDER";
+
+fn wait_until(what: &str, mut is_there: impl FnMut() -> bool) {
+    let until = Instant::now() + PATIENCE;
+    while !is_there() {
+        assert!(Instant::now() < until, "waited in vain for {what}");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+fn result_of(folder: &Path, rank: u32) -> PathBuf {
+    folder.join(format!("result.{rank}"))
+}
+
+/// What a child does; does nothing when the tests are run.
+#[test]
+fn rank_process() {
+    let Ok(scene) = std::env::var(SCENE) else {
+        return;
+    };
+    let folder = PathBuf::from(std::env::var_os(FOLDER).unwrap());
+    let world = World::init(Config::from_environment().unwrap()).unwrap();
+    let (rank, group) = (world.rank(), world.group());
+    group.barrier().unwrap();
+    let mut data = vec![1.0_f32; 4];
+    let sum =
+        |within: Duration, data: &mut [f32]| group.within(within).all_reduce(data, ReduceOp::Sum);
+    let result = match (scene.as_str(), rank) {
+        ("late", 1) => {
+            wait_until("the others to time out", || {
+                [0, 2].iter().all(|&rank| result_of(&folder, rank).exists())
+            });
+            sum(Duration::from_secs(1), &mut data)
+        }
+        ("late", _) => sum(Duration::from_secs(1), &mut data),
+        ("abort", 0) => {
+            group.abort("loss is not a number");
+            sum(LONG, &mut data)
+        }
+        ("kill", 1) => {
+            let own = rustix::process::getpid();
+            rustix::process::kill_process(own, rustix::process::Signal::KILL).unwrap();
+            Ok(())
+        }
+        ("mismatch", 0) => sum(LONG, &mut data[..3]),
+        _ => sum(LONG, &mut data),
+    };
+    let said = result.map_or_else(|error| error.to_string(), |()| "completed".to_owned());
+    let place = result_of(&folder, rank);
+    let hidden = place.with_extension("new");
+    std::fs::write(&hidden, said).unwrap();
+    std::fs::rename(&hidden, &place).unwrap();
+    // No rank leaves before all have their result: what is tested is the operation, not the end.
+    let others: &[u32] = if scene == "kill" { &[0, 2] } else { &[0, 1, 2] };
+    wait_until("all results", || {
+        others.iter().all(|&rank| result_of(&folder, rank).exists())
+    });
+    world.shutdown().ok();
+}
+
+/// A port that was free a moment ago.
+fn free_port() -> u16 {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    listener.local_addr().unwrap().port()
+}
+
+struct Ranks(Vec<Child>);
+
+impl Drop for Ranks {
+    fn drop(&mut self) {
+        for child in &mut self.0 {
+            // Most have ended by themselves.
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
+}
+
+/// What each rank's operation returned, and the failures in its ring; of a rank that has written no result, only
+/// its ring.
+fn play(scene: &str, transport: &str) -> Vec<(String, Vec<Failure>)> {
+    let folder = tempfile::tempdir().unwrap();
+    let job = format!("outcomes-{scene}-{transport}");
+    let port = free_port().to_string();
+    let ranks = (0..RANKS).map(|rank| {
+        Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "rank_process", "--nocapture"])
+            .env(SCENE, scene)
+            .env(FOLDER, folder.path())
+            .env("RANK", rank.to_string())
+            .env("WORLD_SIZE", RANKS.to_string())
+            .env("LOCAL_RANK", rank.to_string())
+            .env("LOCAL_WORLD_SIZE", RANKS.to_string())
+            .env("MASTER_ADDR", "127.0.0.1")
+            .env("MASTER_PORT", &port)
+            .env("TORCHELASTIC_RUN_ID", &job)
+            .env("RCOMM_TRANSPORT", transport)
+            .env("RCOMM_SIGNAL_INTERVAL_MS", "100")
+            .env("RCOMM_RING_DIR", folder.path().join("rings"))
+            .env("RCOMM_DUMP_DIR", folder.path().join("dumps"))
+            .stdout(Stdio::null())
+            .spawn()
+            .unwrap()
+    });
+    let mut ranks = Ranks(ranks.collect());
+    for child in &mut ranks.0 {
+        wait_until("a rank to end", || child.try_wait().unwrap().is_some());
+    }
+    let of_rank = |rank: u32| {
+        let ring = folder
+            .path()
+            .join("rings")
+            .join(&job)
+            .join(format!("{rank}.0.ring"));
+        let ring = RingReader::attach(ring).unwrap().snapshot();
+        let said = std::fs::read_to_string(result_of(folder.path(), rank));
+        // A rank that ends after a failure ends in order; one that is killed does not.
+        assert_eq!(ring.closed_ns != 0, said.is_ok(), "rank {rank}");
+        (said.unwrap_or_default(), ring.failures)
+    };
+    (0..RANKS).map(of_rank).collect()
+}
+
+/// The failure that ended the group's operation on a rank.
+fn first(of: &(String, Vec<Failure>)) -> &Failure {
+    let failure = of.1.first();
+    let failure = failure.unwrap_or_else(|| panic!("no failure is recorded: {}", of.0));
+    assert!(
+        failure.time_ns > 0 && failure.group == Some(0),
+        "{failure:?}"
+    );
+    failure
+}
+
+fn a_late_rank_fails_too(transport: &str) {
+    let ends = play("late", transport);
+    for (rank, end) in ends.iter().enumerate() {
+        assert_ne!(end.0, "completed", "rank {rank} over {transport}: {ends:?}");
+        let failure = first(end);
+        assert_eq!(failure.operation.unwrap().seq, 2, "{failure:?}");
+        assert!(!failure.text.is_empty());
+    }
+    let seen: Vec<_> = [0, 2].iter().map(|&rank| first(&ends[rank])).collect();
+    assert!(
+        seen.iter()
+            .any(|it| it.kind == FailureKind::Timeout && it.ranks == [1]),
+        "{ends:?}"
+    );
+    assert_ne!(first(&ends[1]).seen_by, 1, "{ends:?}");
+}
+
+#[test]
+fn a_rank_that_comes_after_the_time_out_fails_too_over_shared_memory() {
+    a_late_rank_fails_too("shm");
+}
+
+#[test]
+fn a_rank_that_comes_after_the_time_out_fails_too_over_tcp() {
+    a_late_rank_fails_too("tcp");
+}
+
+#[test]
+fn the_reason_of_an_abort_reaches_every_rank() {
+    for transport in ["shm", "tcp"] {
+        let ends = play("abort", transport);
+        for rank in [1, 2] {
+            let expected = "rank 0 aborted the group: loss is not a number";
+            assert!(ends[rank].0.contains(expected), "{transport}: {ends:?}");
+        }
+        for end in &ends {
+            let failure = first(end);
+            assert_eq!(failure.kind, FailureKind::Abort, "{transport}: {ends:?}");
+            assert_eq!((&failure.ranks[..], failure.seen_by), (&[0][..], 0));
+            assert_eq!(failure.text, "loss is not a number");
+        }
+    }
+}
+
+#[test]
+fn survivors_of_a_killed_rank_record_who_is_gone() {
+    for transport in ["shm", "tcp"] {
+        let ends = play("kill", transport);
+        for rank in [0, 2] {
+            let failure = first(&ends[rank]);
+            assert_eq!(failure.kind, FailureKind::PeerGone, "{transport}: {ends:?}");
+            assert_eq!(failure.ranks, [1], "{transport}: {ends:?}");
+        }
+        assert!(ends[1].1.is_empty(), "{ends:?}");
+    }
+}
+
+#[test]
+fn ranks_that_disagree_record_a_mismatch() {
+    for transport in ["shm", "tcp"] {
+        let ends = play("mismatch", transport);
+        for end in &ends {
+            assert_eq!(
+                first(end).kind,
+                FailureKind::Mismatch,
+                "{transport}: {ends:?}"
+            );
+        }
+    }
+}

@@ -11,6 +11,7 @@ use std::fs;
 use std::io::{self, Read as _, Write as _};
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
+use std::time::SystemTime;
 
 /// A launcher's account of the ranks of one job on one host. Times are wall clock, ns since the epoch.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -182,6 +183,43 @@ impl LaunchRecord {
         is_named_so(path)
     }
 
+    /// Removes the oldest records of ended jobs below a directory of rings, but for the newest `keep`, with their
+    /// directories; only of jobs that have left nothing else.
+    pub fn remove_oldest(directory: &Path, keep: usize) {
+        let jobs = fs::read_dir(directory).into_iter().flatten().flatten();
+        let mut ended: Vec<_> = jobs
+            .filter_map(|job| {
+                let job = job.path();
+                let files: Vec<PathBuf> = fs::read_dir(&job)
+                    .ok()?
+                    .map(|file| file.map(|file| file.path()))
+                    .collect::<io::Result<_>>()
+                    .ok()?;
+                let newest = files.iter().filter_map(|file| modified(file)).max()?;
+                let is_over = |file: &PathBuf| {
+                    is_named_so(file) && Self::read(file).is_ok_and(|record| record.is_over())
+                };
+                files.iter().all(is_over).then_some((newest, job, files))
+            })
+            .collect();
+        ended.sort();
+        ended.truncate(ended.len().saturating_sub(keep));
+        for (_, job, files) in ended {
+            for file in files {
+                let _ = fs::remove_file(file);
+            }
+            let _ = fs::remove_dir(job);
+        }
+    }
+
+    /// Whether its ranks have ended, or its launcher has.
+    fn is_over(&self) -> bool {
+        self.ended_ns != 0
+            || !Path::new("/proc")
+                .join(self.launcher_pid.to_string())
+                .exists()
+    }
+
     /// How a rank ended, if the record has it.
     pub fn end_of(&self, rank: Rank) -> Option<RankEnd> {
         self.ranks.iter().find(|it| it.rank == rank)?.end
@@ -192,6 +230,10 @@ impl LaunchRecord {
 const MOST_BYTES: u64 = 16 << 20;
 /// The most files that are read of one job.
 const MOST_FILES: usize = 4096;
+
+fn modified(path: &Path) -> Option<SystemTime> {
+    fs::metadata(path).and_then(|of| of.modified()).ok()
+}
 
 fn is_named_so(path: &Path) -> bool {
     let name = path.file_name().and_then(|name| name.to_str());
@@ -260,6 +302,34 @@ mod tests {
         assert_eq!(read, [example(0), example(1)]);
         assert_eq!(read[1].end_of(1).unwrap().signal, Some(9));
         assert_eq!(LaunchRecord::of_job(dir.path(), "another"), []);
+    }
+
+    #[test]
+    fn old_records_of_ended_jobs_go_and_others_stay() {
+        let dir = tempfile::tempdir().unwrap();
+        let write = |job: &str, change: &dyn Fn(&mut LaunchRecord)| {
+            let mut record = example(0);
+            record.job = job.to_owned();
+            record.ended_ns = 9;
+            change(&mut record);
+            record.write(dir.path()).unwrap()
+        };
+        let oldest = write("oldest", &|_| {});
+        let with_ring = write("with-ring", &|_| {});
+        fs::write(with_ring.with_file_name("0.0.ring"), "").unwrap();
+        let runs = write("runs", &|record| {
+            record.ended_ns = 0;
+            record.launcher_pid = std::process::id();
+        });
+        let newest = write("newest", &|_| {});
+        let past = SystemTime::now() - std::time::Duration::from_secs(60);
+        let file = fs::File::options().write(true).open(&oldest).unwrap();
+        file.set_modified(past).unwrap();
+        LaunchRecord::remove_oldest(dir.path(), 1);
+        assert!(!oldest.parent().unwrap().exists());
+        for path in [with_ring, runs, newest] {
+            assert!(path.exists(), "{}", path.display());
+        }
     }
 
     #[test]

@@ -8,6 +8,7 @@
 //! A launcher that is itself killed by SIGKILL cannot end its ranks: they find the store gone when they
 //! next ask it.
 
+mod account;
 mod nodes;
 mod options;
 mod output;

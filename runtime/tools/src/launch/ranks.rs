@@ -1,5 +1,6 @@
 //! The ranks of this host: started, watched, and ended together.
 
+use super::account::Account;
 use super::nodes::{Job, Nodes};
 use super::options::Options;
 use super::output::{Lines, Sinks, Stream};
@@ -151,11 +152,10 @@ impl Rank {
         })
     }
 
-    fn signal(&self, signal: Signal) {
-        if !self.ended {
-            // It may have ended this moment; the next poll finds that out.
-            let _ = kill_process_group(self.pid, signal);
-        }
+    /// Returns whether the signal was sent.
+    fn signal(&self, signal: Signal) -> bool {
+        // It may have ended this moment; the next poll finds that out.
+        !self.ended && kill_process_group(self.pid, signal).is_ok()
     }
 }
 
@@ -182,6 +182,7 @@ pub(super) struct Ranks {
     started: Instant,
     ending: Option<Ending>,
     failure: Option<Failure>,
+    account: Account,
 }
 
 impl Ranks {
@@ -192,10 +193,12 @@ impl Ranks {
             started: Instant::now(),
             ending: None,
             failure: None,
+            account: Account::open(options, job),
         };
         for local_rank in 0..options.nproc {
             let command = command_of(options, job, secret, local_rank);
             let rank = Rank::start(command, job.first_rank + local_rank)?;
+            all.account.started(rank.rank, rank.child.id());
             all.ranks.push(rank);
         }
         Ok(all)
@@ -211,6 +214,7 @@ impl Ranks {
     ) -> Result<Option<Failure>> {
         let mut buffer = vec![0; 64 << 10];
         let mut drained_by = None;
+        self.account.write(sinks);
         loop {
             for source in self.wait(signals, nodes, sinks, drained_by)? {
                 match source {
@@ -237,6 +241,7 @@ impl Ranks {
                 }
             }
             self.end_what_is_due(options, sinks);
+            self.account.write(sinks);
             if self.ranks.iter().all(|rank| rank.ended) {
                 let deadline = *drained_by.get_or_insert_with(|| Instant::now() + DRAIN);
                 let silent = self.outputs().next().is_none();
@@ -336,6 +341,7 @@ impl Ranks {
             return Ok(());
         };
         rank.ended = true;
+        self.account.ended(i, status);
         if status.success() || self.failure.is_some() {
             return Ok(());
         }
@@ -378,9 +384,8 @@ impl Ranks {
 
     /// Passes a signal on; one that asks to stop also ends the job.
     fn pass_on(&mut self, signal: Signal, options: &Options, nodes: &Nodes, sinks: &mut Sinks) {
-        for rank in &self.ranks {
-            rank.signal(signal);
-        }
+        self.account.received(signal);
+        self.signal_all(signal);
         if signal == Signal::USR1 || signal == Signal::USR2 {
             return;
         }
@@ -419,8 +424,11 @@ impl Ranks {
         let now = Instant::now();
         if ending.terminate.is_some_and(|at| at <= now) {
             ending.terminate = None;
-            self.ranks.iter().for_each(|rank| rank.signal(Signal::TERM));
+            self.signal_all(Signal::TERM);
         }
+        let Some(ending) = &mut self.ending else {
+            return;
+        };
         if ending.kill.is_some_and(|at| at <= now) {
             ending.kill = None;
             let left: Vec<String> = self
@@ -436,7 +444,16 @@ impl Ranks {
                     left.join(", ")
                 ));
             }
-            self.ranks.iter().for_each(|rank| rank.signal(Signal::KILL));
+            self.signal_all(Signal::KILL);
+        }
+    }
+
+    /// Sends a signal to the ranks that have not ended.
+    fn signal_all(&mut self, signal: Signal) {
+        for (at, rank) in self.ranks.iter().enumerate() {
+            if rank.signal(signal) {
+                self.account.sent(at, signal);
+            }
         }
     }
 }

@@ -1,0 +1,178 @@
+//! What the launcher writes down of its ranks for readers of the job's records: how they ended, and by whose signals.
+
+use super::nodes::Job;
+use super::options::Options;
+use super::output::Sinks;
+use rcomm::Config;
+use rcomm::config::RingDir;
+use rcomm_recorder::publish::{LaunchRecord, LaunchSignal, LaunchedRank, RankEnd};
+use rcomm_recorder::record::default_directory;
+use rustix::process::Signal;
+use std::fs;
+use std::os::unix::process::ExitStatusExt;
+use std::path::PathBuf;
+use std::process::ExitStatus;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+/// Records of ended jobs without rings that are kept below the directory: a few hundred KiB of memory.
+const KEPT: usize = 64;
+
+/// The launcher's record, written at every change.
+pub(super) struct Account {
+    /// `None` where rings are in memory, or the file could not be written.
+    directory: Option<PathBuf>,
+    record: LaunchRecord,
+    changed: bool,
+    kills: OutOfMemoryKills,
+}
+
+impl Account {
+    /// Nothing started yet. The directory is that of the ranks' rings.
+    pub(super) fn open(options: &Options, job: &Job) -> Self {
+        // An environment that the ranks will refuse is theirs to report.
+        let ring_dir = Config::from_environment().map(|config| config.ring_dir);
+        let directory = match ring_dir {
+            Ok(RingDir::Shared) => Some(default_directory()),
+            Ok(RingDir::Dir(directory)) => Some(directory),
+            Ok(RingDir::Memory) | Err(_) => None,
+        };
+        if let Some(directory) = &directory {
+            LaunchRecord::remove_oldest(directory, KEPT);
+        }
+        let system = rustix::system::uname();
+        Self {
+            directory,
+            record: LaunchRecord {
+                schema: LaunchRecord::SCHEMA.to_owned(),
+                job: job.id.clone(),
+                host: system.nodename().to_string_lossy().into_owned(),
+                node: options.node_rank,
+                world_size: job.world_size,
+                launcher_pid: std::process::id(),
+                started_ns: now_ns(),
+                ..LaunchRecord::default()
+            },
+            changed: true,
+            kills: OutOfMemoryKills::begin(),
+        }
+    }
+
+    /// A rank was started. Ranks come in order.
+    pub(super) fn started(&mut self, rank: u32, pid: u32) {
+        self.record.ranks.push(LaunchedRank {
+            rank,
+            pid,
+            ..LaunchedRank::default()
+        });
+    }
+
+    /// The launcher received a signal.
+    pub(super) fn received(&mut self, signal: Signal) {
+        self.record.received.push(signal_now(signal));
+        self.changed = true;
+    }
+
+    /// The launcher sent a signal to the rank of this place.
+    pub(super) fn sent(&mut self, at: usize, signal: Signal) {
+        if let Some(rank) = self.record.ranks.get_mut(at) {
+            rank.sent.push(signal_now(signal));
+            self.changed = true;
+        }
+    }
+
+    /// The rank of this place has ended.
+    pub(super) fn ended(&mut self, at: usize, status: ExitStatus) {
+        let Some(rank) = self.record.ranks.get_mut(at) else {
+            return;
+        };
+        let kill = Signal::KILL.as_raw();
+        let was_killed = status.signal() == Some(kill);
+        let by_us = rank.sent.iter().any(|sent| sent.signal == kill);
+        rank.end = Some(RankEnd {
+            time_ns: now_ns(),
+            exit_code: status.code(),
+            signal: status.signal(),
+            out_of_memory: match was_killed && !by_us {
+                true => self.kills.was_one_more(),
+                false => Some(false),
+            },
+        });
+        if self.record.ranks.iter().all(|rank| rank.end.is_some()) {
+            self.record.ended_ns = now_ns();
+        }
+        self.changed = true;
+    }
+
+    /// Writes what has changed. A failure is reported once: the job goes on without the record.
+    pub(super) fn write(&mut self, sinks: &mut Sinks) {
+        if !std::mem::take(&mut self.changed) {
+            return;
+        }
+        let Some(directory) = &self.directory else {
+            return;
+        };
+        if let Err(error) = self.record.write(directory) {
+            sinks.say(&format!("how the ranks end is not recorded: {error}"));
+            self.directory = None;
+        }
+    }
+}
+
+fn signal_now(signal: Signal) -> LaunchSignal {
+    LaunchSignal {
+        signal: signal.as_raw(),
+        time_ns: now_ns(),
+    }
+}
+
+fn now_ns() -> i64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH);
+    since.map_or(0, |since| {
+        i64::try_from(since.as_nanos()).unwrap_or(i64::MAX)
+    })
+}
+
+/// How many processes the kernel has killed for want of memory: of this control group, which the ranks are in, or
+/// of the whole host where that is not readable.
+struct OutOfMemoryKills {
+    events: Option<PathBuf>,
+    of_group: Option<u64>,
+    of_host: Option<u64>,
+}
+
+const OF_HOST: &str = "/proc/vmstat";
+
+impl OutOfMemoryKills {
+    fn begin() -> Self {
+        let group = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
+        let own = group.lines().find_map(|line| line.strip_prefix("0::/"));
+        let events = own.map(|own| {
+            PathBuf::from("/sys/fs/cgroup")
+                .join(own)
+                .join("memory.events")
+        });
+        Self {
+            of_group: events.as_deref().and_then(count_in),
+            of_host: count_in(OF_HOST.as_ref()),
+            events,
+        }
+    }
+
+    /// Whether there was one more than before; `None` if that cannot be known. Each counts for one rank.
+    fn was_one_more(&mut self) -> Option<bool> {
+        if let Some(before) = &mut self.of_group {
+            let more = self.events.as_deref().and_then(count_in)? > *before;
+            *before += u64::from(more);
+            return Some(more);
+        }
+        let more = count_in(OF_HOST.as_ref())? > self.of_host?;
+        // It may have been any other process of the host.
+        (!more).then_some(false)
+    }
+}
+
+fn count_in(path: &std::path::Path) -> Option<u64> {
+    let text = fs::read_to_string(path).ok()?;
+    let count = text.lines().find_map(|line| line.strip_prefix("oom_kill "));
+    count?.trim().parse().ok()
+}

@@ -14,6 +14,7 @@ use crate::report::EndKind;
 use rcomm_recorder::model::{EntryState, FailureKind, Rank};
 use rcomm_recorder::publish::{LaunchRecord, LaunchSignal, RankEnd};
 use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
 
 /// Last signs of life nearer to each other than this show no order: a watchdog makes ten rounds a second,
 /// on a busy host fewer.
@@ -108,6 +109,9 @@ impl Life {
         if let Some(end) = &self.end {
             policy.now_ns = end.is_dated.then_some(end.last_ns);
             policy.snapshot = end.is_dated;
+            // The last sign of life is a little older than the end.
+            let age = Duration::from_nanos(TOGETHER_NS.unsigned_abs());
+            policy.overdue = policy.overdue.saturating_sub(age);
         }
         policy
     }

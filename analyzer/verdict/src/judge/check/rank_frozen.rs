@@ -121,8 +121,14 @@ fn inside(ctx: &Context<'_>, place: usize) -> Option<FindingDraft> {
             Some((node, record, frozen(ctx, record)?))
         })
         .collect();
-    // Where none is left that could wait for them, the whole job is held.
-    if stopped.is_empty() || stopped.len() == here.len() {
+    // The peers may have completed it, and wait for those ranks elsewhere. Where no rank waits, the whole
+    // job is held.
+    let waits = |node: &Node| {
+        let is_stopped = stopped.iter().any(|one| one.0 == *node);
+        !is_stopped && !ctx.graph.waits_in[*node].is_empty()
+    };
+    let waiting = (0..ctx.graph.ranks).filter(waits).count();
+    if stopped.is_empty() || waiting == 0 {
         return None;
     }
     let op_ref = ctx.op_ref_of_place(place);
@@ -133,11 +139,14 @@ fn inside(ctx: &Context<'_>, place: usize) -> Option<FindingDraft> {
     };
     let others = here.len() - stopped.len();
     let detail = format!(
-        "{it} inside {} #{} on group {}, where {}{}",
+        "{it} inside {} #{} on group {}, {}{}",
         op_ref.op,
         op_ref.seq,
         ctx.group_name(op_ref.group),
-        count_ranks(others, "waits", "wait"),
+        match others {
+            0 => format!("and {} elsewhere", count_ranks(waiting, "waits", "wait")),
+            others => format!("where {}", count_ranks(others, "waits", "wait")),
+        },
         waited(ctx, place),
     );
     let mut draft = draft(ctx, &stopped, &detail);

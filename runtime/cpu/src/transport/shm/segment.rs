@@ -2,8 +2,9 @@
 //! have agreed on.
 
 use super::agreement::{ACCORDS_LEN, agree};
+use super::error::ShmExchangeError;
 use super::mapping::Mapping;
-use super::shm_exchange::{ShmExchange, ShmExchangeError, area_len, wake};
+use super::shm_exchange::{ShmExchange, area_len, wake};
 use crate::wait::processors::{Processors, own_processors, wait_mode_of};
 use crate::wait::{Pause, WaitMode, WaitPolicy};
 use rcomm_core::backend::Agreement;

@@ -1,11 +1,12 @@
 //! The area that the ranks of a group write to and read from together, in phases. See the head of
 //! [`shm`](super).
 
+use super::error::ShmExchangeError;
 use super::mapping::Mapping;
 use super::outcome::{Outcome, Vote};
 use super::segment::{PAGE, Segment, align};
 use super::stream::ShmStream;
-use crate::wait::{Failure, Interrupted, Pause, WaitMode, WaitPolicy};
+use crate::wait::{Interrupted, Pause, WaitMode, WaitPolicy};
 use rcomm_recorder::model::Rank;
 use rustix::event::Timespec;
 use rustix::thread::futex;
@@ -95,49 +96,6 @@ pub(super) fn area_len(ranks: usize) -> usize {
 fn pair_of(one: usize, other: usize) -> usize {
     let (low, high) = (one.min(other), one.max(other));
     high * high.saturating_sub(1) / 2 + low
-}
-
-/// Why a rank on the exchange area did not answer.
-#[derive(Debug)]
-pub(crate) enum ShmExchangeError {
-    /// The wait was ended.
-    Interrupted(Interrupted),
-    /// The deadline passed while this rank of the group was missing.
-    Late(usize),
-    /// This rank of the group has left it, or its process has ended.
-    Gone(usize),
-    /// The phase has failed for all ranks: this one gave it up, or one before it.
-    GivenUp(usize),
-    /// The system refused.
-    Io(io::Error),
-}
-
-impl ShmExchangeError {
-    /// The failure, in a group of these ranks of the world.
-    pub(crate) fn into_failure(self, ranks: &[Rank]) -> Failure {
-        match self {
-            Self::Interrupted(why) => why.into(),
-            Self::Late(rank) => Failure::Late(vec![ranks[rank]]),
-            Self::Gone(rank) => Failure::Gone(ranks[rank], None),
-            Self::GivenUp(rank) => match ranks.get(rank) {
-                Some(&rank) => Failure::GivenUp(rank),
-                None => Failure::Garbled(ranks[0], "a decision of a rank that is not there".into()),
-            },
-            Self::Io(error) => Failure::Io(error),
-        }
-    }
-}
-
-impl From<Interrupted> for ShmExchangeError {
-    fn from(why: Interrupted) -> Self {
-        Self::Interrupted(why)
-    }
-}
-
-impl From<io::Error> for ShmExchangeError {
-    fn from(error: io::Error) -> Self {
-        Self::Io(error)
-    }
 }
 
 /// Which ranks write slots in the phases of an operation.

@@ -45,6 +45,7 @@ fn count(dumps: &[Arc<Dump>], policy: &Policy) -> Report {
             ranks_expected: policy.world_size.unwrap_or(0) as usize,
             ranks_read: dumps.len(),
             entries: 0,
+            logs: None,
         },
         groups: vec![],
         ranks: vec![],

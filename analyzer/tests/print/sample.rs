@@ -34,6 +34,7 @@ fn empty(verdict: Verdict) -> Report {
             ranks_expected: 8,
             ranks_read: 8,
             entries: 1024,
+            logs: None,
         },
         groups: vec![],
         ranks: vec![],
@@ -60,6 +61,7 @@ pub(crate) fn inconclusive() -> Report {
         ranks_expected: 0,
         ranks_read: 0,
         entries: 0,
+        logs: None,
     };
     report.problems.push(Problem::unreadable_dump(
         "dumps/rank_0",

@@ -14,6 +14,7 @@
 //!
 //! | room | holds |
 //! |---|---|
+//! | `logs` | what logs show alone, and together with records |
 //! | `judge` | which rank waits for which and why: the wait graph, one file per check, the verdict |
 //! | `align` | the records of all ranks side by side, by group and sequence number |
 //! | `report` | what an analysis returns, and helpers to show it |
@@ -23,12 +24,14 @@
 // invariant 7: clippy.toml and the dependencies of this crate keep the outside world out.
 mod align;
 mod judge;
+pub mod logs;
 mod report;
 
 pub use align::{Extent, Message, MessageNumbers};
 pub use judge::{Analysis, Policy, Unread, analyze};
 pub use report::{
     Code, Difference, EndKind, Evidence, Explanation, Finding, FrameRef, GroupChange, GroupRef,
-    GroupReport, Input, InstanceReport, InstanceState, JobEnd, Problem, RankReport, Report,
-    SeqKind, Severity, StackNode, Verdict, Wait, causes, explain, filter, matrix, words,
+    GroupReport, Input, InstanceReport, InstanceState, JobEnd, LogInput, LogLine, Problem,
+    RankReport, Report, SeqKind, Severity, StackNode, Verdict, Wait, causes, explain, filter,
+    matrix, words,
 };

@@ -157,6 +157,7 @@ fn judge(
         ranks_expected: aligned.expected.len(),
         ranks_read: aligned.ranks_read(),
         entries,
+        logs: None,
     };
     assemble::report(&ctx, drafts, problems, input)
 }

@@ -186,6 +186,24 @@ pub struct Input {
     pub ranks_read: usize,
     /// Operations read.
     pub entries: u64,
+    /// What was read of logs, if any.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub logs: Option<LogInput>,
+}
+
+/// What was read of logs.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LogInput {
+    /// Logs.
+    pub files: usize,
+    /// Their lines.
+    pub lines: u64,
+    /// Facts that were taken from them.
+    pub facts: u64,
+    /// Facts beyond the limit, which were recognised and not used.
+    pub left_out: u64,
+    /// Ranks that they name.
+    pub ranks: usize,
 }
 
 /// One group over all its ranks.

@@ -209,6 +209,30 @@ pub struct Finding {
     pub diff: Vec<String>,
     /// What to do now.
     pub next: String,
+    /// Lines of logs that agree with it or contradict it, contradictions first.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub log: Vec<LogLine>,
+}
+
+/// One line of a log.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LogLine {
+    /// The log.
+    pub path: String,
+    /// Number of the line, from 1.
+    pub line: u64,
+    /// The global rank whose line it is, where that is known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rank: Option<Rank>,
+    /// What it states, in short.
+    pub text: String,
+    /// It does not fit the finding: one of the two is wrong.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub contradicts: bool,
+}
+
+fn is_false(value: &bool) -> bool {
+    !*value
 }
 
 impl Finding {
@@ -237,6 +261,7 @@ impl Finding {
             frames: Vec::new(),
             diff: Vec::new(),
             next: String::new(),
+            log: Vec::new(),
         }
     }
 

@@ -14,8 +14,8 @@ pub mod words;
 
 pub use difference::{Difference, GroupChange};
 pub use document::{
-    EndKind, GroupReport, Input, InstanceReport, InstanceState, JobEnd, Problem, RankReport,
-    Report, StackNode, Verdict, Wait,
+    EndKind, GroupReport, Input, InstanceReport, InstanceState, JobEnd, LogInput, Problem,
+    RankReport, Report, StackNode, Verdict, Wait,
 };
 pub use explain::{Explanation, explain};
-pub use finding::{Code, Evidence, Finding, FrameRef, GroupRef, SeqKind, Severity};
+pub use finding::{Code, Evidence, Finding, FrameRef, GroupRef, LogLine, SeqKind, Severity};

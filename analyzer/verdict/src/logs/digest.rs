@@ -1,0 +1,176 @@
+//! All logs of a job together: who timed out where, who had come how far.
+
+use super::facts::{Event, Fact, Log, Progress, TimedOut};
+use crate::report::LogLine;
+use rcomm_recorder::model::Rank;
+use std::collections::{BTreeMap, BTreeSet};
+
+/// A fact and the log that it is from.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Seen<'a> {
+    pub(super) log: &'a Log,
+    pub(super) fact: &'a Fact,
+}
+
+impl Seen<'_> {
+    /// The line as evidence.
+    pub(super) fn cite(&self, text: String) -> LogLine {
+        LogLine {
+            path: self.log.path.clone(),
+            line: self.fact.line,
+            rank: self.fact.rank,
+            text,
+            contradicts: false,
+        }
+    }
+}
+
+/// One rank in one operation that timed out.
+#[derive(Clone, Debug)]
+pub(super) struct Wait<'a> {
+    pub(super) seen: Seen<'a>,
+    pub(super) rank: Rank,
+    pub(super) group: Option<&'a str>,
+    pub(super) what: &'a TimedOut,
+}
+
+/// What all logs show.
+pub(super) struct Digest<'a> {
+    pub(super) all: Vec<Seen<'a>>,
+    /// Each rank's oldest time-out of each group, by rank.
+    pub(super) waits: Vec<Wait<'a>>,
+    /// Time-outs whose rank is not known.
+    pub(super) nameless: Vec<Seen<'a>>,
+    /// The furthest that each rank is known to have come, by group and rank.
+    pub(super) positions: BTreeMap<(&'a str, Rank), (&'a Progress, Seen<'a>)>,
+    /// Ranks of the job, where the logs state it.
+    pub(super) world_size: Option<u32>,
+    /// Ranks that a line names or is of.
+    pub(super) named: BTreeSet<Rank>,
+}
+
+impl<'a> Digest<'a> {
+    /// All logs together; `expected`: ranks of the job, where the records or the caller state it.
+    pub(super) fn new(logs: &'a [Log], expected: Option<u32>) -> Self {
+        let mut all: Vec<Seen<'a>> = Vec::new();
+        for log in logs {
+            all.extend(log.facts.iter().map(|fact| Seen { log, fact }));
+        }
+        let mut digest = Self {
+            world_size: logs
+                .iter()
+                .filter_map(|log| log.world_size)
+                .max()
+                .or(expected),
+            all,
+            waits: Vec::new(),
+            nameless: Vec::new(),
+            positions: BTreeMap::new(),
+            named: BTreeSet::new(),
+        };
+        digest.gather_positions();
+        digest.gather_waits();
+        digest.name_ranks();
+        digest
+    }
+
+    fn gather_positions(&mut self) {
+        for &seen in &self.all {
+            let (Some(rank), Event::Progress(progress)) = (seen.fact.rank, &seen.fact.event) else {
+                continue;
+            };
+            let key = (progress.group.as_str(), rank);
+            let known = self.positions.get(&key);
+            if known.is_none_or(|(known, _)| known.enqueued < progress.enqueued) {
+                self.positions.insert(key, (progress, seen));
+            }
+        }
+    }
+
+    /// The groups of failed operations by rank and number; nothing where two groups share both.
+    fn groups_of_failed(&self) -> BTreeMap<(Rank, u64), Option<&'a str>> {
+        let mut groups: BTreeMap<(Rank, u64), Option<&'a str>> = BTreeMap::new();
+        for seen in &self.all {
+            let (Some(rank), Event::Progress(one)) = (seen.fact.rank, &seen.fact.event) else {
+                continue;
+            };
+            if let Some(failed) = one.failed {
+                let group = Some(one.group.as_str());
+                let known = groups.entry((rank, failed)).or_insert(group);
+                if *known != group {
+                    *known = None;
+                }
+            }
+        }
+        groups
+    }
+
+    fn gather_waits(&mut self) {
+        let mut waits: BTreeMap<(Rank, Option<&str>), Wait<'a>> = BTreeMap::new();
+        let failed = self.groups_of_failed();
+        for &seen in &self.all {
+            let Event::TimedOut(what) = &seen.fact.event else {
+                continue;
+            };
+            let Some(rank) = seen.fact.rank else {
+                self.nameless.push(seen);
+                continue;
+            };
+            let by_number = || *failed.get(&(rank, what.seq?))?;
+            let group = what.group.as_deref().or_else(by_number);
+            let wait = Wait {
+                seen,
+                rank,
+                group,
+                what,
+            };
+            let older = waits
+                .get(&(rank, group))
+                .is_none_or(|known| what.seq < known.what.seq);
+            if older {
+                waits.insert((rank, group), wait);
+            }
+        }
+        // A line without a group repeats what another line gives with its group.
+        let known: BTreeSet<(Rank, Option<u64>)> = waits
+            .values()
+            .filter(|wait| wait.group.is_some())
+            .map(|wait| (wait.rank, wait.what.seq))
+            .collect();
+        self.waits = waits
+            .into_values()
+            .filter(|wait| wait.group.is_some() || !known.contains(&(wait.rank, wait.what.seq)))
+            .collect();
+    }
+
+    fn name_ranks(&mut self) {
+        for seen in &self.all {
+            self.named.extend(seen.fact.rank);
+            match &seen.fact.event {
+                Event::Differ(pair) => self.named.extend(pair.iter().map(|one| one.rank)),
+                Event::NotJoined { ranks, .. }
+                | Event::Newest { ranks, .. }
+                | Event::BarrierMissed(ranks) => self.named.extend(ranks),
+                _ => {}
+            }
+        }
+    }
+
+    /// Ranks of which a line shows that they are or were there: of their own.
+    pub(super) fn has_lines(&self, rank: Rank) -> bool {
+        self.all.iter().any(|seen| seen.fact.rank == Some(rank))
+    }
+
+    pub(super) fn timed_out(&self, rank: Rank) -> bool {
+        self.waits.iter().any(|wait| wait.rank == rank)
+    }
+
+    pub(super) fn any_timed_out(&self) -> bool {
+        !self.waits.is_empty() || !self.nameless.is_empty()
+    }
+}
+
+/// Whether this is the group of all ranks.
+pub(super) fn is_world(group: Option<&str>) -> bool {
+    group.is_none_or(|name| name == "0" || name.contains("default_pg"))
+}

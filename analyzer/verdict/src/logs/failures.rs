@@ -1,0 +1,330 @@
+//! Rules on processes that ended, exceptions, devices and connections.
+
+use super::digest::{Digest, Seen};
+use super::facts::{Ended, Event};
+use super::rules::Conclusion;
+use crate::report::words::{bytes, format_ranks};
+use crate::report::{Code, Verdict};
+use rcomm_recorder::model::Rank;
+use std::collections::BTreeSet;
+
+const SIGABRT: i32 = 6;
+const SIGKILL: i32 = 9;
+const SIGTERM: i32 = 15;
+
+/// The end that came first: the one that the launcher names so, or the first in the log.
+fn first_end<'a>(digest: &Digest<'a>) -> Option<(Seen<'a>, &'a Ended)> {
+    let ends = || {
+        digest
+            .all
+            .iter()
+            .filter_map(|&seen| match &seen.fact.event {
+                Event::Ended(end) => Some((seen, end)),
+                _ => None,
+            })
+    };
+    ends()
+        .find(|(_, end)| end.first)
+        .or_else(|| ends().find(|(_, end)| end.code != -SIGTERM))
+}
+
+/// The first process that ended was ended by a signal that no time-out and no launcher sends.
+pub(super) fn killed(digest: &Digest<'_>) -> Option<Conclusion> {
+    let (seen, end) = first_end(digest)?;
+    let signal = end.code.checked_neg().filter(|&signal| signal > 0)?;
+    if signal == SIGTERM || (signal == SIGABRT && digest.any_timed_out()) {
+        return None;
+    }
+    let memory = digest.all.iter().find(|seen| match seen.fact.event {
+        Event::OutOfMemory { pid } => pid.is_none() || end.pid.is_none() || pid == end.pid,
+        _ => false,
+    });
+    let why = match (signal, memory) {
+        (_, Some(_)) => "; the kernel ended it for want of memory",
+        (SIGKILL, None) => {
+            ", as the kernel's out-of-memory killer does; the log does not hold who sent it"
+        }
+        _ => "",
+    };
+    let mut found = Conclusion::new(
+        Code::E150,
+        Verdict::Stuck,
+        if memory.is_some() { 0.9 } else { 0.75 },
+        format!(
+            "{} was killed by signal {signal}{}{why}",
+            subject(seen, end),
+            name(signal)
+        ),
+    );
+    found.culprits.extend(seen.fact.rank);
+    found.lines = vec![seen.cite(format!("ended by signal {signal}"))];
+    found
+        .lines
+        .extend(memory.map(|seen| seen.cite("out of memory".to_owned())));
+    found.next = match signal {
+        SIGKILL => {
+            "look for the out-of-memory killer in the kernel's log of its host (dmesg), and for \
+                    limits of its container"
+                .to_owned()
+        }
+        _ => "look for the core dump and the last lines of its own log".to_owned(),
+    };
+    Some(found)
+}
+
+/// The first process ended with an exit code of its own.
+pub(super) fn exited(digest: &Digest<'_>) -> Option<Conclusion> {
+    let (seen, end) = first_end(digest)?;
+    // What a rank does after a time-out is a consequence of it.
+    if end.code <= 0 || digest.any_timed_out() {
+        return None;
+    }
+    let mut found = Conclusion::new(
+        Code::E150,
+        Verdict::Stuck,
+        0.6,
+        format!(
+            "{} ended with exit code {}; the log does not hold its error",
+            subject(seen, end),
+            end.code
+        ),
+    );
+    found.culprits.extend(seen.fact.rank);
+    found.lines = vec![seen.cite(format!("exit code {}", end.code))];
+    found.next = "read the log of that process itself: its exception is there".to_owned();
+    Some(found)
+}
+
+fn subject(seen: Seen<'_>, end: &Ended) -> String {
+    let pid = end.pid.map_or(String::new(), |pid| format!(" {pid}"));
+    match (seen.fact.rank, end.local_rank) {
+        (Some(rank), _) => format!("the process{pid} of rank {rank}"),
+        (None, Some(local)) => format!("the process{pid} of local rank {local}"),
+        (None, None) => format!("a process{pid} of the job"),
+    }
+}
+
+fn name(signal: i32) -> &'static str {
+    match signal {
+        4 => " (SIGILL)",
+        SIGABRT => " (SIGABRT)",
+        7 => " (SIGBUS)",
+        8 => " (SIGFPE)",
+        SIGKILL => " (SIGKILL)",
+        11 => " (SIGSEGV)",
+        _ => "",
+    }
+}
+
+/// A rank ended with an exception that is not about the communication itself.
+pub(super) fn raised(digest: &Digest<'_>) -> Option<Conclusion> {
+    let errors: Vec<(Seen<'_>, &str)> = digest
+        .all
+        .iter()
+        .filter_map(|&seen| match &seen.fact.event {
+            Event::Raised(error) => Some((seen, error.as_str())),
+            _ => None,
+        })
+        .collect();
+    let &(seen, error) = errors.first()?;
+    let ranks: BTreeSet<Rank> = errors
+        .iter()
+        .filter(|(_, other)| kind(other) == kind(error))
+        .filter_map(|(seen, _)| seen.fact.rank)
+        .collect();
+    let ranks: Vec<Rank> = ranks.into_iter().collect();
+    let who = match ranks.as_slice() {
+        [] => "a rank that the log does not name".to_owned(),
+        some => format_ranks(some),
+    };
+    // After its own time-out a rank's exceptions are consequences.
+    let late = ranks.iter().all(|&rank| digest.timed_out(rank)) && digest.any_timed_out();
+    if late {
+        return None;
+    }
+    let sure = if ranks.len() == 1 { 0.75 } else { 0.5 };
+    let mut found = Conclusion::new(
+        Code::E150,
+        Verdict::Stuck,
+        sure,
+        format!("{who} raised {error}"),
+    );
+    if ranks.len() == 1 {
+        found.culprits = ranks;
+    }
+    found.lines = vec![seen.cite(format!("raised {error}"))];
+    found.next = format!("read the traceback of {who} in its log");
+    Some(found)
+}
+
+/// The type of an exception.
+fn kind(error: &str) -> &str {
+    error.split(':').next().unwrap_or(error)
+}
+
+/// A call of CUDA failed inside NCCL.
+pub(super) fn device(digest: &Digest<'_>) -> Option<Conclusion> {
+    let (seen, error) = digest.all.iter().find_map(|&seen| match &seen.fact.event {
+        Event::DeviceError(error) => Some((seen, error)),
+        _ => None,
+    })?;
+    let who = match seen.fact.rank {
+        Some(rank) => format!("rank {rank}"),
+        None => "a rank that the log does not name".to_owned(),
+    };
+    let mut found = Conclusion::new(
+        Code::E150,
+        Verdict::Stuck,
+        0.75,
+        format!("a call of CUDA failed on {who}: {error}"),
+    );
+    found.culprits.extend(seen.fact.rank);
+    found.lines = vec![seen.cite(error.clone())];
+    found.next = if error.contains("out of memory") {
+        "look at what uses the memory of that GPU: other processes, and what the program reserves"
+            .to_owned()
+    } else {
+        "look for Xid messages in the kernel's log of that host (dmesg)".to_owned()
+    };
+    Some(found)
+}
+
+/// The two ends of a transfer have different sizes.
+pub(super) fn sizes(digest: &Digest<'_>) -> Option<Conclusion> {
+    let (seen, peer, here, there) = digest.all.iter().find_map(|&seen| match &seen.fact.event {
+        Event::SizesDiffer { peer, here, there } => Some((seen, peer, *here, *there)),
+        _ => None,
+    })?;
+    let who = match seen.fact.rank {
+        Some(rank) => format!("rank {rank}"),
+        None => "one process".to_owned(),
+    };
+    let mut found = Conclusion::new(
+        Code::E112,
+        Verdict::Mismatch,
+        0.6,
+        format!(
+            "{who} and the process at {peer} disagree on the size of one transfer: {} against {}; which \
+             operation it is of, the log does not show",
+            bytes(here),
+            bytes(there)
+        ),
+    );
+    found.lines = vec![seen.cite(format!("{here} B here, {there} B at {peer}"))];
+    found.next =
+        "compare the environment of the two hosts (NCCL's variables and version), then what their \
+                  ranks issue"
+            .to_owned();
+    Some(found)
+}
+
+/// The other side of a connection is gone.
+pub(super) fn peer_lost(digest: &Digest<'_>) -> Option<Conclusion> {
+    let (seen, peer) = digest.all.iter().find_map(|&seen| match &seen.fact.event {
+        Event::PeerLost { peer } => Some((seen, peer)),
+        _ => None,
+    })?;
+    let aborted = digest.all.iter().find_map(|other| match &other.fact.event {
+        Event::Aborted {
+            op: Some((op, seq)),
+            ..
+        } => Some((other, op.word(), *seq)),
+        _ => None,
+    });
+    let who = seen
+        .fact
+        .rank
+        .or_else(|| aborted.as_ref().and_then(|(other, ..)| other.fact.rank));
+    let at = aborted
+        .as_ref()
+        .map_or(String::new(), |(_, op, seq)| format!(" in {op} #{seq}"));
+    let who_text = who.map_or("a rank".to_owned(), |rank| format!("rank {rank}"));
+    let mut found = Conclusion::new(
+        Code::E150,
+        Verdict::Stuck,
+        0.6,
+        format!(
+            "a process at {peer} closed its connection to {who_text}{at}: that process has ended, or its \
+             host is cut off"
+        ),
+    );
+    found.victims.extend(who);
+    if let Some((other, op, seq)) = aborted {
+        found.seq = Some(seq);
+        found
+            .lines
+            .push(other.cite(format!("NCCL aborted {op} #{seq}")));
+        found.op = Some(op);
+    }
+    found
+        .lines
+        .push(seen.cite(format!("connection closed by {peer}")));
+    found.next = format!(
+        "look for the end of the processes at {peer}: their log, their exit code, the kernel's log there"
+    );
+    Some(found)
+}
+
+/// The network gave a transfer up.
+pub(super) fn unreachable(digest: &Digest<'_>) -> Option<Conclusion> {
+    let (seen, peer, status) = digest.all.iter().find_map(|&seen| match &seen.fact.event {
+        Event::Unreachable { peer, status } => Some((seen, peer, status)),
+        _ => None,
+    })?;
+    let who = match seen.fact.rank {
+        Some(rank) => format!("rank {rank}"),
+        None => "a rank".to_owned(),
+    };
+    let mut found = Conclusion::new(
+        Code::E150,
+        Verdict::Stuck,
+        0.5,
+        format!(
+            "the network gave up a transfer between {who} and {peer} ({status}): the link, the \
+                 other host, or its process"
+        ),
+    );
+    found.victims.extend(seen.fact.rank);
+    found.lines = vec![seen.cite(status.clone())];
+    found.next = format!("check the link to {peer} and whether its processes live");
+    Some(found)
+}
+
+/// The watchdog itself stopped, and nothing else is known.
+pub(super) fn watchdog_stuck(digest: &Digest<'_>) -> Option<Conclusion> {
+    let stuck: Vec<(Seen<'_>, u64)> = digest
+        .all
+        .iter()
+        .filter_map(|&seen| match seen.fact.event {
+            Event::WatchdogStuck(seconds) => Some((seen, seconds)),
+            _ => None,
+        })
+        .collect();
+    let &(_, seconds) = stuck.first()?;
+    let ranks: BTreeSet<Rank> = stuck
+        .iter()
+        .filter_map(|(seen, _)| seen.fact.rank)
+        .collect();
+    let ranks: Vec<Rank> = ranks.into_iter().collect();
+    let mut found = Conclusion::new(
+        Code::E140,
+        Verdict::Stuck,
+        0.5,
+        format!(
+            "the watchdog of {} made no progress for {seconds} s: a call of CUDA or NCCL, or the \
+             interpreter's lock, holds it",
+            if ranks.is_empty() {
+                "a rank".to_owned()
+            } else {
+                format_ranks(&ranks)
+            }
+        ),
+    );
+    found.lines = stuck
+        .iter()
+        .map(|(seen, s)| seen.cite(format!("no progress for {s} s")))
+        .collect();
+    found.victims = ranks;
+    found.next = "take stacks of that process (py-spy dump --native)".to_owned();
+    Some(found)
+}

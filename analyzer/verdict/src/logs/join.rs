@@ -1,0 +1,187 @@
+//! Logs and a report together.
+
+use super::digest::{Digest, Wait, is_world};
+use super::facts::{Log, LoggedOp};
+use super::rules::{self, Conclusion};
+use crate::report::{Code, Finding, LogInput, LogLine, Report, SeqKind, Severity, Verdict};
+use rcomm_recorder::model::OpType;
+use std::collections::BTreeSet;
+
+/// Lines that a finding cites at most.
+const MOST_LINES: usize = 16;
+
+impl LoggedOp {
+    /// The operation in our spelling, or as it was spelt where that is not known.
+    pub(super) fn word(&self) -> String {
+        match self.kind {
+            OpType::Other => self.name.to_ascii_lowercase(),
+            known => known.name().to_owned(),
+        }
+    }
+}
+
+/// Adds what logs show to a report: all of it where no record was read, evidence where there were some.
+pub fn join(report: &mut Report, logs: &[Log]) {
+    if logs.is_empty() {
+        return;
+    }
+    let expected = u32::try_from(report.input.ranks_expected).ok();
+    let digest = Digest::new(logs, expected.filter(|&ranks| ranks > 0));
+    report.input.logs = Some(LogInput {
+        files: logs.len(),
+        lines: logs.iter().map(|log| log.lines).sum(),
+        facts: digest.all.len() as u64,
+        left_out: logs.iter().map(|log| log.left_out).sum(),
+        ranks: digest.named.len(),
+    });
+    let found = rules::judge(&digest);
+    if report.input.ranks_read == 0 && report.findings.is_empty() {
+        stand_alone(report, found.unwrap_or_else(nothing_failed), &digest);
+        return;
+    }
+    let Some(first) = first_error(report) else {
+        if let Some(found) = found {
+            add_to_silent_records(report, found);
+        }
+        return;
+    };
+    cite_waits(&mut report.findings[first], &digest.waits);
+    if let Some(found) = found {
+        compare(&mut report.findings[first], found);
+    }
+}
+
+fn first_error(report: &Report) -> Option<usize> {
+    let is_root = |finding: &Finding| {
+        finding.severity == Severity::Error
+            && finding.caused_by.is_none_or(|cause| cause == finding.id)
+    };
+    report.findings.iter().position(is_root)
+}
+
+/// A report of logs alone.
+fn stand_alone(report: &mut Report, found: Conclusion, digest: &Digest<'_>) {
+    let stated = digest.world_size.unwrap_or(0) as usize;
+    report.input.ranks_expected = report.input.ranks_expected.max(stated);
+    report.verdict = found.verdict;
+    let id = report.findings.len() as u32 + 1;
+    report.findings.push(finding(id, found));
+}
+
+fn nothing_failed() -> Conclusion {
+    let mut found = Conclusion::new(
+        Code::N302,
+        Verdict::Inconclusive,
+        0.0,
+        "the log holds nothing from which the job can be judged".to_owned(),
+    );
+    found.next = "give the logs of all ranks, standard error included, or dumps".to_owned();
+    found
+}
+
+/// Records that show nothing wrong, and a log that shows a failure: both are stated.
+fn add_to_silent_records(report: &mut Report, mut found: Conclusion) {
+    found
+        .ruled_out
+        .push(format!("the records alone: {}", word(report.verdict)));
+    if found.code.severity() == Severity::Note {
+        // The log shows a failure that the records do not: neither is to be believed alone.
+        if matches!(report.verdict, Verdict::Healthy | Verdict::Running) {
+            report.verdict = Verdict::Inconclusive;
+        }
+    } else {
+        report.verdict = found.verdict;
+    }
+    let id = report.findings.iter().map(|one| one.id).max().unwrap_or(0) + 1;
+    report.findings.insert(0, finding(id, found));
+}
+
+fn word(verdict: Verdict) -> String {
+    format!("{verdict:?}").to_ascii_lowercase()
+}
+
+fn finding(id: u32, found: Conclusion) -> Finding {
+    let mut log = found.lines;
+    log.truncate(MOST_LINES);
+    Finding {
+        id,
+        confidence: (found.confidence * 100.0).round() / 100.0,
+        alternatives: found.alternatives,
+        victim_count: found.victims.len(),
+        victim_ranks: found.victims,
+        seq: found.seq,
+        seq_kind: found.seq.map(|_| SeqKind::CollectiveSeqId),
+        op: found.op,
+        ruled_out: found.ruled_out,
+        next: found.next,
+        log,
+        ..Finding::new(found.code, found.culprits, found.sentence)
+    }
+}
+
+/// Cites the time-outs of the operation that a finding is about.
+fn cite_waits(finding: &mut Finding, waits: &[Wait<'_>]) {
+    let Some(group) = finding.group.clone() else {
+        return;
+    };
+    for wait in waits {
+        let same_group = match wait.group {
+            Some(name) => bare(name) == group.name,
+            None => is_world(Some(&group.name)),
+        };
+        if !same_group || finding.seq.is_none() || wait.what.seq != finding.seq {
+            continue;
+        }
+        let accused = finding.culprit_ranks.contains(&wait.rank);
+        let absent = matches!(finding.code, Code::E101 | Code::E102);
+        let mut line = wait.seen.cite(format!(
+            "timed out in {} #{}",
+            wait.what.op.word(),
+            wait.what.seq.unwrap_or(0)
+        ));
+        if accused && absent {
+            line.text += ", which by this finding it never issued";
+            line.contradicts = true;
+        }
+        push(finding, line);
+    }
+}
+
+/// `0` of `0(default_pg)`.
+fn bare(name: &str) -> &str {
+    name.split('(').next().unwrap_or(name).trim_end()
+}
+
+/// What the logs alone conclude, against what the records do.
+fn compare(finding: &mut Finding, found: Conclusion) {
+    if found.culprits.is_empty() {
+        return;
+    }
+    let ours: BTreeSet<u32> = finding.culprit_ranks.iter().copied().collect();
+    let agrees = found.culprits.iter().all(|rank| ours.contains(rank));
+    let end = matches!(finding.code, Code::E101 | Code::E102 | Code::E150);
+    if agrees && found.code == Code::E150 && end {
+        // Absence alone proves little; that its process was killed does.
+        finding.sentence += &format!("; log: {}", found.sentence);
+        finding.confidence = finding.confidence.max(0.95);
+    }
+    let Some(mut line) = found.lines.into_iter().next() else {
+        return;
+    };
+    line.text = found.sentence;
+    line.contradicts = !agrees;
+    push(finding, line);
+}
+
+fn push(finding: &mut Finding, line: LogLine) {
+    // Contradictions are few and come first.
+    let at = if line.contradicts {
+        0
+    } else {
+        finding.log.len()
+    };
+    if finding.log.len() < MOST_LINES || line.contradicts {
+        finding.log.insert(at, line);
+        finding.log.truncate(MOST_LINES);
+    }
+}

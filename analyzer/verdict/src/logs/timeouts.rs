@@ -1,0 +1,345 @@
+//! Rules on time-outs: what the ranks that report one were in, and who reports none.
+
+use super::digest::{Digest, Wait, is_world};
+use super::rules::{Conclusion, PARTING};
+use crate::report::words::{format_ranks, format_time, grouped};
+use crate::report::{Code, Verdict};
+use rcomm_recorder::model::{Layout, OpType, Parts, Pattern, Rank};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// Time-outs of one group, and the oldest number among them.
+struct Front<'a, 'b> {
+    group: Option<&'a str>,
+    seq: u64,
+    /// Those in the operation of this number.
+    here: Vec<&'b Wait<'a>>,
+    /// All ranks of the group that timed out, ascending.
+    ranks: Vec<Rank>,
+}
+
+impl Front<'_, '_> {
+    fn here(&self) -> Vec<Rank> {
+        let mut ranks: Vec<Rank> = self.here.iter().map(|wait| wait.rank).collect();
+        ranks.sort_unstable();
+        ranks.dedup();
+        ranks
+    }
+
+    fn place(&self) -> String {
+        let op = self.here[0].what.op.word();
+        place(&op, Some(self.seq), self.group)
+    }
+
+    fn fill(&self, found: &mut Conclusion) {
+        found.group = self.group.map(str::to_owned);
+        found.seq = Some(self.seq);
+        found.op = Some(self.here[0].what.op.word());
+        found.lines.extend(self.here.iter().map(|wait| cite(wait)));
+    }
+}
+
+fn cite(wait: &Wait<'_>) -> crate::report::LogLine {
+    let what = wait.what;
+    let elements = match what.elements {
+        [Some(n), _] => format!(", {} elements in", grouped(n)),
+        _ => String::new(),
+    };
+    let place = place(&what.op.word(), what.seq, wait.group);
+    let after = format_time(what.timeout_ms as f64);
+    wait.seen
+        .cite(format!("timed out in {place}{elements} after {after}"))
+}
+
+fn place(op: &str, seq: Option<u64>, group: Option<&str>) -> String {
+    let seq = seq.map_or(String::new(), |seq| format!(" #{seq}"));
+    let group = group.map_or(String::new(), |group| format!(" on group {group}"));
+    format!("{op}{seq}{group}")
+}
+
+/// The groups with time-outs of collectives, those with most ranks first. Time-outs whose group is not
+/// logged are taken for those of one group, and what follows from them is less sure.
+fn fronts<'a, 'b>(digest: &'b Digest<'a>) -> Vec<Front<'a, 'b>> {
+    let mut groups: BTreeMap<Option<&'a str>, Vec<&'b Wait<'a>>> = BTreeMap::new();
+    for wait in &digest.waits {
+        if wait.what.seq.is_some() && is_comparable(wait.what.op.kind) {
+            groups.entry(wait.group).or_default().push(wait);
+        }
+    }
+    let mut fronts: Vec<Front<'a, 'b>> = groups
+        .into_iter()
+        .filter_map(|(group, waits)| {
+            let seq = waits.iter().filter_map(|wait| wait.what.seq).min()?;
+            let ranks: BTreeSet<Rank> = waits.iter().map(|wait| wait.rank).collect();
+            let here = waits
+                .into_iter()
+                .filter(|wait| wait.what.seq == Some(seq))
+                .collect();
+            let ranks = ranks.into_iter().collect();
+            Some(Front {
+                group,
+                seq,
+                here,
+                ranks,
+            })
+        })
+        .collect();
+    fronts.sort_by_key(|front| (std::cmp::Reverse(front.ranks.len()), front.seq));
+    fronts
+}
+
+/// Whether all ranks of a group count this operation alike.
+fn is_comparable(kind: OpType) -> bool {
+    kind.is_collective() && !matches!(kind.pattern(), Pattern::Block | Pattern::Unknown)
+}
+
+/// Whether the lengths, in and out, have to be equal on all ranks.
+fn equal_lengths(kind: OpType) -> [bool; 2] {
+    match (kind.pattern(), kind.parts(), kind.layout()) {
+        (Pattern::AllReduce | Pattern::Broadcast, Parts::Equal, _) => [true, true],
+        (Pattern::Reduce, Parts::Equal, _) => [true, false],
+        (Pattern::AllGather | Pattern::ReduceScatter, Parts::Equal, Layout::Single) => [true, true],
+        _ => [false, false],
+    }
+}
+
+/// Ranks timed out under one number in different operations, or with different lengths.
+pub(super) fn differ(digest: &Digest<'_>) -> Option<Conclusion> {
+    fronts(digest).iter().find_map(differ_at)
+}
+
+fn differ_at(front: &Front<'_, '_>) -> Option<Conclusion> {
+    let first = front.here.first()?;
+    let other_op = |wait: &&&Wait<'_>| wait.what.op.kind.pattern() != first.what.op.kind.pattern();
+    let ops_differ = front.here.iter().any(|wait| other_op(&wait));
+    let lengths = |wait: &Wait<'_>| {
+        let [input, output] = equal_lengths(wait.what.op.kind);
+        let [n_in, n_out] = wait.what.elements;
+        [n_in.filter(|_| input), n_out.filter(|_| output)]
+    };
+    let unequal = |wait: &&Wait<'_>| {
+        lengths(wait)
+            .into_iter()
+            .zip(lengths(first))
+            .any(|(a, b)| a.is_some() && b.is_some() && a != b)
+    };
+    let code = match ops_differ {
+        true => Code::E110,
+        false if front.here.iter().any(unequal) => Code::E112,
+        false => return None,
+    };
+    let mut sides: BTreeMap<String, Vec<Rank>> = BTreeMap::new();
+    for wait in &front.here {
+        let what = match code {
+            Code::E110 => wait.what.op.word(),
+            _ => match wait.what.elements {
+                [Some(a), Some(b)] if a == b => format!("{} elements", grouped(a)),
+                [Some(a), Some(b)] => format!("{} elements in, {} out", grouped(a), grouped(b)),
+                _ => "a length that is not logged".to_owned(),
+            },
+        };
+        sides.entry(what).or_default().push(wait.rank);
+    }
+    let parts: Vec<String> = sides
+        .iter_mut()
+        .map(|(what, ranks)| {
+            ranks.sort_unstable();
+            format!("{} with {what}", format_ranks(ranks))
+        })
+        .collect();
+    let sentence = match code {
+        Code::E110 => format!(
+            "the ranks are in different operations under number #{}{}: {}",
+            front.seq,
+            front
+                .group
+                .map_or(String::new(), |group| format!(" on group {group}")),
+            parts.join(", ").replace(" with ", " in ")
+        ),
+        _ => format!(
+            "the sizes of {} differ: {}",
+            front.place(),
+            parts.join(", ")
+        ),
+    };
+    // Without its group the number may be of several groups.
+    let confidence = if front.group.is_some() { 0.85 } else { 0.55 };
+    let mut found = Conclusion::new(code, Verdict::Mismatch, confidence, sentence);
+    found.blame_minority(sides.into_values().collect());
+    found.victims = front.here();
+    found.victims.retain(|rank| !found.culprits.contains(rank));
+    front.fill(&mut found);
+    found.next = PARTING.to_owned();
+    Some(found)
+}
+
+/// Ranks that log in the same group that they had not enqueued what the others wait in.
+pub(super) fn behind(digest: &Digest<'_>) -> Option<Conclusion> {
+    fronts(digest).iter().find_map(|front| {
+        let group = front.group?;
+        let late: Vec<(Rank, Option<u64>, _)> = digest
+            .positions
+            .iter()
+            .filter(|((name, rank), (progress, _))| {
+                *name == group
+                    && !front.ranks.contains(rank)
+                    && progress.enqueued.is_none_or(|newest| newest < front.seq)
+            })
+            .map(|((_, rank), (progress, seen))| (*rank, progress.enqueued, *seen))
+            .collect();
+        let ranks: Vec<Rank> = late.iter().map(|(rank, ..)| *rank).collect();
+        if ranks.is_empty() || ranks.len() >= front.ranks.len() {
+            return None;
+        }
+        let who = format_ranks(&ranks);
+        let (_, newest, _) = late[0];
+        let newest = match newest {
+            Some(newest) => format!("#{newest}"),
+            None => "none".to_owned(),
+        };
+        let mut found = Conclusion::new(
+            Code::E101,
+            Verdict::Stuck,
+            0.85,
+            format!(
+                "{who} never issued {}, in which {} timed out; its newest is {newest}",
+                front.place(),
+                format_ranks(&front.here()),
+            ),
+        );
+        found.victims = front.here();
+        found.culprits = ranks;
+        front.fill(&mut found);
+        found.lines.splice(
+            0..0,
+            late.iter()
+                .map(|(_, _, seen)| seen.cite(format!("had enqueued up to {newest}"))),
+        );
+        found.next =
+            format!("look at what {who} did after its last collective: a stack, its own log");
+        Some(found)
+    })
+}
+
+/// Ranks of the job that report no time-out where nearly all others do.
+pub(super) fn silent(digest: &Digest<'_>) -> Option<Conclusion> {
+    let front = fronts(digest)
+        .into_iter()
+        .find(|front| is_world(front.group))?;
+    // Without a stated size, only a gap in the numbers is known to be a rank.
+    let size = digest
+        .world_size
+        .or_else(|| digest.named.last().map(|last| last + 1))?;
+    let missing: Vec<Rank> = (0..size).filter(|&rank| !digest.timed_out(rank)).collect();
+    if missing.is_empty() || missing.len() * 2 >= front.ranks.len() {
+        return None;
+    }
+    let mute: Vec<Rank> = missing
+        .iter()
+        .copied()
+        .filter(|&rank| !digest.has_lines(rank))
+        .collect();
+    let who = format_ranks(&missing);
+    let (code, confidence, what) = if mute.is_empty() {
+        (Code::E101, 0.5, "reported none")
+    } else {
+        (Code::E102, 0.4, "left no line about it")
+    };
+    let verb = if missing.len() == 1 { "has" } else { "have" };
+    let mut found = Conclusion::new(
+        code,
+        Verdict::Stuck,
+        confidence,
+        format!(
+            "{} timed out in {}, and {who} {what}: either {who} {verb} not issued it, or those lines are \
+             missing from the log",
+            format_ranks(&front.ranks),
+            front.place(),
+        ),
+    );
+    if digest.world_size.is_none() || front.group.is_none() {
+        found.confidence *= 0.8;
+    }
+    found.victims = front.here();
+    found.culprits = missing;
+    front.fill(&mut found);
+    found.next = format!("read the log of {who} itself, and its exit code; {COLLECT}");
+    Some(found)
+}
+
+/// Every rank of the job timed out in one operation that all had enqueued.
+pub(super) fn all_inside(digest: &Digest<'_>) -> Option<Conclusion> {
+    let front = fronts(digest)
+        .into_iter()
+        .find(|front| is_world(front.group))?;
+    let size = digest.world_size? as usize;
+    let here = front.here();
+    if here.len() != size || size < 2 || digest.waits.len() > size {
+        return None;
+    }
+    let mut found = Conclusion::new(
+        Code::E135,
+        Verdict::Stuck,
+        0.45,
+        format!(
+            "all {size} ranks timed out in {}: every rank had issued it, with the same operation and sizes \
+             as far as they are logged, and none finished",
+            front.place()
+        ),
+    );
+    found.victims = here;
+    front.fill(&mut found);
+    found
+        .ruled_out
+        .push("not_joined: every rank reports the time-out of this operation".to_owned());
+    found.next = format!("check links, devices and NCCL_DEBUG=WARN output; {COLLECT}");
+    Some(found)
+}
+
+/// Time-outs from which nothing follows.
+pub(super) fn undecided(digest: &Digest<'_>) -> Option<Conclusion> {
+    if !digest.any_timed_out() {
+        return None;
+    }
+    let mut places: BTreeMap<String, Vec<Rank>> = BTreeMap::new();
+    for wait in &digest.waits {
+        let place = place(&wait.what.op.word(), wait.what.seq, wait.group);
+        let ranks = places.entry(place).or_default();
+        if !ranks.contains(&wait.rank) {
+            ranks.push(wait.rank);
+        }
+    }
+    let mut parts: Vec<(usize, String)> = places
+        .into_iter()
+        .map(|(place, mut ranks)| {
+            ranks.sort_unstable();
+            let text = format!("{} timed out in {place}", format_ranks(&ranks));
+            (ranks.len(), text)
+        })
+        .collect();
+    parts.sort_by_key(|(ranks, text)| (std::cmp::Reverse(*ranks), text.clone()));
+    let left = parts.len().saturating_sub(2);
+    let mut texts: Vec<String> = parts.into_iter().take(2).map(|(_, text)| text).collect();
+    if left > 0 {
+        texts.push(format!("and {left} more time-outs"));
+    }
+    if texts.is_empty() {
+        texts.push("ranks that the log does not name timed out".to_owned());
+    }
+    let mut found = Conclusion::new(
+        Code::N302,
+        Verdict::Inconclusive,
+        0.0,
+        format!(
+            "{}; the log does not show which rank the others wait for, nor whether their calls agree",
+            texts.join("; ")
+        ),
+    );
+    found.lines = digest.waits.iter().map(cite).collect();
+    found.next = format!("collect the logs of all ranks; {COLLECT}");
+    Some(found)
+}
+
+/// What would decide.
+const COLLECT: &str = "give PyTorch's dumps as well (comm_lib_trace_rank_* or nccl_trace_rank_*; versions \
+                       up to 2.6 write them with TORCH_NCCL_TRACE_BUFFER_SIZE=2000 and \
+                       TORCH_NCCL_DUMP_ON_TIMEOUT=1)";

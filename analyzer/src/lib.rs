@@ -8,7 +8,7 @@ mod input;
 mod live;
 mod render;
 
-pub use input::{load, ras, rsum};
+pub use input::{load, log, ras, rsum};
 pub use live::source::{self, Source};
 pub use live::{
     Anchor, JobsWatch, Judge, Live, LiveOptions, Moment, NodeJob, NodeJobs, Pace, RankView,
@@ -16,8 +16,8 @@ pub use live::{
 };
 pub use rcomm_verdict::{
     Analysis, Code, Difference, Evidence, Explanation, Extent, Finding, FrameRef, GroupChange,
-    GroupRef, GroupReport, Input, InstanceReport, InstanceState, Message, MessageNumbers, Policy,
-    Problem, RankReport, Report, SeqKind, Severity, StackNode, Unread, Verdict, Wait, analyze,
-    causes, explain, filter, matrix, words,
+    GroupRef, GroupReport, Input, InstanceReport, InstanceState, LogInput, LogLine, Message,
+    MessageNumbers, Policy, Problem, RankReport, Report, SeqKind, Severity, StackNode, Unread,
+    Verdict, Wait, analyze, causes, explain, filter, logs, matrix, words,
 };
 pub use render::{export, print};

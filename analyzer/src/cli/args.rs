@@ -67,8 +67,8 @@ pub(crate) enum Command {
 ///
 /// A path is a file, a folder, a pattern, an archive (.tar, .rcap, with .gz or .zst), a ring or a
 /// summary (.rsum); `-` is standard input. Files are recognised by content: PyTorch's dumps and ours,
-/// pickle or JSON. Files that are missing, cut short or from another run cost a note each, never the
-/// verdict.
+/// pickle or JSON, and logs of PyTorch, NCCL and launchers. Files that are missing, cut short or from
+/// another run cost a note each, never the verdict.
 #[derive(Debug, Args)]
 #[command(after_help = EXIT_CODES)]
 pub(crate) struct AnalyzeArgs {

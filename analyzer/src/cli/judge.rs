@@ -5,7 +5,7 @@ use crate::cli::args::JudgeArgs;
 use crate::cli::failure::Failure;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use rcomm_analyzer::load::{self, LoadOptions, LoadedDump, Progress};
-use rcomm_analyzer::{Analysis, Code, Extent, Policy, Report, Unread, ras};
+use rcomm_analyzer::{Analysis, Code, Extent, Policy, Report, Unread, logs, ras};
 use rcomm_recorder::publish::Dump;
 use std::collections::HashSet;
 use std::path::PathBuf;
@@ -79,6 +79,7 @@ pub(super) fn judge(paths: &[PathBuf], args: &JudgeArgs, keep: Keep) -> Result<J
     let mut report = analysis.finish();
     report.input.files = loaded.files;
     ras::join(&mut report, loaded.ras.iter().map(|(_, report)| report));
+    logs::join(&mut report, &loaded.logs);
     let aside: HashSet<&str> = report
         .problems
         .iter()

@@ -5,6 +5,7 @@ use crate::cli::args::SummarizeArgs;
 use crate::cli::failure::Failure;
 use crate::cli::output::{self, is_stdout};
 use anstream::{AutoStream, ColorChoice};
+use rcomm_analyzer::Problem;
 use rcomm_analyzer::load::{self, LoadOptions, Loaded};
 use rcomm_analyzer::rsum::{SummarizeError, Writer};
 use rcomm_analyzer::words::{bytes, count};
@@ -78,12 +79,18 @@ fn summarize(
     };
     let mut writer = Writer::new(out).map_err(failed)?;
     let mut result = Ok(());
-    let loaded = load::load(&args.paths, &options, |dump| {
+    let mut loaded = load::load(&args.paths, &options, |dump| {
         if result.is_ok() {
             result = writer.add(&dump);
         }
     })?;
     meter.finish();
+    for log in std::mem::take(&mut loaded.logs) {
+        let sentence = "left aside: a summary holds no logs; give the log itself to analyze";
+        loaded
+            .problems
+            .push(Problem::stale_dump(log.path, sentence));
+    }
     result
         .and_then(|()| writer.finish(&loaded).map(drop))
         .map_err(failed)?;

@@ -9,6 +9,7 @@ use crate::cli::args::{Format, JudgeArgs, WatchArgs};
 use crate::cli::failure::Failure;
 use anstream::{AutoStream, ColorChoice};
 use rcomm_analyzer::load::{Change, Follower, LoadOptions};
+use rcomm_analyzer::logs::{self, Log};
 use rcomm_analyzer::print::human::one_line;
 use rcomm_analyzer::ras::{self, RasReport};
 use rcomm_analyzer::{Analysis, Extent, Report, Unread};
@@ -30,12 +31,12 @@ pub(super) fn run(args: &WatchArgs, color: ColorChoice) -> Result<ExitCode, Fail
     let mut stderr = AutoStream::new(io::stderr(), color);
     let mut follower = Follower::new(vec![args.dir.clone()]);
     let mut analysis = Analysis::new(policy(&args.judge));
-    let mut ras = BTreeMap::new();
+    let mut further = Further::default();
     let mut changed = began;
     let mut latest: Option<Report> = None;
     let mut said = String::new();
     loop {
-        if let Some(report) = look(&mut follower, &mut analysis, &mut ras, &args.judge)? {
+        if let Some(report) = look(&mut follower, &mut analysis, &mut further, &args.judge)? {
             changed = Instant::now();
             let line = say(&report);
             if line != said {
@@ -71,11 +72,18 @@ pub(super) fn run(args: &WatchArgs, color: ColorChoice) -> Result<ExitCode, Fail
     }
 }
 
+/// Evidence that is no record, by path.
+#[derive(Default)]
+struct Further {
+    ras: BTreeMap<String, RasReport>,
+    logs: BTreeMap<String, Log>,
+}
+
 /// Reads what arrived since the last look, and judges if anything did.
 fn look(
     follower: &mut Follower,
     analysis: &mut Analysis,
-    ras: &mut BTreeMap<String, RasReport>,
+    further: &mut Further,
     args: &JudgeArgs,
 ) -> Result<Option<Report>, Failure> {
     let options = LoadOptions {
@@ -87,10 +95,14 @@ fn look(
     let look = follower.look(&options, |change| match change {
         Change::Outdated(path) => {
             analysis.forget(&path);
-            ras.remove(&path);
+            further.ras.remove(&path);
+            further.logs.remove(&path);
         }
         Change::Ras(path, report) => {
-            ras.insert(path, report);
+            further.ras.insert(path, report);
+        }
+        Change::Log(log) => {
+            further.logs.insert(log.path.clone(), log);
         }
         // What is over the limit is given up, but all the same read to the end.
         Change::Dump(_) if large => {}
@@ -117,7 +129,9 @@ fn look(
     }
     let mut report = analysis.report();
     report.input.files = look.files;
-    ras::join(&mut report, ras.values());
+    ras::join(&mut report, further.ras.values());
+    let logs: Vec<Log> = further.logs.values().cloned().collect();
+    logs::join(&mut report, &logs);
     Ok(Some(report))
 }
 

@@ -1,5 +1,6 @@
-//! Everything that is read from files: dumps and archives, their summaries, NCCL's RAS reports.
+//! Everything that is read from files: dumps and archives, their summaries, NCCL's RAS reports, logs.
 
 pub mod load;
+pub mod log;
 pub mod ras;
 pub mod rsum;

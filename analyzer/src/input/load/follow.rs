@@ -5,6 +5,7 @@ use super::{LoadOptions, LoadedDump, Output, rank_name, read};
 use crate::input::ras::RasReport;
 use rcomm_recorder::model::Rank;
 use rcomm_verdict::Problem;
+use rcomm_verdict::logs::Log;
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::PathBuf;
@@ -37,6 +38,8 @@ pub enum Change {
     Dump(Box<LoadedDump>),
     /// A report of NCCL's RAS, and the file's name.
     Ras(String, RasReport),
+    /// What a log contains.
+    Log(Log),
 }
 
 /// What one look found, apart from the changes.
@@ -117,6 +120,7 @@ impl Follower {
             Output::Problem(problem) => problems.push(problem),
             Output::Dump(dump) => take(Change::Dump(dump)),
             Output::Ras(path, report) => take(Change::Ras(path, report)),
+            Output::Log(log) => take(Change::Log(log)),
         });
         Ok(Some(Look {
             problems,

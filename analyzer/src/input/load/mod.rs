@@ -1,7 +1,7 @@
 //! Loads records from files: dumps, and the problems of files that cannot be used.
 //!
 //! Paths are files, folders, globs, archives (`.tar`, `.gz`, `.zst` and their combinations), ring
-//! files, partial summaries, reports of NCCL's RAS, or `-` for standard input; its content
+//! files, partial summaries, reports of NCCL's RAS, logs, or `-` for standard input; its content
 //! decides what a file is, never its name. Files are read in parallel and handed over one by
 //! one, so memory is bounded by what is in flight, not by how much there is. A file that cannot be
 //! used costs one [`Problem`], never the rest.
@@ -20,11 +20,13 @@ pub use find::FindError;
 pub use follow::{Change, Follower, Look};
 pub use walk::walk;
 
+use crate::input::log;
 use crate::input::ras::RasReport;
 use find::InputFile;
 use rcomm_recorder::model::Rank;
 use rcomm_recorder::publish::{Dump, DumpReader, ReadError, ReadProblem};
 use rcomm_verdict::Problem;
+use rcomm_verdict::logs::Log;
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -83,6 +85,8 @@ pub struct Loaded {
     pub dumps: usize,
     /// What NCCL's RAS reports contain, by path, in the order of their paths.
     pub ras: Vec<(String, RasReport)>,
+    /// What logs contain, in the order of their paths.
+    pub logs: Vec<Log>,
 }
 
 /// Reads all records below `paths` and hands each to `take`, on the caller's thread.
@@ -108,6 +112,7 @@ pub fn load(
         Output::Files(files) => loaded.files += files,
         Output::Problem(problem) => loaded.problems.push(problem),
         Output::Ras(path, report) => loaded.ras.push((path, report)),
+        Output::Log(log) => loaded.logs.push(log),
         Output::Dump(dump) => {
             loaded.dumps += 1;
             take(*dump);
@@ -117,6 +122,7 @@ pub fn load(
         .problems
         .sort_by(|a, b| (&a.path, a).cmp(&(&b.path, b)));
     loaded.ras.sort_by(|a, b| a.0.cmp(&b.0));
+    loaded.logs.sort_by(|a, b| a.path.cmp(&b.path));
     Ok(loaded)
 }
 
@@ -207,6 +213,7 @@ enum Output {
     Files(usize),
     Problem(Problem),
     Ras(String, RasReport),
+    Log(Log),
     Dump(Box<LoadedDump>),
 }
 
@@ -260,12 +267,27 @@ impl Worker<'_> {
                 }
                 self.take(path, dump, cut, rank_of_name);
             }
+            Err(_) if self.log(path, rank_of_name) => {}
             Err(error @ ReadError::NotADump { .. }) => self.foreign(path, error),
             Err(error) => self.unusable(path, error),
         }
         // One huge file must not cost as much for the rest of the run.
         self.buffer.clear();
         self.buffer.shrink_to(KEPT_BYTES);
+    }
+
+    /// Reads what lies in the buffer as a log; `false` if no line of it is of use.
+    fn log(&self, path: &str, rank_of_name: Option<Rank>) -> bool {
+        if !log::may_begin(&self.buffer[..self.buffer.len().min(LOG_HEAD)]) {
+            return false;
+        }
+        let read = log::read(path, log_rank(path, rank_of_name), self.buffer.as_slice());
+        let log = read.ok().filter(|log| !log.facts.is_empty());
+        let is_log = log.is_some();
+        if let Some(log) = log {
+            self.send(Output::Log(log));
+        }
+        is_log
     }
 
     fn take(&self, path: &str, mut dump: Dump, cut: bool, rank_of_name: Option<Rank>) {
@@ -283,6 +305,15 @@ impl Worker<'_> {
         })));
     }
 }
+
+/// The rank in a log's name, where the name has the word: other numbers are of jobs and days.
+fn log_rank(path: &str, rank_of_name: Option<Rank>) -> Option<Rank> {
+    let file = path.rsplit('/').next().unwrap_or(path);
+    rank_of_name.filter(|_| file.to_ascii_lowercase().contains("rank"))
+}
+
+/// As many bytes as show whether a file is text.
+const LOG_HEAD: usize = 512;
 
 /// Memory of the file buffer that is kept from file to file.
 const KEPT_BYTES: usize = 4 << 20;

@@ -3,6 +3,7 @@
 use super::find::InputFile;
 use super::zstd::Frames;
 use super::{Output, Worker, rank_name};
+use crate::input::log;
 use crate::input::rsum::{self, Piece};
 use flate2::read::MultiGzDecoder;
 use rcomm_recorder::model::Rank;
@@ -79,10 +80,12 @@ fn file(path: &Path, name: &str, rank: Option<Rank>, worker: &mut Worker<'_>) ->
     match Kind::of(&head) {
         Kind::Plain => {
             let most = worker.options.max_file_bytes;
-            if about.len() > most {
+            let is_stream = about.len() > WHOLE_LOG && log::may_begin(&head);
+            if about.len() > most && !is_stream {
                 return Err(too_large(most));
             }
-            worker.buffer.reserve(about.len() as usize + 1);
+            let held = if is_stream { 0 } else { about.len() as usize };
+            worker.buffer.reserve(held + 1);
             plain(&head, &mut file, name, rank, worker)
         }
         Kind::Ring => {
@@ -305,7 +308,15 @@ fn plain(
     let most = worker.options.max_file_bytes;
     worker.buffer.clear();
     worker.buffer.extend_from_slice(head);
-    let more = (most + 1).saturating_sub(head.len() as u64);
+    if log::may_begin(head) {
+        // What is longer than reports of other kinds is read as a stream, whatever its length.
+        let more = (WHOLE_LOG + 1).saturating_sub(head.len() as u64);
+        let whole = (&mut *reader).take(more).read_to_end(&mut worker.buffer);
+        if whole.is_ok() && worker.buffer.len() as u64 > WHOLE_LOG {
+            return long_log(reader, name, rank, worker);
+        }
+    }
+    let more = (most + 1).saturating_sub(worker.buffer.len() as u64);
     let read = reader.take(more).read_to_end(&mut worker.buffer);
     if worker.buffer.len() as u64 > most {
         worker.buffer.clear();
@@ -327,6 +338,29 @@ fn plain(
         return Ok(());
     }
     worker.dump(name, rank);
+    Ok(())
+}
+
+/// Bytes up to which a text is held in memory: it may be a report that is read as a whole.
+const WHOLE_LOG: u64 = 8 << 20;
+
+/// A log of which the buffer holds the beginning and `reader` the rest.
+fn long_log(
+    reader: &mut dyn Read,
+    name: &str,
+    rank: Option<Rank>,
+    worker: &mut Worker<'_>,
+) -> io::Result<()> {
+    let begin = std::mem::take(&mut worker.buffer);
+    let log = log::read(name, super::log_rank(name, rank), begin.chain(reader))?;
+    if log.facts.is_empty() {
+        worker.foreign(
+            name,
+            "a text without a line about the job's end or its time-outs",
+        );
+    } else {
+        worker.send(Output::Log(log));
+    }
     Ok(())
 }
 

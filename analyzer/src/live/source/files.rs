@@ -34,6 +34,10 @@ impl Source for FileSource {
             hint: "name folders, files or archives of dumps, or a recording".into(),
         })?;
         let mut problems = loaded.problems;
+        problems.extend(loaded.logs.into_iter().map(|log| {
+            let sentence = "left aside: a log is no record; `rcomm-fr analyze` reads it";
+            Problem::stale_dump(log.path, sentence)
+        }));
         let mut observations: Vec<Observation> = Vec::new();
         for loaded in dumps {
             let Some(rank) = loaded.dump.identity.rank else {

@@ -48,7 +48,7 @@ pub(super) fn killed(digest: &Digest<'_>) -> Option<Conclusion> {
     };
     let mut found = Conclusion::new(
         Code::E150,
-        Verdict::Stuck,
+        Verdict::Crashed,
         if memory.is_some() { 0.9 } else { 0.75 },
         format!(
             "{} was killed by signal {signal}{}{why}",
@@ -81,10 +81,10 @@ pub(super) fn exited(digest: &Digest<'_>) -> Option<Conclusion> {
     }
     let mut found = Conclusion::new(
         Code::E150,
-        Verdict::Stuck,
+        Verdict::Crashed,
         0.6,
         format!(
-            "{} ended with exit code {}; the log does not hold its error",
+            "{} ended with exit code {}; the log does not show why",
             subject(seen, end),
             end.code
         ),
@@ -145,7 +145,7 @@ pub(super) fn raised(digest: &Digest<'_>) -> Option<Conclusion> {
     let sure = if ranks.len() == 1 { 0.75 } else { 0.5 };
     let mut found = Conclusion::new(
         Code::E150,
-        Verdict::Stuck,
+        Verdict::Crashed,
         sure,
         format!("{who} raised {error}"),
     );
@@ -174,7 +174,7 @@ pub(super) fn device(digest: &Digest<'_>) -> Option<Conclusion> {
     };
     let mut found = Conclusion::new(
         Code::E150,
-        Verdict::Stuck,
+        Verdict::Crashed,
         0.75,
         format!("a call of CUDA failed on {who}: {error}"),
     );
@@ -241,7 +241,7 @@ pub(super) fn peer_lost(digest: &Digest<'_>) -> Option<Conclusion> {
     let who_text = who.map_or("a rank".to_owned(), |rank| format!("rank {rank}"));
     let mut found = Conclusion::new(
         Code::E150,
-        Verdict::Stuck,
+        Verdict::Crashed,
         0.6,
         format!(
             "a process at {peer} closed its connection to {who_text}{at}: that process has ended, or its \

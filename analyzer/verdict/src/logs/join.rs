@@ -83,7 +83,7 @@ fn nothing_failed() -> Conclusion {
 fn add_to_silent_records(report: &mut Report, mut found: Conclusion) {
     found
         .ruled_out
-        .push(format!("the records alone: {}", word(report.verdict)));
+        .push(format!("the records alone: {}", report.verdict.word()));
     if found.code.severity() == Severity::Note {
         // The log shows a failure that the records do not: neither is to be believed alone.
         if matches!(report.verdict, Verdict::Healthy | Verdict::Running) {
@@ -94,10 +94,6 @@ fn add_to_silent_records(report: &mut Report, mut found: Conclusion) {
     }
     let id = report.findings.iter().map(|one| one.id).max().unwrap_or(0) + 1;
     report.findings.insert(0, finding(id, found));
-}
-
-fn word(verdict: Verdict) -> String {
-    format!("{verdict:?}").to_ascii_lowercase()
 }
 
 fn finding(id: u32, found: Conclusion) -> Finding {

@@ -410,9 +410,9 @@ pub fn explain(code: Code) -> Explanation {
             ],
         ),
         Code::N302 => (
-            "The ring had already overwritten what the question needs. Having fallen off the ring is not \
-             the same as never having happened, so the analysis reports that it does not know and accuses \
-             no rank on that ground.",
+            "The ring had already overwritten what the question needs, or a log, without records, does not \
+             hold it. Having fallen off the ring is not the same as never having happened, so the analysis \
+             reports that it does not know and accuses no rank on that ground.",
             &[
                 "a small ring with many operations per step",
                 "the dump was taken long after the fault, while other groups went on",

@@ -4,7 +4,7 @@ use super::page::{ACT, Detail, PLAIN, Page};
 use super::waiters;
 use rcomm_recorder::model::EntryState;
 use rcomm_verdict::words::{Ranks, counter, format_frame, format_place, group_label, operation};
-use rcomm_verdict::{Evidence, Finding, FrameRef, Report};
+use rcomm_verdict::{Evidence, Finding, FrameRef, LogLine, Report, Severity};
 use std::io;
 
 /// Lines of one kind that a brief page shows.
@@ -34,6 +34,7 @@ pub(super) fn write_details(
     page.items("programs", &finding.diff)?;
     write_consequences(report, finding, 0, page)?;
     page.items("ruled out", &finding.ruled_out)?;
+    page.items("log", brief(say_log(finding), page.detail(), "line"))?;
     if page.detail() == Detail::Verbose {
         page.items("evidence", finding.evidence.iter().map(say_evidence))?;
     }
@@ -42,12 +43,11 @@ pub(super) fn write_details(
 
 /// `E101 not_joined, 97 % sure; group 12 (dp), collective_seq_id 9133`.
 fn say_identity(finding: &Finding) -> String {
-    let mut text = format!(
-        "{} {}, {:.0} % sure",
-        finding.code,
-        finding.name,
-        finding.confidence.clamp(0.0, 1.0) * 100.0
-    );
+    let mut text = format!("{} {}", finding.code, finding.name);
+    if finding.severity != Severity::Note {
+        let sure = finding.confidence.clamp(0.0, 1.0) * 100.0;
+        text += &format!(", {sure:.0} % sure");
+    }
     if let Some(group) = &finding.group {
         text += &format!("; group {} of {}", group_label(group), Ranks(&group.ranks));
     }
@@ -88,6 +88,21 @@ fn say_stacks(frames: &[FrameRef]) -> Vec<String> {
         });
     }
     lines
+}
+
+fn say_log(finding: &Finding) -> Vec<String> {
+    let cite = |line: &LogLine| {
+        let who = line
+            .rank
+            .map_or(String::new(), |rank| format!("rank {rank}: "));
+        let sign = if line.contradicts {
+            "contradicts: "
+        } else {
+            ""
+        };
+        format!("{sign}{}:{}: {who}{}", line.path, line.line, line.text)
+    };
+    finding.log.iter().map(cite).collect()
 }
 
 fn say_evidence(evidence: &Evidence) -> String {

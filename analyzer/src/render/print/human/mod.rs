@@ -22,8 +22,8 @@ pub use record::write_record;
 pub use tables::write_table;
 
 use page::{ALARM, CAUTION, DIM, FINE, Page};
-use rcomm_verdict::words::{count, printable};
-use rcomm_verdict::{Code, Finding, Report, Severity, Verdict};
+use rcomm_verdict::words::{count, grouped, printable};
+use rcomm_verdict::{Code, Finding, LogInput, Report, Severity, Verdict};
 use std::io::{self, Write};
 
 /// Writes the report.
@@ -38,8 +38,8 @@ pub fn write(report: &Report, layout: &Layout, out: &mut dyn Write) -> io::Resul
         .filter(|finding| is_root(report, finding) && finding.severity != Severity::Note)
         .collect();
     let (first, others) = match roots.split_first() {
-        Some((first, others)) if report.lead().is_some() => (Some(first), others),
-        _ => (None, roots.as_slice()),
+        Some((first, others)) if report.lead().is_some() => (Some(*first), others),
+        _ => (undecided(report), roots.as_slice()),
     };
     match first {
         None => write_without_finding(report, &mut page)?,
@@ -66,6 +66,13 @@ pub fn write(report: &Report, layout: &Layout, out: &mut dyn Write) -> io::Resul
         tables::write(report, &mut page)?;
     }
     write_footer(report, roots.first().map(|finding| finding.code), &mut page)
+}
+
+/// The note that is the answer: what logs show of a job that cannot be judged.
+fn undecided(report: &Report) -> Option<&Finding> {
+    let is_undecided = report.verdict == Verdict::Inconclusive && report.input.logs.is_some();
+    let first = report.findings.first().filter(|_| is_undecided)?;
+    (first.severity == Severity::Note).then_some(first)
 }
 
 /// Not the consequence of another finding *of this report*.
@@ -161,6 +168,7 @@ fn write_notes(report: &Report, page: &mut Page<'_>) -> io::Result<()> {
         .findings
         .iter()
         .filter(|finding| finding.severity == Severity::Note && is_root(report, finding))
+        .filter(|finding| undecided(report).is_none_or(|shown| shown.id != finding.id))
         .map(|finding| (finding.code, finding.sentence.clone()))
         .chain(report.problems.iter().map(|problem| {
             // The sentence may name the file itself.
@@ -213,6 +221,12 @@ fn write_footer(report: &Report, code: Option<Code>, page: &mut Page<'_>) -> io:
     if !unread.is_empty() {
         text += &format!("; no record of {}", rcomm_verdict::words::Ranks(&unread));
     }
+    if let Some(logs) = &input.logs {
+        text = match input.ranks_read {
+            0 => format!("read {}", say_logs(logs)),
+            _ => format!("{text}; {}", say_logs(logs)),
+        };
+    }
     let style = if input.ranks_read < expected {
         CAUTION
     } else {
@@ -229,10 +243,25 @@ fn write_footer(report: &Report, code: Option<Code>, page: &mut Page<'_>) -> io:
     Ok(())
 }
 
+/// `12 facts about 8 ranks from 4,096 lines of 1 log`.
+fn say_logs(logs: &LogInput) -> String {
+    let mut text = format!(
+        "{} about {} from {} of {}",
+        count(logs.facts, "fact"),
+        count(logs.ranks as u64, "rank"),
+        count(logs.lines, "line"),
+        count(logs.files as u64, "log"),
+    );
+    if logs.left_out > 0 {
+        text += &format!("; {} over the limit left out", grouped(logs.left_out));
+    }
+    text
+}
+
 /// One line: the verdict and its sentence, for a log or a prompt.
 pub fn one_line(report: &Report) -> String {
     let (word, _) = verdict_word(report.verdict);
-    match (report.lead(), &report.end) {
+    match (report.lead().or_else(|| undecided(report)), &report.end) {
         (Some(finding), _) => format!("{word}  {}", printable(&finding.sentence)),
         (None, Some(end)) => format!("{word}  {}", printable(&end.sentence)),
         (None, None) => {

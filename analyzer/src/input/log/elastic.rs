@@ -1,0 +1,141 @@
+//! Launchers: torchrun's failures, Slurm's tasks, the runtime's own launcher, and the kernel's
+//! out-of-memory killer.
+
+use super::Line;
+use super::scan::{between, leading_number, number_after};
+use super::torch::Found;
+use rcomm_recorder::model::Rank;
+use rcomm_verdict::logs::{Ended, Event};
+
+/// Where in torchrun's list of failures a line is.
+#[derive(Debug, Default)]
+pub(super) struct Summary {
+    inside: Part,
+    rank: Option<Rank>,
+    local_rank: Option<u32>,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Part {
+    #[default]
+    Outside,
+    Failures,
+    RootCause,
+}
+
+pub(super) fn look(line: &Line<'_>, summary: &mut Summary, found: &mut Found) {
+    let text = line.text;
+    in_summary(text.trim(), summary, found);
+    if text.contains("failed (exitcode: ") {
+        let ended = Ended {
+            code: number_after(text, "failed (exitcode: ").unwrap_or(1),
+            local_rank: number_after(text, "local_rank: "),
+            pid: number_after(text, "(pid: "),
+            first: false,
+        };
+        found.push((None, Event::Ended(ended)));
+    } else if text.contains("srun: error: ") {
+        slurm(text, found);
+    } else if text.contains("rcomm-run: rank ") {
+        own_launcher(text, found);
+    } else if text.contains("Out of memory: Killed process") || text.contains("oom_kill event") {
+        let pid = number_after(text, "Killed process ");
+        found.push((None, Event::OutOfMemory { pid }));
+    }
+}
+
+/// torchrun's list: a head, then `key : value` lines of each process.
+fn in_summary(text: &str, summary: &mut Summary, found: &mut Found) {
+    if text == "Failures:" {
+        summary.inside = Part::Failures;
+    } else if text.starts_with("Root Cause (first observed failure)") {
+        summary.inside = Part::RootCause;
+    } else if text.starts_with("=====") {
+        summary.inside = Part::Outside;
+    }
+    if summary.inside == Part::Outside {
+        return;
+    }
+    let Some((key, value)) = text.split_once(':') else {
+        return;
+    };
+    match key.trim() {
+        "rank" => {
+            summary.rank = leading_number(value.trim()).map(|(rank, _)| rank);
+            summary.local_rank = number_after(value, "local_rank: ");
+        }
+        "exitcode" => {
+            let Some((code, _)) = leading_number(value.trim()) else {
+                return;
+            };
+            let ended = Ended {
+                code,
+                local_rank: summary.local_rank.take(),
+                pid: number_after(value, "(pid: "),
+                first: summary.inside == Part::RootCause,
+            };
+            found.push((summary.rank.take(), Event::Ended(ended)));
+        }
+        _ => {}
+    }
+}
+
+/// `srun: error: node07: task 3: Killed`, `srun: error: node07: tasks 0-3: Exited with exit code 1`.
+fn slurm(text: &str, found: &mut Found) {
+    let Some((_, rest)) = text.split_once(": task") else {
+        return;
+    };
+    let rest = rest.strip_prefix('s').unwrap_or(rest).trim_start();
+    let Some((task, rest)) = leading_number::<Rank>(rest) else {
+        return;
+    };
+    // Several tasks that ended alike show none that was first.
+    let Some(how) = rest.strip_prefix(':').map(str::trim) else {
+        return;
+    };
+    let code = match how {
+        "Killed" => -9,
+        "Terminated" => -15,
+        "Out Of Memory" => -9,
+        how if how.starts_with("Segmentation fault") => -11,
+        how if how.starts_with("Aborted") => -6,
+        how if how.starts_with("Bus error") => -7,
+        how => match number_after(how, "exit code ") {
+            Some(code) => code,
+            None => return,
+        },
+    };
+    if how == "Out Of Memory" {
+        found.push((None, Event::OutOfMemory { pid: None }));
+    }
+    let ended = Ended {
+        code,
+        local_rank: None,
+        pid: None,
+        first: false,
+    };
+    found.push((Some(task), Event::Ended(ended)));
+}
+
+/// `rcomm-run: rank 3 (process 812) was killed by SIGKILL (9) after 1.2 s`.
+fn own_launcher(text: &str, found: &mut Found) {
+    let Some((_, rest)) = text.split_once("rcomm-run: rank ") else {
+        return;
+    };
+    let Some((rank, rest)) = leading_number::<Rank>(rest) else {
+        return;
+    };
+    let signal = between(rest, " was killed by ", &[')', ','])
+        .and_then(|how| number_after::<i32>(how, "("))
+        .and_then(i32::checked_neg);
+    let Some(code) = signal.or_else(|| number_after(rest, " exited with ")) else {
+        return;
+    };
+    let ended = Ended {
+        code,
+        local_rank: None,
+        pid: number_after(rest, "(process "),
+        first: true,
+    };
+    found.push((Some(rank), Event::Ended(ended)));
+}

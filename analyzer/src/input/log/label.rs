@@ -1,0 +1,199 @@
+//! What precedes a message: its rank, its time, and the programs that passed it on.
+
+use super::scan::leading_number;
+use rcomm_recorder::model::Rank;
+use serde::Deserialize;
+use std::borrow::Cow;
+
+/// What the labels of a line state.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Label {
+    /// The rank in the world.
+    pub(super) rank: Option<Rank>,
+    /// The rank on its host.
+    pub(super) local_rank: Option<u32>,
+}
+
+/// Labels that are taken off one line at most.
+const MOST_LABELS: usize = 16;
+
+impl Label {
+    /// The labels of a line, and where its message begins. One space behind a label belongs to it.
+    pub(super) fn of(line: &str) -> (Self, usize) {
+        let mut label = Self::default();
+        let mut at = 0;
+        for nth in 0..MOST_LABELS {
+            let rest = &line[at..];
+            let indent = rest.len() - rest.trim_start().len();
+            let Some((length, what)) = next(&rest[indent..], nth == 0) else {
+                break;
+            };
+            match what {
+                What::Rank(rank) => label.rank = Some(rank),
+                What::Task(rank) => label.rank = label.rank.or(Some(rank)),
+                What::Local(rank) => label.local_rank = Some(rank),
+                What::Other => {}
+            }
+            at += indent + length;
+            if line[at..].starts_with(' ') {
+                at += 1;
+            }
+        }
+        (label, at)
+    }
+}
+
+enum What {
+    /// Of this rank for certain.
+    Rank(Rank),
+    /// Of this task of a scheduler, which numbers tasks as ranks unless it is configured otherwise.
+    Task(Rank),
+    Local(u32),
+    Other,
+}
+
+/// The label at the start of `text`: its length and what it states.
+fn next(text: &str, first: bool) -> Option<(usize, What)> {
+    match text.as_bytes().first()? {
+        b'[' => bracketed(text),
+        b'(' => in_parentheses(text),
+        b'|' => Some((1, What::Other)),
+        b'0'..=b'9' => numeric(text, first),
+        _ => ["stdout F", "stderr F", "stdout P", "stderr P"]
+            .iter()
+            .find(|stream| text.starts_with(**stream))
+            .map(|stream| (stream.len(), What::Other)),
+    }
+}
+
+/// `[rank3]:`, `[default0]:`, `[RANK 3]`, `[rank 3]`, `[E321 02:07:08.4 file.cpp:607]`, `[80746]`, a date.
+fn bracketed(text: &str) -> Option<(usize, What)> {
+    const LONGEST: usize = 160;
+    let end = text.find(']').filter(|&end| end <= LONGEST)?;
+    let inside = &text[1..end];
+    let colon = usize::from(text[end + 1..].starts_with(':'));
+    let length = end + 1 + colon;
+    let lower = inside.to_ascii_lowercase();
+    if let Some(number) = lower.strip_prefix("rank") {
+        // `[Rank 3]` of PyTorch is a rank within a group, and part of the message.
+        if inside.starts_with("Rank ") {
+            return None;
+        }
+        return number
+            .trim()
+            .parse()
+            .ok()
+            .map(|rank| (length, What::Rank(rank)));
+    }
+    if inside.starts_with("pod/") {
+        return Some((length, What::Other));
+    }
+    let digits = inside.trim_start_matches(|c: char| c.is_ascii_alphabetic());
+    let word = inside.len() - digits.len();
+    if colon == 1 && word > 1 && !digits.is_empty() && digits.bytes().all(|b| b.is_ascii_digit()) {
+        return digits.parse().ok().map(|rank| (length, What::Local(rank)));
+    }
+    let is_number = !inside.is_empty() && inside.bytes().all(|byte| byte.is_ascii_digit());
+    // A bare number is a line's number only where it is long: NCCL writes the device so.
+    if is_number && inside.len() >= 4 || is_time(inside) || is_glog(inside) {
+        return Some((length, What::Other));
+    }
+    None
+}
+
+/// `E321 02:07:08.408271257 ProcessGroupNCCL.cpp:607`, `E ProcessGroupNCCL.cpp:607`.
+fn is_glog(inside: &str) -> bool {
+    let mut letters = inside.chars();
+    let level = letters.next().is_some_and(|c| "IWEF".contains(c));
+    let then = letters
+        .next()
+        .is_some_and(|c| c == ' ' || c.is_ascii_digit());
+    level && then && inside.contains(".cpp:")
+}
+
+/// `(RayWorkerVllm pid=409241)`, `(VllmWorker rank=0 pid=85)`.
+fn in_parentheses(text: &str) -> Option<(usize, What)> {
+    const LONGEST: usize = 160;
+    let end = text.find(')').filter(|&end| end <= LONGEST)?;
+    let inside = &text[1..end];
+    if !inside.contains("pid=") {
+        return None;
+    }
+    let rank = inside
+        .split_once("rank=")
+        .and_then(|(_, rest)| leading_number(rest));
+    let what = rank.map_or(What::Other, |(rank, _)| What::Rank(rank));
+    Some((end + 1, what))
+}
+
+/// `3: ` of a scheduler at the start of a line; `10.0.0.7: ` of a launcher; dates and times.
+fn numeric(text: &str, first: bool) -> Option<(usize, What)> {
+    let word = text.split([' ', '\t']).next().unwrap_or(text);
+    if let Some(number) = word.strip_suffix(':') {
+        if first && number.len() <= 6 && number.bytes().all(|byte| byte.is_ascii_digit()) {
+            return number
+                .parse()
+                .ok()
+                .map(|rank| (word.len(), What::Task(rank)));
+        }
+        let is_address = number.split('.').count() == 4
+            && number
+                .bytes()
+                .all(|byte| byte.is_ascii_digit() || byte == b'.');
+        return is_address.then_some((word.len(), What::Other));
+    }
+    is_time(word).then_some((word.len(), What::Other))
+}
+
+/// A date, a time, or both: digits with the punctuation of these, and a hyphen, slash or colon.
+fn is_time(word: &str) -> bool {
+    let bytes = word.bytes();
+    let allowed = |byte: u8| byte.is_ascii_digit() || b"-:./,TZ+ ".contains(&byte);
+    word.starts_with(|c: char| c.is_ascii_digit())
+        && word.len() >= 8
+        && bytes.clone().all(allowed)
+        && bytes.clone().any(|byte| b"-:/".contains(&byte))
+}
+
+/// Docker's form of a line.
+#[derive(Deserialize)]
+struct Wrapped<'a> {
+    #[serde(borrow)]
+    log: Cow<'a, str>,
+}
+
+/// The line that a container's logger wrapped, or the line itself.
+pub(super) fn unwrap(line: &str) -> Cow<'_, str> {
+    if line.starts_with(r#"{"log":"#)
+        && let Ok(wrapped) = serde_json::from_str::<Wrapped<'_>>(line)
+    {
+        return Cow::Owned(wrapped.log.trim_end_matches('\n').to_owned());
+    }
+    Cow::Borrowed(line)
+}
+
+/// The text without ANSI's sequences, also those whose escape character was lost on the way.
+pub(super) fn without_colours(text: &str) -> Cow<'_, str> {
+    if !text.contains('\u{1b}') {
+        let lost = text.trim_start().strip_prefix('[').and_then(|rest| {
+            let (codes, rest) = rest.split_once('m')?;
+            let is_code = !codes.is_empty()
+                && codes.len() <= 8
+                && codes.bytes().all(|b| b.is_ascii_digit() || b == b';');
+            is_code.then_some(rest)
+        });
+        return Cow::Borrowed(lost.unwrap_or(text));
+    }
+    let mut plain = String::with_capacity(text.len());
+    let mut rest = text;
+    while let Some(at) = rest.find('\u{1b}') {
+        plain.push_str(&rest[..at]);
+        rest = &rest[at + 1..];
+        if let Some(sequence) = rest.strip_prefix('[') {
+            let end = sequence.find(|c: char| ('@'..='~').contains(&c));
+            rest = end.map_or("", |end| &sequence[end + 1..]);
+        }
+    }
+    plain.push_str(rest);
+    Cow::Owned(plain)
+}

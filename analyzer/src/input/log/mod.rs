@@ -1,0 +1,211 @@
+//! Logs: what PyTorch, NCCL, gloo and launchers print when a job fails, of one rank or of all in one file.
+//!
+//! A log is read as a stream of lines, so its size does not matter; each line is cut at [`MAX_LINE`] and
+//! at most [`MAX_FACTS`] facts are kept of a file. Labels before the message (torchrun's and PyTorch's
+//! `[rank3]:`, Slurm's `3: `, time stamps, a container's, colours) are taken off first. A line is looked
+//! for fixed words and taken apart by hand: the cost is linear in its length, and no bytes make it fail.
+
+mod elastic;
+mod label;
+mod nccl;
+mod scan;
+mod torch;
+
+use label::Label;
+use rcomm_recorder::model::Rank;
+use rcomm_verdict::logs::{Event, Fact, Log};
+use std::collections::{BTreeSet, HashMap};
+use std::io::{self, BufRead, Read};
+
+/// Bytes of a line that are looked at; the rest is skipped.
+pub const MAX_LINE: usize = 16 << 10;
+
+/// Facts that are kept of one log.
+pub const MAX_FACTS: usize = 50_000;
+
+/// Processes whose rank is remembered.
+const MAX_PROCESSES: usize = 1 << 16;
+
+/// Whether these bytes, the first of a file, can be those of a log: text, and no JSON document.
+pub fn may_begin(head: &[u8]) -> bool {
+    let text = head.trim_ascii_start();
+    // A pickle begins so.
+    let is_binary = head.first() == Some(&0x80) || head.contains(&0);
+    // Docker writes one JSON object a line.
+    let is_document = text.first() == Some(&b'{') && !text.starts_with(br#"{"log":"#);
+    !is_binary && !is_document && !text.is_empty()
+}
+
+/// Reads a log to its end. `rank`: the rank of which the whole file is, where its name shows it.
+///
+/// # Errors
+/// Errors of `input`.
+pub fn read(path: &str, rank: Option<Rank>, input: impl Read) -> io::Result<Log> {
+    let mut reader = LogReader::new(path);
+    let mut input = io::BufReader::new(input);
+    let mut line = Vec::new();
+    while next_line(&mut input, &mut line)? {
+        reader.line(&line);
+    }
+    Ok(reader.finish(rank))
+}
+
+/// The next line without its end, cut at [`MAX_LINE`]; `false` at the end of the input.
+fn next_line(input: &mut impl BufRead, line: &mut Vec<u8>) -> io::Result<bool> {
+    line.clear();
+    let mut any = false;
+    loop {
+        let piece = match input.fill_buf() {
+            Ok(piece) => piece,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+            Err(error) => return Err(error),
+        };
+        if piece.is_empty() {
+            return Ok(any);
+        }
+        any = true;
+        // Progress bars return to the start of the line: each of their states is a line here.
+        let end = piece
+            .iter()
+            .position(|&byte| byte == b'\n' || byte == b'\r');
+        let taken = &piece[..end.unwrap_or(piece.len())];
+        let room = MAX_LINE.saturating_sub(line.len());
+        line.extend_from_slice(&taken[..taken.len().min(room)]);
+        let used = end.map_or(piece.len(), |end| end + 1);
+        input.consume(used);
+        if end.is_some() {
+            return Ok(true);
+        }
+    }
+}
+
+/// Reads lines, one after another.
+#[derive(Default)]
+pub struct LogReader {
+    log: Log,
+    /// Rank of a process, by the `host:pid` that NCCL begins its lines with.
+    ranks: HashMap<String, Rank>,
+    /// The largest communicator that `ranks` come from.
+    nranks: u32,
+    /// Facts whose rank is known only by that process.
+    of_process: Vec<(usize, String)>,
+    /// Ranks that label lines.
+    labels: BTreeSet<Rank>,
+    desync: torch::Desync,
+    summary: elastic::Summary,
+}
+
+/// One line, taken apart.
+struct Line<'a> {
+    label: Label,
+    /// The message behind the labels, with its indent.
+    text: &'a str,
+}
+
+impl LogReader {
+    /// A reader of the log at `path`.
+    pub fn new(path: &str) -> Self {
+        Self {
+            log: Log {
+                path: path.to_owned(),
+                ..Log::default()
+            },
+            ..Self::default()
+        }
+    }
+
+    /// Takes the next line.
+    pub fn line(&mut self, bytes: &[u8]) {
+        self.log.lines += 1;
+        let bytes = &bytes[..bytes.len().min(MAX_LINE)];
+        let raw = String::from_utf8_lossy(bytes);
+        let text = label::unwrap(&raw);
+        let text = label::without_colours(&text);
+        let (label, at) = Label::of(&text);
+        self.labels.extend(label.rank);
+        let line = Line {
+            label,
+            text: &text[at..],
+        };
+        self.look(&line);
+    }
+
+    fn look(&mut self, line: &Line<'_>) {
+        if let Some(size) = torch::world_size(line.text) {
+            self.state_size(size);
+        }
+        if let Some(about) = nccl::communicator(line.text) {
+            self.learn(about);
+        }
+        let mut found = Vec::new();
+        torch::look(line, &mut self.desync, &mut found);
+        elastic::look(line, &mut self.summary, &mut found);
+        let process = nccl::look(line, &mut found);
+        for (rank, event) in found {
+            self.keep(rank, event, process.as_deref());
+        }
+    }
+
+    fn state_size(&mut self, size: u32) {
+        let known = self.log.world_size.unwrap_or(0);
+        self.log.world_size = Some(known.max(size));
+    }
+
+    /// A line of NCCL that relates a process and its rank; the largest communicator is the world.
+    fn learn(&mut self, about: nccl::Membership) {
+        if about.nranks < self.nranks {
+            return;
+        }
+        if about.nranks > self.nranks {
+            self.ranks.clear();
+            self.nranks = about.nranks;
+        }
+        self.state_size(about.nranks);
+        if self.ranks.len() < MAX_PROCESSES {
+            self.ranks.insert(about.process, about.rank);
+        }
+    }
+
+    fn keep(&mut self, rank: Option<Rank>, event: Event, process: Option<&str>) {
+        if self.log.facts.len() >= MAX_FACTS {
+            self.log.left_out += 1;
+            return;
+        }
+        if let (None, Some(process)) = (rank, process) {
+            self.of_process
+                .push((self.log.facts.len(), process.to_owned()));
+        }
+        self.log.facts.push(Fact {
+            line: self.log.lines,
+            rank,
+            event,
+        });
+    }
+
+    /// What was read. `rank`: the rank of which the whole file is, where its name shows it.
+    pub fn finish(mut self, rank: Option<Rank>) -> Log {
+        for (at, process) in &self.of_process {
+            self.log.facts[*at].rank = self.ranks.get(process).copied();
+        }
+        // A file whose lines are of one rank alone is that rank's; a name can be of something else.
+        let own = match (self.labels.len(), rank) {
+            (1, _) => self.labels.first().copied(),
+            (0, named) => named,
+            _ => None,
+        };
+        for fact in &mut self.log.facts {
+            let is_own = !matches!(fact.event, Event::Ended(_) | Event::OutOfMemory { .. });
+            if fact.rank.is_none() && is_own {
+                fact.rank = own;
+            }
+        }
+        if let Some(size) = torch::size_of_desync(&self.log) {
+            let known = self.log.world_size.unwrap_or(0);
+            self.log.world_size = Some(known.max(size));
+        }
+        self.log
+    }
+}
+
+#[cfg(test)]
+mod tests;

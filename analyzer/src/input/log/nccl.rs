@@ -1,0 +1,101 @@
+//! NCCL's own lines, and gloo's about connections.
+
+use super::Line;
+use super::scan::{between, cut, leading_number, number_after};
+use super::torch::{Found, MOST_RANKS};
+use rcomm_recorder::model::Rank;
+use rcomm_verdict::logs::Event;
+
+/// A line that relates a process and its rank in a communicator.
+pub(super) struct Membership {
+    /// `host:pid`.
+    pub(super) process: String,
+    pub(super) rank: Rank,
+    pub(super) nranks: u32,
+}
+
+/// `host:pid:tid [3] NCCL INFO ncclCommInitRank comm 0x55 rank 3 nranks 4 cudaDev 3 …`.
+pub(super) fn communicator(text: &str) -> Option<Membership> {
+    if !text.contains(" nranks ") || !text.contains("NCCL INFO") {
+        return None;
+    }
+    let nranks = number_after(text, " nranks ").filter(|&n| n > 1 && n <= MOST_RANKS)?;
+    let rank = number_after(text, " rank ").filter(|&rank: &Rank| rank < nranks)?;
+    Some(Membership {
+        process: process(text)?,
+        rank,
+        nranks,
+    })
+}
+
+/// `host:pid` of a line that begins with `host:pid:tid [device]`.
+fn process(text: &str) -> Option<String> {
+    let word = text.trim_start().split(' ').next()?;
+    let mut parts = word.rsplitn(3, ':');
+    let (thread, pid, host) = (parts.next()?, parts.next()?, parts.next()?);
+    let is_number = |text: &str| !text.is_empty() && text.bytes().all(|b| b.is_ascii_digit());
+    (is_number(thread) && is_number(pid)).then(|| cut(&format!("{host}:{pid}"), 200))
+}
+
+/// What a line of NCCL or gloo states; returns the process that it begins with.
+pub(super) fn look(line: &Line<'_>, found: &mut Found) -> Option<String> {
+    let text = line.text;
+    let event = if text.contains("Connection closed by remote peer") {
+        peer(text, "remote peer ").map(|peer| Event::PeerLost { peer })
+    } else if text.contains("Connection closed by peer")
+        || text.contains("Connection reset by peer")
+    {
+        gloo_peer(text).map(|peer| Event::PeerLost { peer })
+    } else if !text.contains("NCCL WARN") {
+        None
+    } else if text.contains("collective mismatch error") {
+        sizes(text)
+    } else if text.contains("Got completion from peer") {
+        completion(text)
+    } else if let Some((_, error)) = text.split_once("Cuda failure ") {
+        Some(Event::DeviceError(cut(error.trim(), 200)))
+    } else {
+        None
+    };
+    found.extend(event.map(|event| (line.label.rank, event)));
+    process(text)
+}
+
+/// The address after a word, without its port.
+fn peer(text: &str, before: &str) -> Option<String> {
+    let address = between(text, before, &['<', ' ', ','])?;
+    (!address.is_empty()).then(|| cut(address, 200))
+}
+
+/// `Connection closed by peer [10.0.0.7]:28048`, `Read error [10.0.0.7]:25266: Connection reset by peer`.
+fn gloo_peer(text: &str) -> Option<String> {
+    let rest = match text.split_once("by peer [") {
+        Some((_, rest)) => rest,
+        None => text.split_once("error [")?.1,
+    };
+    let address = rest.split(']').next()?;
+    (!address.is_empty()).then(|| cut(address, 200))
+}
+
+/// `peer 10.10.23.6<58683> collective mismatch error, local size 496640 remote size 65536`.
+fn sizes(text: &str) -> Option<Event> {
+    let here = number_after(text, "local size ")?;
+    let there = number_after(text, "remote size ").or_else(|| number_after(text, " remote "))?;
+    let peer = peer(text, "peer ").unwrap_or_else(|| "the other side".to_owned());
+    (here != there).then_some(Event::SizesDiffer { peer, here, there })
+}
+
+/// `Got completion from peer 10.0.0.7<5491> with status=12 …`, `… with error 12, …`.
+fn completion(text: &str) -> Option<Event> {
+    let (_, rest) = text.split_once(" with ")?;
+    let number = rest
+        .strip_prefix("status=")
+        .or_else(|| rest.strip_prefix("error "))?;
+    let (status, _) = leading_number::<u32>(number)?;
+    // 5: the queue was flushed because of an earlier error.
+    let peer = peer(text, "from peer ")?;
+    (status != 5).then(|| Event::Unreachable {
+        peer,
+        status: format!("InfiniBand completion status {status}"),
+    })
+}

@@ -1,0 +1,354 @@
+//! PyTorch: the watchdog of its NCCL backend, its desync report, its wrapper that compares collectives,
+//! its monitored barrier, uncaught exceptions; and the runtime's own errors.
+
+use super::Line;
+use super::scan::{between, cut, leading_number, number_after, ranks};
+use rcomm_recorder::model::{OpType, Rank};
+use rcomm_verdict::logs::{Event, Issued, Log, LoggedOp, Progress, TimedOut};
+
+/// What a line states, and of which rank.
+pub(super) type Found = Vec<(Option<Rank>, Event)>;
+
+/// Characters of an error that are kept.
+const MOST_TEXT: usize = 200;
+
+/// Which state the lines of a desync report list.
+#[derive(Debug, Default)]
+pub(super) struct Desync {
+    listing: Option<(u64, bool)>,
+}
+
+pub(super) fn look(line: &Line<'_>, desync: &mut Desync, found: &mut Found) {
+    let text = line.text;
+    if text.contains("WorkNCCL(") {
+        work(line, found);
+    }
+    if text.contains(" work") && text.contains("ast enqueued") {
+        progress(line, found);
+    } else if text.contains("watchdog got stuck for")
+        || text.contains("Heartbeat monitor timed out")
+    {
+        let seconds = number_after(text, "got stuck for ").unwrap_or(0);
+        found.push((rank_of(line), Event::WatchdogStuck(seconds)));
+    }
+    if text.contains("monitoredBarrier") {
+        barrier(line, found);
+    }
+    if text.contains("Detected mismatch between collectives") {
+        mismatch(line, found);
+    } else {
+        exception(line, found);
+    }
+    desync_line(text, desync, found);
+    if text.contains("not arrived: rank") {
+        not_arrived(line, found);
+    }
+}
+
+/// Ranks of the job, where a line states it.
+pub(super) fn world_size(text: &str) -> Option<u32> {
+    let size = if text.contains("ProcessGroupNCCL initialization options") {
+        number_after(text, "size: ")
+    } else if text.contains("world_size") {
+        number_after(text, "world_size ")
+            .or_else(|| number_after(text, "world_size="))
+            .or_else(|| number_after(text, "world_size: "))
+    } else {
+        None
+    };
+    size.filter(|&size| size > 0 && size <= MOST_RANKS)
+}
+
+/// More ranks than any job has: a number above is something else.
+pub(super) const MOST_RANKS: u32 = 1 << 22;
+
+/// A desync report lists every rank of its group.
+pub(super) fn size_of_desync(log: &Log) -> Option<u32> {
+    let last = log.facts.iter().filter_map(|fact| match &fact.event {
+        Event::Newest { ranks, .. } => ranks.last().copied(),
+        _ => None,
+    });
+    last.max().and_then(|last| last.checked_add(1))
+}
+
+/// The rank of a line: its label, or the rank in its message, which is one of the world in the default
+/// group and where no group is named.
+fn rank_of(line: &Line<'_>) -> Option<Rank> {
+    let own = || {
+        let group = group_of(line.text);
+        let is_world = group.is_none_or(|name| name == "0" || name.contains("default_pg"));
+        let rank = number_after(line.text, "[Rank ").or_else(|| number_after(line.text, " Rank "));
+        rank.filter(|_| is_world)
+    };
+    line.label.rank.or_else(own)
+}
+
+/// The group in `[PG ID 1 PG GUID 1(dp) Rank 0]`, `[PG 3 Rank 4]`, `[PG 0 (default_pg) Rank 0]`.
+fn group_of(text: &str) -> Option<&str> {
+    let inside = between(text, "[PG ", &[']'])?;
+    let (name, _) = inside.rsplit_once(" Rank ")?;
+    let name = name.rsplit_once("GUID ").map_or(name, |(_, guid)| guid);
+    Some(name.trim())
+}
+
+/// `WorkNCCL(SeqNum=52, OpType=ALLREDUCE, NumelIn=11, NumelOut=11, Timeout(ms)=240000)` and what of it.
+fn work(line: &Line<'_>, found: &mut Found) {
+    let text = line.text;
+    let Some((before, rest)) = text.split_once("WorkNCCL(") else {
+        return;
+    };
+    let Some(name) = between(rest, "OpType=", &[',', ')']) else {
+        return;
+    };
+    let seq = number_after(rest, "SeqNum=");
+    let op = op(name);
+    if before.contains("Watchdog caught collective operation timeout") {
+        // PyTorch writes `u64::MAX` for a number that it did not count.
+        let elements = |key| number_after(rest, key).filter(|&n: &u64| n != u64::MAX);
+        let timed_out = TimedOut {
+            group: group_of(before).map(str::to_owned),
+            seq,
+            op,
+            elements: [elements("NumelIn="), elements("NumelOut=")],
+            timeout_ms: number_after(rest, "Timeout(ms)=").unwrap_or(0),
+        };
+        found.push((rank_of(line), Event::TimedOut(timed_out)));
+    } else if let Some((_, error)) = rest.split_once("async exception: ") {
+        let event = Event::Aborted {
+            op: seq.map(|seq| (op, seq)),
+            error: cut(error, MOST_TEXT),
+        };
+        found.push((rank_of(line), event));
+    }
+}
+
+/// `last enqueued NCCL work: 1582, last completed NCCL work: 1579` and its later spelling.
+fn progress(line: &Line<'_>, found: &mut Found) {
+    let text = line.text;
+    let Some(group) = group_of(text) else {
+        return;
+    };
+    let newest = |key: &str| -> Option<Option<u64>> {
+        let number: i64 = number_after(text, &format!("{key} NCCL work:"))
+            .or_else(|| number_after(text, &format!("{key} work:")))?;
+        Some(u64::try_from(number).ok())
+    };
+    let (Some(enqueued), Some(completed)) = (newest("ast enqueued"), newest("ast completed"))
+    else {
+        return;
+    };
+    let failed = number_after(text, "work sequence id: ")
+        .or_else(|| number_after(text, "at work: "))
+        .or_else(|| number_after(text, "Timeout at NCCL work: "));
+    let progress = Progress {
+        group: group.to_owned(),
+        failed,
+        enqueued,
+        completed,
+    };
+    // Counters of messages and of collectives that were mixed up prove nothing.
+    if completed <= enqueued {
+        found.push((rank_of(line), Event::Progress(progress)));
+    }
+}
+
+fn barrier(line: &Line<'_>, found: &mut Found) {
+    let text = line.text;
+    if text.contains("successfully reached monitoredBarrier") {
+        let rank = number_after(text, "Rank ");
+        found.push((rank.or(line.label.rank), Event::BarrierReached));
+    } else if text.contains("failed to pass monitoredBarrier") {
+        let list = between(text, ": Ranks ", &['f'])
+            .or_else(|| between(text, ": Rank ", &['f']))
+            .or_else(|| between(text, "Rank ", &['f']));
+        let missed = list.map(ranks).unwrap_or_default();
+        // Rank 0 of the group reports: where it is not rank 0 of the world, these are no ranks of the world.
+        if !missed.is_empty() && line.label.rank.is_none_or(|rank| rank == 0) {
+            found.push((line.label.rank, Event::BarrierMissed(missed)));
+        }
+    }
+}
+
+/// Two fingerprints behind `Rank 1 is running collective: ` and `but Rank 0 is running collective: `.
+fn mismatch(line: &Line<'_>, found: &mut Found) {
+    let Some((first, second)) = line.text.split_once(", but Rank ") else {
+        return;
+    };
+    let second = second.split("Collectives differ").next().unwrap_or(second);
+    let one = first
+        .rsplit_once("ranks. Rank ")
+        .and_then(|(_, text)| issued(text));
+    if let (Some(one), Some(other)) = (one, issued(second)) {
+        // The first is the rank of the line. Where its label differs, both are ranks within a group, and
+        // which ranks of the world they are is not logged.
+        if line.label.rank.is_some_and(|rank| rank != one.rank) {
+            return;
+        }
+        found.push((line.label.rank, Event::Differ(Box::new([one, other]))));
+    }
+}
+
+fn issued(text: &str) -> Option<Issued> {
+    const MARK: &str = " is running collective: ";
+    let (rank, rest) = leading_number(text)?;
+    let print = rest.strip_prefix(MARK).unwrap_or(rest);
+    let name = match between(print, "OpType=", &[',', ')']) {
+        Some(name) => name,
+        None => print.trim_end_matches(['.', ' ']),
+    };
+    let list = |key| between(print, key, &[']']).unwrap_or("").to_owned();
+    let dtype = between(print, "TensorDtypes=", &[',', ')']).unwrap_or("");
+    Some(Issued {
+        rank,
+        seq: number_after(print, "SequenceNumber="),
+        op: op(&cut(name, 40)),
+        shape: cut(&list("TensorShape=["), MOST_TEXT),
+        dtype: cut(dtype, MOST_TEXT),
+    })
+}
+
+/// Lines of `TORCH_NCCL_DESYNC_DEBUG`'s report.
+fn desync_line(text: &str, desync: &mut Desync, found: &mut Found) {
+    let text = text.trim_start_matches(['-', ' ', '\t']);
+    if let Some(list) = between(text, "To our best knowledge, ranks [", &[']']) {
+        let ranks = ranks(list);
+        found.push((None, Event::NotJoined { ranks, after: None }));
+        return;
+    }
+    if let Some(rest) = text.strip_prefix('#') {
+        desync.listing = leading_number(rest).and_then(|(seq, rest)| match rest.trim() {
+            "started ranks:" => Some((seq, false)),
+            "finished ranks:" => Some((seq, true)),
+            _ => None,
+        });
+        return;
+    }
+    let Some((list, rest)) = text.strip_prefix('[').and_then(|text| text.split_once(']')) else {
+        desync.listing = None;
+        return;
+    };
+    let rest = rest.trim_start();
+    if rest.starts_with("finished collective #") && rest.contains("but didn't join collective") {
+        let after = number_after(rest, "finished collective #");
+        let ranks = ranks(list);
+        found.push((None, Event::NotJoined { ranks, after }));
+        return;
+    }
+    let Some((seq, finished)) = desync.listing else {
+        return;
+    };
+    let word = if finished { "finished " } else { "started " };
+    if let Some(name) = rest.strip_prefix(word) {
+        let newest = Event::Newest {
+            ranks: ranks(list),
+            seq,
+            op: op(&cut(name.trim(), 40)),
+            finished,
+        };
+        found.push((None, newest));
+    }
+}
+
+/// Beginnings of errors that follow from another rank's failure.
+const CONSEQUENCES: &[&str] = &[
+    "NCCL",
+    "[PG",
+    "[Rank",
+    "Connection",
+    "[Errno 104]",
+    "[../",
+    "[/",
+    "Broken pipe",
+    "Gloo",
+    "Socket",
+    "Timed out",
+    "Rank ",
+    "wait timeout",
+    "The client socket",
+];
+
+/// Types of such errors, and of those that are not an end.
+const CONSEQUENCE_TYPES: &[&str] = &[
+    "DistBackendError",
+    "DistNetworkError",
+    "DistStoreError",
+    "ChildFailedError",
+    "BrokenPipeError",
+    "ConnectionResetError",
+    "ConnectionRefusedError",
+    "EOFError",
+    "SignalException",
+];
+
+/// `OSError: [Errno 39] Directory not empty` at the start of a labelled message.
+fn exception(line: &Line<'_>, found: &mut Found) {
+    // Without a label any program's text could be taken for the end of a rank.
+    if line.label.rank.is_none() && line.label.local_rank.is_none() {
+        return;
+    }
+    let (kind, text) = line.text.split_once(':').unwrap_or((line.text, ""));
+    let is_name = kind
+        .bytes()
+        .all(|b| b.is_ascii_alphanumeric() || b"._".contains(&b));
+    let is_error = kind.ends_with("Error") || kind.ends_with("Exception");
+    let short = kind.rsplit('.').next().unwrap_or(kind);
+    let text = text.trim();
+    if !is_name || !is_error || CONSEQUENCE_TYPES.contains(&short) {
+        return;
+    }
+    let follows = CONSEQUENCES.iter().any(|start| text.starts_with(start));
+    if follows || text.contains("NCCL communicator") {
+        return;
+    }
+    let error = match text {
+        "" => short.to_owned(),
+        text => format!("{short}: {}", cut(text, MOST_TEXT)),
+    };
+    found.push((line.label.rank, Event::Raised(error)));
+}
+
+/// `all_reduce #41 on group dp: …; not arrived: rank 2 (last collective here is #40)` of the runtime.
+fn not_arrived(line: &Line<'_>, found: &mut Found) {
+    let Some((_, list)) = line.text.split_once("not arrived: ") else {
+        return;
+    };
+    let list = list.split(';').next().unwrap_or(list);
+    let ranks: Vec<Rank> = list
+        .split("rank ")
+        .skip(1)
+        .filter_map(|part| leading_number(part).map(|(rank, _)| rank))
+        .collect();
+    let after = number_after(list, "last collective here is #");
+    if !ranks.is_empty() {
+        found.push((line.label.rank, Event::NotJoined { ranks, after }));
+    }
+}
+
+/// The operation of a name of `c10d::OpType`.
+fn op(name: &str) -> LoggedOp {
+    let kind = match name {
+        "BROADCAST" => OpType::Broadcast,
+        "ALLREDUCE" => OpType::AllReduce,
+        "ALLREDUCE_COALESCED" => OpType::AllReduceCoalesced,
+        "_ALLREDUCE_SPARSE" => OpType::AllReduceSparse,
+        "REDUCE" => OpType::Reduce,
+        "ALLGATHER" => OpType::AllGather,
+        "_ALLGATHER_BASE" => OpType::AllGatherSingle,
+        "ALLGATHER_COALESCED" => OpType::AllGatherCoalesced,
+        "GATHER" => OpType::Gather,
+        "SCATTER" => OpType::Scatter,
+        "REDUCE_SCATTER" => OpType::ReduceScatter,
+        "_REDUCE_SCATTER_BASE" => OpType::ReduceScatterSingle,
+        "ALLTOALL" => OpType::AllToAll,
+        "ALLTOALL_BASE" => OpType::AllToAllVSingle,
+        "SEND" => OpType::Send,
+        "RECV" | "RECVANYSOURCE" => OpType::Recv,
+        "BARRIER" => OpType::Barrier,
+        "COALESCED" => OpType::Coalesced,
+        _ => OpType::Other,
+    };
+    LoggedOp {
+        kind,
+        name: name.to_owned(),
+    }
+}

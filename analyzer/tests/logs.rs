@@ -1,0 +1,246 @@
+//! Logs alone and together with records: excerpts of public threads, and jobs that are written here.
+
+use rcomm_analyzer::load::{LoadOptions, load};
+use rcomm_analyzer::print::human::one_line;
+use rcomm_analyzer::print::json;
+use rcomm_analyzer::{Analysis, Code, Extent, Policy, Report, Unread, Verdict, logs};
+use std::path::{Path, PathBuf};
+
+fn fixtures() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures")
+}
+
+/// The report on these paths, as `rcomm-fr analyze` makes it.
+fn judge(paths: &[PathBuf]) -> Report {
+    let mut analysis = Analysis::new(Policy::default());
+    let loaded = load(paths, &LoadOptions::default(), |loaded| {
+        analysis.add_from(&loaded.path, &loaded.dump, Extent::Whole);
+    })
+    .expect("the paths exist");
+    for problem in loaded.problems {
+        analysis.add_problem(problem, Unread::Part);
+    }
+    let mut report = analysis.finish();
+    report.input.files = loaded.files;
+    logs::join(&mut report, &loaded.logs);
+    report
+}
+
+/// The report on a log of these lines.
+fn judge_lines(lines: &[String]) -> Report {
+    let file = tempfile::Builder::new().suffix(".log").tempfile();
+    let file = file.expect("a folder for temporary files");
+    std::fs::write(file.path(), lines.join("\n")).expect("space");
+    judge(&[file.path().to_owned()])
+}
+
+#[test]
+fn every_excerpt_has_the_first_line_that_its_table_states() {
+    let folder = fixtures().join("logs");
+    let table = std::fs::read_to_string(folder.join("expected.txt")).expect("a table");
+    let mut seen = 0;
+    for row in table.lines().filter(|row| !row.is_empty()) {
+        let (name, expected) = row.split_once(": ").expect("a name and a line");
+        let report = judge(&[folder.join(name)]);
+        assert_eq!(one_line(&report), expected, "{name}");
+        assert!(!report.findings[0].next.is_empty(), "{name}");
+        assert!(!report.findings[0].log.is_empty(), "{name}");
+        seen += 1;
+    }
+    assert_eq!(seen, 10);
+}
+
+/// The two lines that PyTorch logs of a rank whose operation timed out.
+fn timed_out(rank: u32, seq: u64, op: &str, numel: u64, enqueued: u64) -> [String; 2] {
+    [
+        format!(
+            "[rank{rank}]:[E626 06:24:44.903881913 ProcessGroupNCCL.cpp:616] [Rank {rank}] Watchdog caught \
+             collective operation timeout: WorkNCCL(SeqNum={seq}, OpType={op}, NumelIn={numel}, \
+             NumelOut={numel}, Timeout(ms)=600000) ran for 600020 milliseconds before timing out."
+        ),
+        format!(
+            "[rank{rank}]:[E626 06:24:44.906457629 ProcessGroupNCCL.cpp:1785] [PG ID 0 PG GUID 0(default_pg) \
+             Rank {rank}] failure detected by watchdog at work sequence id: {seq} PG status: last enqueued \
+             work: {enqueued}, last completed work: {}",
+            seq - 1
+        ),
+    ]
+}
+
+/// What a rank logs that did not time out itself.
+fn dump_signal(rank: u32, newest: u64) -> String {
+    format!(
+        "[rank{rank}]:[E626 06:24:45.1 ProcessGroupNCCL.cpp:1743] [PG ID 0 PG GUID 0(default_pg) Rank {rank}] \
+         Received a dump signal due to a collective timeout from  rank 0 and we will try our best to dump \
+         the debug info. Last enqueued NCCL work: {newest}, last completed NCCL work: {newest}."
+    )
+}
+
+const INIT: &str =
+    "n1:81:90 [0] NCCL INFO ncclCommInitRank comm 0x55 rank 0 nranks 8 cudaDev 0 - Init COMPLETE";
+
+/// A log of eight ranks, of which these timed out in an all_reduce.
+fn all_reduce(ranks: impl Iterator<Item = u32>) -> Vec<String> {
+    let waits = ranks.flat_map(|rank| timed_out(rank, 41, "ALLREDUCE", 512, 41));
+    std::iter::once(INIT.to_owned()).chain(waits).collect()
+}
+
+#[test]
+fn a_rank_that_had_not_enqueued_it_is_named() {
+    let mut lines = all_reduce((0..8).filter(|&rank| rank != 5));
+    lines.push(dump_signal(5, 40));
+    let report = judge_lines(&lines);
+    let first = &report.findings[0];
+    assert_eq!(
+        (first.code, first.culprit_ranks.as_slice()),
+        (Code::E101, &[5][..])
+    );
+    assert_eq!(first.seq, Some(41));
+    assert!(first.confidence > 0.8, "{first:?}");
+    assert_eq!(report.exit_code(), 1);
+}
+
+#[test]
+fn a_rank_without_a_line_is_named_with_doubt() {
+    let report = judge_lines(&all_reduce((0..8).filter(|&rank| rank != 5)));
+    let first = &report.findings[0];
+    assert_eq!(
+        (first.code, first.culprit_ranks.as_slice()),
+        (Code::E102, &[5][..])
+    );
+    assert!(first.confidence <= 0.5, "{first:?}");
+    // Where half of the job is silent, the log is a part of the whole.
+    let half = judge_lines(&all_reduce(0..4));
+    assert_eq!(half.verdict, Verdict::Inconclusive);
+    assert_eq!(half.exit_code(), 2);
+}
+
+#[test]
+fn all_inside_blames_no_rank() {
+    let report = judge_lines(&all_reduce(0..8));
+    let first = &report.findings[0];
+    assert_eq!(first.code, Code::E135);
+    assert!(
+        first.culprit_ranks.is_empty() && first.confidence < 0.5,
+        "{first:?}"
+    );
+}
+
+#[test]
+fn another_operation_or_size_under_one_number_is_a_mismatch() {
+    for (op, numel, code) in [
+        ("BROADCAST", 512, Code::E110),
+        ("ALLREDUCE", 256, Code::E112),
+    ] {
+        let mut lines = all_reduce((0..8).filter(|&rank| rank != 5));
+        lines.extend(timed_out(5, 41, op, numel, 41));
+        let report = judge_lines(&lines);
+        let first = &report.findings[0];
+        assert_eq!(
+            (first.code, first.culprit_ranks.as_slice()),
+            (code, &[5][..])
+        );
+        assert_eq!(report.verdict, Verdict::Mismatch);
+    }
+    // Parts of an exchange may differ, and two names of one operation are one operation.
+    let mut lines = vec![INIT.to_owned()];
+    lines.extend(timed_out(0, 3, "ALLTOALL_BASE", 512, 3));
+    lines.extend(timed_out(1, 3, "ALLTOALL_BASE", 256, 3));
+    assert_eq!(judge_lines(&lines).verdict, Verdict::Inconclusive);
+}
+
+#[test]
+fn a_killed_process_comes_before_those_that_waited_for_it() {
+    let mut lines = all_reduce((0..8).filter(|&rank| rank != 5));
+    lines.extend(
+        [
+            "Root Cause (first observed failure):",
+            "[0]:",
+            "  rank      : 5 (local_rank: 5)",
+            "  exitcode  : -9 (pid: 14750)",
+            "============================================================",
+        ]
+        .map(str::to_owned),
+    );
+    let report = judge_lines(&lines);
+    let first = &report.findings[0];
+    assert_eq!(
+        (first.code, first.culprit_ranks.as_slice()),
+        (Code::E150, &[5][..])
+    );
+    // An abort after a time-out is a consequence.
+    let mut lines = all_reduce(0..8);
+    lines.push("Root Cause (first observed failure):".to_owned());
+    lines.push("  rank      : 5 (local_rank: 5)".to_owned());
+    lines.push("  exitcode  : -6 (pid: 14750)".to_owned());
+    assert_eq!(judge_lines(&lines).findings[0].code, Code::E135);
+}
+
+#[test]
+fn a_text_of_something_else_is_left_aside() {
+    let report = judge_lines(&["epoch 1: loss 0.4".to_owned(), "done".to_owned()]);
+    assert!(report.input.logs.is_none());
+    assert_eq!(report.problems[0].code, Code::N300);
+    assert_eq!(report.verdict, Verdict::Inconclusive);
+}
+
+#[test]
+fn a_long_log_is_read_as_a_stream() {
+    let file = tempfile::NamedTempFile::new().expect("a folder for temporary files");
+    let mut text = "step 1 of many, nothing to see here\n".repeat(300_000);
+    text.push_str(&all_reduce(0..8).join("\n"));
+    std::fs::write(file.path(), text).expect("space");
+    let options = LoadOptions {
+        max_file_bytes: 1 << 20,
+        ..LoadOptions::default()
+    };
+    let loaded =
+        load(&[file.path().to_owned()], &options, |_| panic!("no record")).expect("a file");
+    assert_eq!(loaded.problems, []);
+    assert_eq!(loaded.logs[0].lines, 300_017);
+    assert_eq!(loaded.logs[0].facts.len(), 16);
+}
+
+/// Records of a job in which one rank never joined, and a log of it.
+fn with_log(lines: &[String]) -> Report {
+    let folder = tempfile::tempdir().expect("a folder");
+    let log = folder.path().join("job.log");
+    std::fs::write(&log, lines.join("\n")).expect("space");
+    judge(&[fixtures().join("dumps/never-join-w4"), log])
+}
+
+#[test]
+fn a_log_agrees_with_records_or_contradicts_them() {
+    let alone = with_log(&["[rank0]: ValueError: of no use".to_owned()]);
+    let first = &alone.findings[0];
+    let (seq, culprit) = (first.seq.expect("a number"), first.culprit_ranks[0]);
+    let group = &first.group.as_ref().expect("a group").name;
+    assert_eq!(group, "0");
+    let others = (0..4).filter(|&rank| rank != culprit);
+    let lines: Vec<String> = others
+        .flat_map(|rank| timed_out(rank, seq, "ALLREDUCE", 512, seq))
+        .collect();
+    let agrees = with_log(&lines);
+    let log = &agrees.findings[0].log;
+    assert!(
+        log.len() >= 3 && log.iter().all(|line| !line.contradicts),
+        "{log:?}"
+    );
+    assert_eq!(agrees.findings[0].sentence, first.sentence);
+    let contradicted = with_log(&timed_out(culprit, seq, "ALLREDUCE", 512, seq));
+    assert!(contradicted.findings[0].log[0].contradicts);
+    assert_eq!(contradicted.findings[0].code, first.code);
+}
+
+#[test]
+fn the_json_of_a_log_keeps_to_the_schema() {
+    let schema = serde_json::from_str(json::SCHEMA).expect("a schema");
+    let validator = jsonschema::validator_for(&schema).expect("a schema");
+    let report = judge_lines(&all_reduce(0..7));
+    let mut out = Vec::new();
+    json::write(&report, &mut out).expect("memory");
+    let value: serde_json::Value = serde_json::from_slice(&out).expect("JSON");
+    assert!(validator.is_valid(&value), "{value}");
+    assert_eq!(value["input"]["logs"]["ranks"], 7);
+    assert!(value["findings"][0]["log"][0]["line"].is_u64());
+}

@@ -55,6 +55,11 @@ pub(super) fn judge(paths: &[PathBuf], args: &JudgeArgs, keep: Keep) -> Result<J
         };
         judge.add_from(&loaded.path, &loaded.dump, extent);
         on_node.note(&loaded);
+        if loaded.dump.identity.dump_time_ns == 0
+            && let Some(written_ns) = written_ns(&loaded.path)
+        {
+            judge.note_written(written_ns);
+        }
         read += 1;
         if keep == Keep::Records {
             kept.push(loaded);
@@ -92,6 +97,13 @@ pub(super) fn judge(paths: &[PathBuf], args: &JudgeArgs, keep: Keep) -> Result<J
         dumps: kept.into_iter().map(|loaded| loaded.dump).collect(),
         report,
     })
+}
+
+/// When a file was written, ns since the epoch; `None` for the member of an archive.
+fn written_ns(path: &str) -> Option<i64> {
+    let written = std::fs::metadata(path).ok()?.modified().ok()?;
+    let since = written.duration_since(std::time::UNIX_EPOCH).ok()?;
+    i64::try_from(since.as_nanos()).ok()
 }
 
 /// Whether more memory is in use than was allowed.

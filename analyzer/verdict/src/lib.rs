@@ -32,6 +32,6 @@ pub use judge::{Analysis, Policy, Unread, analyze};
 pub use report::{
     Code, Difference, EndKind, Evidence, Explanation, Finding, FrameRef, GroupChange, GroupRef,
     GroupReport, Input, InstanceReport, InstanceState, JobEnd, LogInput, LogLine, Problem,
-    RankReport, Report, SeqKind, Severity, StackNode, Verdict, Wait, causes, explain, filter,
-    matrix, words,
+    RankReport, Report, SeqKind, Severity, Since, StackNode, Until, Verdict, Wait, causes, explain,
+    filter, matrix, words,
 };

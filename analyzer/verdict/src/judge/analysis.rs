@@ -67,6 +67,11 @@ impl Analysis {
         }
     }
 
+    /// Notes when a file was written whose record has no time of its own, ns since the epoch.
+    pub fn note_written(&mut self, written_ns: i64) {
+        self.policy.written_ns = self.policy.written_ns.max(Some(written_ns));
+    }
+
     /// Takes in what launchers know of the processes of the job.
     pub fn add_launches(&mut self, launches: Vec<LaunchRecord>) {
         self.policy.launches.extend(launches);

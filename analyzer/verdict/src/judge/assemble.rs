@@ -1,11 +1,14 @@
 //! The report: findings ranked, consequences under their causes, victims counted.
 
+use crate::align::record::Record;
 use crate::judge::context::{Context, FindingDraft};
 use crate::judge::ending;
 use crate::judge::summary;
-use crate::judge::wait_graph::{Missing, Node};
+use crate::judge::wait_graph::{Missing, Node, now_ns};
 use crate::report::words::format_ranks;
-use crate::report::{Code, EndKind, Finding, Input, Problem, Report, Severity, Verdict};
+use crate::report::{
+    Code, EndKind, Finding, Input, Problem, Report, Severity, Since, Until, Verdict,
+};
 use rcomm_recorder::model::Rank;
 use std::cmp::Ordering;
 use std::collections::BTreeSet;
@@ -106,6 +109,7 @@ fn finding(
     root: Option<u32>,
 ) -> Finding {
     let victim_count = victims.len();
+    let since = since(ctx, &draft);
     let mut victim_ranks = victims;
     victim_ranks.truncate(ctx.policy.max_victims);
     let is_consequence = !draft.is_root && root.is_some_and(|root| root != id);
@@ -121,6 +125,7 @@ fn finding(
         op: draft.at.map(|op_ref| op_ref.op),
         caused_by: if is_consequence { root } else { None },
         cycle: draft.cycle,
+        since,
         // Nothing ages in a job that is over.
         age_ms: draft
             .age_ms
@@ -132,6 +137,41 @@ fn finding(
         next: draft.next,
         ..Finding::new(draft.code, draft.culprits, draft.sentence)
     }
+}
+
+/// Since when ranks wait because of an error.
+fn since(ctx: &Context<'_>, draft: &FindingDraft) -> Option<Since> {
+    if draft.code.severity() != Severity::Error {
+        return None;
+    }
+    let places = draft
+        .targets
+        .iter()
+        .flat_map(|&node| match node.checked_sub(ctx.graph.ranks) {
+            Some(place) => vec![place],
+            None => ctx
+                .missed_at(node)
+                .into_iter()
+                .map(|(place, _)| place)
+                .collect(),
+        });
+    let at_ns = places.filter_map(|place| ctx.waiting_since(place)).min()?;
+    let taken = |record: &Record| record.identity.dump_time_ns > 0;
+    let until = match (&ctx.life.end, ctx.policy.now_ns) {
+        (Some(_), _) => Until::Ended,
+        (None, Some(_)) => Until::Now,
+        (None, None) if ctx.aligned.records.iter().any(taken) => Until::Taken,
+        (None, None) => Until::Written,
+    };
+    let then = match until {
+        Until::Written => ctx.written_ns(),
+        Until::Now | Until::Taken | Until::Ended => now_ns(ctx.aligned, ctx.policy),
+    };
+    Some(Since {
+        at_ns,
+        age_ms: then.map(|then| then.saturating_sub(at_ns).max(0) as f64 / 1e6),
+        until,
+    })
 }
 
 /// What is lacking for an all-clear: the records that were not read, or not whole.

@@ -452,6 +452,17 @@ impl Context<'_> {
         (ms >= 1.0).then_some(ms)
     }
 
+    /// When the files were written, where the records note no time. A file that is much younger than its
+    /// record was copied since, and its time means nothing.
+    pub(crate) fn written_ns(&self) -> Option<i64> {
+        const COPIED_NS: i64 = 86_400_000_000_000;
+        let newest = now_ns(self.aligned, self.policy)?;
+        let written = self.policy.written_ns?;
+        (newest..newest.saturating_add(COPIED_NS))
+            .contains(&written)
+            .then_some(written)
+    }
+
     /// When the first of the ranks that wait at a place issued it, common time, ns.
     pub(crate) fn waiting_since(&self, place: usize) -> Option<i64> {
         let created = |record: RecordIx, position: u32| {

@@ -23,6 +23,8 @@ pub struct Policy {
     pub world_size: Option<u32>,
     /// Ranks whose record is not given since they no longer answer: a live view reports that itself.
     pub silent: Vec<Rank>,
+    /// When the files were written that note no time themselves, the newest of them, ns since the epoch.
+    pub written_ns: Option<i64>,
     /// What launchers know of the processes of the job, of any hosts.
     pub launches: Vec<LaunchRecord>,
     /// Of each record the newest so many operations were given, whatever the ring holds; `None` = all.
@@ -41,6 +43,7 @@ impl Default for Policy {
             overdue: Duration::from_secs(5),
             world_size: None,
             silent: Vec::new(),
+            written_ns: None,
             launches: Vec::new(),
             newest: None,
             max_victims: 64,

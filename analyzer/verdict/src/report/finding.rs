@@ -1,6 +1,6 @@
 //! One finding: what is wrong, which ranks are to blame, and the proof.
 
-use crate::report::words::{format_ranks, format_time};
+use crate::report::words::{duration_ms, format_ranks, format_time, time_of_day};
 use rcomm_recorder::model::{EntryState, Rank};
 use serde::{Deserialize, Serialize};
 use std::borrow::Cow;
@@ -156,6 +156,47 @@ pub struct FrameRef {
     pub line: u32,
 }
 
+/// Since when something is so.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Since {
+    /// When it began, wall clock, ns since the epoch.
+    pub at_ns: i64,
+    /// How long it had been so by then, ms; `None` where it is not known when the records were taken.
+    pub age_ms: Option<f64>,
+    /// Up to when the age counts.
+    pub until: Until,
+}
+
+impl Since {
+    /// `13:00:01 UTC, 20 s before the records were taken`.
+    pub fn words(&self) -> String {
+        let at = time_of_day(self.at_ns);
+        let Some(age) = self.age_ms.map(duration_ms) else {
+            return format!("{at}; the records do not note when they were taken");
+        };
+        match self.until {
+            Until::Now => format!("{at}, {age} ago"),
+            Until::Taken => format!("{at}, {age} before the records were taken"),
+            Until::Written => format!("{at}, {age} before the files were written, by their times"),
+            Until::Ended => format!("{at}, {age} before the job ended"),
+        }
+    }
+}
+
+/// Up to when an age counts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Until {
+    /// The time of judgement.
+    Now,
+    /// When the records were taken, as they note it.
+    Taken,
+    /// When the files were written, as the file system has it: the records note no time.
+    Written,
+    /// The end of the job.
+    Ended,
+}
+
 /// One thing that the analysis found.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Finding {
@@ -192,6 +233,9 @@ pub struct Finding {
     pub cycle: Vec<Rank>,
     /// The finding in one sentence, with the facts.
     pub sentence: String,
+    /// Since when ranks wait because of it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub since: Option<Since>,
     /// How long it has been so, ms, where the sentence of a look at a running job contains it: while
     /// nothing
     /// else changes, that grows ([`Finding::sentence_after`]).
@@ -255,6 +299,7 @@ impl Finding {
             caused_by: None,
             cycle: Vec::new(),
             sentence,
+            since: None,
             age_ms: None,
             evidence: Vec::new(),
             ruled_out: Vec::new(),

@@ -18,4 +18,6 @@ pub use document::{
     RankReport, Report, StackNode, Verdict, Wait,
 };
 pub use explain::{Explanation, explain};
-pub use finding::{Code, Evidence, Finding, FrameRef, GroupRef, LogLine, SeqKind, Severity};
+pub use finding::{
+    Code, Evidence, Finding, FrameRef, GroupRef, LogLine, SeqKind, Severity, Since, Until,
+};

@@ -16,6 +16,9 @@ pub(super) fn write_details(
     finding: &Finding,
     page: &mut Page<'_>,
 ) -> io::Result<()> {
+    if let Some(since) = &finding.since {
+        page.item("since", PLAIN, &since.words())?;
+    }
     if !finding.next.is_empty() {
         page.item("next", ACT, &finding.next)?;
     }

@@ -98,6 +98,7 @@ fn write(args: &WriteArgs) -> anyhow::Result<()> {
             splits: false,
             taken_at: None,
             beside: None,
+            per_host: 8,
             notice_ms: 0,
         },
         faults: vec![Kind::Stuck],

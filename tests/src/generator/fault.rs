@@ -2,7 +2,7 @@
 
 use super::mesh::Mesh;
 use super::program::{Act, Call, Message, Program, collective};
-use super::{Kind, Random, Spec};
+use super::{Kind, Random, Spec, host_fault, message_fault};
 use rcomm_recorder::model::{OpType, Rank};
 
 /// A fault as it was put in.
@@ -74,13 +74,32 @@ fn try_at(
         | Kind::Dropped => recorder == Recorder::Rcomm,
         Kind::Overrun | Kind::Clocks => recorder == Recorder::Nccl,
         // Gloo's recorder records no messages.
-        Kind::LostMessage | Kind::MessageSize => recorder != Recorder::NativeGloo,
+        Kind::LostMessage
+        | Kind::MessageSize
+        | Kind::SendLeftOut
+        | Kind::ReceiveLeftOut
+        | Kind::Lopsided
+        | Kind::SendFirst
+        | Kind::AllSendFirst => recorder != Recorder::NativeGloo,
         // Gloo's recorder records no durations.
         Kind::Tiny | Kind::NearTimeout => recorder != Recorder::NativeGloo,
         _ => true,
     };
     if !needs {
         return None;
+    }
+    match kind {
+        Kind::HostDown | Kind::HostsDown => {
+            return host_fault::put_in(kind, spec, programs, rank, at, random);
+        }
+        Kind::SendLeftOut
+        | Kind::ReceiveLeftOut
+        | Kind::Lopsided
+        | Kind::SendFirst
+        | Kind::AllSendFirst => {
+            return message_fault::put_in(kind, spec, mesh, programs, (rank, at), random);
+        }
+        _ => {}
     }
     // A receive from any source fixes no order, so that a wrong size cannot be placed.
     if let Act::Batch { messages, .. } = &programs[rank as usize].acts[at]
@@ -307,6 +326,14 @@ fn try_at(
             })
         }
         Kind::Stalled | Kind::ShortRing | Kind::Dropped => fault(true),
+        // Put in above, by files of their own.
+        Kind::HostDown
+        | Kind::HostsDown
+        | Kind::SendLeftOut
+        | Kind::ReceiveLeftOut
+        | Kind::Lopsided
+        | Kind::SendFirst
+        | Kind::AllSendFirst => None,
         Kind::Uneven => {
             let mine = spec.recording.window == super::Window::Whole && members > 2;
             let heavy = program
@@ -382,10 +409,7 @@ fn try_at(
             fault(met && noticed && (spec.dp > 1 || !spec.mix.rings) && !spec.mix.collects)
         }
         Kind::SlowHost => {
-            let host = super::record::host_of(rank);
-            let culprits: Vec<Rank> = (0..spec.world())
-                .filter(|&other| super::record::host_of(other) == host)
-                .collect();
+            let culprits = spec.recording.ranks_of_host(rank, spec.world());
             // A job of one host has none that is late.
             if culprits.len() == spec.world() as usize || culprits.len() < 2 {
                 return None;
@@ -432,6 +456,10 @@ fn two_crashes(mesh: &Mesh, programs: &mut [Program], rank: Rank, at: usize) -> 
     };
     let elsewhere = (0..mesh.groups.len()).find(apart)?;
     let other = mesh.groups[elsewhere].ranks[mesh.member(group, rank)? as usize];
+    // Ranks in a row may be a host, which is gone as a whole: then no clock is asked.
+    if rank.abs_diff(other) == 1 {
+        return None;
+    }
     if programs[other as usize].acts.get(at).map(Act::group) != Some(elsewhere) {
         return None;
     }

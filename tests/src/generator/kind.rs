@@ -25,6 +25,20 @@ pub enum Kind {
     LostMessage,
     /// The sizes of the two halves of a message differ.
     MessageSize,
+    /// A rank leaves out one send.
+    SendLeftOut,
+    /// A rank leaves out one receive.
+    ReceiveLeftOut,
+    /// A rank posts a batch of several messages without one of them.
+    Lopsided,
+    /// A rank posts its send before the receive that its peer's send waits for.
+    SendFirst,
+    /// All ranks post their send before their receive: nobody took another order.
+    AllSendFirst,
+    /// All ranks of a host stop at the same moment, and leave no record.
+    HostDown,
+    /// As [`Kind::HostDown`], of several hosts.
+    HostsDown,
     /// A rank passes other members to the creation of a group, which the others never meet.
     Members,
     /// A collective that all ranks enter and none finishes.
@@ -86,6 +100,19 @@ impl Kind {
         Self::Fails,
     ];
 
+    /// Kinds that concern the halves of messages.
+    pub const MESSAGES: &'static [Self] = &[
+        Self::SendLeftOut,
+        Self::ReceiveLeftOut,
+        Self::MessageSize,
+        Self::Lopsided,
+        Self::SendFirst,
+        Self::AllSendFirst,
+    ];
+
+    /// Kinds that take all ranks of a host.
+    pub const HOSTS: &'static [Self] = &[Self::HostDown, Self::HostsDown];
+
     /// Kinds that are warned of.
     pub const WARNINGS: &'static [Self] = &[
         Self::Stalled,
@@ -112,6 +139,10 @@ impl Kind {
             Self::Size => &[E112],
             Self::Swap => &[E113, E110, E112, E103, E104],
             Self::LostMessage => &[E120, E121, E130, E103],
+            // Which of a rank's steps was left out, what it waits in itself does not always show.
+            Self::SendLeftOut | Self::ReceiveLeftOut | Self::Lopsided => &[E120, E130, E103],
+            Self::SendFirst | Self::AllSendFirst => &[E120],
+            Self::HostDown | Self::HostsDown => &[E102],
             Self::MessageSize => &[E121],
             Self::Members => &[E105],
             Self::Fabric => &[E135],

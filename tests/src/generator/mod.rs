@@ -6,8 +6,10 @@
 mod damage;
 mod entry;
 mod fault;
+mod host_fault;
 mod kind;
 mod mesh;
+mod message_fault;
 mod past;
 mod program;
 mod random;
@@ -19,6 +21,7 @@ pub use damage::Damage;
 pub use fault::Fault;
 pub use kind::Kind;
 pub use past::Past;
+pub use program::Exchange;
 pub use random::Random;
 pub use record::{Recording, Window};
 
@@ -64,6 +67,8 @@ pub struct Mix {
     pub collects: bool,
     /// Data-parallel replicas gather parts of different lengths.
     pub ragged: bool,
+    /// How neighbours in a pipeline exchange messages in both directions behind each pass.
+    pub exchange: Exchange,
 }
 
 /// A job with its truth.
@@ -142,6 +147,7 @@ impl Spec {
             rings: peers && beside.chance(0.2),
             collects: peers && tp * pp * dp <= 16 && beside.chance(0.2),
             ragged: Random::new(seed ^ 0x0a99_ed00).chance(0.2),
+            exchange: Exchange::None,
         };
         Self {
             seed,
@@ -168,6 +174,7 @@ impl Spec {
                 splits: random.chance(0.5),
                 taken_at: None,
                 beside: None,
+                per_host: 8,
                 notice_ms: *beside.pick(&[0, 0, 100]),
             },
             faults: Vec::new(),

@@ -20,6 +20,20 @@ pub(super) struct Call {
     pub(super) line: u32,
 }
 
+/// How neighbours exchange messages in both directions.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Exchange {
+    /// They do not.
+    #[default]
+    None,
+    /// One batch for each neighbour: what goes to it, and what comes from it.
+    Paired,
+    /// One batch for both neighbours together.
+    Joint,
+    /// Each message for itself: the earlier stage sends first, the later one receives first.
+    InOrder,
+}
+
 /// One message of a batch, from the rank's own point of view.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Message {

@@ -23,6 +23,10 @@ pub enum Window {
     Last,
     /// The newest part, on every rank another number.
     Unequal,
+    /// The newest part, of several steps, on every rank another number.
+    Long,
+    /// So little that what the host issued ahead of its device may fill it.
+    Short,
 }
 
 /// The recorder, and what it records.
@@ -41,6 +45,8 @@ pub struct Recording {
     pub beside: Option<Recorder>,
     /// How much is kept.
     pub window: Window,
+    /// Ranks of a host.
+    pub per_host: u32,
     /// The hosts' clocks are so far apart, ms, to either side.
     pub clock_spread_ms: u64,
     /// And drift by so much.
@@ -68,10 +74,15 @@ pub(super) fn dumps(
     let crashed = |rank: Rank| {
         faults
             .iter()
-            .filter(|fault| matches!(fault.kind, Kind::Crash | Kind::Clocks))
+            .filter(|fault| {
+                matches!(
+                    fault.kind,
+                    Kind::Crash | Kind::Clocks | Kind::HostDown | Kind::HostsDown
+                )
+            })
             .any(|fault| fault.culprits.contains(&rank))
     };
-    let hosts = host_of(spec.world() - 1) + 1;
+    let hosts = spec.recording.host_of(spec.world() - 1) + 1;
     let spread = spec.recording.clock_spread_ms as i64 * 1_000_000;
     let offsets: Vec<i64> = (0..hosts)
         .map(|_| {
@@ -103,9 +114,11 @@ pub(super) fn dumps(
                 Window::Whole => usize::MAX,
                 Window::Last => common,
                 Window::Unequal => random.between(24, 200) as usize,
+                Window::Long => random.between(200, 400) as usize,
+                Window::Short => random.between(64, 110) as usize,
             };
             let clock = Clock {
-                offset: offsets[host_of(rank) as usize],
+                offset: offsets[spec.recording.host_of(rank) as usize],
                 ppm: spec.recording.drift_ppm,
             };
             let mut writer = Writer::new(spec, mesh, rank, clock, share);
@@ -139,6 +152,17 @@ pub(super) enum Share {
 }
 
 impl Recording {
+    /// Which host a rank runs on.
+    pub(super) fn host_of(&self, rank: Rank) -> u32 {
+        rank / self.per_host
+    }
+
+    /// The ranks of a rank's host.
+    pub(super) fn ranks_of_host(&self, rank: Rank, world: u32) -> Vec<Rank> {
+        let first = self.host_of(rank) * self.per_host;
+        (first..(first + self.per_host).min(world)).collect()
+    }
+
     fn shares(&self) -> Vec<Share> {
         match self.beside {
             None => vec![Share::All],
@@ -165,11 +189,6 @@ impl Share {
 
 /// Operations of the longest of the rings that hold as many on every rank.
 pub(super) const LONGEST_RING: usize = 96;
-
-/// Which host a rank runs on.
-pub(super) fn host_of(rank: Rank) -> u32 {
-    rank / 8
-}
 
 /// The rank made the group of this name without one of the others.
 fn leave_one_out(name: &str, rank: Rank, dump: &mut Dump) {
@@ -286,7 +305,7 @@ impl<'a> Writer<'a> {
         if self.dump.recorder == Recorder::Rcomm {
             self.dump.identity = Identity {
                 world_size: Some(self.spec.world()),
-                host: format!("host{}", host_of(self.rank)),
+                host: format!("host{}", self.spec.recording.host_of(self.rank)),
                 job: "job".into(),
                 dump_time_ns: self.clock.wall(taken),
                 reason: "time-out".into(),

@@ -2,12 +2,15 @@
 //! exchange, sharded parameters, gradients, what is gathered from any, and a norm over the world.
 
 use super::mesh::{Mesh, Roles};
-use super::program::{Act, Call, Message, Program, collective};
+use super::program::{Act, Call, Exchange, Message, Program, collective};
 use super::{Random, Spec};
 use rcomm_recorder::model::{OpType, Rank, ReduceOp};
 
 /// The line at which the first rank hands out the parameters.
 pub(super) const PARAMETERS: u32 = 10;
+
+/// The lines of the two halves of an exchange in order.
+pub(super) const IN_ORDER: [u32; 2] = [110, 111];
 
 /// Writes a rank's program.
 pub(super) fn write(spec: &Spec, mesh: &Mesh, rank: Rank) -> Program {
@@ -39,7 +42,9 @@ pub(super) fn write(spec: &Spec, mesh: &Mesh, rank: Rank) -> Program {
     );
     for step in 0..spec.steps {
         script.pass(step, Pass::Forward);
+        script.exchange_with_neighbours();
         script.pass(step, Pass::Backward);
+        script.exchange_with_neighbours();
         script.gradients();
         if step >= spec.steps / 2 {
             script.save();
@@ -180,6 +185,43 @@ impl Script<'_> {
                 messages,
                 line,
             });
+        }
+    }
+
+    /// What goes to, and comes from, the stages before and behind.
+    fn exchange_with_neighbours(&mut self) {
+        let Some(group) = self.roles.pp else { return };
+        let stage = self.mesh.stage(self.rank);
+        let before = stage.checked_sub(1);
+        let behind = Some(stage + 1).filter(|&stage| stage < self.spec.pp);
+        let elements = self.hidden + 8;
+        let half = |sends: bool, peer: u32| Message {
+            sends,
+            peer,
+            elements,
+            any: false,
+        };
+        let batch = |messages: Vec<Message>, line: u32| Act::Batch {
+            group,
+            messages,
+            line,
+        };
+        let sides = [before, behind].into_iter().flatten();
+        let pairs = sides.map(|peer| [half(peer > stage, peer), half(peer < stage, peer)]);
+        match self.spec.mix.exchange {
+            Exchange::None => {}
+            Exchange::Paired => {
+                self.acts
+                    .extend(pairs.map(|pair| batch(pair.to_vec(), 100)));
+            }
+            Exchange::Joint => self.acts.push(batch(pairs.flatten().collect(), 101)),
+            Exchange::InOrder => {
+                let single =
+                    |[first, second]: [Message; 2]| [(first, IN_ORDER[0]), (second, IN_ORDER[1])];
+                let singles = pairs.flat_map(single);
+                self.acts
+                    .extend(singles.map(|(message, line)| batch(vec![message], line)));
+            }
         }
     }
 

@@ -1,0 +1,47 @@
+//! Hosts that are gone with all their ranks.
+
+use super::fault::Fault;
+use super::program::Program;
+use super::{Kind, Random, Spec};
+use rcomm_recorder::model::Rank;
+use rcomm_recorder::publish::Recorder;
+
+/// Stops all ranks of the rank's host, and of another one where several are wanted, around the same
+/// point of their programs; `None` if too little of the job is left.
+pub(super) fn put_in(
+    kind: Kind,
+    spec: &Spec,
+    programs: &mut [Program],
+    rank: Rank,
+    at: usize,
+    random: &mut Random,
+) -> Option<Fault> {
+    let world = spec.world();
+    let mut culprits = spec.recording.ranks_of_host(rank, world);
+    if kind == Kind::HostsDown {
+        let other = (random.draw() % u64::from(world)) as Rank;
+        if culprits.contains(&other) {
+            return None;
+        }
+        culprits.extend(spec.recording.ranks_of_host(other, world));
+    }
+    // A host of one rank is a rank; of those that are left, at least two have to wait.
+    if culprits.len() < 2 || culprits.len() + 2 > world as usize {
+        return None;
+    }
+    culprits.sort_unstable();
+    for &gone in &culprits {
+        let acts = &mut programs[gone as usize].acts;
+        let last = at.saturating_sub(random.between(0, 2) as usize);
+        acts.truncate(last.max(1));
+    }
+    Some(Fault {
+        kind,
+        rank,
+        at,
+        culprits,
+        group: 0,
+        // Gloo's recorder names no members, and with a host a whole kind of group may be gone.
+        decidable: spec.recording.recorder != Recorder::NativeGloo,
+    })
+}

@@ -57,28 +57,28 @@ pub(super) struct Found {
     pub(super) problems: Vec<Problem>,
 }
 
+/// What the paths name. One that names nothing is a problem, as long as another names something.
 pub(super) fn find(paths: &[PathBuf]) -> Result<Found, FindError> {
     let mut found = Found::default();
+    let mut missing = Vec::new();
     for path in paths {
-        if path.as_os_str() == "-" {
-            found.inputs.push(InputFile::Stdin);
-            continue;
-        }
-        match fs::metadata(path) {
-            Ok(about) => found.add(path, about.is_dir()),
-            Err(source) => {
-                // A file may have a star in its name, so patterns come second.
-                let pattern = path.to_string_lossy();
-                if !pattern.contains(['*', '?', '[']) {
-                    return Err(FindError::Path {
-                        path: path.clone(),
-                        source,
-                    });
-                }
-                found.add_matches(&pattern)?;
+        if let Err(error) = found.add_path(path) {
+            if matches!(error, FindError::Pattern { .. }) {
+                return Err(error);
             }
+            missing.push((path, error));
         }
     }
+    if missing.len() == paths.len()
+        && let Some((_, error)) = missing.pop()
+    {
+        return Err(error);
+    }
+    let unnamed = missing.iter().map(|(path, error)| {
+        // The job may well be whole without it: it is no damaged record.
+        Problem::stale_dump(path.display().to_string(), format!("left aside: {error}"))
+    });
+    found.problems.extend(unnamed);
     found.inputs.sort();
     found.inputs.dedup();
     Ok(found)
@@ -88,6 +88,28 @@ impl Found {
     pub(super) fn extend(&mut self, more: Self) {
         self.inputs.extend(more.inputs);
         self.problems.extend(more.problems);
+    }
+
+    fn add_path(&mut self, path: &Path) -> Result<(), FindError> {
+        if path.as_os_str() == "-" {
+            self.inputs.push(InputFile::Stdin);
+            return Ok(());
+        }
+        match fs::metadata(path) {
+            Ok(about) => self.add(path, about.is_dir()),
+            Err(source) => {
+                // A file may have a star in its name, so patterns come second.
+                let pattern = path.to_string_lossy();
+                if !pattern.contains(['*', '?', '[']) {
+                    return Err(FindError::Path {
+                        path: path.to_owned(),
+                        source,
+                    });
+                }
+                self.add_matches(&pattern)?;
+            }
+        }
+        Ok(())
     }
 
     fn add(&mut self, path: &Path, is_folder: bool) {

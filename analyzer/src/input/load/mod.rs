@@ -94,7 +94,8 @@ pub struct Loaded {
 /// The order of hand-over differs from call to call. Blocks until everything is read.
 ///
 /// # Errors
-/// If a path names nothing; files that exist and cannot be used are problems.
+/// If no path names anything. One of several that names nothing is a problem, as are files that exist and
+/// cannot be used.
 pub fn load(
     paths: &[PathBuf],
     options: &LoadOptions<'_>,

@@ -55,6 +55,19 @@ fn healthy_job_is_exit_code_zero() {
     }
 }
 
+#[test]
+fn a_path_that_names_nothing_costs_a_note() {
+    for (scenario, code) in [("healthy-w4", 0), ("never-join-w4", 1)] {
+        let dumps = fixture(scenario, "pickle");
+        let analyzed = run(&["analyze", "/nowhere/dumps", &dumps, "/nowhere/rank_*"]);
+        assert_eq!(analyzed.code, Some(code), "{scenario}: {}", analyzed.stdout);
+        for note in ["left aside: /nowhere/dumps", "left aside: /nowhere/rank_*"] {
+            let noted = analyzed.stdout.matches(note).count();
+            assert_eq!(noted, 1, "{scenario}: {}", analyzed.stdout);
+        }
+    }
+}
+
 /// A folder with the dumps of `never-join-w4`, each as `change` leaves it; `None` leaves it out.
 fn never_join(change: impl Fn(u32, Vec<u8>) -> Option<Vec<u8>>) -> tempfile::TempDir {
     let folder = tempfile::tempdir().unwrap();

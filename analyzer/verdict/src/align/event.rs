@@ -137,7 +137,7 @@ fn posted(
 }
 
 /// The member at the other end of a message, or what the record has instead.
-fn other_end(aligned: &Aligned<'_>, lane: &Lane, op: &Op) -> u32 {
+pub(crate) fn other_end(aligned: &Aligned<'_>, lane: &Lane, op: &Op) -> u32 {
     let members = aligned.groups[lane.group].ranks.len() as u32;
     peer_of(op, lane.member, members).unwrap_or(op.peer)
 }
@@ -340,7 +340,7 @@ fn when_posted(
     }
 }
 
-fn nth_of_family(aligned: &Aligned<'_>, record: RecordIx, group: GroupIx) -> u32 {
+pub(crate) fn nth_of_family(aligned: &Aligned<'_>, record: RecordIx, group: GroupIx) -> u32 {
     let family = aligned.groups[group].family;
     let lanes = aligned.lanes[record].iter();
     lanes

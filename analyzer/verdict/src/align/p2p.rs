@@ -31,8 +31,9 @@ pub(crate) struct Pair {
     pub(crate) receives: Vec<Half>,
     /// Receive `i` belongs to send `i + shift`.
     pub(crate) shift: i64,
-    /// The numbering is exact: nothing fell off on either side.
-    pub(crate) exact: bool,
+    /// No other pairing fits as well: nothing fell off on either side, or what both rings still hold
+    /// leaves no other.
+    pub(crate) certain: bool,
 }
 
 /// What is known of the other half of a message.
@@ -197,7 +198,7 @@ fn align_pair(
         !record.wrapped() && !record.only_active
     };
     if whole(sender) && whole(receiver) {
-        pair.exact = true;
+        pair.certain = true;
         return;
     }
     let completed = |record: RecordIx, list: &[Half]| {
@@ -217,19 +218,26 @@ fn align_pair(
     candidates.extend((-2..=2).map(|step| by_completion + step));
     // Only a message that one end posted before the anchor and the other after it is counted off by it.
     let off_anchor = |shift: i64| by_anchor.map_or(0, |anchor| 2 * shift.abs_diff(anchor));
-    pair.shift = candidates
+    candidates.sort_unstable();
+    candidates.dedup();
+    let mut ranked: Vec<_> = candidates
         .into_iter()
-        .min_by_key(|&shift| {
+        .map(|shift| {
             let cost = misfit(aligned, sender, receiver, pair, shift) + off_anchor(shift);
-            (
-                cost,
-                (shift - preferred).abs(),
-                (shift - by_completion).abs(),
-                shift,
-            )
+            let by_completion = (shift - by_completion).abs();
+            (cost, (shift - preferred).abs(), by_completion, shift)
         })
-        .unwrap_or(preferred);
+        .collect();
+    ranked.sort_unstable();
+    pair.shift = ranked.first().map_or(preferred, |best| best.3);
+    pair.certain = match ranked[..] {
+        [best, next, ..] => next.0 - best.0 >= CLEAR,
+        _ => true,
+    };
 }
+
+/// A pairing that fits so much better than every other is the right one.
+const CLEAR: u64 = 2;
 
 /// The newest collective that both completed, in any group: its position on either side.
 fn anchor(aligned: &Aligned<'_>, one: RecordIx, other: RecordIx) -> Option<(u32, u32)> {
@@ -304,8 +312,12 @@ fn misfit(
     }
     let from = pair.sends.len().saturating_sub(DEPTH);
     for (at, &send) in pair.sends.iter().enumerate().skip(from) {
-        let over = (at as i64) < shift;
-        cost += u64::from(over && !done(aligned, sender, send)) * 2;
+        let sent = done(aligned, sender, send);
+        let index = at as i64 - shift;
+        cost += u64::from(index < 0 && !sent) * 2;
+        // Small messages are sent before their receive is posted, but few are.
+        let unreceived = index >= pair.receives.len() as i64;
+        cost += u64::from(unreceived && sent && !in_company(aligned, sender, send)) * 3;
     }
     cost
 }

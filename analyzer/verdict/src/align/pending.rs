@@ -40,7 +40,22 @@ pub(crate) fn front_is_lost(record: &Record) -> bool {
     record.wrapped()
         && !record.only_active
         && !record.ops.is_empty()
-        && !record.ops.iter().any(|op| op.completed() || op.retired)
+        && (!record.ops.iter().any(|op| op.completed() || op.retired) || begins_pending(record))
+}
+
+/// Whether the oldest entry that is kept has not completed, as the marker has it that closes its batch.
+fn begins_pending(record: &Record) -> bool {
+    let Some(first) = record.ops.first() else {
+        return false;
+    };
+    let marker = record.ops.iter().find(|op| {
+        op.kind == OpType::Coalesced
+            && op.group == first.group
+            && op.is_p2p == first.is_p2p
+            && (op.p2p_seq, op.seq) == (first.p2p_seq, first.seq)
+    });
+    let status = marker.unwrap_or(first);
+    !status.completed() && !status.retired
 }
 
 /// Backends whose operations run on a device, in the order of one queue unless shown otherwise.

@@ -2,9 +2,8 @@
 
 use crate::align::record::Record;
 use crate::judge::context::{Context, FindingDraft};
-use crate::judge::ending;
-use crate::judge::summary;
 use crate::judge::wait_graph::{Missing, Node, now_ns};
+use crate::judge::{ending, loss, summary};
 use crate::report::words::format_ranks;
 use crate::report::{
     Code, EndKind, Finding, Input, Problem, Report, Severity, Since, Until, Verdict,
@@ -16,10 +15,11 @@ use std::collections::BTreeSet;
 /// Puts everything together.
 pub(crate) fn report(
     ctx: &Context<'_>,
-    drafts: Vec<FindingDraft>,
+    mut drafts: Vec<FindingDraft>,
     mut problems: Vec<Problem>,
     input: Input,
 ) -> Report {
+    loss::temper(ctx, &mut drafts);
     let mut drafts: Vec<(FindingDraft, Vec<Rank>)> = drafts
         .into_iter()
         .map(|draft| {
@@ -122,6 +122,7 @@ fn finding(
         group: draft.at.as_ref().map(|op_ref| ctx.group_ref(op_ref.group)),
         seq: draft.at.as_ref().map(|op_ref| op_ref.seq),
         seq_kind: draft.at.as_ref().map(|op_ref| op_ref.kind),
+        recorded_op: draft.at.as_ref().and_then(|at| ctx.recorded_name(at)),
         op: draft.at.map(|op_ref| op_ref.op),
         caused_by: if is_consequence { root } else { None },
         cycle: draft.cycle,
@@ -132,6 +133,7 @@ fn finding(
             .filter(|_| ctx.policy.snapshot && ctx.life.end.is_none()),
         evidence: draft.evidence,
         ruled_out: draft.ruled_out,
+        doubts: draft.doubts,
         frames: draft.frames,
         diff: draft.diff,
         next: draft.next,
@@ -308,6 +310,7 @@ fn note_lost_history(ctx: &Context<'_>, problems: &mut Vec<Problem>) {
         .filter(|&&(_, why)| why == Missing::Unknown(UnknownReason::HistoryLost))
         .map(|&(node, _)| ctx.rank(node))
         .collect();
+    let known = lost.clone();
     if !lost.is_empty() {
         let lost: Vec<Rank> = lost.into_iter().collect();
         problems.push(Problem::new(
@@ -320,6 +323,7 @@ fn note_lost_history(ctx: &Context<'_>, problems: &mut Vec<Problem>) {
             ),
         ));
     }
+    problems.extend(loss::note(ctx, &known));
     let outdated: BTreeSet<Rank> = ctx
         .graph
         .missing

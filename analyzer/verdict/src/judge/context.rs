@@ -2,7 +2,7 @@
 
 use crate::align::clocks::Offset;
 use crate::align::p2p::{Half, Messages};
-use crate::align::pending::PendingKind;
+use crate::align::pending::{Arrival, PendingKind};
 use crate::align::record::{NONE, Op};
 use crate::align::{Aligned, GroupIx, Presence, RecordIx, event};
 use crate::judge::disagreement::Disagreement;
@@ -11,6 +11,7 @@ use crate::judge::life::Life;
 use crate::judge::policy::Policy;
 use crate::judge::wait_graph::{Missing, Node, Place, WaitGraph, now_ns};
 use crate::judge::wait_root::WaitRoot;
+use crate::report::words::format_ranks;
 use crate::report::{Code, Evidence, Finding, FrameRef, GroupRef, SeqKind};
 use rcomm_recorder::model::{Frame, OpType, Rank};
 
@@ -45,6 +46,8 @@ pub(crate) struct FindingDraft {
     pub(crate) age_ms: Option<f64>,
     pub(crate) evidence: Vec<Evidence>,
     pub(crate) ruled_out: Vec<String>,
+    /// What keeps it from being certain.
+    pub(crate) doubts: Vec<String>,
     pub(crate) frames: Vec<FrameRef>,
     pub(crate) diff: Vec<String>,
     pub(crate) next: String,
@@ -69,6 +72,7 @@ impl FindingDraft {
             age_ms: None,
             evidence: Vec::new(),
             ruled_out: Vec::new(),
+            doubts: Vec::new(),
             frames: Vec::new(),
             diff: Vec::new(),
             next: String::new(),
@@ -114,13 +118,15 @@ impl Context<'_> {
         }
     }
 
-    /// The name that a person knows a group by.
-    pub(crate) fn group_name(&self, group: GroupIx) -> &str {
+    /// The name that a person knows a group by; without a description, its ranks.
+    pub(crate) fn group_name(&self, group: GroupIx) -> String {
         let group = &self.aligned.groups[group];
-        if group.desc.is_empty() || group.desc == "undefined" {
-            &group.name
+        if !group.desc.is_empty() && group.desc != "undefined" {
+            group.desc.clone()
+        } else if group.ranks.is_empty() {
+            group.name.clone()
         } else {
-            &group.desc
+            format!("{} ({})", group.name, format_ranks(&group.ranks))
         }
     }
 
@@ -153,6 +159,33 @@ impl Context<'_> {
             self.aligned.shared.calls.get(call).op_name()
         })
         .to_owned()
+    }
+
+    /// The recorder's own name of the operation at a place, in the case of PyTorch's logs, where it is
+    /// another than ours: `_REDUCE_SCATTER_BASE`.
+    pub(crate) fn recorded_name(&self, at: &OpRef) -> Option<String> {
+        if at.kind != SeqKind::CollectiveSeqId {
+            return None;
+        }
+        let call = event::usual_call(self.aligned, at.group, u32::try_from(at.seq).ok()?)?;
+        let name = &self.aligned.shared.calls.get(call).signature.op_name;
+        let ours = name.is_empty() || name.eq_ignore_ascii_case(&at.op);
+        (!ours).then(|| name.to_ascii_uppercase())
+    }
+
+    /// How many ranks wait in all for `targets`, where that is more than the few that a sentence has
+    /// counted: `, 63 of 64 ranks in all`.
+    pub(crate) fn in_all(&self, targets: &[Node], counted: usize) -> String {
+        let waiting = self.graph.waiting_for(targets, &self.reversed);
+        let waiting = waiting
+            .iter()
+            .filter(|node| !targets.contains(node))
+            .count();
+        if waiting > counted {
+            format!(", {waiting} of {} ranks in all", self.graph.ranks)
+        } else {
+            String::new()
+        }
     }
 
     /// A collective as findings place it.
@@ -265,6 +298,21 @@ impl Context<'_> {
         u32::try_from(position).ok()
     }
 
+    /// The newest operation that a rank completed; of a batch, the member that stands for it.
+    pub(crate) fn last_completed(&self, record: RecordIx) -> Option<&Op> {
+        let ops = &self.aligned.records[record].ops;
+        let newest = ops.iter().rposition(Op::completed)?;
+        let done = &ops[newest];
+        if done.kind != OpType::Coalesced {
+            return Some(done);
+        }
+        // The marker has no name of its own that a program knows.
+        let mut members = ops[..newest].iter().rev();
+        let member = members
+            .find(|op| op.group == done.group && (op.p2p_seq, op.seq) == (done.p2p_seq, done.seq));
+        Some(member.unwrap_or(done))
+    }
+
     /// Whether an operation is unfinished, as far as all records together show: the end marker of a batch
     /// decides for its members, and a recorder that knows no states still shows what it retired.
     fn is_unfinished(&self, record: RecordIx, position: u32) -> bool {
@@ -338,22 +386,29 @@ impl Context<'_> {
 
     /// What a rank did last, for the end of a sentence: the call, its place in the source, the phase.
     pub(crate) fn last_seen(&self, record: RecordIx) -> String {
-        let mut text = String::new();
-        if let Some(position) = self.last_position(record) {
-            let op = self.aligned.op(record, position);
-            let done = if self.is_unfinished(record, position) {
-                "it is in"
-            } else {
-                "it last issued"
-            };
-            text = format!(
-                "{done} {}{}",
-                self.describe_op(record, op),
-                self.at_site(op)
-            );
-        } else {
-            text.push_str("it issued nothing that is recorded");
-        }
+        let inside = self.graph.pending[record].iter();
+        let inside = inside
+            .filter(|one| one.arrival == Arrival::Arrived)
+            .map(|one| one.position);
+        let (does, position) = match (inside.min(), self.last_position(record)) {
+            (Some(position), _) => ("is in", Some(position)),
+            // What the device has not come to yet is no place where the rank is.
+            (None, Some(position)) if self.is_unfinished(record, position) => {
+                ("has issued", Some(position))
+            }
+            (None, position) => ("last issued", position),
+        };
+        let mut text = match position {
+            Some(position) => {
+                let op = self.aligned.op(record, position);
+                format!(
+                    "it {does} {}{}",
+                    self.describe_op(record, op),
+                    self.at_site(op)
+                )
+            }
+            None => "it issued nothing that is recorded".to_owned(),
+        };
         if let Some(status) = &self.aligned.records[record].status
             && !status.phase.is_empty()
         {

@@ -112,6 +112,7 @@ struct Step {
     text: String,
     /// Without what may differ between ranks that do the same.
     common: String,
+    group: GroupIx,
 }
 
 fn same(ctx: &Context<'_>, a: &Step, b: &Step) -> bool {
@@ -147,14 +148,26 @@ fn difference(ctx: &Context<'_>, usual: &[Step], odd: &[Step]) -> Vec<String> {
             lines.push(format!("  {text}"));
             (a, b) = (a + 1, b + 1);
         } else if b == odd.len() || (a < usual.len() && common[a + 1][b] >= common[a][b + 1]) {
-            lines.push(format!("- {}", usual[a].text));
+            lines.push(format!("- {}", unlike(ctx, &usual[a], odd)));
             a += 1;
         } else {
-            lines.push(format!("+ {}", odd[b].text));
+            lines.push(format!("+ {}", unlike(ctx, &odd[b], usual)));
             b += 1;
         }
     }
     lines
+}
+
+/// The text of a step; where one of the other program reads the same and is another, with what makes it so.
+fn unlike(ctx: &Context<'_>, step: &Step, others: &[Step]) -> String {
+    let twin = |other: &&Step| other.text == step.text && !same(ctx, step, other);
+    if !others.iter().any(|other| twin(&other)) {
+        return step.text.clone();
+    }
+    let ranks = format_ranks(&ctx.aligned.groups[step.group].ranks);
+    let call = ctx.aligned.shared.calls.get(step.call);
+    let elements = call.signature.input_elements();
+    format!("{}, {elements} elements, group of {ranks}", step.text)
 }
 
 fn steps(ctx: &Context<'_>, record: RecordIx, group: GroupIx, seq: u32) -> Vec<Step> {
@@ -179,6 +192,7 @@ fn steps(ctx: &Context<'_>, record: RecordIx, group: GroupIx, seq: u32) -> Vec<S
                 call: op.call,
                 common: text.clone(),
                 text,
+                group,
             }
         })
         .collect()
@@ -196,6 +210,7 @@ fn steps_in_all(ctx: &Context<'_>, point: Point) -> Vec<Step> {
             call: op.call,
             text: format!("{}{}", ctx.describe_op(record, op), ctx.at_site(op)),
             common: format!("{name} on group {}", ctx.group_name(group)),
+            group,
         }
     };
     let is_step = |op: &&Op| op.kind != OpType::Coalesced;

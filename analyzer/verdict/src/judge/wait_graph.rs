@@ -446,21 +446,20 @@ impl WaitGraph {
         } else {
             (peer, me as u32)
         };
-        let other = messages
-            .pairs
-            .get(&(group, ends))
-            .map_or(Counterpart::Missing, |pair| {
-                let list = if op.kind == OpType::Send {
-                    &pair.sends
-                } else {
-                    &pair.receives
-                };
-                match list.binary_search_by_key(&half.position, |half| half.position) {
-                    Ok(at) if op.kind == OpType::Send => messages.receive_of(pair, at),
-                    Ok(at) => messages.send_of(pair, at),
-                    Err(_) => Counterpart::Lost,
-                }
-            });
+        let pair = messages.pairs.get(&(group, ends));
+        let certain = pair.is_none_or(|pair| pair.certain);
+        let other = pair.map_or(Counterpart::Missing, |pair| {
+            let list = if op.kind == OpType::Send {
+                &pair.sends
+            } else {
+                &pair.receives
+            };
+            match list.binary_search_by_key(&half.position, |half| half.position) {
+                Ok(at) if op.kind == OpType::Send => messages.receive_of(pair, at),
+                Ok(at) => messages.send_of(pair, at),
+                Err(_) => Counterpart::Lost,
+            }
+        });
         let Some(there) = aligned.record_in(group, rank) else {
             return vec![(rank, Missing::Unknown(UnknownReason::NoRecord))];
         };
@@ -477,6 +476,9 @@ impl WaitGraph {
             }
             Counterpart::Missing if aligned.records[there].cut => {
                 vec![(rank, Missing::Unknown(UnknownReason::Cut))]
+            }
+            Counterpart::Missing if !certain => {
+                vec![(rank, Missing::Unknown(UnknownReason::HistoryLost))]
             }
             Counterpart::Missing
                 if op.kind == OpType::Send && takes_from_any(messages, group, peer) =>

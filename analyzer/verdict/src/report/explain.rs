@@ -43,8 +43,9 @@ pub fn explain(code: Code) -> Explanation {
         Code::E102 => (
             "A rank that should be there left no readable record, and nothing that the others recorded \
              explains why they wait. The survivors' waits point to it: they all wait for an operation \
-             whose only silent member is this rank. Absence proves less than a record does, so the \
-             confidence is lower than that of E101.",
+             whose only silent member is this rank. Ranks in a row, or all those of one host, are one \
+             finding. Absence proves less than a record does, so the confidence is lower than that of \
+             E101.",
             &[
                 "the process was killed before it could write: out of memory, a node lost, a preempted pod",
                 "its dump went to node-local storage that died with the allocation",
@@ -182,7 +183,9 @@ pub fn explain(code: Code) -> Explanation {
         Code::E120 => (
             "A send or a receive waits for its other half, and the peer never posted it. Messages are \
              paired by group, source, destination and order, so this names the first one without a \
-             partner. Rank numbers in the operation are those of the group.",
+             partner. Where other groups of the same description have the same part, such as the other \
+             pipelines, their messages show which of the two ranks left one out, posted one too many, or \
+             took another order. Rank numbers in the operation are those of the group.",
             &[
                 "pipeline stages disagree on the schedule: number of micro-batches, warm-up, direction",
                 "the peer raised or skipped before its half of a batch of sends and receives",

@@ -226,6 +226,9 @@ pub struct Finding {
     pub seq_kind: Option<SeqKind>,
     /// What the majority did there.
     pub op: Option<String>,
+    /// The recorder's own name of that operation, as logs have it, where it is not `op`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub recorded_op: Option<String>,
     /// The finding that this is a consequence of.
     pub caused_by: Option<u32>,
     /// Ranks of a wait cycle, in order: each waits for the next, the last for the first.
@@ -245,6 +248,9 @@ pub struct Finding {
     pub evidence: Vec<Evidence>,
     /// What was considered and is not so, with the reason.
     pub ruled_out: Vec<String>,
+    /// What keeps the finding from being certain.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub doubts: Vec<String>,
     /// Where the culprits were.
     pub frames: Vec<FrameRef>,
     /// Where the programs part: the first differing call of each side and its place in the source, one
@@ -296,6 +302,7 @@ impl Finding {
             seq: None,
             seq_kind: None,
             op: None,
+            recorded_op: None,
             caused_by: None,
             cycle: Vec::new(),
             sentence,
@@ -303,6 +310,7 @@ impl Finding {
             age_ms: None,
             evidence: Vec::new(),
             ruled_out: Vec::new(),
+            doubts: Vec::new(),
             frames: Vec::new(),
             diff: Vec::new(),
             next: String::new(),

@@ -31,6 +31,9 @@ pub(super) fn page(model: &ViewModel<'_>, id: u32) -> Page {
             Body::Text(lines(&finding.diff)),
         ));
     }
+    if !finding.doubts.is_empty() {
+        panes.push(pane("not sure", Body::Text(lines(&finding.doubts))));
+    }
     if !finding.ruled_out.is_empty() {
         panes.push(pane("ruled out", Body::Text(lines(&finding.ruled_out))));
     }

@@ -109,6 +109,9 @@ fn write_card(
     for reason in &finding.ruled_out {
         item("Ruled out", reason)?;
     }
+    for doubt in &finding.doubts {
+        item("Not sure", doubt)?;
+    }
     writeln!(out, "</dl>")?;
     if !finding.diff.is_empty() {
         write!(out, "<pre class=\"diff\">")?;

@@ -37,6 +37,7 @@ pub(super) fn write_details(
     page.items("programs", &finding.diff)?;
     write_consequences(report, finding, 0, page)?;
     page.items("ruled out", &finding.ruled_out)?;
+    page.items("not sure", &finding.doubts)?;
     page.items("log", brief(say_log(finding), page.detail(), "line"))?;
     if page.detail() == Detail::Verbose {
         page.items("evidence", finding.evidence.iter().map(say_evidence))?;
@@ -50,6 +51,9 @@ fn say_identity(finding: &Finding) -> String {
     if finding.severity != Severity::Note {
         let sure = finding.confidence.clamp(0.0, 1.0) * 100.0;
         text += &format!(", {sure:.0} % sure");
+    }
+    if let Some(name) = &finding.recorded_op {
+        text += &format!("; {name} in the records and logs");
     }
     if let Some(group) = &finding.group {
         text += &format!("; group {} of {}", group_label(group), Ranks(&group.ranks));

@@ -9,10 +9,12 @@ use super::p2p_size_mismatch::both_ends;
 use crate::align::Presence;
 use crate::judge::channels::lag_of;
 use crate::judge::context::{Context, FindingDraft};
+use crate::judge::missed::peer_rank;
 use crate::judge::wait_graph::Place;
 use crate::judge::wait_root::WaitRoot;
 use crate::report::Code;
-use crate::report::words::{count_ranks, format_time};
+use crate::report::words::{format_ranks, format_time};
+use rcomm_recorder::model::Rank;
 
 pub(super) struct AllArrivedStuck;
 
@@ -52,8 +54,9 @@ fn nobody_finished(ctx: &Context<'_>, place: usize) -> bool {
         }
     };
     (0..ctx.aligned.groups[group].ranks.len()).all(|member| {
+        // What a member's ring has dropped may have completed there, or it may be in something older.
         let Presence::Issued(at) = ctx.aligned.presence(group, member, seq) else {
-            return true;
+            return false;
         };
         let lane = ctx.aligned.lane(group, member);
         lane.is_none_or(|(record, lane)| !ctx.aligned.status_op(record, lane, at).completed())
@@ -62,7 +65,20 @@ fn nobody_finished(ctx: &Context<'_>, place: usize) -> bool {
 
 fn draft(ctx: &Context<'_>, place: usize) -> FindingDraft {
     let op_ref = ctx.op_ref_of_place(place);
-    let inside = ctx.graph.arrived[place].len();
+    let mut inside: Vec<Rank> = ctx.ranks(&ctx.graph.arrived[place]);
+    if let Place::Batch {
+        group,
+        record,
+        pending,
+    } = ctx.graph.places[place]
+    {
+        // Both ends of each message were compared.
+        let halves = ctx.halves(record, pending).iter();
+        inside
+            .extend(halves.filter_map(|half| peer_rank(ctx.aligned, group, record, half.position)));
+    }
+    inside.sort_unstable();
+    inside.dedup();
     let waited = ctx
         .waited_ms(place)
         .map_or(String::new(), |ms| format!(" after {}", format_time(ms)));
@@ -80,8 +96,9 @@ fn draft(ctx: &Context<'_>, place: usize) -> FindingDraft {
         |lag| lag.describe(host_of),
     );
     let sentence = format!(
-        "{} inside {} #{} on group {} and none has finished{waited}: {why}",
-        count_ranks(inside, "is", "are all"),
+        "{} {} inside {} #{} on group {} and none has finished{waited}: {why}",
+        format_ranks(&inside),
+        if inside.len() == 1 { "is" } else { "are all" },
         op_ref.op,
         op_ref.seq,
         ctx.group_name(op_ref.group)
@@ -92,7 +109,11 @@ fn draft(ctx: &Context<'_>, place: usize) -> FindingDraft {
     draft.confidence = if names_link { 0.85 } else { 0.7 };
     draft.evidence = ctx.evidence_of_place(place, 2);
     draft.ruled_out = vec![
-        "not_joined: every member has issued it".to_owned(),
+        match ctx.graph.places[place] {
+            Place::Collective { .. } => "not_joined: every member has issued it",
+            Place::Batch { .. } => "p2p_unmatched: both halves of every message are posted",
+        }
+        .to_owned(),
         "op_mismatch, dtype_mismatch, size_mismatch: they agree".to_owned(),
     ];
     draft.next = match lag.and_then(|lag| lag.link) {
@@ -100,10 +121,10 @@ fn draft(ctx: &Context<'_>, place: usize) -> FindingDraft {
             "look at the way from rank {} to rank {}: their network cards, cables and switch ports",
             link.from, link.to
         ),
-        None => {
-            "look at links and devices: errors of the network cards, of the switches, of the GPUs"
-                .to_owned()
-        }
+        None => format!(
+            "look at links and devices of {}: errors of the network cards, of the switches, of the GPUs",
+            format_ranks(&inside)
+        ),
     };
     draft.targets = vec![place + ctx.graph.ranks];
     draft.at = Some(op_ref);

@@ -9,8 +9,8 @@
 use super::Check;
 use crate::align::clocks::sum;
 use crate::judge::context::{Context, FindingDraft};
-use crate::report::Code;
 use crate::report::words::format_time;
+use crate::report::{Code, Severity};
 use rcomm_recorder::model::Rank;
 
 pub(super) struct ClockUncertain;
@@ -22,6 +22,13 @@ impl Check for ClockUncertain {
 
     fn run(&self, ctx: &Context<'_>, so_far: &[FindingDraft]) -> Vec<FindingDraft> {
         let asked = so_far.iter().filter(|draft| draft.is_root);
+        // Beside a hang that rests on no clock it would only be noise.
+        let is_clear = |draft: &FindingDraft| {
+            draft.code.severity() == Severity::Error && draft.by_clock.is_none()
+        };
+        if asked.clone().any(is_clear) {
+            return Vec::new();
+        }
         let uncertain = asked.filter_map(|draft| {
             let (ranks, gap_ns) = draft.by_clock?;
             let known_ns = uncertainty_ns(ctx, ranks);

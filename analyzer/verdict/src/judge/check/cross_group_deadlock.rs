@@ -70,9 +70,10 @@ fn draft(ctx: &Context<'_>, ranks: &[Node], places: &[usize]) -> FindingDraft {
         if minority.iter().any(|one| one.by_past) {
             draft.confidence = 0.6;
             draft.alternatives = sides(ctx, ranks, places);
-            draft
-                .ruled_out
-                .push("two equal sides: the past of the job continues with the other".into());
+            draft.doubts.push(
+                "two sides of equal size: only the rank's own past shows which order is usual"
+                    .into(),
+            );
         }
         draft
     };
@@ -128,10 +129,15 @@ pub(super) fn blamed(ctx: &Context<'_>, minority: &[MinorityRank]) -> FindingDra
     let skipped = minority.iter().all(|one| left_out(ctx, one));
     let (code, sentence) = if skipped {
         let sentence = format!(
-            "{} left out {} and went on to {}{site}, where it waits for those that wait for it",
+            "{} left out {} and went on to {}{site}, where {}",
             format_ranks(&culprits),
             name(&op_ref),
-            name(&at)
+            name(&at),
+            if culprits.len() == 1 {
+                "it waits for those that wait for it"
+            } else {
+                "they wait for those that wait for them"
+            }
         );
         (Code::E103, sentence)
     } else {
@@ -149,8 +155,13 @@ pub(super) fn blamed(ctx: &Context<'_>, minority: &[MinorityRank]) -> FindingDra
         }
     }
     draft.next = format!(
-        "compare the order in which {} issues {} and {} with another rank's",
+        "compare the order in which {} {} {} and {} with another rank's",
         format_ranks(&culprits),
+        if culprits.len() == 1 {
+            "issues"
+        } else {
+            "issue"
+        },
         name(&at),
         name(&op_ref)
     );

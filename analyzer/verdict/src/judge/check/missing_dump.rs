@@ -9,13 +9,15 @@ use super::Check;
 use super::cross_group_deadlock::{blamed, strongest_minority};
 use super::rank_failed::first_failure;
 use crate::align::record::Record;
+use crate::align::{UnknownReason, event};
+use crate::judge::block::Block;
 use crate::judge::context::{Context, FindingDraft};
 use crate::judge::missed::first_missed;
-use crate::judge::wait_graph::{Node, Place};
+use crate::judge::wait_graph::{Missing, Node, Place};
 use crate::judge::wait_root::WaitRoot;
 use crate::report::Code;
 use crate::report::words::{count_ranks, format_ranks, format_time};
-use rcomm_recorder::model::{EntryState, Rank};
+use rcomm_recorder::model::{EntryState, Parts, Rank};
 use rcomm_recorder::publish::Recorder;
 use std::collections::BTreeMap;
 
@@ -36,12 +38,20 @@ impl Check for MissingDump {
             let &WaitRoot::Unread(node) = wait_root else {
                 continue;
             };
+            // What a ring has dropped is no missing record: that is noted (N302), and no rank is blamed.
+            if is_lost(ctx, node) {
+                continue;
+            }
             if let Some((place, _)) = first_missed(ctx, node) {
                 by_place.entry(place).or_default().push(node);
             }
         }
         let mut places: Vec<(usize, Vec<Node>)> = by_place.into_iter().collect();
         places.sort_by_key(|&(place, _)| (ctx.waiting_since(place).unwrap_or(i64::MAX), place));
+        if let (Some((first, _)), Some(block)) = (places.first(), Block::of_absent(ctx)) {
+            // Ranks of one host are gone together: which of them was missed first says nothing.
+            places = vec![(*first, block.nodes(ctx))];
+        }
         let several = places.len() > 1;
         let all: Vec<Vec<Rank>> = places.iter().map(|(_, nodes)| ctx.ranks(nodes)).collect();
         let drafts = places.iter().enumerate().map(|(nth, (place, nodes))| {
@@ -52,8 +62,8 @@ impl Check for MissingDump {
                 if nth == 0 {
                     draft.alternatives.extend(all[1..].iter().take(16).cloned());
                     draft.by_clock = gap(ctx, places[0].0, places[1].0);
-                    draft.ruled_out.push(
-                        "no certainty: other ranks without a record are waited for too; this one was missed first"
+                    draft.doubts.push(
+                        "other ranks without a record are waited for too; this one was missed first"
                             .to_owned(),
                     );
                 }
@@ -78,6 +88,13 @@ impl Check for MissingDump {
         }
         drafts
     }
+}
+
+/// Whether a rank left a record, and only its ring lacks what others wait for.
+fn is_lost(ctx: &Context<'_>, node: Node) -> bool {
+    let lost = Missing::Unknown(UnknownReason::HistoryLost);
+    let missed = ctx.missed_at(node);
+    !missed.is_empty() && missed.iter().all(|&(_, why)| why == lost)
 }
 
 /// The rank that waited first at each of two places, and the ns between them.
@@ -134,8 +151,12 @@ fn draft(ctx: &Context<'_>, place: usize, nodes: &[Node]) -> FindingDraft {
     let read = culprits
         .iter()
         .any(|&rank| ctx.aligned.record_of(rank).is_some());
+    let block = Block::of(ctx, &culprits);
+    let together = block
+        .as_ref()
+        .map_or(String::new(), |block| format!(", {},", block.describe()));
     let sentence = format!(
-        "{} {}; {} in {} #{} on group {} for {}",
+        "{}{together} {}; {} in {} #{} on group {} for {}{}",
         format_ranks(&culprits),
         if read {
             "left a record that does not hold what it does now"
@@ -147,18 +168,35 @@ fn draft(ctx: &Context<'_>, place: usize, nodes: &[Node]) -> FindingDraft {
         op_ref.seq,
         ctx.group_name(op_ref.group),
         if culprits.len() == 1 { "it" } else { "them" },
+        ctx.in_all(nodes, waiting),
     );
     let mut draft = FindingDraft::new(Code::E102, sentence);
     draft.age_ms = ctx.waited_ms(place);
     // Had it been inside, and the operation stuck, the others would have left the same records.
-    draft.confidence = 0.5;
+    draft.confidence = match &block {
+        Some(block) => block.confidence(),
+        None if is_only_explanation(ctx, place, &culprits) => 0.75,
+        None => 0.5,
+    };
+    if let Some(block) = block {
+        draft.evidence = ctx.evidence_of_place(place, 3);
+        draft
+            .ruled_out
+            .push("not_joined: no readable rank explains the wait".to_owned());
+        draft.alternatives = block.alternatives();
+        draft.next = block.next(&culprits);
+        draft.targets = nodes.to_vec();
+        draft.culprits = culprits;
+        draft.at = Some(op_ref);
+        return draft;
+    }
     if nodes.len() > 1 {
         draft.alternatives = culprits.iter().take(16).map(|&rank| vec![rank]).collect();
     }
     let failed = failed_there(ctx, place);
     if !failed.is_empty() {
-        draft.ruled_out.push(format!(
-            "no certainty: the operation failed on {}, which may be the cause or an echo",
+        draft.doubts.push(format!(
+            "the operation failed on {}, which may be the cause or an echo",
             format_ranks(&failed)
         ));
         draft
@@ -166,23 +204,22 @@ fn draft(ctx: &Context<'_>, place: usize, nodes: &[Node]) -> FindingDraft {
             .extend(failed.iter().map(|&rank| vec![rank]));
     }
     if let &[alone] = ctx.graph.arrived[place].as_slice() {
-        draft.ruled_out.push(
-            "no certainty: a rank that waits alone may have come to what its peers never issue"
-                .to_owned(),
-        );
+        draft
+            .doubts
+            .push("a rank that waits alone may have come to what its peers never issue".to_owned());
         draft.alternatives.push(vec![ctx.rank(alone)]);
     }
     let peers = known_to_nobody_else(ctx, &culprits);
     if !peers.is_empty() {
-        draft.ruled_out.push(format!(
-            "no certainty: only its own record would show what {} did or left out with it",
+        draft.doubts.push(format!(
+            "only its own record would show what {} did or left out with it",
             format_ranks(&peers)
         ));
     }
     let ended = ended_early(ctx, &culprits);
     if !ended.is_empty() {
-        draft.ruled_out.push(format!(
-            "no certainty: {} ended early, and it may be what it waits for itself",
+        draft.doubts.push(format!(
+            "{} ended early, and it may be what it waits for itself",
             format_ranks(&ended)
         ));
     }
@@ -191,8 +228,8 @@ fn draft(ctx: &Context<'_>, place: usize, nodes: &[Node]) -> FindingDraft {
             draft.alternatives.push(vec![rank]);
         }
     }
-    draft.ruled_out.push(
-        "no certainty: had it come there too, and none finished, the others would have left the same records"
+    draft.doubts.push(
+        "had it come there too, and none finished, the others would have left the same records"
             .to_owned(),
     );
     draft.evidence = ctx.evidence_of_place(place, 3);
@@ -207,6 +244,33 @@ fn draft(ctx: &Context<'_>, place: usize, nodes: &[Node]) -> FindingDraft {
     draft.culprits = culprits;
     draft.at = Some(op_ref);
     draft
+}
+
+/// Whether what the others recorded leaves little else than that this rank is gone: several wait for it in
+/// an operation whose arguments all of them recorded alike, none of them failed, and nothing that only this
+/// rank shared with one of them is left out.
+fn is_only_explanation(ctx: &Context<'_>, place: usize, culprits: &[Rank]) -> bool {
+    const WAITING: usize = 3;
+    let Place::Collective { group, seq } = ctx.graph.places[place] else {
+        return false;
+    };
+    let call = event::usual_call(ctx.aligned, group, seq);
+    let compared = call.is_some_and(|call| {
+        let call = ctx.aligned.shared.calls.get(call);
+        match call.op.parts() {
+            Parts::Equal => call.op.needs_all_members(),
+            Parts::PerRank | Parts::PerPair => false,
+        }
+    });
+    let absent = ctx.aligned.expected.iter();
+    let absent = absent.filter(|&&rank| ctx.aligned.record_of(rank).is_none());
+    compared
+        && culprits.len() == 1
+        && absent.count() == 1
+        && ctx.graph.arrived[place].len() >= WAITING
+        && failed_there(ctx, place).is_empty()
+        && known_to_nobody_else(ctx, culprits).is_empty()
+        && ended_early(ctx, culprits).is_empty()
 }
 
 /// Ranks on which the collective that others wait in has failed.

@@ -10,6 +10,7 @@ mod group_mismatch;
 mod mismatch;
 mod missing_dump;
 mod not_joined;
+mod odd_message;
 mod p2p_size_mismatch;
 mod p2p_unmatched;
 mod rank_failed;
@@ -42,6 +43,7 @@ pub(crate) const ALL: &[&dyn Check] = &[
     &mismatch::Mismatch,
     &shifted::Shifted,
     &unequal_parts::UnequalParts,
+    &odd_message::OddMessage,
     &p2p_size_mismatch::P2pSizeMismatch,
     &rank_failed::ProcessGone,
     &rank_frozen::RankFrozen,

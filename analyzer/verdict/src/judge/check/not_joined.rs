@@ -71,15 +71,13 @@ fn draft(ctx: &Context<'_>, place: usize, nodes: &[(Node, Missing)]) -> FindingD
     };
     let group = ctx.group_name(op_ref.group);
     let who = format_ranks(&culprits);
-    let verb = if held {
-        "issued but never started"
+    let in_all = ctx.in_all(&targets, arrived.len());
+    let op = format!("{} #{} on group {group}", op_ref.op, op_ref.seq);
+    let mut sentence = if held {
+        format!("{who} issued {op}, but the device is busy with something older; {waiting}{in_all}")
     } else {
-        "never issued"
+        format!("{who} never issued {op}; {waiting}{in_all}")
     };
-    let mut sentence = format!(
-        "{who} {verb} {} #{} on group {group}; {waiting}",
-        op_ref.op, op_ref.seq
-    );
     if let [record] = records[..] {
         sentence.push_str(&format!("; {}", ctx.last_seen(record)));
     }
@@ -99,8 +97,8 @@ fn draft(ctx: &Context<'_>, place: usize, nodes: &[(Node, Missing)]) -> FindingD
     draft.ruled_out = ruled_out(ctx, place, &op_ref);
     let unread = unread_and_vague(ctx, nodes);
     if !unread.is_empty() {
-        draft.ruled_out.push(format!(
-            "no certainty: gloo records neither members nor completions, and {} left no record that would show it",
+        draft.doubts.push(format!(
+            "gloo records neither members nor completions, and {} left no record that would show it",
             format_ranks(&unread)
         ));
         let unread = unread.iter().take(16).map(|&rank| vec![rank]);
@@ -190,11 +188,7 @@ fn next(ctx: &Context<'_>, culprits: &[Rank], records: &[usize]) -> String {
         return format!("find out what {} did", format_ranks(culprits));
     };
     let rank = ctx.aligned.records[record].rank;
-    let done = ctx.aligned.records[record]
-        .ops
-        .iter()
-        .rev()
-        .find(|op| op.completed());
+    let done = ctx.last_completed(record);
     let done = done.map(|op| {
         format!(
             "; its last completed operation was {}",

@@ -6,7 +6,7 @@ use crate::align::pending::PendingKind;
 use crate::align::record::Op;
 use crate::align::signature::Calls;
 use crate::judge::context::{Context, FindingDraft};
-use crate::judge::wait_graph::Place;
+use crate::judge::wait_graph::{Node, Place};
 use crate::report::Code;
 use rcomm_recorder::model::{EntryState, OpType};
 use std::collections::BTreeSet;
@@ -18,7 +18,15 @@ impl Check for P2pSizeMismatch {
         &[Code::E121]
     }
 
-    fn run(&self, ctx: &Context<'_>, _so_far: &[FindingDraft]) -> Vec<FindingDraft> {
+    fn run(&self, ctx: &Context<'_>, so_far: &[FindingDraft]) -> Vec<FindingDraft> {
+        let by_siblings = so_far.iter().filter(|draft| draft.code == Code::E120);
+        let explained: BTreeSet<Node> = by_siblings
+            .flat_map(|draft| draft.targets.iter().copied())
+            .collect();
+        let explained = |record: usize| {
+            let node = ctx.graph.node(ctx.aligned.records[record].rank);
+            node.is_some_and(|node| explained.contains(&node))
+        };
         let mut drafts = Vec::new();
         let mut seen: BTreeSet<(usize, u32, usize, u32)> = BTreeSet::new();
         for place in &ctx.graph.places {
@@ -38,6 +46,10 @@ impl Check for P2pSizeMismatch {
                 else {
                     continue;
                 };
+                // A message that was left out moves all later ones of its pair.
+                if explained(sender) || explained(receiver) {
+                    continue;
+                }
                 if seen.insert((sender, send.position, receiver, receive.position)) {
                     drafts.extend(judge(ctx, group, (sender, send), (receiver, receive)));
                 }
@@ -47,7 +59,7 @@ impl Check for P2pSizeMismatch {
     }
 }
 
-/// The record and half of the sender, then of the receiver, if both are posted.
+/// The record and half of the sender, then of the receiver, if both are posted and no other pairing fits.
 pub(super) fn both_ends(
     ctx: &Context<'_>,
     group: usize,
@@ -65,6 +77,9 @@ pub(super) fn both_ends(
     let sends = op.kind == OpType::Send;
     let ends = if sends { (me, peer) } else { (peer, me) };
     let pair = ctx.messages.pairs.get(&(group, ends))?;
+    if !pair.certain {
+        return None;
+    }
     let list = if sends { &pair.sends } else { &pair.receives };
     let at = list
         .binary_search_by_key(&half.position, |half| half.position)
@@ -92,6 +107,36 @@ fn type_of(calls: &Calls, op: &Op) -> String {
         .iter()
         .chain(&signature.output_dtypes);
     types.cloned().next().unwrap_or_default()
+}
+
+/// Whether each of the two sizes occurs at the other end too: then the halves may belong to two messages.
+fn both_usual(
+    ctx: &Context<'_>,
+    group: usize,
+    send: (usize, Half),
+    receive: (usize, Half),
+) -> bool {
+    let aligned = ctx.aligned;
+    let size = |record: usize, half: &Half| {
+        let call = aligned.op(record, half.position).call;
+        aligned.shared.calls.key(call).size
+    };
+    let ranks = &aligned.groups[group].ranks;
+    let member = |record: usize| {
+        let rank = aligned.records[record].rank;
+        ranks.iter().position(|&other| other == rank)
+    };
+    let (Some(source), Some(destination)) = (member(send.0), member(receive.0)) else {
+        return false;
+    };
+    let key = (group, (source as u32, destination as u32));
+    ctx.messages.pairs.get(&key).is_some_and(|pair| {
+        let (sent, received) = (size(send.0, &send.1), size(receive.0, &receive.1));
+        pair.receives
+            .iter()
+            .any(|half| size(receive.0, half) == sent)
+            && pair.sends.iter().any(|half| size(send.0, half) == received)
+    })
 }
 
 fn judge(
@@ -152,6 +197,16 @@ fn judge(
     draft.confidence = 0.95;
     draft.culprits = vec![source.min(destination), source.max(destination)];
     draft.culprits.dedup();
+    if types.is_none() && both_usual(ctx, group, send, receive) {
+        draft.confidence = 0.5;
+        draft.alternatives = draft.culprits.iter().map(|&rank| vec![rank]).collect();
+        draft.culprits.clear();
+        draft.doubts.push(
+            "both sizes are usual between these ranks: one of the two may have left out a message, or posted one too \
+             many, before"
+                .to_owned(),
+        );
+    }
     draft.evidence = vec![
         ctx.evidence(send.0, send.1.position, group),
         ctx.evidence(receive.0, receive.1.position, group),

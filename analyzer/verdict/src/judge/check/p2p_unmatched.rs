@@ -89,9 +89,6 @@ pub(super) fn in_cycle(
         .iter()
         .copied()
         .min_by_key(|&place| (ctx.waiting_since(place), place))?;
-    if culprits.is_empty() {
-        return None;
-    }
     // The ranks that do the same elsewhere may show which one left its half out.
     let odd = super::cross_group_deadlock::strongest_minority(ctx, ranks, places);
     // One that left out a collective is no matter of messages.
@@ -103,13 +100,18 @@ pub(super) fn in_cycle(
     }
     let decided = !odd.is_empty() && odd.len() < ranks.len();
     // Others are missed in a collective of the same cycle: a rank whose message comes after something
-    // else
-    // than ever before may have left that collective out.
+    // else than ever before may have left that collective out.
     if !decided
         && absent(places) != culprits
         && (is_out_of_turn(ctx, first) || comes_too_early(ctx, first, places))
     {
         return None;
+    }
+    let in_collective =
+        |&place: &usize| matches!(ctx.graph.places[place], Place::Collective { .. });
+    let alone = culprits.len() == 1 && places.iter().any(in_collective);
+    if !decided && !alone {
+        return Some(undecided(ctx, ranks, places, first, &culprits));
     }
     if decided {
         culprits = odd.iter().map(|one| one.node).collect();
@@ -125,39 +127,113 @@ pub(super) fn in_cycle(
         })
         .min_by_key(|&place| (ctx.waiting_since(place), place))
         .unwrap_or(first);
-    // Each of several left one half out: none can be blamed alone.
-    let symmetric = culprits.len() > 1 && !decided;
     let mut draft = draft(ctx, first, &culprits, false);
-    draft.cycle = ctx.ranks(&super::cross_group_deadlock::walk(ctx, ranks, places));
-    if symmetric {
-        draft.sentence = if culprits.len() == ranks.len() {
-            format!(
-                "{} wait for each other's messages on group {}: each posted one half first and none the other",
-                format_ranks(&draft.cycle),
-                ctx.group_name(group)
-            )
-        } else {
-            format!(
-                "{} wait on each other on group {}, where the other halves of messages are missing from {}; which \
-                 of them left one out is not known",
-                format_ranks(&draft.cycle),
-                ctx.group_name(group),
-                format_ranks(&ctx.ranks(&culprits))
-            )
-        };
-        // A rank that left out something else may have come to its own message too early.
-        let others = ranks.iter().filter(|node| !culprits.contains(node));
-        draft.alternatives = culprits
-            .iter()
-            .chain(others)
+    if !decided {
+        // The other end may have posted a message that none expects, and left the collective out.
+        draft.confidence = 0.6;
+        draft.alternatives = ctx
+            .ranks(ranks)
+            .into_iter()
             .take(16)
-            .map(|&node| vec![ctx.rank(node)])
+            .map(|rank| vec![rank])
             .collect();
-        draft.culprits.clear();
-        draft.confidence = 0.5;
+        draft.doubts.push(
+            "one waits in a message and the other in a collective: either may be what the program does next"
+                .to_owned(),
+        );
     }
+    draft.cycle = ctx.ranks(&super::cross_group_deadlock::walk(ctx, ranks, places));
     draft.targets = ranks.to_vec();
     Some(draft)
+}
+
+/// Ranks of one group that wait for each other, and no other ranks show which of them is wrong.
+fn undecided(
+    ctx: &Context<'_>,
+    ranks: &[Node],
+    places: &[usize],
+    first: usize,
+    absent: &[Node],
+) -> FindingDraft {
+    let mut draft = draft(ctx, first, absent, false);
+    let cycle = super::cross_group_deadlock::walk(ctx, ranks, places);
+    draft.cycle = ctx.ranks(&cycle);
+    let group = ctx.group_name(ctx.group_at(first));
+    let does = |&node: &Node| {
+        let waits = ctx.graph.waits_in[node].iter();
+        let mut waits = waits.filter(|place| places.contains(place));
+        let place = waits.next()?;
+        Some(format!(
+            "rank {} {}",
+            ctx.rank(node),
+            posted_first(ctx, *place)?
+        ))
+    };
+    let mut each: Vec<String> = cycle.iter().take(SHOWN).filter_map(does).collect();
+    if cycle.len() > SHOWN {
+        each.push("and so on".to_owned());
+    }
+    let all = format_ranks(&ctx.ranks(ranks));
+    let each = match each.is_empty() {
+        true => String::new(),
+        false => format!(": {}", each.join(", ")),
+    };
+    draft.sentence = format!(
+        "{all} wait for each other on group {group}{each}; which of them took the wrong order is not known"
+    );
+    draft.next = format!(
+        "compare the order in which {all} post their sends and receives, or post both in one batch"
+    );
+    draft.ruled_out = vec!["not_joined: every rank of the cycle waits itself".to_owned()];
+    // A rank that left out something else than a message may have come to its own too early.
+    let others = ranks.iter().filter(|node| !absent.contains(node));
+    draft.alternatives = absent
+        .iter()
+        .chain(others)
+        .take(16)
+        .map(|&node| vec![ctx.rank(node)])
+        .collect();
+    draft.culprits.clear();
+    draft.frames.clear();
+    draft.confidence = 0.5;
+    draft.targets = ranks.to_vec();
+    draft
+}
+
+/// So many ranks of a cycle are described one by one.
+const SHOWN: usize = 4;
+
+/// What a rank did at a place, where others wait for something else of it: `posted send #5 to rank 4 first`.
+fn posted_first(ctx: &Context<'_>, place: usize) -> Option<String> {
+    let Place::Batch {
+        group,
+        record,
+        pending,
+    } = ctx.graph.places[place]
+    else {
+        let op_ref = ctx.op_ref_of_place(place);
+        return Some(format!("is in {} #{}", op_ref.op, op_ref.seq));
+    };
+    let aligned = ctx.aligned;
+    let halves = ctx.halves(record, pending);
+    let half = halves.iter().find(|half| {
+        let peer = peer_rank(aligned, group, record, half.position);
+        let node = peer.and_then(|peer| ctx.graph.node(peer));
+        let missing = &ctx.graph.missing[place];
+        node.is_some_and(|node| missing.iter().any(|&(other, _)| other == node))
+    })?;
+    let op = aligned.op(record, half.position);
+    let peer = peer_rank(aligned, group, record, half.position)?;
+    let (mine, towards) = match op.kind {
+        OpType::Send => ("send", "to"),
+        _ => ("receive", "from"),
+    };
+    // In one batch neither comes first.
+    let first = if halves.len() == 1 { " first" } else { "" };
+    Some(format!(
+        "posted {mine} #{} {towards} rank {peer}{first}",
+        op.p2p_seq
+    ))
 }
 
 /// Whether a message is one that its receiver takes from any source.
@@ -326,8 +402,8 @@ fn draft(ctx: &Context<'_>, place: usize, nodes: &[Node], possible: bool) -> Fin
         // The one that waits may have posted one too many.
         draft.confidence = draft.confidence.min(0.6);
         draft.alternatives = vec![culprits.clone(), vec![waiting]];
-        draft.ruled_out.push(format!(
-            "no certainty: what is taken from any rank does not tell whose turn it was, nor whether rank {waiting} \
+        draft.doubts.push(format!(
+            "what is taken from any rank does not tell whose turn it was, nor whether rank {waiting} \
              posted one too many"
         ));
     }

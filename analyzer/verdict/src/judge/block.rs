@@ -1,0 +1,172 @@
+//! Ranks without a record that go together: those of a host, or ranks in a row.
+
+use crate::judge::context::Context;
+use crate::judge::wait_graph::Node;
+use crate::report::words::{count, format_ranks};
+use rcomm_recorder::model::Rank;
+use std::collections::BTreeMap;
+
+/// Rows of ranks of one length.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Block {
+    ranks: Vec<Rank>,
+    /// Ranks of a host, where records name hosts or the rows begin at a multiple of their length.
+    per_host: Option<u32>,
+    /// Records name the hosts of the other ranks.
+    named: bool,
+}
+
+impl Block {
+    /// All ranks without a record, if they form a block.
+    pub(crate) fn of_absent(ctx: &Context<'_>) -> Option<Self> {
+        let expected = ctx.aligned.expected.iter().copied();
+        let absent: Vec<Rank> = expected
+            .filter(|&rank| ctx.aligned.record_of(rank).is_none())
+            .collect();
+        Self::of(ctx, &absent)
+    }
+
+    /// Ranks as a block, if none of them left a record and they form one: one row, or rows that hosts of
+    /// one size would leave.
+    pub(crate) fn of(ctx: &Context<'_>, ranks: &[Rank]) -> Option<Self> {
+        let mut ranks = ranks.to_vec();
+        ranks.sort_unstable();
+        let read = |&rank: &Rank| ctx.aligned.record_of(rank).is_some();
+        if ranks.len() < 2 || ranks.iter().any(read) {
+            return None;
+        }
+        let rows: Vec<&[Rank]> = ranks
+            .chunk_by(|&one, &next| one.checked_add(1) == Some(next))
+            .collect();
+        // The last host may have fewer ranks than the others.
+        let world = ctx.aligned.expected.last().map_or(0, |last| last + 1);
+        let by_name = ranks_per_host(ctx);
+        let per_host = by_name.or_else(|| common_size(&rows, world));
+        let fits = |row: &&[Rank]| {
+            let [first, .., last] = **row else {
+                return false;
+            };
+            per_host.is_some_and(|size| {
+                first.is_multiple_of(size) && ((last + 1).is_multiple_of(size) || last + 1 == world)
+            })
+        };
+        let hosts = rows.iter().all(fits);
+        if !hosts && rows.len() > 1 {
+            return None;
+        }
+        Some(Self {
+            per_host: per_host.filter(|_| hosts),
+            named: hosts && by_name.is_some(),
+            ranks,
+        })
+    }
+
+    pub(crate) fn nodes(&self, ctx: &Context<'_>) -> Vec<Node> {
+        self.ranks
+            .iter()
+            .filter_map(|&rank| ctx.graph.node(rank))
+            .collect()
+    }
+
+    /// `all ranks of one host`, `8 ranks in a row, one host by their numbers`.
+    pub(crate) fn describe(&self) -> String {
+        let hosts = |hosts: u32| match hosts {
+            1 => "one host".to_owned(),
+            hosts => format!("{hosts} hosts"),
+        };
+        match (self.hosts(), self.named) {
+            (Some((n, _)), true) => format!("all ranks of {}", hosts(n)),
+            (Some((1, 3..)), false) => {
+                let row = count(self.ranks.len() as u64, "rank");
+                format!("{row} in a row, one host by their numbers")
+            }
+            (Some((n @ 2.., size @ 2..)), false) => {
+                format!("{n} rows of {size}, {} by their numbers", hosts(n))
+            }
+            _ => format!("{} in a row", count(self.ranks.len() as u64, "rank")),
+        }
+    }
+
+    /// Each rank alone, where one of them may be gone and the record of the other only lost.
+    pub(crate) fn alternatives(&self) -> Vec<Vec<Rank>> {
+        if self.confidence() > 0.5 {
+            return Vec::new();
+        }
+        self.ranks.iter().map(|&rank| vec![rank]).collect()
+    }
+
+    /// How sure it is that they are gone: single records get lost, those of a host rarely do.
+    pub(crate) fn confidence(&self) -> f64 {
+        match (self.hosts(), self.ranks.len()) {
+            (Some(_), 3..) => 0.85,
+            (_, 0..=2) => 0.5,
+            _ => 0.75,
+        }
+    }
+
+    pub(crate) fn next(&self, ranks: &[Rank]) -> String {
+        let (host, its) = match self.hosts() {
+            Some((2.., _)) => ("hosts", "their"),
+            _ => ("host", "its"),
+        };
+        format!(
+            "look at the {host} of {}: power, network, {its} kernel's log, and whether the scheduler took {} away",
+            format_ranks(ranks),
+            if host == "host" { "it" } else { "them" }
+        )
+    }
+
+    /// How many hosts, of how many ranks.
+    fn hosts(&self) -> Option<(u32, u32)> {
+        let size = self.per_host?;
+        let hosts: std::collections::BTreeSet<u32> =
+            self.ranks.iter().map(|rank| rank / size).collect();
+        Some((hosts.len() as u32, size.min(self.ranks.len() as u32)))
+    }
+}
+
+/// Ranks of a host as the records name hosts: the same on all that are complete.
+fn ranks_per_host(ctx: &Context<'_>) -> Option<u32> {
+    let mut hosts: BTreeMap<&str, Vec<Rank>> = BTreeMap::new();
+    for record in ctx.aligned.records {
+        if !record.identity.host.is_empty() {
+            let ranks = hosts.entry(&record.identity.host).or_default();
+            if ranks.last() != Some(&record.rank) {
+                ranks.push(record.rank);
+            }
+        }
+    }
+    let size = hosts.values().map(Vec::len).max()? as u32;
+    let in_row = hosts.values().all(|ranks| match ranks[..] {
+        [first, .., last] => first / size == last / size,
+        _ => true,
+    });
+    (size > 1 && in_row).then_some(size)
+}
+
+/// The largest size of which all rows are multiples, the last of the world perhaps cut.
+fn common_size(rows: &[&[Rank]], world: Rank) -> Option<u32> {
+    let divisor = |a: u32, b: u32| {
+        let (mut a, mut b) = (a, b);
+        while b != 0 {
+            (a, b) = (b, a % b);
+        }
+        a
+    };
+    let mut size = 0;
+    for row in rows {
+        let [first, .., last] = **row else {
+            return None;
+        };
+        size = divisor(size, first);
+        if last + 1 != world || first == 0 {
+            size = divisor(size, last + 1);
+        }
+    }
+    // One row is one host where it begins at a multiple of its length.
+    let size = match rows {
+        [row] if size > 0 => size.min(row.len() as u32),
+        _ => size,
+    };
+    (size > 1).then_some(size)
+}

@@ -1,0 +1,67 @@
+//! What rings have dropped, and how much surer a finding sounds than it may.
+//!
+//! A ring whose oldest entry has not completed may have dropped the very operation that its rank is in.
+
+use crate::align::pending::front_is_lost;
+use crate::judge::context::{Context, FindingDraft};
+use crate::report::words::format_ranks;
+use crate::report::{Code, Problem};
+use rcomm_recorder::model::Rank;
+use std::collections::BTreeSet;
+
+/// How sure a finding can be that rests on where ranks wait, if one of them may be somewhere else.
+const AMONG_OTHERS: f64 = 0.7;
+/// The same, if that rank is the one that is blamed.
+const BLAMED: f64 = 0.5;
+
+/// Ranks, ascending, of which the ring may have dropped what they are in.
+pub(crate) fn blind(ctx: &Context<'_>) -> Vec<Rank> {
+    let records = ctx.aligned.records.iter();
+    let blind = records.filter(|record| front_is_lost(record));
+    let mut ranks: Vec<Rank> = blind.map(|record| record.rank).collect();
+    ranks.dedup();
+    ranks
+}
+
+/// Lowers the confidence of what rests on the places where ranks wait.
+pub(crate) fn temper(ctx: &Context<'_>, drafts: &mut [FindingDraft]) {
+    let blind = blind(ctx);
+    if blind.is_empty() {
+        return;
+    }
+    for draft in drafts {
+        if !matches!(
+            draft.code,
+            Code::E101 | Code::E102 | Code::E103 | Code::E130 | Code::E135
+        ) {
+            continue;
+        }
+        let blamed = draft.culprits.iter().any(|rank| blind.contains(rank));
+        let most = if blamed { BLAMED } else { AMONG_OTHERS };
+        draft.confidence = draft.confidence.min(most);
+        let (ring, they) = match blind.len() {
+            1 => ("ring", "it is"),
+            _ => ("rings", "they are"),
+        };
+        draft.doubts.push(format!(
+            "the {ring} of {} may have dropped what {they} in",
+            format_ranks(&blind)
+        ));
+    }
+}
+
+/// N302 of the ranks that are not among those of which that is noted already.
+pub(crate) fn note(ctx: &Context<'_>, noted: &BTreeSet<Rank>) -> Option<Problem> {
+    let mut blind = blind(ctx);
+    blind.retain(|rank| !noted.contains(rank));
+    let (ring, they) = match blind.len() {
+        0 => return None,
+        1 => ("ring", "it is"),
+        _ => ("rings", "they are"),
+    };
+    let sentence = format!(
+        "the oldest entry in the {ring} of {} has not completed: the operation that {they} in may have been dropped",
+        format_ranks(&blind)
+    );
+    Some(Problem::new(Code::N302, "", sentence))
+}

@@ -1,0 +1,315 @@
+//! Sibling pipelines: what the ranks with the same part in groups of the same description exchange with
+//! their peers, step by step.
+//!
+//! Two ends of a message contradict each other when one of them left a half out, and neither record shows
+//! which of them is wrong. The siblings do: the same member of another pipeline runs the same program. Its
+//! messages with the same peer are compared with the rank's own, with the collectives of all groups
+//! between them as marks: so a step that was left out is found where it happened, not where the job
+//! stopped because of it.
+
+use crate::align::event::{lane_of_family, nth_of_family, other_end};
+use crate::align::record::{NONE, Record};
+use crate::align::{Aligned, GroupIx, RecordIx};
+use rcomm_recorder::model::{OpType, Rank};
+use rcomm_recorder::publish::Recorder;
+use std::collections::{HashMap, HashSet};
+
+/// How a rank's messages with a peer differ from those of its siblings.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(crate) enum Deviation {
+    /// It left out this half and went on.
+    LeftOut { sends: bool },
+    /// It posted another step where its siblings post this half: left out, or to come later.
+    NotFirst { sends: bool },
+    /// It posted this half and its siblings do not.
+    Extra { sends: bool },
+    /// It posted this half with another size, and goes on as its siblings do.
+    Resized { sends: bool },
+}
+
+/// A rank that deviates from its siblings.
+#[derive(Clone, Debug)]
+pub(crate) struct Odd {
+    pub(crate) record: RecordIx,
+    pub(crate) deviation: Deviation,
+    /// Position in its operations of the first step that is not its siblings'.
+    pub(crate) position: u32,
+    /// Siblings that show it, ascending, and of the first of them the step that is missing, or comes
+    /// instead.
+    pub(crate) siblings: Vec<Rank>,
+    pub(crate) shown_by: (RecordIx, u32),
+    /// Siblings that did as the rank.
+    pub(crate) like_it: usize,
+}
+
+/// So many siblings are compared with a rank.
+const SIBLINGS: usize = 12;
+/// So many steps may be left out at a time.
+const STEPS: usize = 4;
+
+/// A step that a rank and its siblings share.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+enum Step {
+    Collective { family: u32, nth: u32, seq: u32 },
+    Message { sends: bool, size: Option<u64> },
+}
+
+impl Step {
+    /// Whether it sends; `None` if it is no message.
+    fn direction(self) -> Option<bool> {
+        match self {
+            Self::Message { sends, .. } => Some(sends),
+            Self::Collective { .. } => None,
+        }
+    }
+}
+
+type Steps = Vec<(Step, u32)>;
+
+/// Compares a rank's messages with one peer of a group with its siblings'; `None` if they do not deviate, or
+/// as many siblings did as the rank. A single sibling may be the one that deviates.
+pub(crate) fn odd(
+    aligned: &Aligned<'_>,
+    record: RecordIx,
+    group: GroupIx,
+    peer: u32,
+) -> Option<Odd> {
+    let lane_at = aligned.lanes[record]
+        .iter()
+        .position(|lane| lane.group == group)?;
+    let member = aligned.lanes[record][lane_at].member;
+    if member == NONE || !is_usable(&aligned.records[record]) {
+        return None;
+    }
+    // Pipelines that exchange parts of other lengths are alike in their order alone.
+    [Sizes::Compared, Sizes::Ignored]
+        .into_iter()
+        .find_map(|sizes| {
+            let part = Part {
+                group,
+                lane_at,
+                member,
+                peer,
+                sizes,
+            };
+            decide(aligned, record, &walks(aligned, record, &part))
+        })
+}
+
+/// Whether messages of other sizes are other steps.
+#[derive(Clone, Copy, PartialEq)]
+enum Sizes {
+    Compared,
+    Ignored,
+}
+
+/// What a rank does in a group with a peer.
+struct Part {
+    group: GroupIx,
+    /// The rank's lane of that group.
+    lane_at: usize,
+    member: u32,
+    peer: u32,
+    sizes: Sizes,
+}
+
+/// A rank's steps against those of each of its siblings.
+fn walks(aligned: &Aligned<'_>, record: RecordIx, part: &Part) -> Vec<(RecordIx, Walk)> {
+    let family = aligned.groups[part.group].family;
+    let nth = nth_of_family(aligned, record, part.group);
+    let own = steps(aligned, record, part.lane_at, part);
+    let mut walks: Vec<(RecordIx, Walk)> = Vec::new();
+    for (at, other) in aligned.groups.iter().enumerate() {
+        if at == part.group || other.family != family || walks.len() >= SIBLINGS {
+            continue;
+        }
+        let Some(&Some((sibling, lane))) = other.lanes.get(part.member as usize) else {
+            continue;
+        };
+        let same_part = lane_of_family(aligned, sibling, family, nth) == Some(lane);
+        if sibling != record && same_part && is_usable(&aligned.records[sibling]) {
+            let theirs = steps(aligned, sibling, lane, part);
+            let whole = !aligned.records[record].wrapped() && !aligned.records[sibling].wrapped();
+            walks.extend(walk(&own, &theirs, whole).map(|walk| (sibling, walk)));
+        }
+    }
+    walks
+}
+
+/// Whether a record holds steps without gaps, and peers.
+fn is_usable(record: &Record) -> bool {
+    // torchcomms names no peers, and describes all groups alike.
+    !record.only_active && record.recorder != Recorder::Torchcomms
+}
+
+/// How far two programs agree, and where they part.
+struct Walk {
+    /// Position in the rank's operations up to which they agree.
+    agreed_to: u32,
+    /// Both go on, and not alike.
+    differs: bool,
+    /// The deviation, where it is in the rank's operations, and the sibling's step there.
+    parted: Option<(Deviation, u32, u32)>,
+}
+
+fn decide(aligned: &Aligned<'_>, record: RecordIx, walks: &[(RecordIx, Walk)]) -> Option<Odd> {
+    let mut votes: HashMap<(Deviation, u32), Vec<(Rank, RecordIx, u32)>> = HashMap::new();
+    for &(sibling, Walk { parted, .. }) in walks {
+        if let Some((deviation, position, theirs)) = parted {
+            let rank = aligned.records[sibling].rank;
+            let votes = votes.entry((deviation, position)).or_default();
+            votes.push((rank, sibling, theirs));
+        }
+    }
+    let most = votes
+        .into_iter()
+        .max_by_key(|((deviation, position), votes)| {
+            (votes.len(), std::cmp::Reverse((*position, *deviation)))
+        });
+    let ((deviation, position), mut votes) = most?;
+    let like_it = walks
+        .iter()
+        .filter(|(_, walk)| walk.agreed_to > position)
+        .count();
+    // Siblings that deviate in ways of their own show no usual program.
+    let others = walks.iter().filter(|(_, walk)| walk.differs).count() - votes.len();
+    votes.sort_unstable();
+    if votes.len() <= like_it + others {
+        return None;
+    }
+    let (_, sibling, theirs) = votes[0];
+    Some(Odd {
+        record,
+        deviation,
+        position,
+        siblings: votes.iter().map(|&(rank, ..)| rank).collect(),
+        shown_by: (sibling, theirs),
+        like_it,
+    })
+}
+
+/// A rank's messages with a peer and the collectives of all its groups, in the order in which it issued
+/// them.
+fn steps(aligned: &Aligned<'_>, record: RecordIx, lane_at: usize, part: &Part) -> Steps {
+    let lanes = &aligned.lanes[record];
+    let nths: Vec<u32> = lanes
+        .iter()
+        .map(|lane| nth_of_family(aligned, record, lane.group))
+        .collect();
+    let calls = &aligned.shared.calls;
+    let mut newest_seq: Vec<Option<u32>> = vec![None; lanes.len()];
+    let mut steps = Vec::new();
+    for (position, op) in (0u32..).zip(&aligned.records[record].ops) {
+        let of = usize::from(op.group);
+        let lane = &lanes[of];
+        if op.kind.is_p2p() {
+            if of == lane_at && other_end(aligned, lane, op) == part.peer {
+                let size = calls.key(op.call).size;
+                let step = Step::Message {
+                    sends: op.kind == OpType::Send,
+                    size: size.filter(|_| part.sizes == Sizes::Compared),
+                };
+                steps.push((step, position));
+            }
+        } else if op.kind.is_collective()
+            && !op.is_p2p
+            && lane.member != NONE
+            && newest_seq[of].replace(op.seq) != Some(op.seq)
+        {
+            let step = Step::Collective {
+                family: aligned.groups[lane.group].family,
+                nth: nths[of],
+                seq: op.seq,
+            };
+            steps.push((step, position));
+        }
+    }
+    steps
+}
+
+/// Follows both programs from their beginning, or from the first mark that both rings still hold; `None` if
+/// they share none.
+fn walk(own: &Steps, theirs: &Steps, whole: bool) -> Option<Walk> {
+    let marks = |steps: &Steps| -> HashSet<Step> {
+        let marks = steps.iter().map(|&(step, _)| step);
+        marks.filter(|step| step.direction().is_none()).collect()
+    };
+    let shared: HashSet<Step> = marks(own).intersection(&marks(theirs)).copied().collect();
+    // A mark that one of them lacks is not compared: it may not have come to it.
+    let kept = |steps: &Steps| -> Steps {
+        let kept =
+            |&&(step, _): &&(Step, u32)| step.direction().is_some() || shared.contains(&step);
+        steps.iter().filter(kept).copied().collect()
+    };
+    let (own, theirs) = (kept(own), kept(theirs));
+    let (mut at, mut there) = (0, 0);
+    if !whole {
+        let (first, _) = own.iter().find(|(step, _)| step.direction().is_none())?;
+        at = own.iter().position(|(step, _)| step == first)?;
+        there = theirs.iter().position(|(step, _)| step == first)?;
+    }
+    while at < own.len() && there < theirs.len() && own[at].0 == theirs[there].0 {
+        (at, there) = (at + 1, there + 1);
+    }
+    let agreed_to = at.checked_sub(1).map_or(0, |last| own[last].1 + 1);
+    Some(Walk {
+        agreed_to,
+        differs: at < own.len() && there < theirs.len(),
+        parted: parted(&own[at..], &theirs[there..]),
+    })
+}
+
+/// How one program goes on that no longer agrees with the other.
+fn parted(own: &[(Step, u32)], theirs: &[(Step, u32)]) -> Option<(Deviation, u32, u32)> {
+    let (&(mine, position), &(usual, there)) = (own.first()?, theirs.first()?);
+    let messages = |steps: &[(Step, u32)]| steps.iter().all(|(step, _)| step.direction().is_some());
+    let later = |steps: &[(Step, u32)], wanted: Step| {
+        let found = steps.iter().take(STEPS + 1).skip(1);
+        found.clone().position(|&(step, _)| step == wanted)
+    };
+    // A message of another size, after which the two agree again, is no step too many or too few.
+    let agree = |own: &[(Step, u32)], theirs: &[(Step, u32)]| {
+        let pairs = own.iter().zip(theirs);
+        pairs
+            .take_while(|((own, _), (theirs, _))| own == theirs)
+            .count()
+    };
+    let resized = mine.direction().is_some() && mine.direction() == usual.direction();
+    let as_one_step = if resized {
+        agree(&own[1..], &theirs[1..])
+    } else {
+        0
+    };
+    if let Some(left_out) = later(theirs, mine) {
+        let sends = usual.direction()?;
+        if agree(own, &theirs[left_out + 1..]) < as_one_step {
+            return Some((Deviation::Resized { sends }, position, there));
+        }
+        if !messages(&theirs[..=left_out]) {
+            return None;
+        }
+        let follows = theirs.get(left_out + 2).map(|&(step, _)| step);
+        let went_on = own.get(1).map(|&(step, _)| step);
+        // With the missing half right behind it, the two are in the other order.
+        let turned = went_on == Some(usual);
+        let deviation = if follows.is_some() && went_on == follows && !turned {
+            Deviation::LeftOut { sends }
+        } else {
+            Deviation::NotFirst { sends }
+        };
+        return Some((deviation, position, there));
+    }
+    let sends = mine.direction()?;
+    let resized = resized.then_some((Deviation::Resized { sends }, position, there));
+    let known = theirs.iter().any(|&(step, _)| step == mine);
+    if resized.is_some() && !known {
+        return resized;
+    }
+    let Some(extra) = later(own, usual) else {
+        return resized;
+    };
+    if resized.is_some() && agree(&own[extra + 1..], theirs) <= as_one_step {
+        return resized;
+    }
+    messages(&own[..=extra]).then_some((Deviation::Extra { sends }, position, there))
+}

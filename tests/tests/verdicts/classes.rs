@@ -1,0 +1,83 @@
+//! Messages and hosts, class by class: the halves of messages, hosts that are gone, and each of them with
+//! rings that are shorter than what the host issues ahead of its device.
+
+use crate::seeds;
+use crate::tally::{RIGHT, Tally};
+use rcomm_recorder::publish::Recorder;
+use rcomm_tests::generator::{Exchange, Job, Kind, Random, Spec, Window};
+
+#[derive(Clone, Copy, PartialEq)]
+enum Rings {
+    /// Long enough for all that is asked.
+    Long,
+    /// Shorter than what is issued ahead.
+    Short,
+}
+
+/// A job of the class, if this seed gives one.
+fn job(seed: u64, kind: Kind, rings: Rings) -> Option<Job> {
+    let mut spec = Spec::random(seed.wrapping_add((40 + kind as u64) << 32), 32);
+    let mut random = Random::new(seed ^ 0xc1a5_5e50);
+    spec.recording.per_host = *random.pick(&[2, 4, 8]);
+    if spec.recording.recorder == Recorder::NativeGloo {
+        spec.recording.recorder = Recorder::Hook;
+    }
+    let messages = Kind::MESSAGES.contains(&kind);
+    if messages && spec.pp < 2 {
+        spec.pp = *random.pick(&[2, 4]);
+    }
+    // Three pipelines show which of the two ends is odd.
+    if messages && spec.tp * spec.dp < 3 {
+        spec.dp = 4;
+        spec.ep = 1;
+    }
+    spec.mix.exchange = match kind {
+        Kind::SendFirst | Kind::AllSendFirst => Exchange::InOrder,
+        Kind::Lopsided => *random.pick(&[Exchange::Paired, Exchange::Joint]),
+        _ => *random.pick(&[
+            Exchange::None,
+            Exchange::None,
+            Exchange::Paired,
+            Exchange::Joint,
+            Exchange::InOrder,
+        ]),
+    };
+    if rings == Rings::Long {
+        spec.recording.window = *random.pick(&[Window::Whole, Window::Long]);
+        spec.steps = 6;
+    }
+    if rings == Rings::Short {
+        spec.recording.recorder = Recorder::Nccl;
+        spec.recording.window = Window::Short;
+        spec.recording.run_ahead = *random.pick(&[0, 8, 40, 100]);
+        spec.steps = 6;
+        spec.micro_batches = 4;
+    }
+    spec.faults = vec![kind];
+    let job = spec.make();
+    (!job.faults.is_empty() && job.decidable && !job.blocked.is_empty()).then_some(job)
+}
+
+fn tally(kind: Kind, rings: Rings) -> Tally {
+    let mut tally = Tally::default();
+    for seed in seeds(24) {
+        if let Some(job) = job(seed, kind, rings) {
+            tally.take(seed, &job, 0.5);
+        }
+    }
+    tally
+}
+
+#[test]
+fn halves_of_messages_and_hosts() {
+    for &kind in Kind::MESSAGES.iter().chain(Kind::HOSTS) {
+        tally(kind, Rings::Long).hold(&format!("{kind:?}"), RIGHT);
+    }
+}
+
+#[test]
+fn halves_of_messages_and_hosts_in_short_rings() {
+    for &kind in Kind::MESSAGES.iter().chain(Kind::HOSTS) {
+        tally(kind, Rings::Short).hold_or_open(&format!("{kind:?}, short rings"), RIGHT);
+    }
+}

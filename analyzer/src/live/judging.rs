@@ -34,6 +34,8 @@ pub struct Live {
     judge: Judge,
     pub(super) kept: LatestRecords,
     silent: BTreeSet<Rank>,
+    /// Ranks that the newest report finds late.
+    late: Vec<Rank>,
     changed: bool,
     number: u64,
     /// When the records were judged last, and as of which time of their own clock.
@@ -50,6 +52,7 @@ impl Live {
             judge,
             kept: LatestRecords::new(sources),
             silent: BTreeSet::new(),
+            late: Vec::new(),
             changed: false,
             number: 0,
             judged: None,
@@ -140,6 +143,7 @@ impl Live {
         let launches = self.kept.feeds.iter().flat_map(|feed| &feed.launches);
         policy.launches = launches.cloned().collect();
         policy.silent = self.silent.iter().copied().collect();
+        policy.late = std::mem::take(&mut self.late);
         for slot in self.kept.slots.values_mut() {
             slot.take_signs();
         }
@@ -174,6 +178,10 @@ impl Live {
         let ranks: Arc<[RankView]> = ranks.into();
         let now_ns = policy.now_ns.unwrap_or(at.wall_ns);
         let more_in = self.add_seen(&mut report, &watched, &ranks, at, now_ns);
+        let late = report.findings.iter().filter(|one| one.code == Code::W220);
+        self.late = late
+            .flat_map(|one| one.culprit_ranks.iter().copied())
+            .collect();
         self.number += 1;
         self.remember(at, policy.now_ns, &watched);
         let more = more_in.map(|more_in| at.elapsed + more_in);

@@ -408,6 +408,22 @@ fn try_at(
                 || spec.recording.notice_ms == 0;
             fault(met && noticed && (spec.dp > 1 || !spec.mix.rings) && !spec.mix.collects)
         }
+        Kind::Turns => {
+            for nth in 0..spec.steps as usize {
+                let late = (random.draw() % u64::from(spec.world())) as usize;
+                let starts = step_starts(&programs[late])?;
+                programs[late].late.extend(starts.get(nth));
+            }
+            let met = spec.pp == 1 && !spec.mix.rings && !spec.mix.collects;
+            Some(Fault {
+                kind,
+                rank,
+                at,
+                culprits: Vec::new(),
+                group,
+                decidable: met && spec.world() > 3,
+            })
+        }
         Kind::SlowHost => {
             let culprits = spec.recording.ranks_of_host(rank, spec.world());
             // A job of one host has none that is late.

@@ -47,6 +47,8 @@ pub enum Kind {
     Slow,
     /// All ranks of a host come late in every step (a record that names hosts only).
     SlowHost,
+    /// In each step another rank comes late.
+    Turns,
     /// A rank takes two neighbouring steps on different groups in the other order.
     Detour,
     /// A rank takes itself for the root of a gather.
@@ -147,6 +149,7 @@ impl Kind {
             Self::Members => &[E105],
             Self::Fabric => &[E135],
             Self::Slow | Self::SlowHost => &[W220],
+            Self::Turns => &[N306],
             Self::Detour => &[E130, E113, E101, E120, E103],
             Self::Root | Self::Splits => &[E114],
             Self::Sum => &[E112],

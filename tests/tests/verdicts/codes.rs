@@ -42,6 +42,7 @@ const MADE_BY: &[(Code, Cause)] = &[
     (Code::N303, Cause::Damage(Damage::MixedVersions)),
     (Code::N304, Cause::Midway),
     (Code::N305, Cause::Nothing),
+    (Code::N306, Cause::Fault(Kind::Turns)),
 ];
 
 #[derive(Clone, Copy)]

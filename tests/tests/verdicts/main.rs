@@ -10,6 +10,7 @@
 
 mod classes;
 mod codes;
+mod lateness;
 mod tally;
 mod warnings;
 

@@ -16,6 +16,7 @@ pub(crate) fn spec(seed: u64, kind: Kind) -> Spec {
         Kind::Stalled | Kind::ShortRing | Kind::Dropped | Kind::SlowHost => {
             spec.recording.recorder = Recorder::Rcomm;
         }
+        Kind::Turns => spec.steps = 24,
         Kind::Uneven => (spec.dp, spec.ep, spec.pp) = (4, 4, 1),
         Kind::Overrun => {
             spec.recording.recorder = Recorder::Nccl;

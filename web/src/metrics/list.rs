@@ -62,7 +62,7 @@ metrics! {
     CULPRIT_RANK Gauge "rcomm_culprit_rank"
         "1 for each rank that a finding names as culprit; at most 16 ranks.";
     RANK_STRAGGLER_TIME_RATIO Gauge "rcomm_rank_straggler_time_ratio"
-        "Share of the job's time that the other ranks waited for this one; the 16 largest.";
+        "Share of the job's time that was lost to this rank; the 16 largest.";
     RANK_ARRIVAL_LAG_P50_SECONDS Gauge "rcomm_rank_arrival_lag_p50_seconds"
         "Median arrival lag of the same ranks.";
     FINDINGS Gauge "rcomm_findings"
@@ -80,7 +80,7 @@ metrics! {
         "Age of the oldest pending operation; 0 if none is pending."
         => "rcomm.inflight.oldest" "s";
     STRAGGLER_TIME_RATIO Gauge "rcomm_straggler_time_ratio"
-        "Share of the job's time that the other ranks waited for the slowest one, 0 to 1."
+        "Share of the job's time that is lost to the ranks that W220 names, 0 to 1; 0 if it names none."
         => "rcomm.straggler.time_ratio" "1";
     JUDGEMENTS Counter "rcomm_judgements"
         "Analyses made.";

@@ -105,8 +105,7 @@ fn job(w: &mut Writer, snapshot: &Snapshot) {
         &list::OLDEST_INFLIGHT_SECONDS,
         oldest.fold(0.0, f64::max) / 1e3,
     );
-    let lag = report.ranks.iter().filter_map(|rank| rank.lag_share);
-    w.gauge(&list::STRAGGLER_TIME_RATIO, lag.fold(0.0, f64::max));
+    w.gauge(&list::STRAGGLER_TIME_RATIO, report.straggler_share());
     w.counter(&list::JUDGEMENTS, snapshot.number);
     w.gauge(&list::JUDGEMENT_SECONDS, snapshot.cost.as_secs_f64());
     w.gauge(

@@ -30,7 +30,6 @@ pub(super) fn request(
     };
     let report = &snapshot.report;
     let ages = report.in_flight.iter().filter_map(|it| it.age_ms);
-    let lag = report.ranks.iter().filter_map(|rank| rank.lag_share);
     let silent = snapshot.ranks.iter().filter(|view| view.silent).count();
     let metrics = [
         context.sum(&list::COLLECTIVES, |series| series.completed),
@@ -48,7 +47,7 @@ pub(super) fn request(
         context.gauge(&list::RANKS_EXPECTED, report.input.ranks_expected as f64),
         context.gauge(&list::RANKS_READ, report.input.ranks_read as f64),
         context.gauge(&list::RANKS_SILENT, silent as f64),
-        context.gauge(&list::STRAGGLER_TIME_RATIO, lag.fold(0.0, f64::max)),
+        context.gauge(&list::STRAGGLER_TIME_RATIO, report.straggler_share()),
     ];
     let metrics: Vec<Metric> = metrics.into_iter().flatten().collect();
     let count = metrics.len() as u64;

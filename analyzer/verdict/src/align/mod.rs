@@ -20,5 +20,5 @@ pub(crate) mod signature;
 pub use message::{Message, MessageNumbers};
 pub use record::Extent;
 
-pub(crate) use aligned::{Aligned, Lane, Presence, UnknownReason, retiring_is_all};
+pub(crate) use aligned::{Aligned, Lane, Presence, UnknownReason, is_message, retiring_is_all};
 pub(crate) use membership::{GroupIx, RecordIx};

@@ -253,8 +253,11 @@ impl Shared {
         let mut ids_follow = true;
         let mut last_id = first_id;
         let mut known: Vec<Option<(Arguments, u32)>> = vec![None; dump.signatures.len()];
-        let mut ops = Vec::with_capacity(dump.entries.len());
+        let mut ops: Vec<Op> = Vec::with_capacity(dump.entries.len());
         for entry in &dump.entries {
+            // What ends a block of messages is no collective, whatever the recorder calls it.
+            let ends_messages = entry.op == OpType::Coalesced
+                && (ops.last()).is_some_and(|op| op.is_p2p && u32::from(op.group) == entry.group);
             ids_follow &= entry.record_id <= last_id.saturating_add(1);
             last_id = entry.record_id;
             let arguments = Arguments {
@@ -300,7 +303,7 @@ impl Shared {
                 kind: entry.op,
                 state: entry.state,
                 retired: entry.retired,
-                is_p2p: entry.is_p2p,
+                is_p2p: entry.is_p2p || ends_messages,
             });
         }
         // Holes in the record ids, or fewer operations than any ring holds, and not one that

@@ -134,7 +134,7 @@ fn judge(
     let mut graph = WaitGraph::new(&aligned, &messages, policy, &life);
     let wait_roots = wait_root::find(&aligned, &mut graph);
     let disagreements = disagreement::find(&aligned);
-    let lateness = Lateness::new(&aligned);
+    let lateness = Lateness::new(&aligned, &clocks, policy);
     let ctx = Context {
         policy,
         life: &life,

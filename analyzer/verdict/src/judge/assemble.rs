@@ -1,6 +1,7 @@
 //! The report: findings ranked, consequences under their causes, victims counted.
 
 use crate::align::record::Record;
+use crate::judge::check::straggler;
 use crate::judge::context::{Context, FindingDraft};
 use crate::judge::wait_graph::{Missing, Node, now_ns};
 use crate::judge::{ending, loss, summary};
@@ -30,6 +31,12 @@ pub(crate) fn report(
     drafts.sort_by(before);
     let shortfall = Shortfall::of(ctx, &problems);
     note_absences(ctx, &drafts, &shortfall, &mut problems);
+    let stuck = drafts
+        .iter()
+        .any(|(draft, _)| draft.code.severity() == Severity::Error);
+    if !stuck {
+        problems.extend(straggler::note_turns(ctx));
+    }
     problems.sort();
     problems.dedup();
     let root = drafts
@@ -51,7 +58,7 @@ pub(crate) fn report(
         end: ending::of(ctx),
         input,
         groups: summary::groups(ctx),
-        ranks: summary::ranks(ctx),
+        ranks: summary::ranks(ctx, stuck),
         in_flight: summary::in_flight(ctx),
         waits: summary::waits(ctx),
         stacks: summary::stacks(ctx),

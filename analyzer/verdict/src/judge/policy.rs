@@ -33,6 +33,9 @@ pub struct Policy {
     pub max_victims: usize,
     /// From which share of the job's time on a straggler is worth a warning, 0..1.
     pub straggler_share: f64,
+    /// Ranks that the look before this one found late: they stay so until they clearly are no more, so
+    /// that a live view does not waver.
+    pub late: Vec<Rank>,
 }
 
 impl Default for Policy {
@@ -48,6 +51,7 @@ impl Default for Policy {
             newest: None,
             max_victims: 64,
             straggler_share: 0.02,
+            late: Vec::new(),
         }
     }
 }

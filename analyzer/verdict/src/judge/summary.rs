@@ -81,8 +81,8 @@ pub(crate) fn groups(ctx: &Context<'_>) -> Vec<GroupReport> {
     reports
 }
 
-/// Every rank that is expected, ascending.
-pub(crate) fn ranks(ctx: &Context<'_>) -> Vec<RankReport> {
+/// Every rank that is expected, ascending. What lateness cost is no question where the job is stuck.
+pub(crate) fn ranks(ctx: &Context<'_>, stuck: bool) -> Vec<RankReport> {
     let aligned = ctx.aligned;
     aligned
         .expected
@@ -92,8 +92,6 @@ pub(crate) fn ranks(ctx: &Context<'_>) -> Vec<RankReport> {
             let whole = record.map(|record| &aligned.records[record]);
             // Several recorders of one process each hold a part.
             let all = || aligned.records_of(rank);
-            let costs = all().map(|record| ctx.lateness.ranks[record].cost_ms);
-            let cost_ms = costs.fold(0.0, f64::max);
             let status = whole.and_then(|whole| whole.status.as_ref());
             RankReport {
                 rank,
@@ -114,8 +112,8 @@ pub(crate) fn ranks(ctx: &Context<'_>) -> Vec<RankReport> {
                     .and_then(|record| Some(ctx.describe_op(record, ctx.last_op(record)?))),
                 lag_p50_ms: record.and_then(|record| ctx.lateness.ranks[record].lag_p50_ms()),
                 lag_share: record
-                    .filter(|_| ctx.lateness.span_ms > 0.0)
-                    .map(|_| (cost_ms / ctx.lateness.span_ms).clamp(0.0, 1.0)),
+                    .filter(|_| !stuck)
+                    .and_then(|_| ctx.lateness.share(aligned, rank)),
             }
         })
         .collect()

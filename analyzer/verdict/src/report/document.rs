@@ -41,6 +41,19 @@ impl Report {
     /// Name and version of the JSON form.
     pub const SCHEMA: &'static str = "rcomm.report/1";
 
+    /// The share of the job's time that is lost to the ranks that W220 names, 0..1; 0 if it names none.
+    pub fn straggler_share(&self) -> f64 {
+        let late = |rank: &Rank| {
+            let mut named = self.findings.iter().filter(|f| f.code == Code::W220);
+            named.any(|finding| finding.culprit_ranks.contains(rank))
+        };
+        let ranks = self.ranks.iter().filter(|report| late(&report.rank));
+        ranks
+            .filter_map(|report| report.lag_share)
+            .sum::<f64>()
+            .min(1.0)
+    }
+
     /// The finding that comes before everything else; `None` where there is none, or where the job is over
     /// and warnings alone were found: then how it ended comes first.
     pub fn lead(&self) -> Option<&Finding> {
@@ -256,7 +269,8 @@ pub struct RankReport {
     pub last_call: Option<String>,
     /// Median arrival lag in the group where that is largest, ms.
     pub lag_p50_ms: Option<f64>,
-    /// Share of the job's time that others spent waiting for it, 0..1.
+    /// Share of the job's time that was lost to it, 0..1, by the rule of W220; summed over all ranks, to any.
+    /// `None` where that is not known, or the job is stuck.
     pub lag_share: Option<f64>,
 }
 

@@ -220,6 +220,26 @@ pub fn format_place(frame: &FrameRef) -> String {
     }
 }
 
+/// How late: as [`format_time`], with a decimal below 10 ms.
+pub fn format_lateness(ms: f64) -> String {
+    if ms < 0.05 {
+        "less than 0.1 ms".to_owned()
+    } else if ms < 9.95 {
+        format!("{ms:.1} ms")
+    } else {
+        format_time(ms)
+    }
+}
+
+/// A share, 0..1, in percent. What rounds to the whole is not called the whole.
+pub fn format_percent(share: f64) -> String {
+    if share >= 0.9995 {
+        "more than 99.9 %".to_owned()
+    } else {
+        format!("{:.1} %", share * 100.0)
+    }
+}
+
 /// The counter's name, as the record spells it.
 pub const fn counter(kind: SeqKind) -> &'static str {
     match kind {

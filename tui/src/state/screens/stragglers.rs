@@ -5,7 +5,7 @@ use crate::page::table::{Cell, Heads, Mark, Row, Table, Target, number, rest, te
 use crate::page::theme::Tone;
 use crate::page::{Page, plain};
 use rcomm_analyzer::filter::Subject;
-use rcomm_analyzer::words::rank_set;
+use rcomm_analyzer::words::{format_percent, rank_set};
 use rcomm_analyzer::{Code, RankReport};
 use rcomm_recorder::model::Rank;
 use rcomm_recorder::model::text::millis;
@@ -46,18 +46,14 @@ pub(super) fn page(model: &ViewModel<'_>) -> Page {
     }
     rows.retain(|row| row.problem || !model.problems_only);
     rows.sort_by(|a, b| b.cells[5].value.total_cmp(&a.cells[5].value));
-    let total: f64 = rows
-        .iter()
-        .filter(|r| r.problem)
-        .map(|r| r.cells[5].value)
-        .sum();
+    let total = report.straggler_share();
     let mut head = vec![vec![plain(
         "lag: time the other members waited for this rank; share: of the job's time",
     )]];
     if total > 0.0 {
-        let gain = total.min(100.0);
         let text = format!(
-            "if the marked ranks arrived in time, up to {gain:.1} % of the job's time would be saved"
+            "if the marked ranks arrived in time, up to {} of the job's time would be saved",
+            format_percent(total)
         );
         head.push(vec![plain(text)]);
     }

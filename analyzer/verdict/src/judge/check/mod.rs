@@ -18,7 +18,7 @@ mod rank_frozen;
 mod recorded_failure;
 mod ring_too_small;
 mod shifted;
-mod straggler;
+pub(crate) mod straggler;
 mod timeout_too_close;
 mod tiny_collectives;
 mod unequal_parts;

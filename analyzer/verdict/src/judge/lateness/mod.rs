@@ -1,0 +1,490 @@
+//! Who arrives late, what that costs, and whether it is more than chance.
+//!
+//! In a collective that needs every member, all leave together, so the last to arrive waits least: where
+//! durations are recorded, a member's *lag* is the longest in the instance less its own. That needs no
+//! clock in common and no watchdog. Without durations, issue times in common time take their place
+//! ([`rows`]), and nothing is taken from them that the estimate of the clocks leaves in doubt.
+//!
+//! What an instance *lost* to its last member is how much earlier it would have begun had that member come
+//! with the second last. A rank may be late only because it waited for another before, in a message or
+//! on another group, and what it was late for already is not lost again: what it waited, and what others
+//! waited for it, since the members' previous common operation, beyond that of the second last, is taken
+//! off. Arrivals are not compared across messages, unless their waits are recorded and both ranks passed
+//! the same ones.
+//!
+//! Losses that exceed the usual spread are tested against chance ([`chance`]): a rank or a host that
+//! bears too many of them is late again and again; if none does, they are late by turns. This is the one
+//! rule for reports, screens, metrics and alerts.
+
+mod chance;
+mod rows;
+
+pub(crate) use chance::{ERROR_RATE, Late};
+
+use crate::align::clocks::Offset;
+use crate::align::{Aligned, GroupIx, RecordIx, is_message};
+use crate::judge::policy::Policy;
+use chance::{Loss, Tally};
+use rcomm_recorder::model::Rank;
+use rows::{Arrived, Row, Rows};
+use std::collections::BTreeMap;
+
+/// Newest lags of a rank, and newest worst lags of a group, that percentiles are made from.
+const SAMPLES: usize = 1024;
+/// Less than this is never late, ms, where the device measures,
+const LEAST_DEVICE_MS: f32 = 0.2;
+/// and where the host does: the members of a collective do not leave it at quite the same time.
+const LEAST_HOST_MS: f32 = 1.0;
+/// So many times the usual spread is late.
+const STANDS_OUT: f32 = 3.0;
+/// Operations that are looked through for the one before.
+const LOOKED_BACK: usize = 256;
+/// Hosts that are compared in one instance.
+const MOST_HOSTS: usize = 64;
+
+/// One rank's lateness.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct RankLateness {
+    /// Instances that it took part in.
+    pub(crate) instances: usize,
+    /// What instances lost to it, ms, beyond the usual spread.
+    pub(crate) lost: Vec<f32>,
+    /// In the group that is looked at.
+    lags: Vec<f32>,
+    lag_p50_ms: Option<f64>,
+}
+
+impl RankLateness {
+    /// Median lag in the group where that is largest, ms: a rank that is late for one group out of
+    /// three is in time for most operations.
+    pub(crate) fn lag_p50_ms(&self) -> Option<f64> {
+        self.lag_p50_ms
+    }
+
+    fn end_group(&mut self) {
+        let median = percentile(&self.lags, 0.5);
+        self.lag_p50_ms = match (self.lag_p50_ms, median) {
+            (Some(known), Some(median)) => Some(known.max(median)),
+            (known, median) => known.or(median),
+        };
+        self.lags.clear();
+    }
+}
+
+/// Who is late.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(crate) enum Pattern {
+    /// Too little is lost to ask, or too few instances show who loses it.
+    #[default]
+    None,
+    /// These ranks, by their first records.
+    Ranks(Vec<Late>),
+    /// All ranks of these hosts, by their places among the hosts' names.
+    Hosts(Vec<Late>),
+    /// Ranks by turns.
+    ByTurns,
+}
+
+/// The lateness of all ranks.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Lateness {
+    /// By record.
+    pub(crate) ranks: Vec<RankLateness>,
+    /// Names of the hosts, ascending.
+    pub(crate) hosts: Vec<String>,
+    pub(crate) pattern: Pattern,
+    /// Ranks that took part in an instance.
+    pub(crate) among: usize,
+    /// What ranks cost, and what hosts do.
+    pub(crate) by_rank: Tally,
+    pub(crate) by_host: Tally,
+    /// How many instances each host was last in as a whole, beyond the usual spread.
+    pub(crate) host_losses: BTreeMap<usize, usize>,
+    /// By group: worst lags, ms.
+    groups: Vec<Vec<f32>>,
+    /// Median difference between the second and the third last, ms: what is usual. `None` where no
+    /// instance had three members.
+    pub(crate) usual_ms: Option<f64>,
+    /// What the records span, ms: the job's time.
+    pub(crate) span_ms: f64,
+}
+
+/// What is gathered before anything is judged.
+#[derive(Default)]
+struct Gathered {
+    usual: Vec<f32>,
+    /// By rank: a loss, and what is never late there.
+    ranks: Vec<(Loss, f32)>,
+    hosts: Vec<(Loss, f32)>,
+}
+
+impl Lateness {
+    /// Measures all completed collectives.
+    pub(crate) fn new(aligned: &Aligned<'_>, clocks: &[Option<Offset>], policy: &Policy) -> Self {
+        let mut lateness = Self {
+            ranks: vec![RankLateness::default(); aligned.records.len()],
+            groups: vec![Vec::new(); aligned.groups.len()],
+            hosts: hosts_of(aligned),
+            span_ms: span_ms(aligned),
+            ..Self::default()
+        };
+        let rows = Rows::new(aligned, clocks);
+        let mut row = Row::default();
+        // What each operation cost its rank, or others for its rank's sake.
+        let mut bore = rows.message_waits();
+        for group in 0..aligned.groups.len() {
+            rows.each(group, &mut row, |row| {
+                let [last, second, _] = latest(row);
+                let Some((last, second)) = last.zip(second) else {
+                    return;
+                };
+                for one in &row.members {
+                    bore[one.record][one.position as usize] = one.wait_ms - last.wait_ms;
+                }
+                // Below zero: others waited for this one.
+                bore[last.record][last.position as usize] = last.wait_ms - second.wait_ms;
+            });
+        }
+        let mut gathered = Gathered::default();
+        for group in 0..aligned.groups.len() {
+            rows.each(group, &mut row, |row| {
+                lateness.take(aligned, &rows, group, row, &bore, &mut gathered);
+            });
+            for &(record, _) in aligned.groups[group].lanes.iter().flatten() {
+                lateness.ranks[record].end_group();
+            }
+        }
+        lateness.judge(aligned, gathered, policy);
+        lateness
+    }
+
+    /// A group's worst lag of an instance, ms, at a percentile (0..1).
+    pub(crate) fn group_lag_ms(&self, group: GroupIx, at: f64) -> Option<f64> {
+        percentile(&self.groups[group], at)
+    }
+
+    /// The share of the job's time that was lost to a rank, 0..1; summed over all ranks, to any.
+    pub(crate) fn share(&self, aligned: &Aligned<'_>, rank: Rank) -> Option<f64> {
+        let mut records = aligned.records_of(rank);
+        let first = records.start;
+        if self.span_ms <= 0.0 || records.all(|record| self.ranks[record].instances == 0) {
+            return None;
+        }
+        let mut ms = self.by_rank.price(first);
+        if let Pattern::Hosts(late) = &self.pattern {
+            // The ranks of a late host share what it costs.
+            let host = &aligned.records[first].identity.host;
+            let here = late.iter().find(|late| self.hosts[late.unit] == *host);
+            ms = here.map_or(0.0, |late| {
+                let ranks = ranks_of_host(aligned, host).len().max(1) as f64;
+                self.by_host.price(late.unit) / ranks
+            });
+        }
+        Some(ms / self.span_ms)
+    }
+
+    fn take(
+        &mut self,
+        aligned: &Aligned<'_>,
+        rows: &Rows<'_>,
+        group: GroupIx,
+        row: &Row,
+        bore: &[Vec<f32>],
+        gathered: &mut Gathered,
+    ) {
+        let [Some(last), Some(second), third] = latest(row) else {
+            return;
+        };
+        let (doubt, bar) = (
+            rows.doubt_ms(row, last, second),
+            rows.bar_ms(row, last, second),
+        );
+        let most = row.members.iter().map(|one| one.wait_ms);
+        let most = most.fold(0.0, f32::max);
+        let known = |lag: f32| if lag > bar { lag } else { 0.0 };
+        for one in &row.members {
+            let rank = &mut self.ranks[one.record];
+            rank.instances += 1;
+            if rank.lags.len() < SAMPLES {
+                rank.lags.push(known(most - one.wait_ms));
+            }
+        }
+        if self.groups[group].len() < SAMPLES {
+            self.groups[group].push(known(most - last.wait_ms));
+        }
+        if let Some(third) = third
+            && rows.compare(second, third)
+        {
+            gathered.usual.push(third.wait_ms - second.wait_ms);
+        }
+        let least = if row.measured && row.by_device {
+            LEAST_DEVICE_MS
+        } else {
+            LEAST_HOST_MS
+        };
+        let op = aligned.op(last.record, last.position);
+        let at_ns = aligned.created_ns(last.record, op);
+        let borne = |one: &Arrived| -> f32 {
+            let since = bore[one.record].get(one.since as usize..one.position as usize);
+            since.map_or(0.0, |since| since.iter().map(|ms| ms.abs()).sum())
+        };
+        let gap = second.wait_ms - last.wait_ms;
+        let mut lost = 0.0;
+        if gap > bar {
+            let excused = (borne(last) - borne(second)).max(0.0);
+            let carried = if row.measured {
+                0.0
+            } else {
+                carried(aligned, bore, last, second)
+            };
+            lost = (gap - excused.max(carried)).min(gap - doubt);
+            lost = lost.min(rows.own_ms(row, last, second) - doubt);
+        }
+        let loss = Loss {
+            at_ns,
+            unit: aligned.records_of(aligned.records[last.record].rank).start,
+            ms: lost,
+            by_device: row.measured && row.by_device,
+            busy_ms: rows.busy_ms(row, last),
+        };
+        if lost > least {
+            gathered.ranks.push((loss, least));
+        }
+        if self.hosts.len() > 1 {
+            let host = self.late_host(aligned, rows, row, borne);
+            let alone = self.host_of(aligned, last.record).filter(|_| lost > least);
+            let host = host.filter(|&(_, ms)| ms > least);
+            if let Some((unit, ms)) = host.or(alone.map(|host| (host, lost))) {
+                gathered.hosts.push((Loss { unit, ms, ..loss }, least));
+            }
+        }
+    }
+
+    fn host_of(&self, aligned: &Aligned<'_>, record: RecordIx) -> Option<usize> {
+        let host = &aligned.records[record].identity.host;
+        self.hosts.binary_search(host).ok()
+    }
+
+    /// The host that was last as a whole, and what that lost, ms: a host is late if all its ranks are, so
+    /// its earliest counts, and one that waited for another rank since, on whatever host, excuses it.
+    fn late_host(
+        &self,
+        aligned: &Aligned<'_>,
+        rows: &Rows<'_>,
+        row: &Row,
+        borne: impl Fn(&Arrived) -> f32,
+    ) -> Option<(usize, f32)> {
+        let mut hosts: Vec<HostPart<'_>> = Vec::new();
+        for one in &row.members {
+            let (host, excuse) = (self.host_of(aligned, one.record)?, borne(one));
+            if let Some(part) = hosts.iter_mut().find(|part| part.host == host) {
+                if one.wait_ms > part.earliest.wait_ms {
+                    part.earliest = one;
+                }
+                part.excuse_ms = part.excuse_ms.max(excuse);
+                part.least_excuse_ms = part.least_excuse_ms.min(excuse);
+                part.ranks += 1;
+            } else if hosts.len() < MOST_HOSTS {
+                hosts.push(HostPart {
+                    host,
+                    earliest: one,
+                    excuse_ms: excuse,
+                    least_excuse_ms: excuse,
+                    ranks: 1,
+                });
+            } else {
+                return None;
+            }
+        }
+        // One rank is no measure of its host.
+        if hosts.len() < 2 || hosts.iter().any(|part| part.ranks < 2) {
+            return None;
+        }
+        hosts.sort_by(|a, b| a.earliest.wait_ms.total_cmp(&b.earliest.wait_ms));
+        let (last, second) = (&hosts[0], &hosts[1]);
+        let excused = (last.excuse_ms - second.least_excuse_ms).max(0.0);
+        let (one, other) = (last.earliest, second.earliest);
+        let gap = other.wait_ms - one.wait_ms;
+        if gap <= rows.bar_ms(row, one, other) {
+            return None;
+        }
+        let doubt = rows.doubt_ms(row, one, other);
+        let own = rows.own_ms(row, one, other).min(gap) - doubt;
+        Some((last.host, own.min(gap - excused)))
+    }
+
+    fn judge(&mut self, aligned: &Aligned<'_>, mut gathered: Gathered, policy: &Policy) {
+        self.usual_ms = percentile(&gathered.usual, 0.5);
+        let usual = self.usual_ms.unwrap_or(0.0) as f32 * STANDS_OUT;
+        for losses in [&mut gathered.ranks, &mut gathered.hosts] {
+            losses.retain(|(loss, least)| loss.ms > usual.max(*least));
+            leave_out_ahead(losses);
+        }
+        for (loss, _) in &gathered.hosts {
+            *self.host_losses.entry(loss.unit).or_default() += 1;
+        }
+        let losses = |all: &[(Loss, f32)]| all.iter().map(|(loss, _)| *loss).collect::<Vec<_>>();
+        for (loss, _) in &gathered.ranks {
+            self.ranks[loss.unit].lost.push(loss.ms);
+        }
+        self.by_rank = Tally::new(&losses(&gathered.ranks), self.span_ms);
+        self.by_host = Tally::new(&losses(&gathered.hosts), self.span_ms);
+        let least_ms = self.span_ms * policy.straggler_share;
+        let taken_part = |record: &RecordIx| self.ranks[*record].instances > 0;
+        let mut among: Vec<Rank> = (0..self.ranks.len())
+            .filter(taken_part)
+            .map(|record| aligned.records[record].rank)
+            .collect();
+        among.dedup();
+        let before = policy.late.iter();
+        let before: Vec<usize> = before.map(|&rank| aligned.records_of(rank).start).collect();
+        self.among = among.len();
+        let mut ranks = self.by_rank.late(self.among, least_ms, &before);
+        let was_late = |host: &usize| {
+            let ranks = ranks_of_host(aligned, &self.hosts[*host]);
+            ranks.iter().all(|rank| policy.late.contains(rank))
+        };
+        let before: Vec<usize> = (0..self.hosts.len()).filter(was_late).collect();
+        let mut hosts = self.by_host.late(self.hosts.len(), least_ms, &before);
+        hosts.retain(|late| ranks_of_host(aligned, &self.hosts[late.unit]).len() > 1);
+        // A rank that is late makes its host's others late; the ranks of a host that is late as a whole
+        // share what it costs.
+        hosts.retain(|late| {
+            let ranks = ranks_of_host(aligned, &self.hosts[late.unit]).into_iter();
+            let costs = ranks.map(|rank| self.by_rank.price(aligned.records_of(rank).start));
+            costs.fold(0.0, f64::max) * 2.0 < self.by_host.price(late.unit)
+        });
+        ranks.retain(|late| {
+            let host = self.host_of(aligned, late.unit);
+            host.is_none_or(|host| hosts.iter().all(|late| late.unit != host))
+        });
+        let lost_ms = self.by_rank.total_ms().max(self.by_host.total_ms());
+        if !ranks.is_empty() {
+            self.pattern = Pattern::Ranks(ranks);
+        } else if !hosts.is_empty() {
+            self.pattern = Pattern::Hosts(hosts);
+        } else if lost_ms >= least_ms && self.by_rank.goes_round() {
+            self.pattern = Pattern::ByTurns;
+        }
+    }
+}
+
+/// One host's part in one instance.
+struct HostPart<'a> {
+    host: usize,
+    earliest: &'a Arrived,
+    /// The most that any of its ranks bore since the members' previous common operation.
+    excuse_ms: f32,
+    /// And the least.
+    least_excuse_ms: f32,
+    ranks: usize,
+}
+
+/// Leaves out whose device was still busy for most of what it was late: it delayed nothing.
+fn leave_out_ahead(losses: &mut Vec<(Loss, f32)>) {
+    let mut by_unit: BTreeMap<usize, [f32; 2]> = BTreeMap::new();
+    for (loss, _) in losses.iter() {
+        if let Some([busy_ms, off_ms]) = loss.busy_ms {
+            let [idle, busy] = by_unit.entry(loss.unit).or_default();
+            let counted = if busy_ms <= off_ms / 8.0 + loss.ms / 2.0 {
+                idle
+            } else {
+                busy
+            };
+            *counted += loss.ms;
+        }
+    }
+    let ahead = |unit| by_unit.get(&unit).is_some_and(|[idle, busy]| busy > idle);
+    losses.retain(|(loss, _)| loss.busy_ms.is_none() || !ahead(loss.unit));
+}
+
+/// How late the last was already when it issued what it issued before this: a host that others are ahead
+/// of stays behind without being late again. One that the others wait for begins anew.
+fn carried(aligned: &Aligned<'_>, bore: &[Vec<f32>], last: &Arrived, second: &Arrived) -> f32 {
+    let ops = &aligned.records[last.record].ops[..last.position as usize];
+    let compared = |at: &usize| bore[last.record][*at] != 0.0 && !is_message(&ops[*at]);
+    let mut before = (0..ops.len()).rev().take(LOOKED_BACK);
+    let Some(at) = before.find(compared) else {
+        return 0.0;
+    };
+    let issued =
+        |record: RecordIx, at: usize| aligned.created_ns(record, aligned.op(record, at as u32));
+    let ahead = issued(second.record, second.position as usize) < issued(last.record, at);
+    if ahead {
+        (-bore[last.record][at]).max(0.0)
+    } else {
+        0.0
+    }
+}
+
+/// The last to arrive, the second last and the third last.
+fn latest(row: &Row) -> [Option<&Arrived>; 3] {
+    let mut by_wait: [Option<&Arrived>; 3] = [None; 3];
+    for one in &row.members {
+        let mut carried = Some(one);
+        for place in &mut by_wait {
+            match (*place, carried) {
+                (Some(held), Some(new)) if new.wait_ms >= held.wait_ms => {}
+                _ => carried = std::mem::replace(place, carried),
+            }
+            if carried.is_none() {
+                break;
+            }
+        }
+    }
+    by_wait
+}
+
+/// The names of all hosts, ascending; none if a record does not name its host.
+fn hosts_of(aligned: &Aligned<'_>) -> Vec<String> {
+    let names = aligned.records.iter().map(|record| &record.identity.host);
+    let mut names: Vec<String> = names.cloned().collect();
+    names.sort_unstable();
+    names.dedup();
+    if names.first().is_some_and(String::is_empty) {
+        names.clear();
+    }
+    names
+}
+
+/// Ranks of a host, ascending.
+pub(crate) fn ranks_of_host(aligned: &Aligned<'_>, host: &str) -> Vec<Rank> {
+    let records = aligned.records.iter();
+    let mut ranks: Vec<Rank> = records
+        .filter(|record| record.identity.host == host)
+        .map(|record| record.rank)
+        .collect();
+    ranks.dedup();
+    ranks
+}
+
+fn span_ms(aligned: &Aligned<'_>) -> f64 {
+    let mut spans: Vec<f32> = aligned
+        .records
+        .iter()
+        .filter_map(|record| {
+            let done = record
+                .ops
+                .iter()
+                .rev()
+                .find(|op| op.completed() || op.retired)?;
+            let end = done.completed_ns().unwrap_or(done.created_ns);
+            Some(end.saturating_sub(record.ops.first()?.created_ns) as f32 / 1e6)
+        })
+        .collect();
+    spans.sort_by(f32::total_cmp);
+    spans
+        .get(spans.len() / 2)
+        .map_or(0.0, |&span| f64::from(span))
+}
+
+/// The value at this place (0..1) among the values.
+pub(crate) fn percentile(values: &[f32], at: f64) -> Option<f64> {
+    if values.is_empty() {
+        return None;
+    }
+    let mut sorted = values.to_vec();
+    let nth = ((sorted.len() - 1) as f64 * at).round() as usize;
+    let (_, value, _) = sorted.select_nth_unstable_by(nth, f32::total_cmp);
+    Some(f64::from(*value))
+}

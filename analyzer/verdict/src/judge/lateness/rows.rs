@@ -1,0 +1,374 @@
+//! The members' waits in each completed instance of a group.
+
+use crate::align::clocks::Offset;
+use crate::align::record::Op;
+use crate::align::{Aligned, GroupIx, Lane, RecordIx, retiring_is_all};
+use rcomm_recorder::model::OpType;
+
+/// Issue times of a recorder that shows no completion resolve no less than this, ms.
+const ISSUE_NOISE_MS: f32 = 20.0;
+/// So many standard errors a clock may be off.
+const ERRORS: f32 = 4.0;
+/// Completions that are noticed at one moment are no further apart, µs.
+const ONE_LOOK_US: i64 = 100;
+/// Messages that are compared between two ranks.
+const PASSED: usize = 256;
+/// No watchdog looks more seldom, ms: what seems a longer step is the program's.
+const LONGEST_STEP_MS: f32 = 110.0;
+/// Completions that a record's grain is estimated from.
+const LOOKS: usize = 512;
+
+/// One member's part in one instance.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Arrived {
+    pub(super) record: RecordIx,
+    /// Position in the record's operations.
+    pub(super) position: u32,
+    /// After the newest operation before it that all members of the group took part in.
+    pub(super) since: u32,
+    pub(super) wait_ms: f32,
+}
+
+/// All members' parts in one instance.
+#[derive(Default)]
+pub(super) struct Row {
+    pub(super) members: Vec<Arrived>,
+    /// Waits are durations that the backend measured; else they come from issue times.
+    pub(super) measured: bool,
+    /// Durations come from the device.
+    pub(super) by_device: bool,
+}
+
+/// One member's lane, and how far the operations that it shares with all of them were walked.
+struct Seat {
+    record: RecordIx,
+    lane: usize,
+    /// Lanes of groups that contain this one, and the first collective there that was not passed yet.
+    wider: Vec<(usize, usize)>,
+}
+
+/// Reads rows.
+pub(super) struct Rows<'a> {
+    aligned: &'a Aligned<'a>,
+    /// Of each record: how far its clock may be off, ms.
+    clock_ms: Vec<f32>,
+    /// Of each record: between two looks at what has completed, ms.
+    grain_ms: Vec<f32>,
+    /// Of each record: positions of messages and of the markers that end batches of them.
+    messages: Vec<Vec<u32>>,
+}
+
+impl<'a> Rows<'a> {
+    pub(super) fn new(aligned: &'a Aligned<'a>, clocks: &[Option<Offset>]) -> Self {
+        let clock_ms = |record: RecordIx| match clocks[record].and_then(|clock| clock.error_ns) {
+            Some(ns) => ns as f32 / 1e6 * ERRORS,
+            None => f32::MAX,
+        };
+        let spread_ms = |record: RecordIx| {
+            let spread_ns = clocks[record].and_then(|clock| clock.spread_ns);
+            spread_ns.unwrap_or(0) as f32 / 1e6
+        };
+        let records = 0..aligned.records.len();
+        // Completions that are noticed in steps lie apart by up to a step.
+        let grain = |record: RecordIx| {
+            let steps_ms = grain_ms(&aligned.records[record].ops);
+            steps_ms.min(LONGEST_STEP_MS).max(spread_ms(record) * 2.0)
+        };
+        let messages = |record: RecordIx| {
+            let mut all: Vec<u32> = aligned.lanes[record]
+                .iter()
+                .flat_map(|lane| lane.messages.iter().copied())
+                .collect();
+            all.sort_unstable();
+            all
+        };
+        Self {
+            clock_ms: records.clone().map(clock_ms).collect(),
+            grain_ms: records.clone().map(grain).collect(),
+            messages: records.map(messages).collect(),
+            aligned,
+        }
+    }
+
+    /// Below this, ms, the order of two members says nothing: clocks that are known from completions are
+    /// not relied on for less than twice the step in which these are noticed.
+    pub(super) fn bar_ms(&self, row: &Row, one: &Arrived, other: &Arrived) -> f32 {
+        let doubt_ms = self.doubt_ms(row, one, other);
+        if doubt_ms == 0.0 {
+            return 0.0;
+        }
+        let grain_ms = self.grain_ms[one.record].max(self.grain_ms[other.record]);
+        doubt_ms.max(grain_ms * 2.0)
+    }
+
+    /// How far the difference of two members' arrivals may be off, ms.
+    pub(super) fn doubt_ms(&self, row: &Row, one: &Arrived, other: &Arrived) -> f32 {
+        if row.measured {
+            0.0
+        } else if retiring_is_all(self.aligned.records[one.record].recorder) {
+            ISSUE_NOISE_MS
+        } else if self.one_host(one.record, other.record) {
+            0.0
+        } else {
+            let doubt_ms = self.clock_ms[one.record].hypot(self.clock_ms[other.record]);
+            doubt_ms.max(f32::MIN_POSITIVE)
+        }
+    }
+
+    fn one_host(&self, one: RecordIx, other: RecordIx) -> bool {
+        let host = |record: RecordIx| self.aligned.records[record].identity.host.as_str();
+        let same = self.aligned.offsets_ns[one] == self.aligned.offsets_ns[other];
+        same && !host(one).is_empty() && host(one) == host(other)
+    }
+
+    /// For how long the rank's device was still busy with what came before when its host issued this, ms,
+    /// and how far that may be off: a host that is so far ahead delays nothing.
+    pub(super) fn busy_ms(&self, row: &Row, one: &Arrived) -> Option<[f32; 2]> {
+        if row.measured {
+            return None;
+        }
+        let ops = &self.aligned.records[one.record].ops;
+        let before = ops[..one.position as usize].iter().rev();
+        let end = before.take(64).find_map(Op::completed_ns)?;
+        let busy_ms = end.saturating_sub(ops[one.position as usize].created_ns) as f32 / 1e6;
+        // On average, completion is noticed half a step late.
+        let grain_ms = self.grain_ms[one.record];
+        Some([busy_ms - grain_ms / 2.0, grain_ms])
+    }
+
+    /// The messages of the rank since the operation before that all members took part in.
+    fn messages_since(&self, one: &Arrived) -> &[u32] {
+        let all = &self.messages[one.record];
+        let at = |position: u32| all.partition_point(|&message| message < position);
+        &all[at(one.since)..at(one.position)]
+    }
+
+    /// How late the first was by itself at most, ms, as far as messages show: across these, arrivals do
+    /// not compare unless both ranks passed the same ones. Then their recorded waits are known; without
+    /// durations, what counts is by how much later it issued the first of them.
+    pub(super) fn own_ms(&self, row: &Row, one: &Arrived, other: &Arrived) -> f32 {
+        if self.compare(one, other) {
+            return f32::MAX;
+        }
+        let (a, b) = (self.messages_since(one), self.messages_since(other));
+        let role = |record: RecordIx, at: u32| {
+            let op = self.aligned.op(record, at);
+            let lanes = self.aligned.lanes[record].get(usize::from(op.group));
+            let (group, member) = lanes.map_or((0, 0), |lane| (lane.group, lane.member));
+            let members = self.aligned.groups[group].ranks.len().max(1) as u32;
+            (op.kind, op.peer.wrapping_sub(member) % members)
+        };
+        let mut pairs = a.iter().zip(b).take(PASSED);
+        if a.len() != b.len() || pairs.any(|(&a, &b)| role(one.record, a) != role(other.record, b))
+        {
+            return 0.0;
+        }
+        if row.measured {
+            return f32::MAX;
+        }
+        let issued = |one: &Arrived, at: u32| {
+            self.aligned
+                .created_ns(one.record, self.aligned.op(one.record, at))
+        };
+        issued(one, a[0]).saturating_sub(issued(other, b[0])) as f32 / 1e6
+    }
+
+    /// Whether no messages came between the two.
+    pub(super) fn compare(&self, one: &Arrived, other: &Arrived) -> bool {
+        self.messages_since(one).is_empty() && self.messages_since(other).is_empty()
+    }
+
+    /// What each rank waited in messages, by position; the rest is zero.
+    pub(super) fn message_waits(&self) -> Vec<Vec<f32>> {
+        let of_record = |record: &crate::align::record::Record| {
+            let wait = |op: &Op| {
+                let waits = op.completed() && (op.kind.is_p2p() || op.kind == OpType::Coalesced);
+                op.wait_ms().filter(|_| waits).unwrap_or(0.0)
+            };
+            record.ops.iter().map(wait).collect()
+        };
+        self.aligned.records.iter().map(of_record).collect()
+    }
+
+    /// Walks a group's completed instances that all members recorded.
+    pub(super) fn each(&self, group: GroupIx, row: &mut Row, mut see: impl FnMut(&Row)) {
+        let aligned = self.aligned;
+        let lanes = aligned.groups[group].lanes.iter().flatten().copied();
+        let mut seats: Vec<Seat> = lanes
+            .map(|(record, lane)| Seat {
+                record,
+                lane,
+                wider: self.wider(group, record),
+            })
+            .collect();
+        if seats.len() < 2 || seats.len() < aligned.groups[group].ranks.len() {
+            return;
+        }
+        let length = |seat: &&Seat| aligned.lanes[seat.record][seat.lane].collectives.len();
+        let Some(first) = seats.iter().min_by_key(length) else {
+            return;
+        };
+        let (first, reference) = (first.record, &aligned.lanes[first.record][first.lane]);
+        let mut at = 0;
+        while at < reference.pending_from {
+            let op = aligned.op(first, reference.collectives[at]);
+            if op.kind.needs_all_members() && self.read(&mut seats, op.seq, row) {
+                see(row);
+            }
+            at = aligned.block(first, reference, at).end;
+        }
+    }
+
+    /// The record's lanes in groups that have all members of this one, and more.
+    fn wider(&self, group: GroupIx, record: RecordIx) -> Vec<(usize, usize)> {
+        let ranks = &self.aligned.groups[group].ranks;
+        let contains = |lane: &Lane| {
+            let others = &self.aligned.groups[lane.group];
+            others.ranks.len() > ranks.len()
+                && others.lanes.iter().all(Option::is_some)
+                && ranks.iter().all(|rank| others.ranks.contains(rank))
+        };
+        let lanes = self.aligned.lanes[record].iter().enumerate();
+        lanes
+            .filter(|(_, lane)| contains(lane))
+            .map(|(at, _)| (at, 0))
+            .collect()
+    }
+
+    /// The waits of all members in one instance; `false` if one is not known.
+    fn read(&self, seats: &mut [Seat], seq: u32, row: &mut Row) -> bool {
+        let aligned = self.aligned;
+        row.members.clear();
+        (row.measured, row.by_device) = (true, true);
+        let mut newest = i64::MIN;
+        for seat in seats.iter_mut() {
+            let (record, lane) = (seat.record, &aligned.lanes[seat.record][seat.lane]);
+            let Ok(at) = aligned.find(record, lane, seq) else {
+                return false;
+            };
+            if at >= lane.pending_from {
+                return false;
+            }
+            let op = aligned.status_op(record, lane, at);
+            let recorder = aligned.records[record].recorder;
+            row.measured &= op.duration_ms >= 0.0;
+            row.by_device &= recorder.sees_device();
+            newest = newest.max(aligned.created_ns(record, op));
+            let before = at.checked_sub(1);
+            let position = lane.collectives[at];
+            let mut since = before.map_or(0, |before| lane.collectives[before] + 1);
+            for (wider, passed) in &mut seat.wider {
+                let collectives = &aligned.lanes[record][*wider].collectives;
+                while collectives.get(*passed).is_some_and(|&at| at < position) {
+                    *passed += 1;
+                }
+                if let Some(before) = passed.checked_sub(1) {
+                    since = since.max(collectives[before] + 1);
+                }
+            }
+            let alone_ms = if recorder.sees_device() {
+                f32::MAX
+            } else {
+                self.alone_ms(record, lane, op, before)
+            };
+            row.members.push(Arrived {
+                record,
+                position,
+                since,
+                wait_ms: op.duration_ms.min(alone_ms),
+            });
+        }
+        if !row.measured {
+            // The order of issue, in common time, takes the place of durations.
+            for (one, seat) in row.members.iter_mut().zip(seats.iter()) {
+                let lane = &aligned.lanes[one.record][seat.lane];
+                if let Ok(at) = aligned.find(one.record, lane, seq) {
+                    let issued =
+                        aligned.created_ns(one.record, aligned.status_op(one.record, lane, at));
+                    one.wait_ms = newest.saturating_sub(issued) as f32 / 1e6;
+                }
+            }
+        }
+        true
+    }
+
+    /// How long at most an operation waited by itself: a group's operations end one after the other, and
+    /// what is in flight together waits together for who is late, which counts once.
+    fn alone_ms(&self, record: RecordIx, lane: &Lane, op: &Op, before: Option<usize>) -> f32 {
+        let before = before.map(|before| self.aligned.op(record, lane.collectives[before]));
+        match (before.and_then(Op::completed_ns), op.completed_ns()) {
+            (Some(before), Some(end)) => end.saturating_sub(before).max(0) as f32 / 1e6,
+            _ => f32::MAX,
+        }
+    }
+}
+
+/// The time between two looks at what has completed, ms; 0 where completions are noticed one by one.
+///
+/// A watchdog notices at one moment what has completed since it looked before: moments that several
+/// completions share show its steps.
+fn grain_ms(ops: &[Op]) -> f32 {
+    let newest = ops.iter().rev().filter_map(Op::completed_ns).take(LOOKS);
+    let mut ends: Vec<i64> = newest.collect();
+    ends.sort_unstable();
+    let mut steps = Vec::new();
+    let (mut shared, mut looks, mut last, mut here) = (0usize, 1usize, None, 1usize);
+    for end in ends {
+        if let Some(last) = last {
+            let step_us = (end - last) / 1000;
+            if step_us <= ONE_LOOK_US {
+                here += 1;
+            } else {
+                steps.push(step_us);
+                shared += usize::from(here > 1);
+                looks += 1;
+                here = 1;
+            }
+        }
+        last = Some(end);
+    }
+    if shared * 4 < looks || steps.is_empty() {
+        return 0.0;
+    }
+    let nth = steps.len() / 4;
+    let (_, step, _) = steps.select_nth_unstable(nth);
+    *step as f32 / 1000.0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::align::record::NONE;
+    use rcomm_recorder::model::EntryState;
+
+    fn ended(at_us: u32) -> Op {
+        Op {
+            created_ns: 0,
+            id: 0,
+            seq: 0,
+            p2p_seq: 0,
+            call: 0,
+            stack: NONE,
+            peer: NONE,
+            started_us: NONE,
+            completed_us: at_us,
+            duration_ms: -1.0,
+            group: 0,
+            kind: OpType::AllReduce,
+            state: EntryState::Completed,
+            retired: true,
+            is_p2p: false,
+        }
+    }
+
+    #[test]
+    fn the_steps_of_a_watchdog_show_and_single_completions_have_none() {
+        let stepped: Vec<Op> = (1..200u32)
+            .map(|nth| ended((nth * 7_000).div_ceil(100_000) * 100_000))
+            .collect();
+        assert_eq!(grain_ms(&stepped), 100.0);
+        let single: Vec<Op> = (1..200u32).map(|nth| ended(nth * 7_000)).collect();
+        assert_eq!(grain_ms(&single), 0.0);
+        assert_eq!(grain_ms(&[]), 0.0);
+    }
+}

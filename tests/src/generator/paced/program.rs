@@ -1,0 +1,210 @@
+//! What each rank does in a step: what it computes, and what it exchanges after that.
+
+use super::{Layout, PacedSpec};
+use crate::generator::Random;
+use rcomm_recorder::model::{OpType, Rank};
+
+/// One group.
+#[derive(Clone, Debug)]
+pub(super) struct Group {
+    pub(super) name: String,
+    pub(super) desc: &'static str,
+    pub(super) ranks: Vec<Rank>,
+}
+
+/// One act of a rank, after so much computing, µs.
+#[derive(Clone, Debug)]
+pub(super) struct Act {
+    pub(super) compute_us: u64,
+    pub(super) what: What,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(super) enum What {
+    Collective {
+        group: usize,
+        op: OpType,
+        name: &'static str,
+        /// How long it takes once all have come, µs.
+        takes_us: u64,
+        /// What is computed next needs its result.
+        needed: bool,
+    },
+    /// A batch of one message to or from a member of the group.
+    Message {
+        group: usize,
+        sends: bool,
+        peer: u32,
+    },
+    /// A step begins.
+    Step,
+}
+
+/// The world first, then tensor-parallel, data-parallel and pipeline groups.
+pub(super) fn groups(spec: &PacedSpec) -> Vec<Group> {
+    let (tp, pp, dp) = (spec.tp, spec.pp, spec.dp);
+    let rank = |p: u32, d: u32, t: u32| (p * dp + d) * tp + t;
+    let mut all = vec![("default_pg", (0..spec.world()).collect::<Vec<Rank>>())];
+    if matches!(spec.layout, Layout::Pipeline(_)) {
+        let across = |n: u32, m: u32| (0..n).flat_map(move |a| (0..m).map(move |b| (a, b)));
+        let lines = across(pp, dp).map(|(p, d)| ("tp", (0..tp).map(|t| rank(p, d, t)).collect()));
+        all.extend(lines);
+        let lines = across(pp, tp).map(|(p, t)| ("dp", (0..dp).map(|d| rank(p, d, t)).collect()));
+        all.extend(lines);
+        let lines = across(dp, tp).map(|(d, t)| ("pp", (0..pp).map(|p| rank(p, d, t)).collect()));
+        all.extend(lines);
+    }
+    let all = all.into_iter().filter(|(_, ranks)| ranks.len() > 1);
+    all.enumerate()
+        .map(|(at, (desc, ranks))| Group {
+            name: at.to_string(),
+            desc,
+            ranks,
+        })
+        .collect()
+}
+
+/// Writes a rank's program.
+pub(super) fn write(spec: &PacedSpec, groups: &[Group], rank: Rank) -> Vec<Act> {
+    // What all ranks of the job draw alike.
+    let mut shared = Random::new(spec.seed ^ 0x7777);
+    let layers = shared.between(3, 8);
+    let compute_us = shared.between(2, 8) * 1000;
+    let takes_us = *shared.pick(&[200, 400, 1500]);
+    let group = |desc: &str| {
+        let mut all = groups.iter();
+        all.position(|group| group.desc == desc && group.ranks.contains(&rank))
+    };
+    let mut script = Script {
+        acts: Vec::new(),
+        compute_us,
+        takes_us,
+    };
+    for _ in 0..spec.steps {
+        script.act(0, What::Step);
+        match spec.layout {
+            Layout::Replicas => script.replicas(layers),
+            Layout::Sharded => script.sharded(layers),
+            Layout::Pipeline(chunks) => {
+                let stage = rank / (spec.tp * spec.dp);
+                let place = Place {
+                    stage,
+                    stages: spec.pp,
+                    chunks,
+                    tp: group("tp"),
+                    pp: group("pp"),
+                };
+                script.pipeline(&place, layers.min(4), false);
+                script.pipeline(&place, layers.min(4), true);
+                if let Some(dp) = group("dp") {
+                    let scatter = (OpType::ReduceScatterSingle, "_reduce_scatter_base");
+                    script.collective(dp, scatter, 0, true);
+                    let gather = (OpType::AllGatherSingle, "_all_gather_base");
+                    script.collective(dp, gather, 0, true);
+                }
+                script.collective(0, (OpType::AllReduce, "all_reduce"), 0, true);
+            }
+        }
+    }
+    script.acts
+}
+
+struct Script {
+    acts: Vec<Act>,
+    compute_us: u64,
+    takes_us: u64,
+}
+
+/// Where a rank is in the pipeline.
+struct Place {
+    stage: u32,
+    stages: u32,
+    chunks: u32,
+    tp: Option<usize>,
+    pp: Option<usize>,
+}
+
+impl Script {
+    fn act(&mut self, compute_us: u64, what: What) {
+        self.acts.push(Act { compute_us, what });
+    }
+
+    fn collective(
+        &mut self,
+        group: usize,
+        (op, name): (OpType, &'static str),
+        compute_us: u64,
+        needed: bool,
+    ) {
+        let what = What::Collective {
+            group,
+            op,
+            name,
+            takes_us: self.takes_us,
+            needed,
+        };
+        self.act(compute_us, what);
+    }
+
+    /// A forward pass without communication, then gradients in buckets.
+    fn replicas(&mut self, layers: u64) {
+        for layer in 0..layers {
+            let forward = if layer == 0 {
+                self.compute_us * layers / 2
+            } else {
+                0
+            };
+            let reduce = (OpType::AllReduce, "all_reduce");
+            self.collective(0, reduce, forward + self.compute_us, false);
+        }
+    }
+
+    fn sharded(&mut self, layers: u64) {
+        let gather = (OpType::AllGatherSingle, "_all_gather_base");
+        for _ in 0..layers {
+            self.collective(0, gather, self.compute_us / 2, true);
+        }
+        for _ in 0..layers {
+            self.collective(0, gather, self.compute_us / 2, true);
+            let scatter = (OpType::ReduceScatterSingle, "_reduce_scatter_base");
+            self.collective(0, scatter, self.compute_us, false);
+        }
+    }
+
+    /// Micro-batches in groups of as many as there are stages, each group through all chunks.
+    fn pipeline(&mut self, place: &Place, layers: u64, backward: bool) {
+        let Some(pp) = place.pp else { return };
+        let last = place.stages - 1;
+        let (first_stage, next) = if backward {
+            (last, (place.stage + last) % place.stages)
+        } else {
+            (0, (place.stage + 1) % place.stages)
+        };
+        let previous = 2 * place.stage + place.stages - next;
+        let previous = previous % place.stages;
+        let end_stage = last - first_stage;
+        for chunk in 0..place.chunks {
+            for _ in 0..place.stages {
+                if place.stage != first_stage || chunk > 0 {
+                    self.message(pp, false, previous);
+                }
+                for _ in 0..layers {
+                    let times = 1 + u64::from(backward);
+                    if let Some(tp) = place.tp {
+                        let gather = (OpType::AllGatherSingle, "_all_gather_base");
+                        self.collective(tp, gather, self.compute_us * times / 4, true);
+                        let scatter = (OpType::ReduceScatterSingle, "_reduce_scatter_base");
+                        self.collective(tp, scatter, self.compute_us * times / 4, true);
+                    }
+                }
+                if place.stage != end_stage || chunk + 1 < place.chunks {
+                    self.message(pp, true, next);
+                }
+            }
+        }
+    }
+
+    fn message(&mut self, group: usize, sends: bool, peer: u32) {
+        self.act(0, What::Message { group, sends, peer });
+    }
+}

@@ -1,0 +1,248 @@
+//! When what happens: hosts issue, devices compute, operations end when all have come.
+
+use super::program::{Act, Group, What};
+use super::{PacedSpec, Slow};
+use crate::generator::Random;
+use rcomm_recorder::model::Rank;
+use std::collections::{HashMap, VecDeque};
+
+/// One act, ns since the start: issued by the host, reached by the device, ended.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Times {
+    pub(super) issued: i64,
+    pub(super) reached: i64,
+    pub(super) ended: i64,
+}
+
+/// A rank on its way through its program.
+struct Runner {
+    random: Random,
+    host: i64,
+    device: i64,
+    /// When the last operation of each group ended.
+    streams: HashMap<usize, i64>,
+    /// Collectives of each group so far.
+    counted: HashMap<usize, u64>,
+    /// Messages sent to and received from each peer so far.
+    messages: HashMap<(usize, bool, u32), u64>,
+    steps: usize,
+    /// When the step before began to end.
+    before: i64,
+    times: Vec<Times>,
+    /// The act is issued, and waits for others.
+    waits: bool,
+}
+
+const MS: i64 = 1_000_000;
+
+pub(super) fn run(spec: &PacedSpec, groups: &[Group], programs: &[Vec<Act>]) -> Vec<Vec<Times>> {
+    let mut job = Job {
+        spec,
+        groups,
+        inside: HashMap::new(),
+        posted: HashMap::new(),
+        runners: (0..spec.world())
+            .map(|rank| Runner::new(spec, rank))
+            .collect(),
+    };
+    let mut queue: VecDeque<Rank> = (0..spec.world()).collect();
+    while let Some(rank) = queue.pop_front() {
+        while let Some(act) = programs[rank as usize].get(job.runners[rank as usize].times.len()) {
+            if !job.act(rank, act, &mut queue) {
+                break;
+            }
+        }
+    }
+    job.runners.into_iter().map(|runner| runner.times).collect()
+}
+
+struct Job<'a> {
+    spec: &'a PacedSpec,
+    groups: &'a [Group],
+    /// Who is in a collective, and since when.
+    inside: HashMap<(usize, u64), Vec<(Rank, Times)>>,
+    /// Sends and receives by group, source, destination and number: who posted it, in which act.
+    posted: HashMap<(usize, u32, u32, u64, bool), (Rank, usize, Times)>,
+    runners: Vec<Runner>,
+}
+
+impl Runner {
+    fn new(spec: &PacedSpec, rank: Rank) -> Self {
+        Self {
+            random: Random::new(spec.seed ^ (u64::from(rank) + 1) << 20),
+            host: 0,
+            device: 0,
+            streams: HashMap::new(),
+            counted: HashMap::new(),
+            messages: HashMap::new(),
+            steps: 0,
+            before: 0,
+            times: Vec::new(),
+            waits: false,
+        }
+    }
+
+    /// Issues what is computed and what follows it.
+    fn issue(&mut self, spec: &PacedSpec, rank: Rank, compute_us: u64) -> Times {
+        let (mut host_ns, mut device_ns) =
+            (50_000 + compute_us as i64 * 200, compute_us as i64 * 1000);
+        match spec.slow {
+            Slow::Issuing(slow, times) if slow == rank => host_ns *= times as i64,
+            Slow::Device(slow, tenths) if slow == rank => {
+                device_ns = device_ns * tenths as i64 / 10
+            }
+            _ => {}
+        }
+        self.host += self.about(host_ns, 10);
+        self.device = self.device.max(self.host) + self.about(device_ns, 2);
+        Times {
+            issued: self.host,
+            reached: self.device,
+            ended: 0,
+        }
+    }
+
+    /// So much, give or take some percent.
+    fn about(&mut self, ns: i64, percent: i64) -> i64 {
+        let drawn = (self.random.draw() % 2001) as i64 - 1000;
+        ns + ns * percent * drawn / 100_000
+    }
+
+    fn step(&mut self, spec: &PacedSpec, rank: Rank) {
+        let done = self
+            .streams
+            .values()
+            .copied()
+            .max()
+            .unwrap_or(0)
+            .max(self.device);
+        let until = if spec.waits { done } else { self.before };
+        self.before = done;
+        // The new parameters need all gradients.
+        self.device = done;
+        self.host = self.host.max(until);
+        // Everything that all ranks draw alike: whose turn it is.
+        let mut turns = Random::new(spec.seed ^ 0x1234 ^ (self.steps as u64) << 32);
+        let late_ms = match spec.slow {
+            Slow::Loading(slow, ms) if slow == rank => ms,
+            Slow::Host(host, ms) if rank / spec.per_host == host => ms,
+            Slow::ByTurns(ms) if turns.draw() % u64::from(spec.world()) == u64::from(rank) => {
+                turns.between(ms, 2 * ms)
+            }
+            _ => 0,
+        };
+        self.host += self.about(late_ms as i64 * MS, 10);
+        self.steps += 1;
+    }
+}
+
+impl Job<'_> {
+    /// Whether the rank may go on to its next act.
+    fn act(&mut self, rank: Rank, act: &Act, queue: &mut VecDeque<Rank>) -> bool {
+        let me = rank as usize;
+        if self.runners[me].waits {
+            return false;
+        }
+        match act.what {
+            What::Step => {
+                self.runners[me].step(self.spec, rank);
+                let host = self.runners[me].host;
+                self.runners[me].times.push(Times {
+                    issued: host,
+                    reached: host,
+                    ended: host,
+                });
+                true
+            }
+            What::Collective {
+                group,
+                takes_us,
+                needed,
+                ..
+            } => {
+                let runner = &mut self.runners[me];
+                let mut times = runner.issue(self.spec, rank, act.compute_us);
+                let stream = runner.streams.get(&group).copied().unwrap_or(0);
+                times.reached = times.reached.max(stream);
+                let number = *runner.counted.entry(group).or_default();
+                runner.waits = true;
+                let here = self.inside.entry((group, number)).or_default();
+                here.push((rank, times));
+                if here.len() < self.groups[group].ranks.len() {
+                    return false;
+                }
+                let here = std::mem::take(here);
+                let begun = here.iter().map(|(_, times)| times.reached).max();
+                let end = begun.unwrap_or(0) + takes_us as i64 * 1000;
+                for (other, mut times) in here {
+                    let runner = &mut self.runners[other as usize];
+                    times.ended = end + (runner.random.draw() % 20_000) as i64;
+                    runner.streams.insert(group, times.ended);
+                    if needed {
+                        runner.device = runner.device.max(times.ended);
+                    }
+                    *runner.counted.entry(group).or_default() += 1;
+                    runner.waits = false;
+                    runner.times.push(times);
+                    if other != rank {
+                        queue.push_back(other);
+                    }
+                }
+                true
+            }
+            What::Message { group, sends, peer } => {
+                self.message(rank, (group, sends, peer), act.compute_us, queue)
+            }
+        }
+    }
+
+    /// A send does not hold its rank up; a receive does until the other half is there.
+    fn message(
+        &mut self,
+        rank: Rank,
+        (group, sends, peer): (usize, bool, u32),
+        compute_us: u64,
+        queue: &mut VecDeque<Rank>,
+    ) -> bool {
+        let me = rank as usize;
+        let ranks = &self.groups[group].ranks;
+        let member = ranks.iter().position(|&one| one == rank).unwrap_or(0) as u32;
+        let runner = &mut self.runners[me];
+        let mut times = runner.issue(self.spec, rank, compute_us);
+        let nth = runner.messages.entry((group, sends, peer)).or_default();
+        *nth += 1;
+        let ends = if sends {
+            (member, peer)
+        } else {
+            (peer, member)
+        };
+        let key = |sends: bool| (group, ends.0, ends.1, *nth, sends);
+        let Some(&(other, at, there)) = self.posted.get(&key(!sends)) else {
+            self.posted
+                .insert(key(sends), (rank, runner.times.len(), times));
+            runner.waits = !sends;
+            if sends {
+                runner.times.push(times);
+            }
+            return sends;
+        };
+        times.ended = times.reached.max(there.reached) + 200_000;
+        let end = times.ended;
+        runner.times.push(times);
+        if sends {
+            // The receiver has waited.
+            let receiver = &mut self.runners[other as usize];
+            receiver.waits = false;
+            receiver.device = receiver.device.max(end);
+            receiver.times.push(Times {
+                ended: end,
+                ..there
+            });
+            queue.push_back(other);
+        } else {
+            runner.device = runner.device.max(end);
+            self.runners[other as usize].times[at].ended = end;
+        }
+        true
+    }
+}

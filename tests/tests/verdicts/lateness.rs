@@ -1,0 +1,185 @@
+//! Who is late, in jobs whose watchdogs notice completions in steps: slow ranks are named, and no other
+//! is, however coarse the steps.
+
+use crate::seeds;
+use crate::tally::told;
+use rcomm_analyzer::{Code, Policy, Report, Severity, Verdict};
+use rcomm_tests::generator::{Layout, PacedJob, PacedSpec, Random, Slow};
+
+/// Between two looks of the watchdog, µs: PyTorch's are 100 ms apart.
+const GRAINS_US: &[u64] = &[500, 5_000, 100_000];
+
+/// A class of jobs: its name, and the job of a seed.
+type Class = (&'static str, fn(u64, u64) -> PacedSpec);
+
+const HEALTHY: &[Class] = &[
+    ("healthy, replicas", |seed, grain| {
+        PacedSpec::random(seed, Layout::Replicas, grain)
+    }),
+    ("healthy, sharded", |seed, grain| {
+        PacedSpec::random(seed, Layout::Sharded, grain)
+    }),
+    ("healthy, pipeline", |seed, grain| {
+        PacedSpec::random(seed, Layout::Pipeline(1), grain)
+    }),
+    ("healthy, interleaved pipeline", |seed, grain| {
+        PacedSpec::random(seed, Layout::Pipeline(2), grain)
+    }),
+];
+
+const SLOW: &[Class] = &[
+    ("slow data loading", |seed, grain| {
+        let mut spec = any(seed, grain);
+        // Clocks that are known from completions show no less than two steps.
+        let ms = Random::new(seed).between(250, 400);
+        spec.slow = Slow::Loading(first_stage(&spec), ms);
+        spec.waits = true;
+        spec
+    }),
+    ("slow data loading, durations", |seed, grain| {
+        let mut spec = any(seed, grain);
+        spec.timing = true;
+        let ms = Random::new(seed).between(30, 100);
+        spec.slow = Slow::Loading(first_stage(&spec), ms);
+        // What a host that runs a step ahead makes up for delays no other rank.
+        spec.waits = true;
+        spec
+    }),
+    ("slow issue, durations", |seed, grain| {
+        let mut spec = any(seed, grain);
+        spec.timing = true;
+        spec.slow = Slow::Issuing(one(&spec), Random::new(seed).between(12, 30));
+        spec
+    }),
+    ("slow device, durations", |seed, grain| {
+        let mut spec = any(seed, grain);
+        spec.timing = true;
+        spec.slow = Slow::Device(one(&spec), Random::new(seed).between(13, 40));
+        spec
+    }),
+];
+
+const NO_RANK: &[Class] = &[
+    ("slow host", |seed, grain| {
+        let mut spec = PacedSpec::random(seed, Layout::Sharded, grain);
+        (spec.dp, spec.per_host, spec.hosts_named) = (16, 4, true);
+        spec.slow = Slow::Host(seed as u32 % 4, 300);
+        spec.waits = true;
+        spec
+    }),
+    ("late by turns", |seed, grain| {
+        let mut spec = any(seed, grain);
+        spec.slow = Slow::ByTurns(60);
+        spec
+    }),
+];
+
+fn any(seed: u64, grain: u64) -> PacedSpec {
+    const LAYOUTS: &[Layout] = &[
+        Layout::Replicas,
+        Layout::Sharded,
+        Layout::Pipeline(1),
+        Layout::Pipeline(2),
+    ];
+    PacedSpec::random(seed, LAYOUTS[(seed % 4) as usize], grain)
+}
+
+/// In a later stage, which begins to work later, a little lateness costs nothing.
+fn first_stage(spec: &PacedSpec) -> u32 {
+    one(spec) % (spec.tp * spec.dp)
+}
+
+fn one(spec: &PacedSpec) -> u32 {
+    (Random::new(spec.seed ^ 0x0e).draw() % u64::from(spec.world())) as u32
+}
+
+/// What came of the jobs of a class.
+#[derive(Default)]
+struct Row {
+    jobs: usize,
+    right: usize,
+    innocents: usize,
+    others: Vec<String>,
+}
+
+fn row((name, make): &Class, grain: u64, right: impl Fn(&PacedJob, &Report) -> bool) -> Row {
+    let mut row = Row::default();
+    for seed in seeds(6) {
+        let spec = make(seed, grain);
+        let job = spec.make();
+        let report = job.judge(&Policy::default());
+        row.jobs += 1;
+        let loud = report
+            .findings
+            .iter()
+            .filter(|one| one.severity != Severity::Note);
+        let accused = |rank: &u32| !job.culprits.contains(rank);
+        let innocent = loud
+            .clone()
+            .any(|one| one.culprit_ranks.iter().any(accused));
+        row.innocents += usize::from(innocent);
+        if right(&job, &report) {
+            row.right += 1;
+        } else {
+            row.others.push(format!(
+                "{name}, seed {seed}: {} in {spec:?}",
+                told(&report)
+            ));
+        }
+    }
+    eprintln!(
+        "| {name} | {} ms | {} | {} | {} |",
+        grain as f64 / 1e3,
+        row.jobs,
+        row.right,
+        row.innocents
+    );
+    row
+}
+
+fn names(job: &PacedJob, report: &Report) -> bool {
+    let late = report.findings.first();
+    report.verdict == Verdict::Slow
+        && late.is_some_and(|one| one.code == Code::W220 && one.culprit_ranks == job.culprits)
+}
+
+/// The classes' rows at all grains; at least `least` of a class are right, and no innocent is named.
+fn hold(classes: &[Class], least: f64, right: impl Fn(&PacedJob, &Report) -> bool + Copy) {
+    let mut misses = Vec::new();
+    for class in classes {
+        for &grain in GRAINS_US {
+            let row = row(class, grain, right);
+            if row.innocents > 0 || (row.right as f64) < least * row.jobs as f64 {
+                misses.extend(row.others);
+            }
+        }
+    }
+    assert!(misses.is_empty(), "{}", misses.join("\n"));
+}
+
+#[test]
+fn healthy_jobs_have_no_late_rank_however_coarse_the_watchdog() {
+    hold(HEALTHY, 1.0, |_, report| {
+        report.verdict == Verdict::Healthy
+            && report
+                .findings
+                .iter()
+                .all(|one| one.severity == Severity::Note)
+    });
+}
+
+#[test]
+fn slow_ranks_are_named_however_coarse_the_watchdog() {
+    hold(SLOW, 0.99, names);
+}
+
+#[test]
+fn what_is_no_ranks_doing_is_no_ranks_fault() {
+    hold(&NO_RANK[..1], 0.99, names);
+    hold(&NO_RANK[1..], 0.99, |_, report| {
+        report
+            .findings
+            .iter()
+            .all(|one| one.severity == Severity::Note)
+    });
+}

@@ -158,7 +158,7 @@ fn ring_of_a_stopped_process_is_readable_and_known_as_alive() {
     });
     let dump = reader.snapshot();
     check_story(&dump);
-    assert_eq!(dump.identity.reason, RingReader::OWNER_LIVES);
+    assert_eq!(dump.identity.reason, RingReader::OWNER_IS_STOPPED);
     assert!(
         remove_stale_rings(directory.path(), None)
             .unwrap()

@@ -66,7 +66,7 @@ fn rank_process() {
     };
     let said = result.map_or_else(|error| error.to_string(), |()| "completed".to_owned());
     let place = result_of(&folder, rank);
-    let hidden = place.with_extension("new");
+    let hidden = folder.join(format!("unfinished.{rank}"));
     std::fs::write(&hidden, said).unwrap();
     std::fs::rename(&hidden, &place).unwrap();
     // No rank leaves before all have their result: what is tested is the operation, not the end.

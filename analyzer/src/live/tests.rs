@@ -462,8 +462,8 @@ fn a_sentence_grows_older_by_the_clock_that_the_ages_do() {
         report.in_flight[0].age_ms,
     );
     assert!((said - age.expect("times are known")).abs() < 1.0);
-    let then = format!(" {:.0} s;", said / 1e3);
-    let later = format!(" {:.0} s;", (said + 100e3) / 1e3);
+    let then = format!(" {:.0} s,", said / 1e3);
+    let later = format!(" {:.0} s,", (said + 100e3) / 1e3);
     assert!(finding.sentence.contains(&then), "{}", finding.sentence);
     assert_eq!(finding.sentence_after(0.0), finding.sentence);
     assert_eq!(

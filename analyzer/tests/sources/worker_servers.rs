@@ -141,7 +141,7 @@ fn a_rank_that_fails_fails_alone() {
     );
     for (rank, part) in [
         (1, "refused"),
-        (2, "did not answer in time"),
+        (2, "has not answered yet"),
         (3, "HTTP status 500: it threw"),
         (4, "is no record"),
         (5, "is it a PyTorch worker server?"),

@@ -91,7 +91,7 @@ fn a_rank_whose_call_never_comes_to_a_launch_is_named() {
             (Code::E101, &[1][..]),
             "version {version}: {sentence}"
         );
-        assert!(sentence.contains("issued but never started"), "{sentence}");
+        assert!(sentence.contains("has not started it"), "{sentence}");
     }
 }
 
@@ -106,7 +106,7 @@ fn a_rank_whose_device_never_comes_to_the_operation_is_named() {
             (Code::E101, &[3][..]),
             "version {version}: {sentence}"
         );
-        assert!(sentence.contains("issued but never started"), "{sentence}");
+        assert!(sentence.contains("has not started it"), "{sentence}");
     }
 }
 

@@ -74,7 +74,7 @@ fn draft(ctx: &Context<'_>, place: usize, nodes: &[(Node, Missing)]) -> FindingD
     let in_all = ctx.in_all(&targets, arrived.len());
     let op = format!("{} #{} on group {group}", op_ref.op, op_ref.seq);
     let mut sentence = if held {
-        format!("{who} issued {op}, but the device is busy with something older; {waiting}{in_all}")
+        format!("{who} issued {op} but has not started it; {waiting}{in_all}")
     } else {
         format!("{who} never issued {op}; {waiting}{in_all}")
     };

@@ -174,7 +174,7 @@ impl Context<'_> {
     }
 
     /// How many ranks wait in all for `targets`, where that is more than the few that a sentence has
-    /// counted: `, 63 of 64 ranks in all`.
+    /// counted: `, and 63 of 64 ranks wait in all`.
     pub(crate) fn in_all(&self, targets: &[Node], counted: usize) -> String {
         let waiting = self.graph.waiting_for(targets, &self.reversed);
         let waiting = waiting
@@ -182,7 +182,7 @@ impl Context<'_> {
             .filter(|node| !targets.contains(node))
             .count();
         if waiting > counted {
-            format!(", {waiting} of {} ranks in all", self.graph.ranks)
+            format!(", and {waiting} of {} ranks wait in all", self.graph.ranks)
         } else {
             String::new()
         }

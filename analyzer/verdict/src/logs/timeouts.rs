@@ -94,12 +94,12 @@ fn is_comparable(kind: OpType) -> bool {
 
 /// Whether the lengths, in and out, have to be equal on all ranks.
 fn equal_lengths(kind: OpType) -> [bool; 2] {
-    match (kind.pattern(), kind.parts(), kind.layout()) {
-        (Pattern::AllReduce | Pattern::Broadcast, Parts::Equal, _) => [true, true],
-        (Pattern::Reduce, Parts::Equal, _) => [true, false],
-        (Pattern::AllGather | Pattern::ReduceScatter, Parts::Equal, Layout::Single) => [true, true],
-        _ => [false, false],
-    }
+    let pattern = kind.pattern();
+    let equal = kind.parts() == Parts::Equal;
+    let whole = matches!(pattern, Pattern::AllReduce | Pattern::Broadcast);
+    let parts = matches!(pattern, Pattern::AllGather | Pattern::ReduceScatter);
+    let output = equal && (whole || parts && kind.layout() == Layout::Single);
+    [output || equal && pattern == Pattern::Reduce, output]
 }
 
 /// Ranks timed out under one number in different operations, or with different lengths.

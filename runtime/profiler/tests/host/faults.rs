@@ -158,8 +158,12 @@ fn a_rank_that_is_stopped_is_named_by_what_it_did_not_call() {
         let (code, culprits, sentence) = first(&report);
         assert_eq!(
             (code, culprits),
-            (Code::E101, &[0][..]),
+            (Code::E151, &[0][..]),
             "version {version}: {sentence}"
+        );
+        assert!(
+            sentence.contains("never issued all_reduce #6"),
+            "{sentence}"
         );
     }
 }

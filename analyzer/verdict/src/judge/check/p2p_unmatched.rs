@@ -224,9 +224,10 @@ fn posted_first(ctx: &Context<'_>, place: usize) -> Option<String> {
     })?;
     let op = aligned.op(record, half.position);
     let peer = peer_rank(aligned, group, record, half.position)?;
-    let (mine, towards) = match op.kind {
-        OpType::Send => ("send", "to"),
-        _ => ("receive", "from"),
+    let (mine, towards) = if op.kind == OpType::Send {
+        ("send", "to")
+    } else {
+        ("receive", "from")
     };
     // In one batch neither comes first.
     let first = if halves.len() == 1 { " first" } else { "" };

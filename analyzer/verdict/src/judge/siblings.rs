@@ -152,8 +152,11 @@ struct Walk {
     parted: Option<(Deviation, u32, u32)>,
 }
 
+/// The sibling that shows a deviation: its rank, its record and its step there.
+type Vote = (Rank, RecordIx, u32);
+
 fn decide(aligned: &Aligned<'_>, record: RecordIx, walks: &[(RecordIx, Walk)]) -> Option<Odd> {
-    let mut votes: HashMap<(Deviation, u32), Vec<(Rank, RecordIx, u32)>> = HashMap::new();
+    let mut votes: HashMap<(Deviation, u32), Vec<Vote>> = HashMap::new();
     for &(sibling, Walk { parted, .. }) in walks {
         if let Some((deviation, position, theirs)) = parted {
             let rank = aligned.records[sibling].rank;

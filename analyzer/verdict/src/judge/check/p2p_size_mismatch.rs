@@ -102,11 +102,9 @@ pub(super) fn both_ends(
 /// The element type of a message, as it was recorded.
 fn type_of(calls: &Calls, op: &Op) -> String {
     let signature = &calls.get(op.call).signature;
-    let types = signature
-        .input_dtypes
-        .iter()
-        .chain(&signature.output_dtypes);
-    types.cloned().next().unwrap_or_default()
+    let types = signature.input_dtypes.iter();
+    let first = types.chain(&signature.output_dtypes).next();
+    first.cloned().unwrap_or_default()
 }
 
 /// Whether each of the two sizes occurs at the other end too: then the halves may belong to two messages.

@@ -159,6 +159,9 @@ pub(super) fn remark(watched: &[Watched], ranks: &mut [RankView]) {
     }
 }
 
+/// Makes a finding of the ranks at fault and a sentence.
+type NewFinding = fn(Vec<Rank>, String) -> Finding;
+
 /// What the library's report adds: processes that it gave up, errors that it met, and,
 /// unless `explained` already, ranks whose launches stay behind.
 pub(super) fn library(
@@ -178,7 +181,7 @@ pub(super) fn library(
         let rank = |member: &Member| rank_of(member, communicator, ranks);
         let name = &communicator.name;
         for member in &communicator.members {
-            let (found, what): (fn(Vec<Rank>, String) -> Finding, String) = match &member.state {
+            let (found, what): (NewFinding, String) = match &member.state {
                 MemberState::Dead => (
                     Finding::rank_failed,
                     "was given up by NCCL: its process no longer answers".to_owned(),

@@ -56,13 +56,16 @@ pub(super) fn run(spec: &PacedSpec, groups: &[Group], programs: &[Vec<Act>]) -> 
     job.runners.into_iter().map(|runner| runner.times).collect()
 }
 
+/// Half of a message: group, sender, receiver, number, and whether it is the send.
+type Half = (usize, u32, u32, u64, bool);
+
 struct Job<'a> {
     spec: &'a PacedSpec,
     groups: &'a [Group],
     /// Who is in a collective, and since when.
     inside: HashMap<(usize, u64), Vec<(Rank, Times)>>,
-    /// Sends and receives by group, source, destination and number: who posted it, in which act.
-    posted: HashMap<(usize, u32, u32, u64, bool), (Rank, usize, Times)>,
+    /// Who posted a half, in which act.
+    posted: HashMap<Half, (Rank, usize, Times)>,
     runners: Vec<Runner>,
 }
 

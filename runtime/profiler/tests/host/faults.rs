@@ -3,7 +3,7 @@
 
 use crate::job::{Job, Until};
 use rcomm_analyzer::{Code, Policy, Report, Verdict, analyze};
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
 
 const COUNT: usize = 1 << 20;
 const VERSIONS: [u32; 4] = [3, 4, 5, 6];
@@ -154,6 +154,9 @@ fn a_rank_that_is_stopped_is_named_by_what_it_did_not_call() {
         );
         let pid = Pid::from_raw(job.ranks[0].0.id() as i32).expect("a process");
         kill_process(pid, Signal::STOP).expect("it runs");
+        // The signal takes effect some time later; a child that has stopped is not reaped by this.
+        let stopped = waitpid(Some(pid), WaitOptions::UNTRACED).expect("a child");
+        assert!(stopped.is_some_and(|(_, status)| status.stopped()));
         let report = judge(&job);
         let (code, culprits, sentence) = first(&report);
         assert_eq!(

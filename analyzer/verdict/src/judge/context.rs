@@ -298,7 +298,7 @@ impl Context<'_> {
         u32::try_from(position).ok()
     }
 
-    /// The newest operation that a rank completed; of a batch, the member that stands for it.
+    /// The newest operation that a rank completed; of a batch, the member that is shown for it.
     pub(crate) fn last_completed(&self, record: RecordIx) -> Option<&Op> {
         let ops = &self.aligned.records[record].ops;
         let newest = ops.iter().rposition(Op::completed)?;

@@ -182,7 +182,10 @@ mod tests {
         let dumps = dumps(&file);
         assert!(dumps.make("asked for").is_none());
         assert!(dumps.try_make("asked for").is_err());
-        let told = dumps.make_for_fault("time-out");
-        assert!(told.starts_with("no dump: failed to create"), "{told}");
+        let printed = dumps.make_for_fault("time-out");
+        assert!(
+            printed.starts_with("no dump: failed to create"),
+            "{printed}"
+        );
     }
 }

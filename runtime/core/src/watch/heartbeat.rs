@@ -78,23 +78,23 @@ struct Listener {
 
 impl Listener {
     fn run(self) {
-        let mut heard = (self.watch.rounds(), Instant::now());
+        let mut last = (self.watch.rounds(), Instant::now());
         let mut reported = false;
         let interval = (self.timeout / 4).max(Duration::from_millis(1));
         while !self.sleep(interval) {
             let rounds = self.watch.rounds();
-            if rounds != heard.0 {
+            if rounds != last.0 {
                 if reported {
                     tracing::warn!(
-                        silent = text::duration(heard.1.elapsed()),
+                        silent = text::duration(last.1.elapsed()),
                         "watchdog resumed"
                     );
                 }
-                heard = (rounds, Instant::now());
+                last = (rounds, Instant::now());
                 reported = false;
-            } else if heard.1.elapsed() >= self.timeout && !reported {
+            } else if last.1.elapsed() >= self.timeout && !reported {
                 tracing::error!(
-                    silent = text::duration(heard.1.elapsed()),
+                    silent = text::duration(last.1.elapsed()),
                     "the watchdog has stopped making rounds; operations are not watched"
                 );
                 // The flag first, so that the others write their dumps at about this moment, too. A store

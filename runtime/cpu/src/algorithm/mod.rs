@@ -87,17 +87,17 @@ impl LaneEngine {
             members: &self.members,
             own: place.rank,
         };
-        let heard = &mut self.agreement;
-        heard.exchange(&mut self.lanes, circle, op_header, inline, policy)?;
-        let mut compared = op_header::compare(heard.op_headers());
+        let agreement = &mut self.agreement;
+        agreement.exchange(&mut self.lanes, circle, op_header, inline, policy)?;
+        let mut compared = op_header::compare(agreement.op_headers());
         if compared.is_ok() && has_lists(op_header.op) {
-            let all: Vec<Vec<u64>> = (0..place.size).map(|rank| heard.counts(rank)).collect();
-            compared = compare_lists(heard.op_headers(), &all);
+            let all: Vec<Vec<u64>> = (0..place.size).map(|rank| agreement.counts(rank)).collect();
+            compared = compare_lists(agreement.op_headers(), &all);
         }
         compared
             .map_err(|found| Failure::Mismatch(self.lanes.global(found.rank), found.message))?;
         if goes_along {
-            let inline = |rank| heard.inline(rank);
+            let inline = |rank| agreement.inline(rank);
             return finish_small(&mut collective, place, inline, &self.lanes);
         }
         self.carry_out(collective, place, policy)

@@ -27,7 +27,7 @@ impl LaneEngine {
         own: usize,
         policy: &mut WaitPolicy<'_>,
     ) -> Result<(), Failure> {
-        let (lanes, heard, scratch) = (&mut self.lanes, &mut self.agreement, &mut self.scratch);
+        let (lanes, agreement, scratch) = (&mut self.lanes, &mut self.agreement, &mut self.scratch);
         let peer = 1 - own;
         let ahead = data.len().min(AHEAD);
         op_header.inline = ahead as u32;
@@ -35,9 +35,9 @@ impl LaneEngine {
             members: &self.members,
             own,
         };
-        let sent = heard.greet(lanes, circle, op_header, &data[..ahead], policy)?;
-        let theirs = heard.op_headers()[peer].inline as usize;
-        if let Err(found) = op_header::compare(heard.op_headers()) {
+        let sent = agreement.greet(lanes, circle, op_header, &data[..ahead], policy)?;
+        let theirs = agreement.op_headers()[peer].inline as usize;
+        if let Err(found) = op_header::compare(agreement.op_headers()) {
             let mut waste = vec![0; theirs];
             let mut transfers = [
                 Transfer::send_rest(peer, &data[..ahead], sent),

@@ -94,7 +94,7 @@ impl<'a> Transfer<'a> {
     }
 
     /// The peer from which bytes are still expected.
-    fn hears(&self) -> Option<usize> {
+    fn receives(&self) -> Option<usize> {
         match self {
             Self::Receive { peer, bytes, done } if *done < bytes.len() => Some(*peer),
             Self::Relay {
@@ -103,13 +103,13 @@ impl<'a> Transfer<'a> {
                 received,
                 ..
             } if *received < bytes.len() => Some(*from),
-            Self::Swap(swap) if swap.hears() => Some(swap.peer()),
+            Self::Swap(swap) if swap.receives() => Some(swap.peer()),
             _ => None,
         }
     }
 
     /// The peer that bytes still have to be sent to.
-    fn tells(&self) -> Option<usize> {
+    fn sends(&self) -> Option<usize> {
         match self {
             Self::Send {
                 peer,
@@ -123,13 +123,13 @@ impl<'a> Transfer<'a> {
                 sent,
                 ..
             } if *sent < bytes.len() => Some(*to),
-            Self::Swap(swap) if swap.tells() => Some(swap.peer()),
+            Self::Swap(swap) if swap.sends() => Some(swap.peer()),
             _ => None,
         }
     }
 
     pub(super) fn is_done(&self) -> bool {
-        self.hears().is_none() && self.tells().is_none()
+        self.receives().is_none() && self.sends().is_none()
     }
 }
 
@@ -145,8 +145,8 @@ pub(super) struct Lanes {
     /// Every socket of this group, for [`cut`].
     sockets: Sockets,
     /// The directions that an earlier transfer of the list holds, in one pass.
-    heard: Vec<bool>,
-    told: Vec<bool>,
+    receiving: Vec<bool>,
+    sending: Vec<bool>,
 }
 
 /// The sockets of a group, reachable while its lanes are in use.
@@ -178,8 +178,8 @@ impl Lanes {
             lanes: std::iter::repeat_with(|| None).take(size).collect(),
             neighbours: Neighbours::default(),
             sockets,
-            heard: vec![false; size],
-            told: vec![false; size],
+            receiving: vec![false; size],
+            sending: vec![false; size],
         }
     }
 
@@ -241,7 +241,10 @@ impl Lanes {
         enough: impl Fn(&[Transfer<'_>]) -> bool,
     ) -> Result<(), Failure> {
         for transfer in transfers.iter() {
-            for peer in [transfer.hears(), transfer.tells()].into_iter().flatten() {
+            for peer in [transfer.receives(), transfer.sends()]
+                .into_iter()
+                .flatten()
+            {
                 self.open(peer, policy)?;
             }
         }
@@ -264,14 +267,14 @@ impl Lanes {
     fn sleep(&mut self, transfers: &[Transfer<'_>], time: Duration) -> Result<(), Failure> {
         let mut sockets = Vec::new();
         for transfer in transfers {
-            let hears = transfer.hears().map(|peer| (peer, Interest::Read));
-            let tells = match transfer {
+            let receives = transfer.receives().map(|peer| (peer, Interest::Read));
+            let sends = match transfer {
                 // Nothing to pass on yet: waiting for room to write would wake this rank for
                 // nothing.
                 Transfer::Relay { received, sent, .. } if received == sent => None,
-                other => other.tells().map(|peer| (peer, Interest::Write)),
+                other => other.sends().map(|peer| (peer, Interest::Write)),
             };
-            for (peer, interest) in [hears, tells].into_iter().flatten() {
+            for (peer, interest) in [receives, sends].into_iter().flatten() {
                 match &mut self.lanes[peer] {
                     // The doorbell reports bytes and room alike.
                     Some(Lane::Shm(stream)) => {
@@ -302,7 +305,7 @@ impl Lanes {
         if !matches!(why, Interrupted::TimedOut) {
             return why.into();
         }
-        let missing = transfers.iter().filter_map(|t| t.hears().or(t.tells()));
+        let missing = transfers.iter().filter_map(|t| t.receives().or(t.sends()));
         let mut missing: Vec<Rank> = missing.map(|peer| self.ranks[peer]).collect();
         missing.sort_unstable();
         missing.dedup();
@@ -312,15 +315,15 @@ impl Lanes {
     /// Moves what can be moved now; returns whether anything did.
     fn advance(&mut self, transfers: &mut [Transfer<'_>]) -> Result<bool, Failure> {
         let mut moved = false;
-        self.heard.fill(false);
-        self.told.fill(false);
+        self.receiving.fill(false);
+        self.sending.fill(false);
         for transfer in transfers {
             if let Transfer::Swap(swap) = transfer {
                 moved |= self.advance_swap(swap)?;
                 continue;
             }
-            if let Some(peer) = transfer.hears()
-                && !std::mem::replace(&mut self.heard[peer], true)
+            if let Some(peer) = transfer.receives()
+                && !std::mem::replace(&mut self.receiving[peer], true)
             {
                 let (Transfer::Receive { bytes, done, .. }
                 | Transfer::Relay {
@@ -338,10 +341,10 @@ impl Lanes {
                 *done += some;
                 moved |= some > 0;
                 // This transfer is done: the next of the list may use the lane in this pass.
-                self.heard[peer] = *done < bytes.len();
+                self.receiving[peer] = *done < bytes.len();
             }
-            if let Some(peer) = transfer.tells()
-                && !std::mem::replace(&mut self.told[peer], true)
+            if let Some(peer) = transfer.sends()
+                && !std::mem::replace(&mut self.sending[peer], true)
             {
                 let (head, ready, done): (&[u8], &[u8], &mut usize) = match transfer {
                     Transfer::Send {
@@ -363,7 +366,7 @@ impl Lanes {
                 let some = some.map_err(|error| Failure::Gone(self.ranks[peer], Some(error)))?;
                 *done += some;
                 moved |= some > 0;
-                self.told[peer] = transfer.tells().is_some();
+                self.sending[peer] = transfer.sends().is_some();
             }
         }
         Ok(moved)
@@ -372,17 +375,17 @@ impl Lanes {
     /// Moves what can be moved both ways, unless an earlier transfer of the list holds the lane.
     fn advance_swap(&mut self, swap: &mut Swap<'_>) -> Result<bool, Failure> {
         let peer = swap.peer();
-        let heard = std::mem::replace(&mut self.heard[peer], true);
-        let told = std::mem::replace(&mut self.told[peer], true);
-        if heard || told {
+        let receiving = std::mem::replace(&mut self.receiving[peer], true);
+        let sending = std::mem::replace(&mut self.sending[peer], true);
+        if receiving || sending {
             return Ok(false);
         }
         let lane = self.lanes[peer].as_mut().ok_or(Failure::Closed)?;
         let moved = swap
             .advance(lane)
             .map_err(|error| Failure::Gone(self.ranks[peer], Some(error)))?;
-        self.heard[peer] = swap.hears();
-        self.told[peer] = swap.tells();
+        self.receiving[peer] = swap.receives();
+        self.sending[peer] = swap.sends();
         Ok(moved)
     }
 }

@@ -71,8 +71,8 @@ impl<'a> Swap<'a> {
     }
 
     /// Whether it can receive more now: bytes are missing, and there is room for them. There is no room only
-    /// while it can send ([`tells`](Self::tells)).
-    pub(super) fn hears(&self) -> bool {
+    /// while it can send ([`sends`](Self::sends)).
+    pub(super) fn receives(&self) -> bool {
         self.received < self.bytes.len() && self.end() < self.scratch.len()
     }
 
@@ -82,7 +82,7 @@ impl<'a> Swap<'a> {
     }
 
     /// Whether it can send more now, without receiving more first.
-    pub(super) fn tells(&self) -> bool {
+    pub(super) fn sends(&self) -> bool {
         self.sent < self.may_send()
     }
 
@@ -161,7 +161,7 @@ mod tests {
             for turn in 0.. {
                 let end = if turn % 7 == 0 { slow } else { 1 - slow };
                 swaps[end].advance(&mut lanes[end]).unwrap();
-                if !swaps.iter().any(|swap| swap.hears() || swap.tells()) {
+                if !swaps.iter().any(|swap| swap.receives() || swap.sends()) {
                     break;
                 }
                 assert!(turn < 10_000_000, "{len} bytes by {room} never end");

@@ -434,14 +434,14 @@ impl Talk<'_, '_> {
     }
 
     fn hear(&mut self, bytes: &mut [u8]) -> Result<(), Failure> {
-        let mut heard = 0;
-        while heard < bytes.len() {
-            match (&*self.stream).read(&mut bytes[heard..]) {
+        let mut received = 0;
+        while received < bytes.len() {
+            match (&*self.stream).read(&mut bytes[received..]) {
                 Ok(0) => {
                     let end = io::ErrorKind::UnexpectedEof.into();
                     return Err(Failure::Gone(self.peer, Some(end)));
                 }
-                Ok(some) => heard += some,
+                Ok(some) => received += some,
                 Err(error) => self.or_sleep(error, PollFlags::IN)?,
             }
         }

@@ -153,8 +153,8 @@ impl Host {
         // is.
         let (socket, listener) = listen().map_err(cannot)?;
         let own = format!("{} {socket}", world.rank);
-        let told = self.store.compare_set(&leader, b"", own.as_bytes())?;
-        if told == own.as_bytes() {
+        let stored = self.store.compare_set(&leader, b"", own.as_bytes())?;
+        if stored == own.as_bytes() {
             // If it cannot be made, this rank stops listening, and the others do without it as
             // well.
             let segment = Segment::create(world.rank, world.world_size as usize);
@@ -163,12 +163,12 @@ impl Host {
             return Ok(Some((listener, segment)));
         }
         drop(listener);
-        let told = String::from_utf8_lossy(&told);
-        let (keeper, socket) = told.split_once(' ').unwrap_or_default();
+        let stored = String::from_utf8_lossy(&stored);
+        let (keeper, socket) = stored.split_once(' ').unwrap_or_default();
         let keeper: Rank = keeper.parse().map_err(|_| {
             Error::new(
                 ErrorKind::Store,
-                format!("the store has {told:?} under {leader}"),
+                format!("the store has {stored:?} under {leader}"),
             )
         })?;
         let segment = ask(identity, keeper, socket, world.world_size).map_err(|e| {
@@ -400,7 +400,7 @@ mod tests {
 
     #[test]
     fn a_note_survives_the_store() {
-        let told = Note {
+        let stored = Note {
             name: "boot:1:2:3".into(),
             machine: Some(("boot".into(), own_processors())),
         };
@@ -408,7 +408,7 @@ mod tests {
             name: NONE.into(),
             machine: None,
         };
-        for note in [told, silent] {
+        for note in [stored, silent] {
             assert_eq!(Note::read(note.write().as_bytes()), note);
         }
         assert_eq!(Note::read(b"name boot 1,2").machine, None);

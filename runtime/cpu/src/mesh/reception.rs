@@ -91,7 +91,7 @@ impl Caller {
 struct Greeting {
     stream: Caller,
     since: Instant,
-    heard: Vec<u8>,
+    received: Vec<u8>,
     /// The handshake, and the nonce of the reply.
     answered: Option<(Handshake, [u8; HANDSHAKE_LEN], [u8; 32])>,
 }
@@ -248,7 +248,7 @@ impl Greeting {
         Self {
             stream,
             since: Instant::now(),
-            heard: Vec::with_capacity(HANDSHAKE_LEN),
+            received: Vec::with_capacity(HANDSHAKE_LEN),
             answered: None,
         }
     }
@@ -259,12 +259,12 @@ impl Greeting {
                 None => HANDSHAKE_LEN,
                 Some(_) => PROOF_LEN,
             };
-            while self.heard.len() < needed {
+            while self.received.len() < needed {
                 let mut more = [0; HANDSHAKE_LEN];
-                let missing = needed - self.heard.len();
+                let missing = needed - self.received.len();
                 match self.stream.read(&mut more[..missing]) {
                     Ok(0) => return Outcome::Refused,
-                    Ok(some) => self.heard.extend_from_slice(&more[..some]),
+                    Ok(some) => self.received.extend_from_slice(&more[..some]),
                     Err(error)
                         if matches!(
                             error.kind(),
@@ -283,7 +283,7 @@ impl Greeting {
                     }
                 }
                 Some((handshake, first, nonce)) => {
-                    if identity.believes(End::Dialer, &first, &nonce, &self.heard) {
+                    if identity.believes(End::Dialer, &first, &nonce, &self.received) {
                         return Outcome::Lane(LaneId {
                             group: handshake.group,
                             kind: handshake.kind,
@@ -301,8 +301,8 @@ impl Greeting {
     /// Answers the handshake; returns whether it was addressed to this rank.
     fn answer(&mut self, identity: &Identity) -> bool {
         let mut first = [0; HANDSHAKE_LEN];
-        first.copy_from_slice(&self.heard);
-        self.heard.clear();
+        first.copy_from_slice(&self.received);
+        self.received.clear();
         let mut answer = [0; ANSWER_LEN];
         let handshake = match Handshake::decode(&first, identity) {
             Ok(handshake) => handshake,

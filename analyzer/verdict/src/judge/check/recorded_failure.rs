@@ -67,7 +67,7 @@ fn recorded<'a>(ctx: &'a Context<'_>) -> Vec<Recorded<'a>> {
     all
 }
 
-/// E150: peers that survivors lost. Who was lost by a rank that lost nobody before is the first.
+/// E150: peers that survivors lost. A rank that was lost by one that had lost no other before is the first.
 fn gone(ctx: &Context<'_>, failures: &[Recorded<'_>]) -> Option<FindingDraft> {
     let named: BTreeSet<Rank> = failures
         .iter()

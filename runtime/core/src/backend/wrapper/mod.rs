@@ -71,8 +71,8 @@ fn exchange(statement: &Statement, size: usize) -> Op<'static> {
 }
 
 /// The result of the comparison.
-fn judge(heard: Option<Op<'_>>, ranks: &[Rank]) -> Result<()> {
-    let Some(Op::AllGatherSingle { output, .. }) = heard else {
+fn judge(gathered: Option<Op<'_>>, ranks: &[Rank]) -> Result<()> {
+    let Some(Op::AllGatherSingle { output, .. }) = gathered else {
         return Err(Error::new(
             ErrorKind::Backend,
             "the side group kept the buffers of a comparison",

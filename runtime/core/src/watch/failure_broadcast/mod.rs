@@ -236,7 +236,7 @@ impl ResponderThread {
             broadcast: broadcast.clone(),
             pipes,
             answered: 0,
-            heard: None,
+            announced: None,
             flag_seen: false,
             store_lost: false,
         };
@@ -274,7 +274,7 @@ struct Responder {
     /// The newest alarm that this rank has answered.
     answered: i64,
     /// The last alarm of another rank: when this rank saw it, and its cause.
-    heard: Option<(Instant, String)>,
+    announced: Option<(Instant, String)>,
     /// PyTorch's flag was up at the last look.
     flag_seen: bool,
     /// The store did not answer at the last look.
@@ -388,7 +388,7 @@ impl Responder {
         if self.broadcast.parts.propagation == Propagation::Abort {
             self.give_up(cause.as_deref());
         }
-        self.heard = cause.map(|cause| (Instant::now(), cause));
+        self.announced = cause.map(|cause| (Instant::now(), cause));
         told
     }
 
@@ -465,7 +465,7 @@ impl Responder {
                 incident.update(|progress| progress.raised = true);
                 let questions = self.questions(broadcast);
                 let answers = questions.ask(&*self.broadcast.parts.root, &incident.asked());
-                match &self.heard {
+                match &self.announced {
                     Some((at, cause)) if at.elapsed() < RECENT => {
                         format!("{answers}; {}", reported_before(cause, &incident.finding))
                     }
@@ -482,8 +482,8 @@ impl Responder {
 
     /// Whether another rank's alarm is so young that a fault of this rank belongs to it.
     fn has_just_heard(&self) -> bool {
-        let heard = self.heard.as_ref();
-        heard.is_some_and(|(at, _)| at.elapsed() < SAME_FAULT)
+        let announced = self.announced.as_ref();
+        announced.is_some_and(|(at, _)| at.elapsed() < SAME_FAULT)
     }
 
     /// Joins an alarm that is being raised by another rank, or raises a new one.
@@ -492,7 +492,7 @@ impl Responder {
         let key = self.key();
         let mut broadcast = parts.root.add(&key, 0)?;
         if broadcast > self.answered {
-            self.heard = self
+            self.announced = self
                 .cause_of(broadcast)
                 .map(|cause| (Instant::now(), cause));
         } else if !self.has_just_heard() {
@@ -517,7 +517,7 @@ impl Responder {
                 first = self.leave_cause(broadcast, &own)?;
             }
             if first != own {
-                self.heard = Some((Instant::now(), first));
+                self.announced = Some((Instant::now(), first));
             }
         }
         let rank = i32::try_from(parts.rank).unwrap_or(i32::MAX);

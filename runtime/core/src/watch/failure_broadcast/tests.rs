@@ -91,8 +91,8 @@ fn a_fault_just_after_another_rank_raised_belongs_to_its_alarm() {
     let (first, _, _first) = broadcast(0, &store, often);
     let (second, dumped, _second) = broadcast(1, &store, often);
     fail(&first, "late");
-    let heard = dumped.recv_timeout(Duration::from_secs(60));
-    assert!(heard.unwrap().0.contains("late"));
+    let announced = dumped.recv_timeout(Duration::from_secs(60));
+    assert!(announced.unwrap().0.contains("late"));
     fail(&second, "late");
     assert_eq!(store.add("rcomm/alarm/0", 0).unwrap(), 1);
 }

@@ -49,7 +49,7 @@ impl Bring {
 
 /// The bytes of all ranks, in order of ranks.
 #[derive(Default)]
-pub(super) struct Heard {
+pub(super) struct HostAgreement {
     bytes: Vec<u8>,
     /// Where each rank's bytes start, and where the last one's end.
     starts: Vec<usize>,
@@ -65,7 +65,7 @@ const HEAD: usize = 8;
 /// Bytes for the reason why ranks do not agree: its rank, its length, its text.
 const REASON: usize = 4096;
 
-impl Heard {
+impl HostAgreement {
     /// The bytes of `rank`.
     pub(super) fn of(&self, rank: usize) -> &[u8] {
         &self.bytes[self.starts[rank]..self.starts[rank + 1]]
@@ -238,17 +238,18 @@ impl Heard {
         ways: &Ways<'_>,
         op_header: OpHeader,
     ) -> Result<Result<(), Disagreement>, Failure> {
-        let (heard, layout) = (&self.agreement, ways.layout);
-        let is_agreed = |host: usize| heard.inline(host).first() == Some(&1);
-        if (0..layout.hosts()).all(is_agreed) && op_header::compare(heard.op_headers()).is_ok() {
+        let (agreement, layout) = (&self.agreement, ways.layout);
+        let is_agreed = |host: usize| agreement.inline(host).first() == Some(&1);
+        if (0..layout.hosts()).all(is_agreed) && op_header::compare(agreement.op_headers()).is_ok()
+        {
             return Ok(Ok(()));
         }
         let mut op_headers = vec![op_header; ways.lanes.size()];
         for host in 0..layout.hosts() {
-            let rest = heard.inline(host).get(1..).unwrap_or(&[]);
+            let rest = agreement.inline(host).get(1..).unwrap_or(&[]);
             for (place, &rank) in layout.ranks_of(host).iter().enumerate() {
                 op_headers[rank] = if is_agreed(host) {
-                    heard.op_headers()[host]
+                    agreement.op_headers()[host]
                 } else {
                     let bytes = rest.get(place * OP_HEADER_LEN..);
                     let op_header = bytes.and_then(|bytes| bytes.first_chunk());

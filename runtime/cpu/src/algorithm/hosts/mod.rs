@@ -29,7 +29,7 @@ use crate::lanes::Lanes;
 use crate::mesh::layout::Layout;
 use crate::transport::shm::ShmExchange;
 use crate::wait::{Failure, Interrupted, WaitPolicy};
-use agree::{Bring, Heard};
+use agree::{Bring, HostAgreement};
 use chain::Chain;
 use host_exchange::HostExchange;
 use rcomm_core::ErrorKind;
@@ -42,7 +42,7 @@ use std::time::Duration;
 pub(crate) struct HostsEngine {
     layout: Layout,
     host_exchange: HostExchange,
-    heard: Heard,
+    agreement: HostAgreement,
     chain: Chain,
     engine: LaneEngine,
     store: Arc<dyn Store>,
@@ -106,7 +106,7 @@ impl HostsEngine {
         Ok(Self {
             host_exchange: HostExchange::new(shm_exchanges.phases, ranks, layout.place()),
             layout,
-            heard: Heard::default(),
+            agreement: HostAgreement::default(),
             chain: Chain::default(),
             engine,
             store,
@@ -188,10 +188,10 @@ impl HostsEngine {
             host_exchange: &mut self.host_exchange,
             lanes: &mut self.engine.lanes,
         };
-        let heard = &mut self.heard;
-        heard.exchange(&mut ways, place, op_header, brought, policy)?;
+        let agreement = &mut self.agreement;
+        agreement.exchange(&mut ways, place, op_header, brought, policy)?;
         if goes_along {
-            let inline = |rank| heard.of(rank);
+            let inline = |rank| agreement.of(rank);
             return finish_small(&mut collective, place, inline, ways.lanes);
         }
         if choice != Algorithm::Nested {

@@ -21,6 +21,7 @@ pub(crate) fn report(
     input: Input,
 ) -> Report {
     loss::temper(ctx, &mut drafts);
+    ending::temper(ctx, &mut drafts);
     let mut drafts: Vec<(FindingDraft, Vec<Rank>)> = drafts
         .into_iter()
         .map(|draft| {

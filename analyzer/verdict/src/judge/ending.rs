@@ -1,6 +1,6 @@
 //! What a report says of the end of a job.
 
-use crate::judge::context::Context;
+use crate::judge::context::{Context, FindingDraft};
 use crate::judge::life::End;
 use crate::report::words::{count, format_ranks, time_of_day};
 use crate::report::{Code, EndKind, JobEnd, Report};
@@ -16,6 +16,31 @@ pub(crate) fn of(ctx: &Context<'_>) -> Option<JobEnd> {
         first_ranks: end.first.clone(),
         sentence: sentence(ctx, end),
     })
+}
+
+/// How sure a finding can be that rests on waits whose age is open.
+const AGE_UNKNOWN: f64 = 0.5;
+
+/// Lowers the confidence of what rests on unfinished operations, where the job may have been terminated
+/// while these were young.
+pub(crate) fn temper(ctx: &Context<'_>, drafts: &mut [FindingDraft]) {
+    let end = ctx.life.end.as_ref();
+    if !end.is_some_and(End::leaves_ages_open) {
+        return;
+    }
+    for draft in drafts {
+        if matches!(
+            draft.code,
+            Code::E101 | Code::E102 | Code::E120 | Code::E130 | Code::E135
+        ) {
+            draft.confidence = draft.confidence.min(AGE_UNKNOWN);
+            draft.doubts.push(
+                "the records do not show when the processes ended: if they were terminated at work, what \
+                 is unfinished had only just begun"
+                    .into(),
+            );
+        }
+    }
 }
 
 /// Adds to the sentence of what was wrong how the job ended then.

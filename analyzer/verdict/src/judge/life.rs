@@ -52,6 +52,14 @@ pub(crate) struct End {
     pub(crate) asked: Option<LaunchSignal>,
 }
 
+impl End {
+    /// Whether the job may have been terminated while all was well: nothing shows for how long what is
+    /// unfinished had been so.
+    pub(crate) fn leaves_ages_open(&self) -> bool {
+        !self.is_dated && matches!(self.kind, EndKind::Cancelled | EndKind::Unknown)
+    }
+}
+
 /// A process that is no more.
 #[derive(Clone, Debug)]
 pub(crate) struct Gone {

@@ -75,6 +75,36 @@ fn a_job_that_was_terminated_in_the_middle_is_no_hang() {
 }
 
 #[test]
+fn a_wait_of_unknown_age_is_no_sure_hang_when_the_job_was_terminated() {
+    let waits = [(0.0, Came::Done(0.1)), (1.0, Came::Inside)];
+    let late = [(0.0, Came::Done(0.1))];
+    let ranks = [&waits[..], &late, &waits].into_iter().zip(0..);
+    let dumps: Vec<Dump> = ranks
+        .map(|(operations, rank)| {
+            let mut dump = dead(record(rank, 3, operations), 1.2);
+            // A recorder without a watchdog gives no signs of life.
+            dump.status = None;
+            dump
+        })
+        .collect();
+    let report = judge(&dumps, 100.0);
+    let finding = &report.findings[0];
+    assert_eq!(
+        (finding.code, &finding.culprit_ranks[..]),
+        (Code::E101, &[1][..])
+    );
+    assert!(finding.confidence <= 0.5, "{}", finding.confidence);
+    assert!(
+        finding
+            .doubts
+            .iter()
+            .any(|doubt| doubt.contains("terminated at work")),
+        "{:?}",
+        finding.doubts
+    );
+}
+
+#[test]
 fn a_hang_that_was_cancelled_keeps_its_cause_and_its_age() {
     let waits = [(0.0, Came::Done(0.1)), (1.0, Came::Inside)];
     let late = [(0.0, Came::Done(0.1))];

@@ -133,7 +133,13 @@ fn a_job_that_is_killed_as_a_whole_is_cancelled() {
         job.wait(rank);
     }
     let report = view.wait("the end", &[], |report| report.end.is_some());
-    assert_eq!(report.verdict, Verdict::Cancelled, "{:?}", report.end);
+    assert_eq!(
+        report.verdict,
+        Verdict::Cancelled,
+        "{:?} {:?}",
+        report.end,
+        report.findings
+    );
     let after = from_rings(&job);
     // The two looks convert the time of the end with clocks of their own.
     let printed = |report: &Report| {

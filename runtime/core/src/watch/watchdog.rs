@@ -194,6 +194,8 @@ impl Watchdog {
         interval: Duration,
         start_helpers: impl FnOnce() -> Result<Helpers> + Send + 'static,
     ) -> Result<Self> {
+        // The first sign of life: a process that is killed before the first round has given one.
+        broadcast.recorder().heartbeat();
         let helpers = Arc::new(Mutex::new(None));
         let rounds = Rounds {
             watch: watch.clone(),

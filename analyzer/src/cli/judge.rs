@@ -1,6 +1,6 @@
 //! Reads paths and makes a report: what `analyze`, `watch`, `diff` and `collect` share.
 
-use super::on_node::OnNode;
+use super::on_node::{self, OnNode};
 use crate::cli::args::JudgeArgs;
 use crate::cli::failure::Failure;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
@@ -76,6 +76,13 @@ pub(super) fn judge(paths: &[PathBuf], args: &JudgeArgs, keep: Keep) -> Result<J
     };
     for problem in loaded.problems {
         analysis.add_problem(problem, Unread::Part);
+    }
+    if read == 0 {
+        let launches = on_node::launches_in(paths);
+        if let Some(launch) = launches.first() {
+            analysis.expect(launch.world_size);
+        }
+        analysis.add_launches(launches);
     }
     analysis.add_launches(on_node.launches());
     for (path, dump) in on_node.rings() {

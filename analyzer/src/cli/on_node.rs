@@ -8,6 +8,18 @@ use rcomm_recorder::record::default_directory;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
+/// The launchers' accounts in these folders, of the newest attempt: all that is left of a job whose ranks
+/// closed and removed their records.
+pub(super) fn launches_in(paths: &[PathBuf]) -> Vec<LaunchRecord> {
+    let found = paths
+        .iter()
+        .flat_map(|path| LaunchRecord::in_directory(path));
+    let mut found: Vec<LaunchRecord> = found.collect();
+    let newest = found.iter().map(|launch| launch.attempt).max();
+    found.retain(|launch| Some(launch.attempt) == newest);
+    found
+}
+
 /// What was read of the jobs.
 #[derive(Default)]
 pub(super) struct OnNode {

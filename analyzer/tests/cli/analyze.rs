@@ -3,6 +3,7 @@
 use crate::program::{finish, fixture, rcomm_fr, run, run_with_reader_that_stops};
 use rcomm_analyzer::Report;
 use rcomm_analyzer::print::json;
+use rcomm_recorder::publish::{LaunchRecord, LaunchedRank, RankEnd};
 use serde_json::Value;
 use std::fs;
 use std::path::Path;
@@ -379,4 +380,56 @@ fn reader_that_stops_early_changes_nothing() {
         run_with_reader_that_stops(&["analyze", &dumps, "--verbose"]),
         Some(1)
     );
+}
+
+/// What `rcomm-run` knows of a job of three ranks that is over.
+fn launch(folder: &Path, exit_codes: [i32; 3]) {
+    let second = 1_000_000_000;
+    let ranks = exit_codes
+        .iter()
+        .zip(0..)
+        .map(|(&code, rank)| LaunchedRank {
+            rank,
+            pid: 1000 + rank,
+            end: Some(RankEnd {
+                time_ns: (10 + i64::from(code == 0)) * second,
+                exit_code: Some(code),
+                signal: None,
+                out_of_memory: None,
+            }),
+            ..LaunchedRank::default()
+        });
+    let launch = LaunchRecord {
+        schema: LaunchRecord::SCHEMA.into(),
+        job: "job".into(),
+        attempt: 0,
+        host: "n1".into(),
+        node: 0,
+        world_size: 3,
+        launcher_pid: 999,
+        started_ns: second,
+        ended_ns: 11 * second,
+        received: vec![],
+        ranks: ranks.collect(),
+    };
+    launch.write(folder).unwrap();
+}
+
+#[test]
+fn a_job_that_left_its_launchers_account_alone_is_judged_by_that() {
+    for (exit_codes, code, words) in [
+        ([0, 0, 0], 0, "ENDED  all 3 ranks ended in order"),
+        (
+            [0, 3, 0],
+            1,
+            "CRASHED  the job is over since 00:00:11 UTC: the process of rank 1 ended first;\n         rank 1 exited with code 3\n",
+        ),
+    ] {
+        let folder = tempfile::tempdir().unwrap();
+        launch(folder.path(), exit_codes);
+        let job = folder.path().join("job");
+        let analyzed = run(&["analyze", job.to_str().unwrap()]);
+        assert!(analyzed.stdout.starts_with(words), "{}", analyzed.stdout);
+        assert_eq!(analyzed.code, Some(code), "{}", analyzed.stdout);
+    }
 }

@@ -77,6 +77,11 @@ impl Analysis {
         self.policy.launches.extend(launches);
     }
 
+    /// Expects so many ranks, where the policy names no number.
+    pub fn expect(&mut self, world_size: u32) {
+        self.policy.world_size = self.policy.world_size.or(Some(world_size));
+    }
+
     /// Notes a fault of an input. `unread`: whether a dump of it will still come.
     pub fn add_problem(&mut self, problem: Problem, unread: Unread) {
         self.files += usize::from(unread == Unread::Whole);

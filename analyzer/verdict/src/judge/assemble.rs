@@ -370,7 +370,8 @@ fn verdict(
             _ => Verdict::Stuck,
         };
     }
-    if input.ranks_read == 0 {
+    // Launchers know how processes ended that left no record.
+    if input.ranks_read == 0 && ctx.life.end.is_none() {
         return Verdict::Inconclusive;
     }
     if findings.iter().any(|finding| finding.code == W220) {

@@ -64,7 +64,7 @@ fn afterwards(ctx: &Context<'_>, end: &End, code: Code) -> String {
             0 => format!("; the last sign of life is of {at}"),
             left => {
                 let first = time_of_day(end.first_ns);
-                let others = count(left as u64, "other process");
+                let others = count(left as u64, "other");
                 format!("; the last sign of life is of {first}, that of the {others} is of {at}")
             }
         },

@@ -12,7 +12,7 @@ use crate::align::record::{NONE, Record};
 use crate::align::{Aligned, GroupIx, RecordIx};
 use rcomm_recorder::model::{OpType, Rank};
 use rcomm_recorder::publish::Recorder;
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 
 /// How a rank's messages with a peer differ from those of its siblings.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -48,7 +48,7 @@ const SIBLINGS: usize = 12;
 const STEPS: usize = 4;
 
 /// A step that a rank and its siblings share.
-#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Step {
     Collective { family: u32, nth: u32, seq: u32 },
     Message { sends: bool, size: Option<u64> },
@@ -118,6 +118,7 @@ fn walks(aligned: &Aligned<'_>, record: RecordIx, part: &Part) -> Vec<(RecordIx,
     let family = aligned.groups[part.group].family;
     let nth = nth_of_family(aligned, record, part.group);
     let own = steps(aligned, record, part.lane_at, part);
+    let own_marks = marks(&own);
     let mut walks: Vec<(RecordIx, Walk)> = Vec::new();
     for (at, other) in aligned.groups.iter().enumerate() {
         if at == part.group || other.family != family || walks.len() >= SIBLINGS {
@@ -130,7 +131,7 @@ fn walks(aligned: &Aligned<'_>, record: RecordIx, part: &Part) -> Vec<(RecordIx,
         if sibling != record && same_part && is_usable(&aligned.records[sibling]) {
             let theirs = steps(aligned, sibling, lane, part);
             let whole = !aligned.records[record].wrapped() && !aligned.records[sibling].wrapped();
-            walks.extend(walk(&own, &theirs, whole).map(|walk| (sibling, walk)));
+            walks.extend(walk(&own, &own_marks, &theirs, whole).map(|walk| (sibling, walk)));
         }
     }
     walks
@@ -230,21 +231,25 @@ fn steps(aligned: &Aligned<'_>, record: RecordIx, lane_at: usize, part: &Part) -
     steps
 }
 
+/// The steps that are no messages, in order of their values.
+fn marks(steps: &Steps) -> Vec<Step> {
+    let marks = steps.iter().map(|&(step, _)| step);
+    let mut marks: Vec<Step> = marks.filter(|step| step.direction().is_none()).collect();
+    marks.sort_unstable();
+    marks
+}
+
 /// Follows both programs from their beginning, or from the first mark that both rings still hold; `None` if
 /// they share none.
-fn walk(own: &Steps, theirs: &Steps, whole: bool) -> Option<Walk> {
-    let marks = |steps: &Steps| -> HashSet<Step> {
-        let marks = steps.iter().map(|&(step, _)| step);
-        marks.filter(|step| step.direction().is_none()).collect()
-    };
-    let shared: HashSet<Step> = marks(own).intersection(&marks(theirs)).copied().collect();
+fn walk(own: &Steps, own_marks: &[Step], theirs: &Steps, whole: bool) -> Option<Walk> {
     // A mark that one of them lacks is not compared: it may not have come to it.
-    let kept = |steps: &Steps| -> Steps {
-        let kept =
-            |&&(step, _): &&(Step, u32)| step.direction().is_some() || shared.contains(&step);
+    let kept = |steps: &Steps, marks: &[Step]| -> Steps {
+        let kept = |&&(step, _): &&(Step, u32)| {
+            step.direction().is_some() || marks.binary_search(&step).is_ok()
+        };
         steps.iter().filter(kept).copied().collect()
     };
-    let (own, theirs) = (kept(own), kept(theirs));
+    let (own, theirs) = (kept(own, &marks(theirs)), kept(theirs, own_marks));
     let (mut at, mut there) = (0, 0);
     if !whole {
         let (first, _) = own.iter().find(|(step, _)| step.direction().is_none())?;

@@ -33,7 +33,7 @@ pub enum Kind {
     Lopsided,
     /// A rank posts its send before the receive that its peer's send waits for.
     SendFirst,
-    /// All ranks post their send before their receive: nobody took another order.
+    /// All ranks post their send before their receive: no rank deviates from the others.
     AllSendFirst,
     /// All ranks of a host stop at the same moment, and leave no record.
     HostDown,

@@ -150,6 +150,10 @@ fn by_name(listing: Vec<RingListing>) -> Vec<NodeJob> {
 }
 
 /// Keeps a list of a node's jobs fresh on a thread of its own, until dropped.
+///
+/// # Blocking
+///
+/// Dropping it waits for the look that is under way ([`NodeJobs::look`]).
 pub struct JobsWatch {
     stop: Option<Sender<()>>,
     thread: Option<JoinHandle<()>>,

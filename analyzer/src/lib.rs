@@ -18,6 +18,6 @@ pub use rcomm_verdict::{
     Analysis, Code, Difference, Evidence, Explanation, Extent, Finding, FrameRef, GroupChange,
     GroupRef, GroupReport, Input, InstanceReport, InstanceState, LogInput, LogLine, Message,
     MessageNumbers, Policy, Problem, RankReport, Report, SeqKind, Severity, StackNode, Unread,
-    Verdict, Wait, analyze, causes, explain, filter, logs, matrix, words,
+    Verdict, Wait, analyze, causes, explain, filter, format, logs, matrix,
 };
 pub use render::{export, print};

@@ -1,6 +1,6 @@
 //! The errors that end a command: for each its message and its exit code.
 
-use rcomm_analyzer::words::{bytes, duration_ms, printable};
+use rcomm_analyzer::format::{bytes, duration_ms, printable};
 use std::io::{self, Write};
 use std::path::PathBuf;
 use std::process::ExitCode;

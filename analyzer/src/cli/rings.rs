@@ -4,8 +4,8 @@ use crate::cli::args::{RemoveStaleArgs, RingPlace, RingsAction, RingsArgs, ShowA
 use crate::cli::failure::Failure;
 use crate::cli::output;
 use anstream::ColorChoice;
+use rcomm_analyzer::format::{bytes, count, duration_ms, grouped};
 use rcomm_analyzer::print::human::{self, Detail, Layout};
-use rcomm_analyzer::words::{bytes, count, duration_ms, grouped};
 use rcomm_recorder::publish::{
     RingListing, RingReader, RingSummary, list_rings, remove_stale_rings,
 };

@@ -6,9 +6,9 @@ use crate::cli::failure::Failure;
 use crate::cli::output::{self, is_stdout};
 use anstream::{AutoStream, ColorChoice};
 use rcomm_analyzer::Problem;
+use rcomm_analyzer::format::{bytes, count};
 use rcomm_analyzer::load::{self, LoadOptions, Loaded};
 use rcomm_analyzer::rsum::{SummarizeError, Writer};
-use rcomm_analyzer::words::{bytes, count};
 use std::io::{self, BufWriter, Write};
 use std::process::ExitCode;
 

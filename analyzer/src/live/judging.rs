@@ -77,9 +77,9 @@ impl Live {
         let seen = self.horizon(at, &silent);
         if let Some(Horizon { ns, .. }) = seen {
             let mut slots = self.kept.slots.values();
-            if slots.any(|slot| !slot.told_overdue && slot.is_overdue(ns)) {
+            if slots.any(|slot| !slot.was_overdue && slot.is_overdue(ns)) {
                 let mut slots = self.kept.slots.values();
-                let known = slots.any(|slot| slot.told_overdue);
+                let known = slots.any(|slot| slot.was_overdue);
                 return match known {
                     true => Urgency::More,
                     false => Urgency::First,
@@ -211,7 +211,7 @@ impl Live {
     fn remember(&mut self, at: Moment, as_of: Option<i64>, watched: &[Watched]) {
         self.judged = Some((at.elapsed, as_of));
         for slot in self.kept.slots.values_mut() {
-            slot.told_overdue = as_of.is_some_and(|as_of| slot.is_overdue(as_of));
+            slot.was_overdue = as_of.is_some_and(|as_of| slot.is_overdue(as_of));
         }
         let uneven = watched.iter().filter(|w| w.is_uneven());
         let overdue = self.options.policy.overdue;

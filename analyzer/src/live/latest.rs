@@ -22,8 +22,8 @@ pub(super) struct Slot {
     pub(super) failure: Option<Arc<str>>,
     /// From when on its unfinished operations are overdue, by the rank's clock, ns.
     pub(super) due: Vec<i64>,
-    /// It had an overdue operation when it was judged last.
-    pub(super) told_overdue: bool,
+    /// Whether it had an overdue operation when it was last judged.
+    pub(super) was_overdue: bool,
     /// The rank's clock less ours at the last look, ns, where it gave the time.
     ahead_ns: Option<i64>,
     /// Heartbeat and time of looks that found nothing else new.

@@ -6,7 +6,7 @@ use crate::input::ras::{Behind, Communicator, Member, MemberState};
 use rcomm_recorder::model::Rank;
 use rcomm_recorder::publish::{Dump, RingReader};
 use rcomm_verdict::Finding;
-use rcomm_verdict::words::{format_time, rank_set};
+use rcomm_verdict::format::{format_time, rank_set};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;

@@ -33,5 +33,5 @@ pub use report::{
     Code, Difference, EndKind, Evidence, Explanation, Finding, FrameRef, GroupChange, GroupRef,
     GroupReport, Input, InstanceReport, InstanceState, JobEnd, LogInput, LogLine, Problem,
     RankReport, Report, SeqKind, Severity, Since, StackNode, Until, Verdict, Wait, causes, explain,
-    filter, matrix, words,
+    filter, format, matrix,
 };

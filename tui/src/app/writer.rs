@@ -4,8 +4,8 @@
 use crate::state::State;
 use crate::state::event::{Command, Event, ExportFormat};
 use crate::view::text;
+use rcomm_analyzer::format::count;
 use rcomm_analyzer::source::{DumpAnswers, DumpRequests, JobChoice, StackRequests, TakenStacks};
-use rcomm_analyzer::words::count;
 use rcomm_analyzer::{Anchor, Snapshot, export, print};
 use rcomm_recorder::publish::{Dump, write_dump_file};
 use std::fs::File;

@@ -12,7 +12,7 @@ use crate::page::theme::{Theme, Tone};
 use crate::state::event::Command;
 use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
 use rcomm_analyzer::filter::Filter;
-use rcomm_analyzer::words::group_label;
+use rcomm_analyzer::format::group_label;
 use rcomm_recorder::model::Rank;
 use std::sync::Arc;
 
@@ -454,7 +454,7 @@ impl State {
             self.marks.insert(rank);
         }
         let marked =
-            rcomm_analyzer::words::rank_set(&self.marks.iter().copied().collect::<Vec<_>>(), 8);
+            rcomm_analyzer::format::rank_set(&self.marks.iter().copied().collect::<Vec<_>>(), 8);
         self.say(format!("marked: {marked}  [M] compares"), Tone::Accent);
     }
 

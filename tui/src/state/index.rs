@@ -2,7 +2,7 @@
 
 use crate::page::table::Mark;
 use crate::page::theme::Tone;
-use rcomm_analyzer::words::group_label;
+use rcomm_analyzer::format::group_label;
 use rcomm_analyzer::{
     Code, Finding, GroupRef, InstanceReport, InstanceState, RankReport, Severity, Snapshot, Verdict,
 };

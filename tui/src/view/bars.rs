@@ -10,7 +10,7 @@ use crate::state::filter::Purpose;
 use crate::state::screen::VIEWS;
 use ratatui::buffer::Buffer;
 use ratatui::layout::{Position, Rect};
-use rcomm_analyzer::words::count;
+use rcomm_analyzer::format::count;
 use rcomm_recorder::model::text::time_of_day;
 
 /// Job, size, connection, step, time.

@@ -6,7 +6,7 @@ use crate::http::error::Refusal;
 use axum::Json;
 use axum::extract::{Query, State};
 use rcomm_analyzer::filter::{Filter, Subject};
-use rcomm_analyzer::words::group_label;
+use rcomm_analyzer::format::group_label;
 use rcomm_analyzer::{GroupRef, Snapshot};
 use rcomm_recorder::model::{Entry, EntryState, Rank};
 use serde::{Deserialize, Serialize};

@@ -4,7 +4,7 @@
 
 use crate::cli::failure::Failure;
 use crate::cli::output::{self, is_stdout};
-use rcomm_analyzer::words::{bytes, count};
+use rcomm_analyzer::format::{bytes, count};
 use serde::{Deserialize, Serialize};
 use std::collections::HashSet;
 use std::fs::File;

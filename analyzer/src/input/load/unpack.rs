@@ -8,7 +8,7 @@ use crate::input::rsum::{self, Piece};
 use flate2::read::MultiGzDecoder;
 use rcomm_recorder::model::Rank;
 use rcomm_recorder::publish::RingReader;
-use rcomm_verdict::{Problem, words};
+use rcomm_verdict::{Problem, format};
 use serde::Deserialize;
 use std::collections::HashMap;
 use std::fs::File;
@@ -427,5 +427,5 @@ fn ring(
 }
 
 fn too_large(most: u64) -> io::Error {
-    io::Error::other(format!("it is larger than {}", words::bytes(most)))
+    io::Error::other(format!("it is larger than {}", format::bytes(most)))
 }

@@ -10,8 +10,8 @@
 
 use rcomm_recorder::model::{Entry, EntryState, OpType, Rank, Signature};
 use rcomm_recorder::publish::Dump;
-use rcomm_verdict::words::group_label;
-use rcomm_verdict::{GroupRef, Message, MessageNumbers, Report, Severity, words};
+use rcomm_verdict::format::group_label;
+use rcomm_verdict::{GroupRef, Message, MessageNumbers, Report, Severity, format};
 use serde::{Serialize, Serializer};
 use serde_json::json;
 use std::collections::BTreeMap;
@@ -29,7 +29,7 @@ pub fn write(dumps: &[Dump], report: &Report, out: &mut dyn Write) -> io::Result
     let mut events = TraceEvents { out, first: true };
     write!(events.out, "{{\"displayTimeUnit\":\"ms\",\"otherData\":")?;
     let about = json!({
-        "title": words::printable(&crate::render::print::human::one_line(report)),
+        "title": format::printable(&crate::render::print::human::one_line(report)),
         "clock": "wall clocks of the hosts, not aligned",
         "origin_ns": timeline.origin.to_string(),
     });

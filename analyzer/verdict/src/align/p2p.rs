@@ -67,7 +67,7 @@ impl Messages {
         for (record, lanes) in aligned.lanes.iter().enumerate() {
             let mut status_ops = Vec::with_capacity(lanes.len());
             for lane in lanes {
-                let of_lane = tellers_of(aligned, record, lane);
+                let of_lane = status_ops_of(aligned, record, lane);
                 messages.collect(aligned, record, lane, &of_lane);
                 status_ops.push(of_lane);
             }
@@ -159,7 +159,7 @@ fn other(list: &[Half], at: i64) -> Counterpart {
     }
 }
 
-fn tellers_of(aligned: &Aligned<'_>, record: RecordIx, lane: &Lane) -> Vec<u32> {
+fn status_ops_of(aligned: &Aligned<'_>, record: RecordIx, lane: &Lane) -> Vec<u32> {
     let mut status_ops = lane.messages.clone();
     // Our recorder and PyTorch's hook give each member of a batch its true state.
     if aligned.records[record].recorder != Recorder::Nccl {

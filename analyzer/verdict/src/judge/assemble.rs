@@ -5,7 +5,7 @@ use crate::judge::check::straggler;
 use crate::judge::context::{Context, FindingDraft};
 use crate::judge::wait_graph::{Missing, Node, now_ns};
 use crate::judge::{ending, loss, summary};
-use crate::report::words::format_ranks;
+use crate::report::format::format_ranks;
 use crate::report::{
     Code, EndKind, Finding, Input, Problem, Report, Severity, Since, Until, Verdict,
 };

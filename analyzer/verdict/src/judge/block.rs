@@ -2,7 +2,7 @@
 
 use crate::judge::context::Context;
 use crate::judge::wait_graph::Node;
-use crate::report::words::{count, format_ranks};
+use crate::report::format::{count, format_ranks};
 use rcomm_recorder::model::Rank;
 use std::collections::BTreeMap;
 

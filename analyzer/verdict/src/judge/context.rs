@@ -11,7 +11,7 @@ use crate::judge::life::Life;
 use crate::judge::policy::Policy;
 use crate::judge::wait_graph::{Missing, Node, Place, WaitGraph, now_ns};
 use crate::judge::wait_root::WaitRoot;
-use crate::report::words::format_ranks;
+use crate::report::format::format_ranks;
 use crate::report::{Code, Evidence, Finding, FrameRef, GroupRef, SeqKind};
 use rcomm_recorder::model::{Frame, OpType, Rank};
 

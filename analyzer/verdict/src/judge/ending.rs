@@ -2,7 +2,7 @@
 
 use crate::judge::context::{Context, FindingDraft};
 use crate::judge::life::End;
-use crate::report::words::{count, format_ranks, time_of_day};
+use crate::report::format::{count, format_ranks, time_of_day};
 use crate::report::{Code, EndKind, JobEnd, Report};
 use rcomm_recorder::model::{EntryState, Rank};
 use rcomm_recorder::publish::RankEnd;
@@ -90,7 +90,7 @@ fn sentence(ctx: &Context<'_>, end: &End) -> String {
             let exit = end.first.first();
             let exit = exit.and_then(|&rank| Some((rank, ctx.life.gone(rank)?.exit?)));
             let exit = exit.map_or(String::new(), |(rank, exit)| {
-                format!("; rank {rank} {}", exit_words(&exit))
+                format!("; rank {rank} {}", format_exit(&exit))
             });
             format!(
                 "the job is over since {at}: {} ended first{exit}",
@@ -115,7 +115,7 @@ fn by(end: &End) -> String {
 }
 
 /// `was killed by SIGKILL`, `exited with code 3`.
-pub(crate) fn exit_words(end: &RankEnd) -> String {
+pub(crate) fn format_exit(end: &RankEnd) -> String {
     let memory = match end.out_of_memory {
         Some(true) => " (the kernel ran out of memory)",
         Some(false) | None => "",

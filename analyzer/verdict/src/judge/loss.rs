@@ -4,7 +4,7 @@
 
 use crate::align::pending::front_is_lost;
 use crate::judge::context::{Context, FindingDraft};
-use crate::report::words::format_ranks;
+use crate::report::format::format_ranks;
 use crate::report::{Code, Problem};
 use rcomm_recorder::model::Rank;
 use std::collections::BTreeSet;

@@ -3,7 +3,7 @@
 use crate::align::record::Op;
 use crate::align::{GroupIx, RecordIx};
 use crate::judge::context::Context;
-use crate::report::words::format_ranks;
+use crate::report::format::format_ranks;
 use rcomm_recorder::model::{OpType, Rank};
 use std::collections::BTreeMap;
 

@@ -3,7 +3,7 @@
 use super::digest::{Digest, Seen};
 use super::facts::{Ended, Event};
 use super::rules::Conclusion;
-use crate::report::words::{bytes, format_ranks};
+use crate::report::format::{bytes, format_ranks};
 use crate::report::{Code, Verdict};
 use rcomm_recorder::model::Rank;
 use std::collections::BTreeSet;

@@ -3,7 +3,7 @@
 use super::digest::{Digest, Seen};
 use super::facts::{Event, Issued};
 use super::{failures, timeouts};
-use crate::report::words::format_ranks;
+use crate::report::format::format_ranks;
 use crate::report::{Code, LogLine, Verdict};
 use rcomm_recorder::model::Rank;
 use std::collections::{BTreeMap, BTreeSet};

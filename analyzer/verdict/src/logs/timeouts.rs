@@ -2,7 +2,7 @@
 
 use super::digest::{Digest, Wait, is_world};
 use super::rules::{Conclusion, PARTING};
-use crate::report::words::{format_ranks, format_time, grouped};
+use crate::report::format::{format_ranks, format_time, grouped};
 use crate::report::{Code, Verdict};
 use rcomm_recorder::model::{Layout, OpType, Parts, Pattern, Rank};
 use std::collections::{BTreeMap, BTreeSet};

@@ -58,13 +58,13 @@ impl Difference {
 
     /// From `before` to `after`.
     pub fn between(before: &Report, after: &Report) -> Self {
-        let loud = |report: &Report| -> Vec<Finding> {
+        let above_note = |report: &Report| -> Vec<Finding> {
             let all = report.findings.iter();
             all.filter(|finding| finding.severity != Severity::Note)
                 .cloned()
                 .collect()
         };
-        let (old, now) = (loud(before), loud(after));
+        let (old, now) = (above_note(before), above_note(after));
         let (remaining, new) = now
             .into_iter()
             .partition(|finding| old.iter().any(|other| is_same(other, finding)));

@@ -1,6 +1,8 @@
 //! One finding: what is wrong, which ranks are to blame, and the proof.
 
-use crate::report::words::{duration_ms, format_ranks, format_time, time_of_day};
+use std::fmt;
+
+use crate::report::format::{duration_ms, format_ranks, format_time, time_of_day};
 use rcomm_recorder::model::{EntryState, Rank};
 use serde::{Deserialize, Serialize};
 use std::borrow::Cow;
@@ -168,18 +170,20 @@ pub struct Since {
     pub until: Until,
 }
 
-impl Since {
-    /// `13:00:01 UTC, 20 s before the records were taken`.
-    pub fn words(&self) -> String {
-        let at = time_of_day(self.at_ns);
+/// `13:00:01 UTC, 20 s before the records were taken`.
+impl fmt::Display for Since {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        out.write_str(&time_of_day(self.at_ns))?;
         let Some(age) = self.age_ms.map(duration_ms) else {
-            return format!("{at}; the records do not note when they were taken");
+            return out.write_str("; the records do not note when they were taken");
         };
         match self.until {
-            Until::Now => format!("{at}, {age} ago"),
-            Until::Taken => format!("{at}, {age} before the records were taken"),
-            Until::Written => format!("{at}, {age} before the files were written, by their times"),
-            Until::Ended => format!("{at}, {age} before the job ended"),
+            Until::Now => write!(out, ", {age} ago"),
+            Until::Taken => write!(out, ", {age} before the records were taken"),
+            Until::Written => {
+                write!(out, ", {age} before the files were written, by their times")
+            }
+            Until::Ended => write!(out, ", {age} before the job ended"),
         }
     }
 }

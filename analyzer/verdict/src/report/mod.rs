@@ -1,7 +1,7 @@
 //! What an analysis returns, and helpers to show it.
 //!
 //! [`document`] is the report itself, [`finding`] the table of finding codes, [`explain`] the long text
-//! of each code, [`words`] the text of ranks, groups, times and sizes.
+//! of each code, [`format`] the text of ranks, groups, times and sizes.
 
 pub mod causes;
 mod difference;
@@ -9,8 +9,8 @@ mod document;
 mod explain;
 pub mod filter;
 mod finding;
+pub mod format;
 pub mod matrix;
-pub mod words;
 
 pub use difference::{Difference, GroupChange};
 pub use document::{

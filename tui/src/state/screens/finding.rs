@@ -4,7 +4,7 @@ use super::{ViewModel, overview};
 use crate::page::table::{Cell, Heads, Mark, Row, Table, Target, number, rest, text};
 use crate::page::theme::Tone;
 use crate::page::{Body, Line, Page, Pane, plain, styled};
-use rcomm_analyzer::words::{group_label, rank_set};
+use rcomm_analyzer::format::{group_label, rank_set};
 use rcomm_analyzer::{Finding, Severity};
 
 pub(super) fn page(model: &ViewModel<'_>, id: u32) -> Page {

@@ -7,7 +7,7 @@ use crate::page::table::{Cell, Heads, Mark, Row, Table, number, rest, text};
 use crate::page::theme::Tone;
 use crate::state::index::{GroupState, is_blocked};
 use rcomm_analyzer::filter::Subject;
-use rcomm_analyzer::words::rank_set;
+use rcomm_analyzer::format::rank_set;
 use rcomm_analyzer::{InstanceReport, InstanceState, Verdict};
 use rcomm_recorder::model::text::{age, narrow_bytes};
 use std::collections::HashMap;

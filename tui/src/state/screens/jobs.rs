@@ -5,8 +5,8 @@ use super::overview::verdict;
 use crate::page::table::{Cell, Heads, Mark, Row, Table, Target, number, rest, text};
 use crate::page::theme::Tone;
 use crate::page::{Line, Page, plain, styled};
+use rcomm_analyzer::format::count;
 use rcomm_analyzer::print::human::one_line;
-use rcomm_analyzer::words::count;
 use rcomm_analyzer::{NodeJob, Report};
 use rcomm_recorder::model::text::age;
 

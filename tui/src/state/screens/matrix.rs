@@ -7,8 +7,8 @@ use crate::page::{Line, Page, plain, styled};
 use crate::state::index::RankState;
 use rcomm_analyzer::GroupRef;
 use rcomm_analyzer::filter::Subject;
+use rcomm_analyzer::format::rank_set;
 use rcomm_analyzer::matrix::{self, Matrix, Rows};
-use rcomm_analyzer::words::rank_set;
 use rcomm_recorder::model::text::age;
 use std::borrow::Cow;
 

@@ -5,7 +5,7 @@ use crate::page::table::{Heads, Table};
 use crate::page::theme::Tone;
 use crate::page::{Body, Line, Page, Pane, Strip, plain, styled};
 use crate::state::index::{RankState, since_ms};
-use rcomm_analyzer::words::{count, group_label, rank_set};
+use rcomm_analyzer::format::{count, group_label, rank_set};
 use rcomm_analyzer::{Verdict, causes};
 use rcomm_recorder::model::Rank;
 use rcomm_recorder::model::text::clock_age;

@@ -4,8 +4,8 @@ use super::{ViewModel, in_flight, overview};
 use crate::page::table::{Cell, Heads, Mark, Row, Table, Target, number, rest, text};
 use crate::page::theme::Tone;
 use crate::page::{Body, Line, Page, Pane, plain, styled};
+use rcomm_analyzer::format::{count, grouped, rank_set};
 use rcomm_analyzer::source::Liveness;
-use rcomm_analyzer::words::{count, grouped, rank_set};
 use rcomm_analyzer::{GroupRef, RankView};
 use rcomm_recorder::model::text::{age, time_of_day};
 use rcomm_recorder::model::{Entry, EntryState, OpType, Rank};
@@ -224,7 +224,7 @@ fn operation(dump: &Dump, entry: &Entry) -> Row {
             Cell::word(
                 group
                     .as_ref()
-                    .map_or_else(String::new, rcomm_analyzer::words::group_label),
+                    .map_or_else(String::new, rcomm_analyzer::format::group_label),
             ),
             Cell::number(seq.to_string(), seq as f64),
             Cell::word(op_name(dump, entry)),

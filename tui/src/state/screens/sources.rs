@@ -4,7 +4,7 @@ use super::ViewModel;
 use crate::page::table::{Cell, Heads, Mark, Row, Table, number, rest};
 use crate::page::theme::Tone;
 use crate::page::{Page, plain};
-use rcomm_analyzer::words::count;
+use rcomm_analyzer::format::count;
 use rcomm_recorder::model::text::age;
 
 pub(super) fn page(model: &ViewModel<'_>) -> Page {

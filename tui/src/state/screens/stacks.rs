@@ -8,7 +8,7 @@ use crate::page::{Body, Page, Pane, styled};
 use crate::state::index::RankState;
 use rcomm_analyzer::StackNode;
 use rcomm_analyzer::filter::Subject;
-use rcomm_analyzer::words::rank_set;
+use rcomm_analyzer::format::rank_set;
 use rcomm_recorder::model::Rank;
 use rcomm_recorder::model::text::time_of_day;
 

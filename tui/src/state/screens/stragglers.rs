@@ -5,7 +5,7 @@ use crate::page::table::{Cell, Heads, Mark, Row, Table, Target, number, rest, te
 use crate::page::theme::Tone;
 use crate::page::{Page, plain};
 use rcomm_analyzer::filter::Subject;
-use rcomm_analyzer::words::{format_percent, rank_set};
+use rcomm_analyzer::format::{format_percent, rank_set};
 use rcomm_analyzer::{Code, RankReport};
 use rcomm_recorder::model::Rank;
 use rcomm_recorder::model::text::millis;

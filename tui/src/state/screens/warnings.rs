@@ -5,7 +5,7 @@ use crate::page::Page;
 use crate::page::table::{Cell, Heads, Mark, Row, Table, Target, number, rest, text};
 use crate::page::theme::Tone;
 use rcomm_analyzer::filter::Subject;
-use rcomm_analyzer::words::count;
+use rcomm_analyzer::format::count;
 use rcomm_analyzer::{Code, Finding, Severity};
 
 pub(super) fn page(model: &ViewModel<'_>) -> Page {

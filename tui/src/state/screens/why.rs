@@ -5,7 +5,7 @@ use crate::page::table::{Cell, Heads, Mark, Row, Table, Target, rest, text};
 use crate::page::theme::Tone;
 use crate::page::{Line, Page, plain, styled};
 use rcomm_analyzer::causes::{self, Link};
-use rcomm_analyzer::words::{count, rank_set};
+use rcomm_analyzer::format::{count, rank_set};
 use rcomm_recorder::model::Rank;
 
 pub(super) fn page(model: &ViewModel<'_>, target: Option<&Target>) -> Page {

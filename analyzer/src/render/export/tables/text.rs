@@ -2,7 +2,7 @@
 
 use super::TableError;
 use polars::prelude::{AnyValue, Column, DataFrame};
-use rcomm_verdict::words::printable;
+use rcomm_verdict::format::printable;
 use std::borrow::Cow;
 use std::io::{self, Write};
 use textwrap::core::display_width;

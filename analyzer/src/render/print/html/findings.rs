@@ -1,7 +1,7 @@
 //! Findings as cards: roots first, consequences under their causes.
 
 use super::Text;
-use rcomm_verdict::words::{Ranks, counter, format_frame, format_place, group_label};
+use rcomm_verdict::format::{Ranks, counter, format_frame, format_place, group_label};
 use rcomm_verdict::{Finding, Report, Severity};
 use std::io::{self, Write};
 

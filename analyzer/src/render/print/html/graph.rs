@@ -6,7 +6,7 @@
 use super::{Text, cut};
 use rcomm_recorder::model::Rank;
 use rcomm_verdict::causes::{Link, chain};
-use rcomm_verdict::words::{Ranks, group_label, group_labels, operation};
+use rcomm_verdict::format::{Ranks, group_label, group_labels, operation};
 use rcomm_verdict::{Finding, Report, Severity, Wait};
 use std::collections::HashSet;
 use std::io::{self, Write};

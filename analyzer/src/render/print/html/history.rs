@@ -29,14 +29,14 @@ impl<'a> History<'a> {
             .iter()
             .filter_map(|dump| Some((dump.identity.rank?, dump)))
             .collect();
-        let loud = || {
+        let above_note = || {
             report
                 .findings
                 .iter()
                 .filter(|finding| finding.severity != Severity::Note)
         };
         let mut groups: Vec<&GroupRef> = Vec::new();
-        let of_findings = loud().flat_map(|finding| {
+        let of_findings = above_note().flat_map(|finding| {
             let evidence = finding.evidence.iter().filter_map(|e| e.group.as_ref());
             finding.group.iter().chain(evidence)
         });
@@ -57,7 +57,7 @@ impl<'a> History<'a> {
         let groups_cut = groups.len().saturating_sub(MAX_GROUPS);
         groups.truncate(MAX_GROUPS);
 
-        let culprits: BTreeSet<Rank> = loud()
+        let culprits: BTreeSet<Rank> = above_note()
             .filter(|finding| finding.caused_by.is_none())
             .flat_map(|finding| {
                 // All ranks of a cycle are, unless the finding names culprits.
@@ -73,10 +73,10 @@ impl<'a> History<'a> {
             .collect();
         let read: BTreeSet<Rank> = dumps.iter().map(|&(rank, _)| rank).collect();
         let mut chosen: BTreeSet<Rank> = BTreeSet::new();
-        let peers = loud()
+        let peers = above_note()
             .filter_map(|finding| finding.group.as_ref())
             .flat_map(|group| group.ranks.iter());
-        let victims = loud().flat_map(|finding| finding.victim_ranks.iter());
+        let victims = above_note().flat_map(|finding| finding.victim_ranks.iter());
         let order = culprits.iter().chain(peers).chain(victims).chain(&read);
         for &rank in order.filter(|rank| read.contains(rank)) {
             if chosen.len() == MAX_RANKS {

@@ -3,8 +3,8 @@
 use super::Text;
 use super::history::History;
 use rcomm_recorder::model::Rank;
+use rcomm_verdict::format::{Ranks, Spans, count, group_label};
 use rcomm_verdict::matrix::{Cell, Matrix, Row, Rows, matrix};
-use rcomm_verdict::words::{Ranks, Spans, count, group_label};
 use std::io::{self, Write};
 
 /// Newest sequence numbers shown.

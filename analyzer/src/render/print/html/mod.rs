@@ -14,7 +14,7 @@ mod tables;
 mod timeline;
 
 use rcomm_recorder::publish::Dump;
-use rcomm_verdict::words::{count, printable};
+use rcomm_verdict::format::{count, printable};
 use rcomm_verdict::{Report, Verdict};
 use std::fmt;
 use std::io::{self, Write};

@@ -2,7 +2,7 @@
 
 use super::Text;
 use rcomm_recorder::model::Rank;
-use rcomm_verdict::words::{Ranks, Spans};
+use rcomm_verdict::format::{Ranks, Spans};
 use rcomm_verdict::{Report, StackNode};
 use std::collections::BTreeSet;
 use std::io::{self, Write};

@@ -1,7 +1,7 @@
 //! What is in flight, the groups and the ranks, as tables that fold away.
 
 use super::Text;
-use rcomm_verdict::words::{Spans, bytes, count, duration_ms, group_label, grouped};
+use rcomm_verdict::format::{Spans, bytes, count, duration_ms, group_label, grouped};
 use rcomm_verdict::{InstanceState, Report};
 use std::io::{self, Write};
 

@@ -8,7 +8,7 @@ use super::history::History;
 use rcomm_recorder::model::{Entry, EntryState};
 use rcomm_recorder::publish::Dump;
 use rcomm_verdict::GroupRef;
-use rcomm_verdict::words::{count, duration_ms, group_label};
+use rcomm_verdict::format::{count, duration_ms, group_label};
 use std::io::{self, Write};
 
 const LABEL_WIDTH: f64 = 76.0;

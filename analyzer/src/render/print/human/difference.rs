@@ -2,7 +2,7 @@
 
 use super::page::{ALARM, DIM, Detail, FINE, Layout, PLAIN, Page};
 use super::verdict_word;
-use rcomm_verdict::words::{Ranks, count, duration_ms, group_label};
+use rcomm_verdict::format::{Ranks, count, duration_ms, group_label};
 use rcomm_verdict::{Difference, GroupChange};
 use std::io::{self, Write};
 

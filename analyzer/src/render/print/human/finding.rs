@@ -3,7 +3,7 @@
 use super::page::{ACT, Detail, PLAIN, Page};
 use super::waiters;
 use rcomm_recorder::model::EntryState;
-use rcomm_verdict::words::{Ranks, counter, format_frame, format_place, group_label, operation};
+use rcomm_verdict::format::{Ranks, counter, format_frame, format_place, group_label, operation};
 use rcomm_verdict::{Evidence, Finding, FrameRef, LogLine, Report, Severity};
 use std::io;
 
@@ -17,7 +17,7 @@ pub(super) fn write_details(
     page: &mut Page<'_>,
 ) -> io::Result<()> {
     if let Some(since) = &finding.since {
-        page.item("since", PLAIN, &since.words())?;
+        page.item("since", PLAIN, &since.to_string())?;
     }
     if !finding.next.is_empty() {
         page.item("next", ACT, &finding.next)?;
@@ -181,7 +181,7 @@ fn brief(mut lines: Vec<String>, detail: Detail, noun: &str) -> Vec<String> {
         lines.truncate(BRIEF_LINES);
         lines.push(format!(
             "and {}; --verbose shows all",
-            rcomm_verdict::words::count(rest as u64, &format!("more {noun}"))
+            rcomm_verdict::format::count(rest as u64, &format!("more {noun}"))
         ));
     }
     lines

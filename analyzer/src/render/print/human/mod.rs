@@ -22,7 +22,7 @@ pub use record::write_record;
 pub use tables::write_table;
 
 use page::{ALARM, CAUTION, DIM, FINE, Page};
-use rcomm_verdict::words::{count, grouped, printable};
+use rcomm_verdict::format::{count, grouped, printable};
 use rcomm_verdict::{Code, Finding, LogInput, Report, Severity, Verdict};
 use std::io::{self, Write};
 
@@ -159,7 +159,7 @@ fn oldest_pending(report: &Report) -> Option<String> {
         .iter()
         .filter_map(|instance| instance.age_ms)
         .max_by(f64::total_cmp)
-        .map(rcomm_verdict::words::duration_ms)
+        .map(rcomm_verdict::format::duration_ms)
 }
 
 /// Notes among the findings, then what was wrong with the input.
@@ -219,7 +219,7 @@ fn write_footer(report: &Report, code: Option<Code>, page: &mut Page<'_>) -> io:
         .map(|rank| rank.rank)
         .collect();
     if !unread.is_empty() {
-        text += &format!("; no record of {}", rcomm_verdict::words::Ranks(&unread));
+        text += &format!("; no record of {}", rcomm_verdict::format::Ranks(&unread));
     }
     if let Some(logs) = &input.logs {
         text = match input.ranks_read {

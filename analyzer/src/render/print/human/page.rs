@@ -1,7 +1,7 @@
 //! Lines on a page: wrapping, the column of keys, colours.
 
 use anstyle::{AnsiColor, Style};
-use rcomm_verdict::words::printable;
+use rcomm_verdict::format::printable;
 use std::io::{self, Write};
 use textwrap::{Options, WordSeparator, WordSplitter, core::display_width};
 

@@ -5,7 +5,7 @@ use super::tables::table;
 use rcomm_recorder::model::{Entry, EntryState};
 use rcomm_recorder::publish::Dump;
 use rcomm_verdict::GroupRef;
-use rcomm_verdict::words::{Ranks, bytes, count, duration_ms, group_label};
+use rcomm_verdict::format::{Ranks, bytes, count, duration_ms, group_label};
 use std::io::{self, Write};
 
 /// Newest operations that a brief page shows.

@@ -2,7 +2,7 @@
 
 use super::page::{ACT, DIM, Layout, PLAIN, Page};
 use rcomm_recorder::model::Rank;
-use rcomm_verdict::words::{Spans, bytes, duration_ms, group_label, operation};
+use rcomm_verdict::format::{Spans, bytes, duration_ms, group_label, operation};
 use rcomm_verdict::{InstanceState, Report, StackNode};
 use std::io::{self, Write};
 use textwrap::core::display_width;

@@ -2,7 +2,7 @@
 
 use rcomm_recorder::model::Rank;
 use rcomm_verdict::causes::{Link, chain};
-use rcomm_verdict::words::{Ranks, group_label, group_labels, operation};
+use rcomm_verdict::format::{Ranks, group_label, group_labels, operation};
 use rcomm_verdict::{Finding, Report, Wait};
 
 /// The lines of one finding. Without a wait-for graph the list of victims takes their place.

@@ -13,7 +13,7 @@ use crate::judge::missed::peer_rank;
 use crate::judge::wait_graph::Place;
 use crate::judge::wait_root::WaitRoot;
 use crate::report::Code;
-use crate::report::words::{format_ranks, format_time};
+use crate::report::format::{format_ranks, format_time};
 use rcomm_recorder::model::Rank;
 
 pub(super) struct AllArrivedStuck;
@@ -34,13 +34,13 @@ impl Check for AllArrivedStuck {
                 &WaitRoot::Full(place) => Some(place),
                 _ => None,
             });
-        full.filter(|&place| nobody_finished(ctx, place))
+        full.filter(|&place| no_member_finished(ctx, place))
             .map(|place| draft(ctx, place))
             .collect()
     }
 }
 
-fn nobody_finished(ctx: &Context<'_>, place: usize) -> bool {
+fn no_member_finished(ctx: &Context<'_>, place: usize) -> bool {
     let (group, seq) = match ctx.graph.places[place] {
         Place::Collective { group, seq } => (group, seq),
         // A half whose other one the ring has dropped is not known to be met.

@@ -9,7 +9,7 @@
 use super::Check;
 use crate::align::clocks::sum;
 use crate::judge::context::{Context, FindingDraft};
-use crate::report::words::format_time;
+use crate::report::format::format_time;
 use crate::report::{Code, Severity};
 use rcomm_recorder::model::Rank;
 

@@ -20,7 +20,7 @@ use crate::judge::programs::{self, Point};
 use crate::judge::wait_graph::{Missing, Node, Place};
 use crate::judge::wait_root::WaitRoot;
 use crate::report::Code;
-use crate::report::words::format_ranks;
+use crate::report::format::format_ranks;
 use rcomm_recorder::model::Rank;
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 

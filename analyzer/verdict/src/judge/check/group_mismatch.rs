@@ -13,7 +13,7 @@ use crate::align::record::{Record, SharedGroup};
 use crate::judge::context::{Context, FindingDraft};
 use crate::judge::wait_graph::{Node, Place};
 use crate::report::Code;
-use crate::report::words::format_ranks;
+use crate::report::format::format_ranks;
 use rcomm_recorder::model::Rank;
 use std::collections::{BTreeMap, BTreeSet};
 

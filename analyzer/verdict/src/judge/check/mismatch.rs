@@ -10,7 +10,7 @@ use crate::judge::context::{Context, FindingDraft};
 use crate::judge::disagreement::{AgreeingMembers, Disagreement, Ground, Shift, shift};
 use crate::judge::programs;
 use crate::report::Code;
-use crate::report::words::format_ranks;
+use crate::report::format::format_ranks;
 use rcomm_recorder::model::Rank;
 use rcomm_recorder::publish::Recorder;
 

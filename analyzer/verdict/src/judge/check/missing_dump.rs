@@ -16,7 +16,7 @@ use crate::judge::missed::first_missed;
 use crate::judge::wait_graph::{Missing, Node, Place};
 use crate::judge::wait_root::WaitRoot;
 use crate::report::Code;
-use crate::report::words::{count_ranks, format_ranks, format_time};
+use crate::report::format::{count_ranks, format_ranks, format_time};
 use rcomm_recorder::model::{EntryState, Parts, Rank};
 use rcomm_recorder::publish::Recorder;
 use std::collections::BTreeMap;
@@ -209,7 +209,7 @@ fn draft(ctx: &Context<'_>, place: usize, nodes: &[Node]) -> FindingDraft {
             .push("a rank that waits alone may have come to what its peers never issue".to_owned());
         draft.alternatives.push(vec![ctx.rank(alone)]);
     }
-    let peers = known_to_nobody_else(ctx, &culprits);
+    let peers = exclusive_peers(ctx, &culprits);
     if !peers.is_empty() {
         draft.doubts.push(format!(
             "only its own record would show what {} did or left out with it",
@@ -269,7 +269,7 @@ fn is_only_explanation(ctx: &Context<'_>, place: usize, culprits: &[Rank]) -> bo
         && absent.count() == 1
         && ctx.graph.arrived[place].len() >= WAITING
         && failed_there(ctx, place).is_empty()
-        && known_to_nobody_else(ctx, culprits).is_empty()
+        && exclusive_peers(ctx, culprits).is_empty()
         && ended_early(ctx, culprits).is_empty()
 }
 
@@ -300,7 +300,7 @@ fn failed_there(ctx: &Context<'_>, place: usize) -> Vec<Rank> {
 
 /// Ranks that exchange messages with a culprit, or share a group of two with it, of which no third rank has a
 /// record.
-fn known_to_nobody_else(ctx: &Context<'_>, culprits: &[Rank]) -> Vec<Rank> {
+fn exclusive_peers(ctx: &Context<'_>, culprits: &[Rank]) -> Vec<Rank> {
     let messages = ctx.messages.pairs.keys().map(|&(group, (one, other))| {
         let ranks = &ctx.aligned.groups[group].ranks;
         [one, other].map(|end| ranks.get(end as usize).copied())

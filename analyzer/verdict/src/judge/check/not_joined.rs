@@ -9,7 +9,7 @@ use crate::judge::context::{Context, FindingDraft, OpRef};
 use crate::judge::missed::first_missed;
 use crate::judge::wait_graph::{Missing, Node, Place};
 use crate::judge::wait_root::WaitRoot;
-use crate::report::words::{count_ranks, format_ranks, format_time};
+use crate::report::format::{count_ranks, format_ranks, format_time};
 use crate::report::{Code, Finding};
 use rcomm_recorder::model::Rank;
 use rcomm_recorder::publish::Recorder;

@@ -14,7 +14,7 @@ use crate::judge::siblings::{self, Deviation, Odd};
 use crate::judge::wait_graph::{Node, Place};
 use crate::judge::wait_root::WaitRoot;
 use crate::report::Code;
-use crate::report::words::{count, format_ranks, format_time};
+use crate::report::format::{count, format_ranks, format_time};
 use std::collections::{BTreeMap, BTreeSet};
 
 pub(super) struct OddMessage;

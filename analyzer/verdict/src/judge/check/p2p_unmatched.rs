@@ -12,7 +12,7 @@ use crate::judge::missed::{first_missed, peer_rank};
 use crate::judge::wait_graph::{Missing, Node, Place};
 use crate::judge::wait_root::WaitRoot;
 use crate::report::Code;
-use crate::report::words::{format_ranks, format_time};
+use crate::report::format::{format_ranks, format_time};
 use rcomm_recorder::model::OpType;
 use std::collections::BTreeMap;
 

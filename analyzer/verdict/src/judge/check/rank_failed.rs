@@ -12,7 +12,7 @@ use crate::judge::ending;
 use crate::judge::missed::first_missed;
 use crate::judge::wait_graph::{Node, Place, now_ns};
 use crate::judge::wait_root::WaitRoot;
-use crate::report::words::{count_ranks, format_ranks, format_time};
+use crate::report::format::{count_ranks, format_ranks, format_time};
 use crate::report::{Code, Finding};
 use rcomm_recorder::model::{EntryState, Rank};
 
@@ -228,7 +228,7 @@ fn unmissed_draft(ctx: &Context<'_>, gone: &[(Rank, usize)]) -> FindingDraft {
 fn how_they_ended(ctx: &Context<'_>, ranks: &[Rank]) -> String {
     let known = ranks.iter().find_map(|&rank| {
         let end = ctx.life.gone(rank)?.exit?;
-        Some((rank, ending::exit_words(&end)))
+        Some((rank, ending::format_exit(&end)))
     });
     match (known, ranks.len()) {
         (Some((_, words)), 1) => format!("; it {words}"),

@@ -12,7 +12,7 @@ use crate::judge::missed::first_missed;
 use crate::judge::wait_graph::{Node, Place};
 use crate::judge::wait_root::WaitRoot;
 use crate::report::Code;
-use crate::report::words::{count_ranks, format_ranks, format_time, time_of_day};
+use crate::report::format::{count_ranks, format_ranks, format_time, time_of_day};
 
 pub(super) struct RankFrozen;
 

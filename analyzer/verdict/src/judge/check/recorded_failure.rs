@@ -8,7 +8,7 @@
 use super::Check;
 use crate::judge::context::{Context, FindingDraft, OpRef};
 use crate::judge::wait_graph::Node;
-use crate::report::words::{format_ranks, format_time, printable, time_of_day};
+use crate::report::format::{format_ranks, format_time, printable, time_of_day};
 use crate::report::{Code, Finding, SeqKind};
 use rcomm_recorder::model::{Failure, FailureKind, Rank};
 use std::collections::BTreeSet;

@@ -13,7 +13,7 @@ use crate::align::record::Record;
 use crate::judge::context::{Context, FindingDraft};
 use crate::judge::wait_graph::Missing;
 use crate::report::Code;
-use crate::report::words::format_ranks;
+use crate::report::format::format_ranks;
 use rcomm_recorder::model::Rank;
 use std::collections::BTreeSet;
 

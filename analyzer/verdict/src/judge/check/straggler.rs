@@ -6,7 +6,7 @@ use super::Check;
 use crate::align::retiring_is_all;
 use crate::judge::context::{Context, FindingDraft};
 use crate::judge::lateness::{ERROR_RATE, Late, Lateness, Pattern, percentile, ranks_of_host};
-use crate::report::words::{format_lateness, format_percent, format_ranks};
+use crate::report::format::{format_lateness, format_percent, format_ranks};
 use crate::report::{Code, Problem, Severity};
 use rcomm_recorder::model::Rank;
 

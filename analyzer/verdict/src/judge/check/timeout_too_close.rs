@@ -6,7 +6,7 @@
 use super::Check;
 use crate::align::record::Op;
 use crate::judge::context::{Context, FindingDraft};
-use crate::report::words::format_time;
+use crate::report::format::format_time;
 use crate::report::{Code, Severity};
 
 pub(super) struct TimeoutTooClose;

@@ -12,7 +12,7 @@ use crate::align::{GroupIx, Presence, RecordIx};
 use crate::judge::context::{Context, FindingDraft};
 use crate::judge::wait_graph::Place;
 use crate::report::Code;
-use crate::report::words::format_ranks;
+use crate::report::format::format_ranks;
 use rcomm_recorder::model::{Layout, OpType, Pattern, Rank};
 
 pub(super) struct UnequalParts;

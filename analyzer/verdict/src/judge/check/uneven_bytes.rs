@@ -7,7 +7,7 @@
 use super::Check;
 use crate::align::{Aligned, GroupIx};
 use crate::judge::context::{Context, FindingDraft};
-use crate::report::words::{bytes, format_ranks};
+use crate::report::format::{bytes, format_ranks};
 use crate::report::{Code, Severity};
 use rcomm_recorder::model::{OpType, Parts, Pattern, Rank};
 

@@ -10,7 +10,7 @@ use super::Check;
 use crate::align::record::Record;
 use crate::judge::context::{Context, FindingDraft};
 use crate::report::Code;
-use crate::report::words::format_time;
+use crate::report::format::format_time;
 
 pub(super) struct WatchdogStalled;
 

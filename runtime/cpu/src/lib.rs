@@ -10,7 +10,7 @@
 //! | `window` | one-sided windows: memory that the others read and write |
 //! | `p2p` | tagged messages |
 //! | `algorithm` | which bytes go to which rank |
-//! | `lanes` | all streams of a group, and transfers that run over them at once |
+//! | `channels` | all streams of a group, and transfers that run over them at once |
 //! | `mesh` | how ranks find each other, which share memory, and how strangers are kept out |
 //! | `registered` | ranks' own memory in which the others work directly |
 //! | `collective` | operations split into patterns, and what ranks compare before data moves |
@@ -26,11 +26,11 @@
 
 mod algorithm;
 mod backend;
+mod channels;
 mod collective;
 #[cfg(fuzzing)]
 #[doc(hidden)]
 pub mod fuzzing;
-mod lanes;
 mod mesh;
 mod p2p;
 mod registered;

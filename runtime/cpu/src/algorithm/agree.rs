@@ -6,8 +6,8 @@
 //! and appends the blocks that come from d ranks ahead. *Ranks* here are those that take part, counted
 //! from 0: all of a group, or one of each host.
 
+use crate::channels::{Channels, Transfer};
 use crate::collective::op_header::{OP_HEADER_LEN, OpHeader};
-use crate::lanes::{Lanes, Transfer};
 use crate::wait::{Failure, WaitPolicy};
 
 /// Magic, operation's count, distance, blocks, bytes: what precedes the blocks of a message.
@@ -43,7 +43,7 @@ impl Agreement {
     /// Exchanges headers with the other ranks. The caller compares them.
     pub(super) fn exchange(
         &mut self,
-        lanes: &mut Lanes,
+        channels: &mut Channels,
         circle: Circle<'_>,
         op_header: OpHeader,
         inline: &[u8],
@@ -64,7 +64,7 @@ impl Agreement {
             let blocks = distance.min(size - distance);
             let back = circle.members[(rank + size - distance) % size];
             let ahead = circle.members[(rank + distance) % size];
-            self.round(lanes, distance, blocks, back, ahead, policy)?;
+            self.round(channels, distance, blocks, back, ahead, policy)?;
             distance *= 2;
         }
 
@@ -72,7 +72,7 @@ impl Agreement {
         for of in 0..size {
             let block = &self.outgoing[self.starts[(of + size - rank) % size]..];
             let op_header = block.first_chunk().and_then(OpHeader::decode);
-            let op_header = op_header.ok_or_else(|| garbled(lanes, circle.members[of]))?;
+            let op_header = op_header.ok_or_else(|| garbled(channels, circle.members[of]))?;
             self.op_headers.push(op_header);
         }
         Ok(())
@@ -80,7 +80,7 @@ impl Agreement {
 
     fn round(
         &mut self,
-        lanes: &mut Lanes,
+        channels: &mut Channels,
         distance: usize,
         blocks: usize,
         back: usize,
@@ -97,28 +97,28 @@ impl Agreement {
             Transfer::send(back, &self.outgoing[..end]),
             Transfer::receive(ahead, &mut theirs),
         ];
-        lanes.drive_until(&mut transfers, policy, |transfers| transfers[1].is_done())?;
+        channels.drive_until(&mut transfers, policy, |transfers| transfers[1].is_done())?;
         let sent = transfers[0].sent();
-        let length = length(lanes, ahead, &theirs, &expected, blocks)?;
+        let length = length(channels, ahead, &theirs, &expected, blocks)?;
         self.incoming.clear();
         self.incoming.resize(length, 0);
         let mut transfers = [
             Transfer::send_rest(back, &self.outgoing[..end], sent),
             Transfer::receive(ahead, &mut self.incoming),
         ];
-        lanes.drive(&mut transfers, policy)?;
+        channels.drive(&mut transfers, policy)?;
 
         let base = self.outgoing.len();
         let mut at = 0;
         for _ in 0..blocks {
             let block = self.incoming.get(at..).and_then(|rest| rest.first_chunk());
             let op_header = block.and_then(OpHeader::decode);
-            let op_header = op_header.ok_or_else(|| garbled(lanes, ahead))?;
+            let op_header = op_header.ok_or_else(|| garbled(channels, ahead))?;
             at += OP_HEADER_LEN + op_header.inline as usize;
             self.starts.push(base + at);
         }
         if at != length {
-            return Err(garbled(lanes, ahead));
+            return Err(garbled(channels, ahead));
         }
         self.outgoing.extend_from_slice(&self.incoming);
         Ok(())
@@ -128,7 +128,7 @@ impl Agreement {
     /// and leaves what follows the other's header unread. Returns how many bytes of `behind` have been sent.
     pub(super) fn greet(
         &mut self,
-        lanes: &mut Lanes,
+        channels: &mut Channels,
         circle: Circle<'_>,
         op_header: OpHeader,
         behind: &[u8],
@@ -145,16 +145,16 @@ impl Agreement {
             Transfer::send_behind(peer, &ours, behind, 0),
             Transfer::receive(peer, &mut theirs),
         ];
-        lanes.drive_until(&mut transfers, policy, |transfers| {
+        channels.drive_until(&mut transfers, policy, |transfers| {
             transfers[0].sent() >= GREETING && transfers[1].is_done()
         })?;
         let sent = transfers[0].sent() - GREETING;
         let (start, block) = theirs.split_at(HEAD);
         let expected = head(self.count, 1, 1, 0);
-        let length = length(lanes, peer, start, &expected, 1)?;
+        let length = length(channels, peer, start, &expected, 1)?;
         let theirs = block.first_chunk().and_then(OpHeader::decode);
         let theirs = theirs.filter(|op_header| OP_HEADER_LEN + op_header.inline as usize == length);
-        let theirs = theirs.ok_or_else(|| garbled(lanes, peer))?;
+        let theirs = theirs.ok_or_else(|| garbled(channels, peer))?;
         self.op_headers.clear();
         self.op_headers.extend([op_header, theirs]);
         self.op_headers.rotate_left(circle.own);
@@ -184,7 +184,7 @@ impl Agreement {
 
 /// Reads the head of a message from `peer`: how many bytes follow it.
 fn length(
-    lanes: &Lanes,
+    channels: &Channels,
     peer: usize,
     head: &[u8],
     expected: &[u8; HEAD],
@@ -193,14 +193,14 @@ fn length(
     let (start, length) = head.split_at(HEAD - 4);
     if start != &expected[..HEAD - 4] {
         return Err(Failure::Garbled(
-            lanes.global(peer),
+            channels.global(peer),
             "a message that belongs to another operation".into(),
         ));
     }
     let length = length.first_chunk().copied().map_or(0, u32::from_le_bytes) as usize;
     if length < blocks * OP_HEADER_LEN || length > MAX_MESSAGE {
         return Err(Failure::Garbled(
-            lanes.global(peer),
+            channels.global(peer),
             format!("{blocks} op headers in {length} bytes"),
         ));
     }
@@ -217,6 +217,6 @@ fn head(count: u64, distance: usize, blocks: usize, length: usize) -> [u8; HEAD]
     head
 }
 
-fn garbled(lanes: &Lanes, rank: usize) -> Failure {
-    Failure::Garbled(lanes.global(rank), "a malformed op header".into())
+fn garbled(channels: &Channels, rank: usize) -> Failure {
+    Failure::Garbled(channels.global(rank), "a malformed op header".into())
 }

@@ -1,14 +1,14 @@
 //! Broadcast along a chain: each rank passes on what it has received so far while more comes.
 //!
-//! The chain starts at the root and follows the ranks. Every rank sends the data once, and all lanes
+//! The chain starts at the root and follows the ranks. Every rank sends the data once, and all channels
 //! of the chain are busy at the same time.
 
+use crate::channels::{Channels, Transfer};
 use crate::collective::{Data, Place};
-use crate::lanes::{Lanes, Transfer};
 use crate::wait::{Failure, WaitPolicy};
 
 pub(super) fn broadcast(
-    lanes: &mut Lanes,
+    channels: &mut Channels,
     place: Place,
     data: Data<'_>,
     root: usize,
@@ -24,5 +24,5 @@ pub(super) fn broadcast(
         },
         Data::Write(bytes) => Transfer::relay((rank + size - 1) % size, next, bytes),
     };
-    lanes.drive(&mut [transfer], policy)
+    channels.drive(&mut [transfer], policy)
 }

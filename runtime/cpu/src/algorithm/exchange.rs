@@ -4,9 +4,9 @@
 //! part as is exchanged before it is combined, so that it is still in the cache then. While one segment
 //! of contributions travels, the results of the segment before travel with it.
 
+use crate::channels::{Channels, Transfer};
 use crate::collective::part_of;
 use crate::collective::{Combination, Data, Inputs, Outputs, Place};
-use crate::lanes::{Lanes, Transfer};
 use crate::wait::{Failure, WaitPolicy};
 use rcomm_core::arithmetic;
 use std::ops::Range;
@@ -31,7 +31,7 @@ fn segments(longest: usize) -> usize {
 }
 
 pub(super) fn all_reduce(
-    lanes: &mut Lanes,
+    channels: &mut Channels,
     place: Place,
     data: &mut [u8],
     by: Combination,
@@ -90,7 +90,7 @@ pub(super) fn all_reduce(
                 transfers.push(Transfer::send(peer, result));
                 transfers.push(Transfer::receive(peer, bytes));
             }
-            lanes.drive(&mut transfers, policy)?;
+            channels.drive(&mut transfers, policy)?;
         }
         if round < rounds && !mine.is_empty() {
             let width = mine.len();
@@ -114,7 +114,7 @@ fn in_order(scratch: &[u8], width: usize, place: Place) -> Vec<&[u8]> {
 }
 
 pub(super) fn reduce_scatter(
-    lanes: &mut Lanes,
+    channels: &mut Channels,
     place: Place,
     inputs: &Inputs<'_>,
     output: &mut [u8],
@@ -137,7 +137,7 @@ pub(super) fn reduce_scatter(
             transfers.push(Transfer::receive(peer, into));
             transfers.push(Transfer::send(peer, &inputs.part(peer)[theirs]));
         }
-        lanes.drive(&mut transfers, policy)?;
+        channels.drive(&mut transfers, policy)?;
         drop(transfers);
         if mine.is_empty() {
             continue;
@@ -151,7 +151,7 @@ pub(super) fn reduce_scatter(
 
 /// Every rank combines its part and sends it to the root.
 pub(super) fn reduce(
-    lanes: &mut Lanes,
+    channels: &mut Channels,
     place: Place,
     data: Data<'_>,
     by: Combination,
@@ -169,10 +169,10 @@ pub(super) fn reduce(
         let bytes = data.bytes();
         let inputs = parts.iter().map(|range| &bytes[range.clone()]).collect();
         let inputs = Inputs::List(inputs);
-        reduce_scatter(lanes, place, &inputs, &mut result, by, scratch, policy)?;
+        reduce_scatter(channels, place, &inputs, &mut result, by, scratch, policy)?;
     }
     match data {
-        Data::Read(_) => lanes.drive(&mut [Transfer::send(root, &result)], policy),
+        Data::Read(_) => channels.drive(&mut [Transfer::send(root, &result)], policy),
         Data::Write(bytes) => {
             let mut transfers = Vec::with_capacity(size);
             let mut rest = bytes;
@@ -185,13 +185,13 @@ pub(super) fn reduce(
                     transfers.push(Transfer::receive(peer, part));
                 }
             }
-            lanes.drive(&mut transfers, policy)
+            channels.drive(&mut transfers, policy)
         }
     }
 }
 
 pub(super) fn all_gather(
-    lanes: &mut Lanes,
+    channels: &mut Channels,
     place: Place,
     input: &[u8],
     mut outputs: Outputs<'_>,
@@ -207,11 +207,11 @@ pub(super) fn all_gather(
             transfers.push(Transfer::receive(peer, part));
         }
     }
-    lanes.drive(&mut transfers, policy)
+    channels.drive(&mut transfers, policy)
 }
 
 pub(super) fn all_to_all(
-    lanes: &mut Lanes,
+    channels: &mut Channels,
     place: Place,
     inputs: &Inputs<'_>,
     mut outputs: Outputs<'_>,
@@ -227,11 +227,11 @@ pub(super) fn all_to_all(
             transfers.push(Transfer::receive(peer, part));
         }
     }
-    lanes.drive(&mut transfers, policy)
+    channels.drive(&mut transfers, policy)
 }
 
 pub(super) fn gather(
-    lanes: &mut Lanes,
+    channels: &mut Channels,
     place: Place,
     input: &[u8],
     outputs: Option<Outputs<'_>>,
@@ -239,7 +239,7 @@ pub(super) fn gather(
     policy: &mut WaitPolicy<'_>,
 ) -> Result<(), Failure> {
     let Some(mut outputs) = outputs else {
-        return lanes.drive(&mut [Transfer::send(root, input)], policy);
+        return channels.drive(&mut [Transfer::send(root, input)], policy);
     };
     let mut transfers = Vec::with_capacity(place.size);
     for (peer, part) in outputs.parts(place.size).into_iter().enumerate() {
@@ -249,11 +249,11 @@ pub(super) fn gather(
             transfers.push(Transfer::receive(peer, part));
         }
     }
-    lanes.drive(&mut transfers, policy)
+    channels.drive(&mut transfers, policy)
 }
 
 pub(super) fn scatter(
-    lanes: &mut Lanes,
+    channels: &mut Channels,
     place: Place,
     inputs: Option<&Inputs<'_>>,
     output: &mut [u8],
@@ -261,11 +261,11 @@ pub(super) fn scatter(
     policy: &mut WaitPolicy<'_>,
 ) -> Result<(), Failure> {
     let Some(inputs) = inputs else {
-        return lanes.drive(&mut [Transfer::receive(root, output)], policy);
+        return channels.drive(&mut [Transfer::receive(root, output)], policy);
     };
     output.copy_from_slice(inputs.part(place.rank));
     let mut transfers: Vec<_> = others(place)
         .map(|peer| Transfer::send(peer, inputs.part(peer)))
         .collect();
-    lanes.drive(&mut transfers, policy)
+    channels.drive(&mut transfers, policy)
 }

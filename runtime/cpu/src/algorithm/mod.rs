@@ -1,7 +1,7 @@
 //! Algorithms of collectives: which bytes go to which rank, and in which order.
 //!
 //! Ranks that share memory use [`shm_exchange`]. Where several ranks of several hosts are in a group,
-//! [`hosts`] divides the work between each host and the network. All others use lanes:
+//! [`hosts`] divides the work between each host and the network. All others use channels:
 //!
 //! | pattern | algorithm | bytes that a rank sends, n ranks, s bytes |
 //! |---|---|---|
@@ -21,8 +21,8 @@ mod hosts;
 mod shm_exchange;
 mod swap;
 
+use crate::channels::Channels;
 use crate::collective::{Collective, Data, Place, Step, compare_lists, has_lists, op_header};
-use crate::lanes::Lanes;
 use crate::wait::{Failure, WaitPolicy};
 use agree::{Agreement, Circle};
 pub(super) use hosts::{HostsEngine, ShmExchanges};
@@ -30,21 +30,21 @@ use rcomm_core::arithmetic;
 use rcomm_core::tuning::{Algorithm, MOST_NOTICED, Pattern, Plan};
 pub(super) use shm_exchange::ShmEngine;
 
-/// One group's collectives over lanes.
-pub(super) struct LaneEngine {
-    lanes: Lanes,
+/// One group's collectives over channels.
+pub(super) struct ChannelEngine {
+    channels: Channels,
     agreement: Agreement,
     members: Vec<usize>,
     scratch: Vec<u8>,
     plan: Plan,
 }
 
-impl LaneEngine {
-    pub(super) fn new(lanes: Lanes, plan: Plan) -> Self {
+impl ChannelEngine {
+    pub(super) fn new(channels: Channels, plan: Plan) -> Self {
         Self {
             plan,
-            members: (0..lanes.size()).collect(),
-            lanes,
+            members: (0..channels.size()).collect(),
+            channels,
             agreement: Agreement::default(),
             scratch: Vec::new(),
         }
@@ -88,17 +88,17 @@ impl LaneEngine {
             own: place.rank,
         };
         let agreement = &mut self.agreement;
-        agreement.exchange(&mut self.lanes, circle, op_header, inline, policy)?;
+        agreement.exchange(&mut self.channels, circle, op_header, inline, policy)?;
         let mut compared = op_header::compare(agreement.op_headers());
         if compared.is_ok() && has_lists(op_header.op) {
             let all: Vec<Vec<u64>> = (0..place.size).map(|rank| agreement.counts(rank)).collect();
             compared = compare_lists(agreement.op_headers(), &all);
         }
         compared
-            .map_err(|found| Failure::Mismatch(self.lanes.global(found.rank), found.message))?;
+            .map_err(|found| Failure::Mismatch(self.channels.global(found.rank), found.message))?;
         if goes_along {
             let inline = |rank| agreement.inline(rank);
-            return finish_small(&mut collective, place, inline, &self.lanes);
+            return finish_small(&mut collective, place, inline, &self.channels);
         }
         self.carry_out(collective, place, policy)
     }
@@ -110,37 +110,37 @@ impl LaneEngine {
         place: Place,
         policy: &mut WaitPolicy<'_>,
     ) -> Result<(), Failure> {
-        let (lanes, scratch) = (&mut self.lanes, &mut self.scratch);
+        let (channels, scratch) = (&mut self.channels, &mut self.scratch);
         match collective {
             Collective::Barrier => Ok(()),
             Collective::AllReduce { data, by } => {
-                exchange::all_reduce(lanes, place, data, by, scratch, policy)
+                exchange::all_reduce(channels, place, data, by, scratch, policy)
             }
             Collective::Reduce { data, by, root } => {
-                exchange::reduce(lanes, place, data, by, root, scratch, policy)
+                exchange::reduce(channels, place, data, by, root, scratch, policy)
             }
             Collective::Broadcast { data, root } => {
-                chain::broadcast(lanes, place, data, root, policy)
+                chain::broadcast(channels, place, data, root, policy)
             }
             Collective::AllGather { input, outputs } => {
-                exchange::all_gather(lanes, place, input, outputs, policy)
+                exchange::all_gather(channels, place, input, outputs, policy)
             }
             Collective::ReduceScatter { inputs, output, by } => {
-                exchange::reduce_scatter(lanes, place, &inputs, output, by, scratch, policy)
+                exchange::reduce_scatter(channels, place, &inputs, output, by, scratch, policy)
             }
             Collective::AllToAll { inputs, outputs } => {
-                exchange::all_to_all(lanes, place, &inputs, outputs, policy)
+                exchange::all_to_all(channels, place, &inputs, outputs, policy)
             }
             Collective::Gather {
                 input,
                 outputs,
                 root,
-            } => exchange::gather(lanes, place, input, outputs, root, policy),
+            } => exchange::gather(channels, place, input, outputs, root, policy),
             Collective::Scatter {
                 inputs,
                 output,
                 root,
-            } => exchange::scatter(lanes, place, inputs.as_ref(), output, root, policy),
+            } => exchange::scatter(channels, place, inputs.as_ref(), output, root, policy),
         }
     }
 }
@@ -216,7 +216,7 @@ fn finish_small<'a>(
     collective: &mut Collective<'_>,
     place: Place,
     inline: impl Fn(usize) -> &'a [u8],
-    lanes: &Lanes,
+    channels: &Channels,
 ) -> Result<(), Failure> {
     let expect = |rank: usize, len: usize| {
         let bytes = inline(rank);
@@ -224,7 +224,7 @@ fn finish_small<'a>(
             return Ok(bytes);
         }
         Err(Failure::Garbled(
-            lanes.global(rank),
+            channels.global(rank),
             format!("{} bytes with its op header instead of {len}", bytes.len()),
         ))
     };

@@ -3,11 +3,11 @@
 //! If each combined a half and sent its results, that would be as many bytes and one more exchange. The first
 //! bytes are sent right behind the header, which saves another round trip.
 
-use super::LaneEngine;
+use super::ChannelEngine;
 use super::agree::Circle;
+use crate::channels::{Swap, Transfer};
 use crate::collective::Combination;
 use crate::collective::op_header::{self, OpHeader};
-use crate::lanes::{Swap, Transfer};
 use crate::wait::{Failure, WaitPolicy};
 use rcomm_core::arithmetic;
 
@@ -17,7 +17,7 @@ const AHEAD: usize = 256 << 10;
 /// Bytes of the buffer in which received data wait to be combined.
 const SCRATCH: usize = 256 << 10;
 
-impl LaneEngine {
+impl ChannelEngine {
     /// Agrees on `op_header` with the other rank, then runs the all_reduce.
     pub(super) fn swap(
         &mut self,
@@ -27,7 +27,8 @@ impl LaneEngine {
         own: usize,
         policy: &mut WaitPolicy<'_>,
     ) -> Result<(), Failure> {
-        let (lanes, agreement, scratch) = (&mut self.lanes, &mut self.agreement, &mut self.scratch);
+        let (channels, agreement, scratch) =
+            (&mut self.channels, &mut self.agreement, &mut self.scratch);
         let peer = 1 - own;
         let ahead = data.len().min(AHEAD);
         op_header.inline = ahead as u32;
@@ -35,7 +36,7 @@ impl LaneEngine {
             members: &self.members,
             own,
         };
-        let sent = agreement.greet(lanes, circle, op_header, &data[..ahead], policy)?;
+        let sent = agreement.greet(channels, circle, op_header, &data[..ahead], policy)?;
         let theirs = agreement.op_headers()[peer].inline as usize;
         if let Err(found) = op_header::compare(agreement.op_headers()) {
             let mut waste = vec![0; theirs];
@@ -43,12 +44,15 @@ impl LaneEngine {
                 Transfer::send_rest(peer, &data[..ahead], sent),
                 Transfer::receive(peer, &mut waste),
             ];
-            lanes.drive(&mut transfers, policy)?;
-            return Err(Failure::Mismatch(lanes.global(found.rank), found.message));
+            channels.drive(&mut transfers, policy)?;
+            return Err(Failure::Mismatch(
+                channels.global(found.rank),
+                found.message,
+            ));
         }
         if theirs != ahead {
             return Err(Failure::Garbled(
-                lanes.global(peer),
+                channels.global(peer),
                 format!("{theirs} bytes with its op header instead of {ahead}"),
             ));
         }
@@ -57,6 +61,6 @@ impl LaneEngine {
             arithmetic::combine_in_place(by.op, by.dtype, ours, own, &[theirs], None);
         };
         let swap = Swap::new(peer, data, sent, scratch, &combine);
-        lanes.drive(&mut [Transfer::Swap(swap)], policy)
+        channels.drive(&mut [Transfer::Swap(swap)], policy)
     }
 }

@@ -1,7 +1,7 @@
 //! How a group ends: the error for its caller, and the report that its peers find in the store.
 
 use super::group::CpuGroup;
-use crate::lanes::cut;
+use crate::channels::cut;
 use crate::wait::{Failure, Interrupted, Stop, WaitPolicy};
 use rcomm_core::Deadline;
 use rcomm_core::{Error, ErrorKind};
@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 /// How long a rank waits until the store has its reason for giving up.
 const NOTE_TIME: Duration = Duration::from_millis(400);
-/// How long a rank whose peer has closed its lanes looks for that peer's reason.
+/// How long a rank whose peer has closed its channels looks for that peer's reason.
 const REASON_TIME: Duration = Duration::from_millis(500);
 /// How long a rank waits for the reason of one that has given up the operation: that one may itself look for its
 /// peer's reason first.
@@ -108,7 +108,7 @@ impl CpuGroup {
         }
     }
 
-    /// A peer's lane has ended: its process exited, or it gave up and reported why.
+    /// A peer's channel has ended: its process exited, or it gave up and reported why.
     pub(crate) fn explain_gone(&self, rank: Rank, cause: Option<std::io::Error>) -> Error {
         let stop = Stop::default();
         let deadline = Instant::now() + REASON_TIME;

@@ -1,10 +1,10 @@
 //! [`CpuGroup`]: the parts of a group, and how it runs an operation.
 
 use super::executor::Turns;
-use crate::algorithm::{HostsEngine, LaneEngine, ShmEngine, ShmExchanges};
+use crate::algorithm::{ChannelEngine, HostsEngine, ShmEngine, ShmExchanges};
+use crate::channels::neighbours::Neighbours;
+use crate::channels::{Channels, Sockets};
 use crate::collective::{Place, Step, for_each_step};
-use crate::lanes::neighbours::Neighbours;
-use crate::lanes::{Lanes, Sockets};
 use crate::mesh::Mesh;
 use crate::mesh::layout::Layout;
 use crate::p2p::{P2p, Request};
@@ -43,7 +43,7 @@ pub(crate) enum CollectiveEngine {
     /// All its ranks share memory.
     ShmExchange(ShmEngine),
     /// None of them do.
-    Lanes(Box<LaneEngine>),
+    Channels(Box<ChannelEngine>),
     /// The ranks of each host do.
     Hosts(Box<HostsEngine>),
 }
@@ -58,7 +58,7 @@ impl CollectiveEngine {
     ) -> Result<(), Failure> {
         match self {
             Self::ShmExchange(engine) => engine.perform(step, place, policy),
-            Self::Lanes(engine) => engine.perform(step, place, policy),
+            Self::Channels(engine) => engine.perform(step, place, policy),
             Self::Hosts(engine) => engine.perform(step, place, policy),
         }
     }
@@ -72,7 +72,7 @@ impl CpuGroup {
         &mut self,
         id: u64,
         layout: Layout,
-        lanes: Lanes,
+        channels: Channels,
         policy: &mut WaitPolicy<'_>,
     ) -> Result<Option<(CollectiveEngine, Neighbours)>, Failure> {
         if layout.hosts() > 1 && !layout.is_nested() {
@@ -100,17 +100,17 @@ impl CpuGroup {
             self.close_guard = Some(shm_exchange.close_guard().map_err(Failure::Io)?);
         }
         if layout.is_nested() {
-            let lanes = match &streams {
+            let channels = match &streams {
                 Some(shm_exchange) => {
                     let streams = shm_exchange.streams();
-                    lanes.among(Neighbours::new(streams, &here, self.ranks.len()))
+                    channels.among(Neighbours::new(streams, &here, self.ranks.len()))
                 }
-                None => lanes,
+                None => channels,
             };
             let shm_exchanges = ShmExchanges { phases, streams };
             let tuning = self.mesh.tuning();
             let size = self.ranks.len();
-            let engine = LaneEngine::new(lanes, tuning.plan(Topology::Sockets, size));
+            let engine = ChannelEngine::new(channels, tuning.plan(Topology::Sockets, size));
             let plan = tuning.plan(Topology::Hosts, size);
             let engine = HostsEngine::new(layout, shm_exchanges, engine, plan, self.store.clone())?;
             return Ok(Some((

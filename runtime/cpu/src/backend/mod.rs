@@ -4,9 +4,9 @@ mod executor;
 mod failure_report;
 mod group;
 
-use crate::algorithm::LaneEngine;
-use crate::lanes::{Lanes, Sockets};
-use crate::mesh::handshake::LaneKind;
+use crate::algorithm::ChannelEngine;
+use crate::channels::{Channels, Sockets};
+use crate::mesh::handshake::ChannelKind;
 use crate::mesh::{Mesh, Notes, address};
 use crate::p2p::P2p;
 use crate::wait::{Stop, WaitMode, WaitPolicy};
@@ -138,9 +138,9 @@ impl CpuBackend {
         let sockets = Sockets::default();
         let id = group.wire_id;
         let plan = mesh.tuning().plan(Topology::Sockets, ranks.len());
-        let lanes = |sockets: &Sockets| {
-            let kind = LaneKind::Collective;
-            Lanes::new(mesh.clone(), id, kind, ranks.clone(), sockets.clone())
+        let channels = |sockets: &Sockets| {
+            let kind = ChannelKind::Collective;
+            Channels::new(mesh.clone(), id, kind, ranks.clone(), sockets.clone())
         };
         let mut group = CpuGroup {
             name: group.info.name,
@@ -149,8 +149,8 @@ impl CpuBackend {
             wait_mode: WaitMode::Oversubscribed,
             stop: Stop::default(),
             turns: Turns::new(),
-            engine: Mutex::new(CollectiveEngine::Lanes(Box::new(LaneEngine::new(
-                lanes(&sockets),
+            engine: Mutex::new(CollectiveEngine::Channels(Box::new(ChannelEngine::new(
+                channels(&sockets),
                 plan,
             )))),
             close_guard: None,
@@ -159,7 +159,7 @@ impl CpuBackend {
             ranks: ranks.clone(),
             sockets: sockets.clone(),
         };
-        let shared = group.share(id, layout, lanes(&sockets), &mut policy);
+        let shared = group.share(id, layout, channels(&sockets), &mut policy);
         if let Some((engine, neighbours)) = shared.map_err(|failure| group.explain(failure))? {
             group.engine = Mutex::new(engine);
             group.p2p = group.p2p.among(neighbours);

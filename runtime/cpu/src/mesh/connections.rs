@@ -1,9 +1,9 @@
 //! [`Mesh`]: one rank's end of all connections; which rank dials which, and whether the peer still
 //! lives.
 
-use super::handshake::{ANSWER_LEN, End, Handshake, Identity, LaneKind, Verdict};
+use super::handshake::{ANSWER_LEN, ChannelKind, End, Handshake, Identity, Verdict};
 use super::host::Host;
-use super::reception::{Desk, LaneId, Reception, milliseconds};
+use super::reception::{ChannelId, Desk, Reception, milliseconds};
 use super::{Notes, fill_random, lock};
 use crate::registered::Registry;
 use crate::wait::{Failure, WaitMode, WaitPolicy};
@@ -46,11 +46,11 @@ pub(crate) struct Mesh {
     thread: Mutex<Option<JoinHandle<()>>>,
 }
 
-/// A requested lane.
+/// A requested channel.
 #[derive(Clone, Copy)]
 pub(crate) struct Wanted {
     pub(crate) group: u64,
-    pub(crate) kind: LaneKind,
+    pub(crate) kind: ChannelKind,
     pub(crate) peer: Rank,
     /// How many sockets it has; equal at both ends.
     pub(crate) streams: usize,
@@ -132,7 +132,7 @@ impl Mesh {
         self.desk.refused.load(Ordering::Relaxed)
     }
 
-    /// Stops listening and ends the thread. Lanes that were handed over live on.
+    /// Stops listening and ends the thread. Channels that were handed over live on.
     pub(crate) fn close(&self) {
         self.closed.store(true, Ordering::Release);
         self.desk.stop.store(true, Ordering::Release);
@@ -169,7 +169,7 @@ impl Mesh {
         &self.registry
     }
 
-    /// The sockets of a lane, connected if they have to be.
+    /// The sockets of a channel, connected if they have to be.
     pub(crate) fn connect(
         &self,
         wanted: Wanted,
@@ -204,7 +204,7 @@ impl Mesh {
         if self.rank() > wanted.peer {
             return self.connect(wanted, policy).map(Some);
         }
-        let ids = (0..wanted.streams as u32).map(|stream| LaneId {
+        let ids = (0..wanted.streams as u32).map(|stream| ChannelId {
             group: wanted.group,
             kind: wanted.kind,
             peer: wanted.peer,
@@ -267,7 +267,7 @@ impl Mesh {
             return Ok(None);
         }
         let handshake = Handshake {
-            kind: LaneKind::Watch,
+            kind: ChannelKind::Watch,
             from: self.rank(),
             to: peer,
             group: 0,
@@ -281,7 +281,7 @@ impl Mesh {
         handshake: Handshake,
         policy: &mut WaitPolicy<'_>,
     ) -> Result<TcpStream, Failure> {
-        let id = LaneId {
+        let id = ChannelId {
             group: handshake.group,
             kind: handshake.kind,
             peer: handshake.to,
@@ -301,7 +301,7 @@ impl Mesh {
                 drop(arrived);
                 let is_gone = self.is_gone(handshake.to, policy);
                 arrived = lock(&self.desk.arrived);
-                // A lane that the peer opened before it left still counts, with all that it sent.
+                // A channel that the peer opened before it left still counts, with all that it sent.
                 if arrived.contains_key(&id) {
                     continue;
                 }

@@ -29,7 +29,7 @@ pub(crate) const PROOF_LEN: usize = 32;
 /// What a connection is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u32)]
-pub(crate) enum LaneKind {
+pub(crate) enum ChannelKind {
     /// Collectives of one group.
     Collective = 1,
     /// Messages between two ranks of one group.
@@ -40,7 +40,7 @@ pub(crate) enum LaneKind {
     Segment = 4,
 }
 
-impl LaneKind {
+impl ChannelKind {
     fn from_code(code: u32) -> Option<Self> {
         match code {
             1 => Some(Self::Collective),
@@ -173,7 +173,7 @@ impl End {
 /// The first message of a dialer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Handshake {
-    pub(crate) kind: LaneKind,
+    pub(crate) kind: ChannelKind,
     pub(crate) from: Rank,
     pub(crate) to: Rank,
     pub(crate) group: u64,
@@ -208,7 +208,7 @@ impl Handshake {
         if bytes[..8] != MAGIC || word(8) != VERSION {
             return Err(Verdict::OtherProtocol);
         }
-        let kind = LaneKind::from_code(word(12)).ok_or(Verdict::OtherProtocol)?;
+        let kind = ChannelKind::from_code(word(12)).ok_or(Verdict::OtherProtocol)?;
         if bytes[40..56] != identity.job {
             return Err(Verdict::OtherJob);
         }
@@ -242,7 +242,7 @@ mod tests {
 
     fn handshake() -> Handshake {
         Handshake {
-            kind: LaneKind::P2p,
+            kind: ChannelKind::P2p,
             from: 3,
             to: 1,
             group: 0x0123_4567_89ab_cdef,

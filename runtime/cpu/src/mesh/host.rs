@@ -9,7 +9,7 @@
 //! in the segment.
 
 use super::fill_random;
-use super::handshake::{ANSWER_LEN, End, Handshake, Identity, LaneKind, Verdict};
+use super::handshake::{ANSWER_LEN, ChannelKind, End, Handshake, Identity, Verdict};
 use super::layout::Layout;
 use crate::transport::handover;
 use crate::transport::shm::{Segment, ShmExchange, ShmExchangeError};
@@ -361,7 +361,7 @@ fn ask(identity: &Identity, keeper: Rank, socket: &str, world_size: u32) -> io::
         return Err(io::Error::other("the socket belongs to another user"));
     }
     let handshake = Handshake {
-        kind: LaneKind::Segment,
+        kind: ChannelKind::Segment,
         from: identity.rank,
         to: keeper,
         group: 0,

@@ -1,7 +1,7 @@
-//! The thread `rcomm/mesh`: performs handshakes with callers, and hands lanes over.
+//! The thread `rcomm/mesh`: performs handshakes with callers, and hands channels over.
 
 use super::handshake::{
-    ANSWER_LEN, End, HANDSHAKE_LEN, Handshake, Identity, LaneKind, PROOF_LEN, Verdict,
+    ANSWER_LEN, ChannelKind, End, HANDSHAKE_LEN, Handshake, Identity, PROOF_LEN, Verdict,
 };
 use super::{fill_random, lock};
 use crate::transport::{handover, shm::Segment};
@@ -22,9 +22,9 @@ const MAX_GREETINGS: usize = 1024;
 const GREETING_TIME: Duration = Duration::from_secs(10);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(super) struct LaneId {
+pub(super) struct ChannelId {
     pub(super) group: u64,
-    pub(super) kind: LaneKind,
+    pub(super) kind: ChannelKind,
     pub(super) peer: Rank,
     /// Which of the streams between the two it is.
     pub(super) stream: u32,
@@ -32,7 +32,7 @@ pub(super) struct LaneId {
 
 /// The state that the listening thread shares with the others.
 pub(super) struct Desk {
-    pub(super) arrived: Mutex<HashMap<LaneId, TcpStream>>,
+    pub(super) arrived: Mutex<HashMap<ChannelId, TcpStream>>,
     pub(super) bell: Condvar,
     pub(super) refused: AtomicU64,
     pub(super) stop: AtomicBool,
@@ -58,7 +58,7 @@ pub(super) struct Reception {
 
 /// How a caller connected.
 enum Caller {
-    /// From anywhere, for a lane.
+    /// From anywhere, for a channel.
     Tcp(TcpStream),
     /// From this host and user, for the shared memory.
     Unix(UnixStream),
@@ -100,7 +100,7 @@ enum Outcome {
     /// Not all bytes are here yet.
     More,
     /// Proof given: the caller has the identity that it claims.
-    Lane(LaneId),
+    Channel(ChannelId),
     /// The caller is not a rank of this job, or is gone.
     Refused,
 }
@@ -205,16 +205,16 @@ impl Reception {
             let expired = self.greetings[at].since.elapsed() > GREETING_TIME;
             match outcome {
                 Outcome::More if !expired => at += 1,
-                Outcome::Lane(id) => {
+                Outcome::Channel(id) => {
                     let greeting = self.greetings.swap_remove(at);
-                    // This is sent before the lane is handed over, since its user may write at
+                    // This is sent before the channel is handed over, since its user may write at
                     // once. Four bytes always fit into a fresh socket; a broken one shows at first
                     // use.
                     let welcome = Verdict::Welcome.to_bytes();
                     match (greeting.stream, &self.keeper) {
-                        (Caller::Tcp(stream), _) if id.kind != LaneKind::Segment => {
+                        (Caller::Tcp(stream), _) if id.kind != ChannelKind::Segment => {
                             // The caller may send and leave as soon as it has read this. A thread that then
-                            // finds it gone must find the lane too: so both happen under the lock.
+                            // finds it gone must find the channel too: so both happen under the lock.
                             let mut arrived = lock(&self.desk.arrived);
                             let _ = (&stream).write_all(&welcome);
                             arrived.insert(id, stream);
@@ -222,7 +222,7 @@ impl Reception {
                             self.desk.bell.notify_all();
                         }
                         (Caller::Unix(stream), Some((_, segment)))
-                            if id.kind == LaneKind::Segment =>
+                            if id.kind == ChannelKind::Segment =>
                         {
                             if let Err(error) = handover::send(&stream, &welcome, segment.file()) {
                                 tracing::warn!(%error, rank = id.peer, "cannot share memory");
@@ -284,7 +284,7 @@ impl Greeting {
                 }
                 Some((handshake, first, nonce)) => {
                     if identity.believes(End::Dialer, &first, &nonce, &self.received) {
-                        return Outcome::Lane(LaneId {
+                        return Outcome::Channel(ChannelId {
                             group: handshake.group,
                             kind: handshake.kind,
                             peer: handshake.from,

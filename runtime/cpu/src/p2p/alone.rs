@@ -1,12 +1,12 @@
-//! One send or receive that meets nothing else on its peer's lane: done at once, without queueing.
+//! One send or receive that meets nothing else on its peer's channel: done at once, without queueing.
 //!
 //! A send writes its message if no other writes or waits to write, and leaves the rest of it to
 //! [`advance`](P2p::advance) if not all of it fits. A receive takes its message if that comes next, whole,
 //! and no receive was posted before it. Until then it is queued like any other, so that other threads leave
 //! its message to it; and as soon as anything else turns up it goes on as any other.
 
+use super::channel::{Incoming, Outgoing, PeerChannel, Waiting};
 use super::frame::{EAGER, FRAME, Frame};
-use super::lane::{Incoming, Outgoing, PeerLane, Waiting};
 use super::messages::{P2p, lock};
 use super::request::{Request, Stage};
 use crate::transport::fill::bytes_to_fill;
@@ -15,8 +15,8 @@ use crate::wait::{Failure, Pause, WaitPolicy};
 use rcomm_core::Op;
 use rcomm_recorder::model::DType;
 
-impl PeerLane {
-    /// Reads the message that comes behind `head` for the receive `id`, if it is next on the lane and the
+impl PeerChannel {
+    /// Reads the message that comes behind `head` for the receive `id`, if it is next on the channel and the
     /// receive is next in line.
     #[inline]
     fn take_next(&mut self, id: u64, head: &[u8; FRAME], into: &mut [u8]) -> Found {
@@ -24,11 +24,11 @@ impl PeerLane {
             && self.kept.is_empty()
             && self.replies.is_empty()
             && matches!(self.incoming, Incoming::Frame { done: 0, .. });
-        let Some(lane) = self.lane.as_mut().filter(|_| is_next) else {
+        let Some(channel) = self.channel.as_mut().filter(|_| is_next) else {
             return Found::Other;
         };
-        // A failure here occurs again where the lane is read in full, which reports it.
-        let found = lane.read_behind(head, into).unwrap_or(Found::Other);
+        // A failure here occurs again where the channel is read in full, which reports it.
+        let found = channel.read_behind(head, into).unwrap_or(Found::Other);
         if found == Found::All {
             self.waiting.pop_front();
         }
@@ -87,8 +87,8 @@ impl P2p {
             && bytes.len() <= EAGER;
         let frame = Frame::eager(tag, dtype, bytes.len()).encode();
         let mut done = 0;
-        if let Some(lane) = peer.lane.as_mut().filter(|_| is_free) {
-            let written = lane.write_both(&frame, bytes);
+        if let Some(channel) = peer.channel.as_mut().filter(|_| is_free) {
+            let written = channel.write_both(&frame, bytes);
             done = written.map_err(|error| Failure::Gone(self.ranks[at], Some(error)))?;
             if done == FRAME + bytes.len() {
                 return Ok(None);

@@ -1,15 +1,15 @@
-//! A lane whose other end sends the fuzzer's bytes.
+//! A channel whose other end sends the fuzzer's bytes.
 
+use super::channel::{MAX_KEPT, PeerChannel, Waiting};
 use super::frame::{EAGER, FRAME, Frame};
-use super::lane::{MAX_KEPT, PeerLane, Waiting};
 use super::request::{Request, Stage};
-use crate::transport::Lane;
-use crate::transport::tcp::TcpLane;
+use crate::transport::Channel;
+use crate::transport::tcp::TcpChannel;
 use rcomm_recorder::model::DType;
 use std::io::Write;
 use std::net::{Shutdown, TcpListener, TcpStream};
 
-/// Receives that wait on the lane: tag, type, bytes, and whether from any source.
+/// Receives that wait on the channel: tag, type, bytes, and whether from any source.
 const RECEIVES: [(u32, DType, usize, bool); 5] = [
     (0, DType::U8, 16, false),
     (0, DType::U8, 0, true),
@@ -31,13 +31,13 @@ pub fn receive_any_bytes(bytes: &[u8]) -> std::io::Result<()> {
     there.write_all(bytes)?;
     there.shutdown(Shutdown::Write)?;
 
-    let mut lane = PeerLane::new();
-    lane.lane = Some(Lane::Tcp(TcpLane::new(vec![here])?));
+    let mut channel = PeerChannel::new();
+    channel.channel = Some(Channel::Tcp(TcpChannel::new(vec![here])?));
     // This rank has offered one message, which was not answered.
-    lane.offered.push(1);
+    channel.offered.push(1);
     let mut requests = Vec::new();
     for (id, (tag, dtype, len, from_any)) in (10..).zip(RECEIVES) {
-        lane.waiting.push_back(Waiting {
+        channel.waiting.push_back(Waiting {
             receive: id,
             tag,
             from_any,
@@ -55,13 +55,13 @@ pub fn receive_any_bytes(bytes: &[u8]) -> std::io::Result<()> {
             ) {
                 continue;
             }
-            let result = lane.receive(request, buffer, 0, 1);
+            let result = channel.receive(request, buffer, 0, 1);
             match request.keep_mismatch(result) {
                 Ok(some) => moved |= some,
                 // An error ends the group.
                 Err(_) => return Ok(()),
             }
-            assert!(lane.kept_bytes <= MAX_KEPT + EAGER + FRAME);
+            assert!(channel.kept_bytes <= MAX_KEPT + EAGER + FRAME);
         }
         if !moved {
             return Ok(());

@@ -1,13 +1,13 @@
 //! [`P2p`]: one group's messages, and how requests move on.
 
+use super::channel::{Outgoing, PeerChannel, Waiting};
 use super::frame::{EAGER, FRAME, Frame, FrameKind};
-use super::lane::{Outgoing, PeerLane, Waiting};
 use super::request::{Request, Stage, outcome};
-use crate::lanes::Sockets;
-use crate::lanes::neighbours::Neighbours;
-use crate::mesh::handshake::LaneKind;
+use crate::channels::Sockets;
+use crate::channels::neighbours::Neighbours;
+use crate::mesh::handshake::ChannelKind;
 use crate::mesh::{Mesh, Wanted};
-use crate::transport::Lane;
+use crate::transport::Channel;
 use crate::transport::fill::bytes_to_fill;
 use crate::transport::shm::Sight;
 use crate::wait::{Failure, Interrupted, Pause, WaitPolicy};
@@ -21,22 +21,22 @@ pub(crate) struct P2p {
     pub(super) mesh: Arc<Mesh>,
     pub(super) group: u64,
     pub(super) ranks: Arc<[Rank]>,
-    pub(super) peers: Vec<Mutex<PeerLane>>,
+    pub(super) peers: Vec<Mutex<PeerChannel>>,
     pub(super) sockets: Sockets,
     pub(super) neighbours: Neighbours,
-    /// What can be seen of a peer's lane without its lock; set once the lane is open, if it goes through
-    /// memory.
+    /// What can be seen of a peer's channel without its lock; set once the channel is open, if it goes
+    /// through memory.
     pub(super) sights: Vec<OnceLock<Sight>>,
     next: AtomicU64,
 }
 
-pub(super) fn lock(peer: &Mutex<PeerLane>) -> MutexGuard<'_, PeerLane> {
+pub(super) fn lock(peer: &Mutex<PeerChannel>) -> MutexGuard<'_, PeerChannel> {
     peer.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl P2p {
     pub(crate) fn new(mesh: Arc<Mesh>, group: u64, ranks: Arc<[Rank]>, sockets: Sockets) -> Self {
-        let peers = ranks.iter().map(|_| Mutex::new(PeerLane::new()));
+        let peers = ranks.iter().map(|_| Mutex::new(PeerChannel::new()));
         Self {
             mesh,
             group,
@@ -173,33 +173,34 @@ impl P2p {
         }
     }
 
-    /// Opens the lane to a peer, if that does not need the peer to connect first; returns whether it is open.
+    /// Opens the channel to a peer, if that does not need the peer to connect first; returns whether it is
+    /// open.
     pub(super) fn open(
         &self,
         at: usize,
-        peer: &mut PeerLane,
+        peer: &mut PeerChannel,
         policy: &mut WaitPolicy<'_>,
     ) -> Result<bool, Failure> {
-        if peer.lane.is_some() {
+        if peer.channel.is_some() {
             return Ok(true);
         }
         let rank = self.ranks[at];
         let wanted = Wanted {
             group: self.group,
-            kind: LaneKind::P2p,
+            kind: ChannelKind::P2p,
             peer: rank,
             streams: self.neighbours.streams(at, &self.mesh),
         };
         let Some(streams) = self.mesh.try_connect(wanted, policy)? else {
             return Ok(false);
         };
-        let lane = self.neighbours.lane(at, streams).map_err(Failure::Io)?;
+        let channel = self.neighbours.channel(at, streams).map_err(Failure::Io)?;
         let mut sockets = self.sockets.lock().unwrap_or_else(PoisonError::into_inner);
-        sockets.extend_from_slice(lane.sockets());
-        if let Lane::Shm(stream) = &lane {
+        sockets.extend_from_slice(channel.sockets());
+        if let Channel::Shm(stream) = &channel {
             self.sights[at].get_or_init(|| stream.sight());
         }
-        peer.lane = Some(lane);
+        peer.channel = Some(channel);
         Ok(true)
     }
 
@@ -276,10 +277,10 @@ impl P2p {
         else {
             return Ok(moved);
         };
-        let lane = peer.lane.as_mut().ok_or(Failure::Closed)?;
+        let channel = peer.channel.as_mut().ok_or(Failure::Closed)?;
         let follows: &[u8] = if *offer { &[] } else { bytes };
         while *done < FRAME {
-            let some = lane.write_both(&frame[*done..], follows).map_err(gone)?;
+            let some = channel.write_both(&frame[*done..], follows).map_err(gone)?;
             *done += some;
             if some == 0 {
                 return Ok(moved);
@@ -293,7 +294,7 @@ impl P2p {
             return Ok(true);
         }
         while *done - FRAME < bytes.len() {
-            let some = lane.write(&bytes[*done - FRAME..]).map_err(gone)?;
+            let some = channel.write(&bytes[*done - FRAME..]).map_err(gone)?;
             *done += some;
             if some == 0 {
                 return Ok(moved);

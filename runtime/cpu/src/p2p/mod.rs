@@ -4,7 +4,7 @@
 //! A message of up to [`EAGER`] bytes is sent at once; if no receive is posted for it yet it is kept. A
 //! larger one is *offered* first, and sent when the receiver has *cleared* it, so a rank never has to keep
 //! what it did not ask for. A *request* is one send or receive; its thread alone touches its buffer, and
-//! moves it on whenever the lane is free for it. Whatever a request meets on the lane that belongs to
+//! moves it on whenever the channel is free for it. Whatever a request meets on the channel that belongs to
 //! another (a message to be kept, a clearance) it puts where that one finds it.
 //!
 //! Sends to one peer start in the order in which they were posted. A receive takes the first message of
@@ -13,17 +13,17 @@
 //! | file | holds |
 //! |---|---|
 //! | `frame` | the header before a message on the wire |
-//! | `lane` | one peer's lane, and the requests that what came on it belongs to |
+//! | `channel` | one peer's channel, and the requests that what came on it belongs to |
 //! | `request` | one send or receive |
 //! | `messages` | how requests move on |
 //! | `alone` | one request that meets no other |
 //! | `waiting` | how they wait, and for which peers |
 
 mod alone;
+mod channel;
 mod frame;
 #[cfg(fuzzing)]
 pub(crate) mod fuzz;
-mod lane;
 mod messages;
 mod request;
 mod waiting;

@@ -1,16 +1,16 @@
 //! How requests wait, and for which peers.
 
-use super::lane::Incoming;
+use super::channel::Incoming;
 use super::messages::{P2p, lock};
 use super::request::{Request, Stage};
 use crate::transport::shm::Waits;
-use crate::transport::{self, Interest, Lane};
+use crate::transport::{self, Channel, Interest};
 use crate::wait::{Failure, WaitPolicy};
 use rcomm_recorder::model::Rank;
 use std::os::fd::OwnedFd;
 use std::time::Duration;
 
-/// How often a request whose lane is not open yet checks whether the peer still lives.
+/// How often a request whose channel is not open yet checks whether the peer still lives.
 const DOUBT: Duration = Duration::from_millis(50);
 
 impl P2p {
@@ -46,10 +46,12 @@ impl P2p {
     ) -> Result<(), Failure> {
         for request in requests {
             let Some(at) = request.peer() else { continue };
-            if lock(&self.peers[at]).lane.is_some() || !self.mesh.is_gone(self.ranks[at], policy)? {
+            if lock(&self.peers[at]).channel.is_some()
+                || !self.mesh.is_gone(self.ranks[at], policy)?
+            {
                 continue;
             }
-            // A lane that the peer opened before it left still counts, with all that it sent.
+            // A channel that the peer opened before it left still counts, with all that it sent.
             let mut peer = lock(&self.peers[at]);
             if !self.open(at, &mut peer, policy)? {
                 return Err(Failure::Gone(self.ranks[at], None));
@@ -79,7 +81,7 @@ impl P2p {
                 }
                 let mut peer = lock(&self.peers[at]);
                 let peer = &mut *peer;
-                let Some(lane) = &mut peer.lane else {
+                let Some(channel) = &mut peer.channel else {
                     shortest = shortest.min(Duration::from_millis(1));
                     continue;
                 };
@@ -97,7 +99,7 @@ impl P2p {
                     to_read: !is_of_another,
                     to_write: writes || !peer.replies.is_empty(),
                 };
-                if let Lane::Shm(stream) = lane {
+                if let Channel::Shm(stream) = channel {
                     // The doorbell reports bytes and room alike.
                     if stream.prepare_sleep(waits).map_err(Failure::Io)? {
                         return Ok(());
@@ -105,13 +107,15 @@ impl P2p {
                     sockets.push((stream.socket().clone(), Interest::Read));
                     continue;
                 }
-                let Lane::Tcp(lane) = lane else { continue };
+                let Channel::Tcp(channel) = channel else {
+                    continue;
+                };
                 for (wanted, interest) in [
                     (waits.to_read, Interest::Read),
                     (waits.to_write, Interest::Write),
                 ] {
                     if wanted {
-                        sockets.push((lane.stream(interest).clone(), interest));
+                        sockets.push((channel.stream(interest).clone(), interest));
                     }
                 }
             }

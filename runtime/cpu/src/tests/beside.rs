@@ -1,4 +1,4 @@
-//! Blocking sends and receives that meet others on their lane.
+//! Blocking sends and receives that meet others on their channel.
 //!
 //! One that meets none takes a shorter path; here they meet, in every possible way.
 
@@ -168,7 +168,7 @@ fn what_was_kept_goes_before_what_comes() {
 
 #[test]
 fn a_send_stands_behind_those_under_way_and_passes_what_was_only_offered() {
-    /// Sent before any receive is posted, and together more than any lane holds.
+    /// Sent before any receive is posted, and together more than any channel holds.
     const EARLY: usize = 15_000;
     const MANY: u32 = 100;
     for &wiring in WIRINGS {
@@ -207,7 +207,7 @@ fn a_send_that_fits_in_part_only_arrives_whole() {
     for &wiring in WIRINGS {
         let started = Barrier::new(2);
         world(2, wiring, |rig| {
-            // Of such lengths that the lane is full in the midst of a head once and of a message often.
+            // Of such lengths that the channel is full in the midst of a head once and of a message often.
             let counts = || (0..400u32).map(|round| 5000 + 37 * round as usize % 900);
             if rig.rank == 0 {
                 send_one(rig, 0, 0);

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::mesh::Wanted;
-use crate::mesh::handshake::LaneKind;
+use crate::mesh::handshake::ChannelKind;
 use crate::wait::{Stop, WaitMode, WaitPolicy};
 use rcomm_core::backend::AbortReason;
 use rcomm_core::{Error, ErrorKind};
@@ -143,7 +143,7 @@ fn a_rank_that_leaves_is_named_by_all_the_others() {
                     let rig = Rig::new(store, rank, 4, wiring);
                     rig.run(Op::Barrier).unwrap();
                     if rank == 2 {
-                        // Its mesh and lanes end with it, as those of a dead process do.
+                        // Its mesh and channels end with it, as those of a dead process do.
                         return;
                     }
                     let error = rig.run(Op::Barrier).unwrap_err();
@@ -252,7 +252,7 @@ fn strangers_are_refused_and_counted_and_disturb_nobody() {
 }
 
 /// A rank that knows the secret and then sends arbitrary bytes.
-fn rank_1_raves(kind: LaneKind, noise: &[u8]) {
+fn rank_1_raves(kind: ChannelKind, noise: &[u8]) {
     world(2, Wiring::Tcp, |rig| {
         if rig.rank == 1 {
             let stop = Stop::default();
@@ -263,18 +263,18 @@ fn rank_1_raves(kind: LaneKind, noise: &[u8]) {
                 peer: 0,
                 streams: 1,
             };
-            let lane = rig.factory.mesh.connect(wanted, &mut policy);
-            let mut lane = lane.unwrap_or_else(|_| panic!("the lane to rank 0"));
-            let mut lane = lane.remove(0);
-            lane.set_nonblocking(false).unwrap();
-            // The peer may close the lane in the middle.
-            let _ = lane.write_all(noise);
+            let channel = rig.factory.mesh.connect(wanted, &mut policy);
+            let mut channel = channel.unwrap_or_else(|_| panic!("the channel to rank 0"));
+            let mut channel = channel.remove(0);
+            channel.set_nonblocking(false).unwrap();
+            // The peer may close the channel in the middle.
+            let _ = channel.write_all(noise);
             rig.store.wait(&["heard"], LONG).unwrap();
             return;
         }
         let mut data = [0u8; 64];
         let error = match kind {
-            LaneKind::Collective => rig.run_for(&mut Op::Barrier, Duration::from_secs(5)),
+            ChannelKind::Collective => rig.run_for(&mut Op::Barrier, Duration::from_secs(5)),
             _ => {
                 let buffer = Buffer::from_mut(&mut data);
                 let (peer, tag) = (Some(1), 0);
@@ -292,7 +292,7 @@ fn rank_1_raves(kind: LaneKind, noise: &[u8]) {
 #[test]
 fn a_rank_that_sends_garbage_is_named_and_nothing_is_read_of_it() {
     use rand_bytes::Noise;
-    for kind in [LaneKind::Collective, LaneKind::P2p] {
+    for kind in [ChannelKind::Collective, ChannelKind::P2p] {
         for seed in 0..12 {
             let noise: Vec<u8> = Noise(seed).take(4096).collect();
             rank_1_raves(kind, &noise);

@@ -2,14 +2,14 @@
 
 use super::*;
 use crate::mesh::Wanted;
-use crate::mesh::handshake::LaneKind;
+use crate::mesh::handshake::ChannelKind;
 use crate::wait::{Stop, WaitMode, WaitPolicy};
 use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::sync::Mutex;
 
 /// Does something once, when its rank looks for the address of rank 1. A rank does so when it has waited for
-/// rank 1 for some time and has found no lane, to find out whether rank 1 still lives.
+/// rank 1 for some time and has found no channel, to find out whether rank 1 still lives.
 struct WhileInDoubt {
     store: Arc<dyn Store>,
     then: Mutex<Option<Box<dyn FnOnce() + Send>>>,
@@ -74,8 +74,8 @@ impl Store for WhileInDoubt {
     }
 }
 
-/// Two ranks. The second does `last` and leaves, all of it between the first one's look for its lane and the look
-/// whether it still lives. Returns the first.
+/// Two ranks. The second does `last` and leaves, all of it between the first one's look for its channel and the
+/// look whether it still lives. Returns the first.
 fn alone_after(wiring: Wiring, last: impl FnOnce(&Rig) + Send + 'static) -> Rig {
     let shared: Arc<dyn Store> = Arc::new(HashStore::new());
     let doubting = Arc::new(WhileInDoubt {
@@ -96,7 +96,7 @@ fn alone_after(wiring: Wiring, last: impl FnOnce(&Rig) + Send + 'static) -> Rig 
     here
 }
 
-fn lane(rig: &Rig, kind: LaneKind, peer: u32) -> TcpStream {
+fn channel(rig: &Rig, kind: ChannelKind, peer: u32) -> TcpStream {
     let stop = Stop::default();
     let mut policy = WaitPolicy::new(&stop, LONG.into(), WaitMode::Oversubscribed);
     let wanted = Wanted {
@@ -112,14 +112,14 @@ fn lane(rig: &Rig, kind: LaneKind, peer: u32) -> TcpStream {
 }
 
 #[test]
-fn a_lane_that_a_rank_opened_before_it_left_is_found() {
+fn a_channel_that_a_rank_opened_before_it_left_is_found() {
     let rig = alone_after(Wiring::Tcp, |leaving| {
-        let mut lane = lane(leaving, LaneKind::Collective, 0);
-        lane.write_all(b"the last").unwrap();
+        let mut channel = channel(leaving, ChannelKind::Collective, 0);
+        channel.write_all(b"the last").unwrap();
     });
-    let mut lane = lane(&rig, LaneKind::Collective, 1);
+    let mut channel = channel(&rig, ChannelKind::Collective, 1);
     let mut received = Vec::new();
-    lane.read_to_end(&mut received).unwrap();
+    channel.read_to_end(&mut received).unwrap();
     assert_eq!(received, b"the last");
 }
 

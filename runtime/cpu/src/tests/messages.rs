@@ -57,7 +57,7 @@ fn short_and_long_messages_keep_their_order_while_nobody_receives() {
     for &wiring in WIRINGS {
         world(2, wiring, |rig| {
             let rounds = 0..200;
-            // Both ends of a lane are opened by its first message.
+            // Both ends of a channel are opened by its first message.
             if rig.rank == 0 {
                 rig.run(send(1, 4, &[1])).unwrap();
             } else {
@@ -234,7 +234,7 @@ fn a_message_that_does_not_fit_is_named_and_the_next_one_arrives() {
 }
 
 #[test]
-fn threads_of_one_rank_share_a_lane() {
+fn threads_of_one_rank_share_a_channel() {
     for &wiring in WIRINGS {
         world(2, wiring, |rig| {
             std::thread::scope(|scope| {

@@ -1,6 +1,6 @@
 //! Ways for bytes to get from one rank to another.
 //!
-//! Ranks of one host share memory ([`shm`]). To others there are lanes: a [`Lane`] is a stream of bytes in
+//! Ranks of one host share memory ([`shm`]). To others there are channels: a [`Channel`] is a stream of bytes in
 //! both directions between two ranks. It never blocks: what does not fit or has not come is tried again
 //! later. The callers decide how to wait.
 
@@ -21,14 +21,14 @@ use std::net::TcpStream;
 use std::sync::Arc;
 
 /// A stream of bytes to and from one peer.
-pub(crate) enum Lane {
+pub(crate) enum Channel {
     /// A socket.
-    Tcp(tcp::TcpLane),
+    Tcp(tcp::TcpChannel),
     /// Shared memory.
     Shm(shm::ShmStream),
 }
 
-impl Lane {
+impl Channel {
     /// Reads what is there, up to `into.len()`; 0 if nothing is there yet.
     ///
     /// # Errors
@@ -36,8 +36,8 @@ impl Lane {
     #[inline]
     pub(crate) fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
         match self {
-            Self::Tcp(lane) => lane.read(into),
-            Self::Shm(lane) => lane.read(into),
+            Self::Tcp(channel) => channel.read(into),
+            Self::Shm(channel) => channel.read(into),
         }
     }
 
@@ -51,7 +51,7 @@ impl Lane {
     ) -> io::Result<shm::Found> {
         match self {
             Self::Tcp(_) => Ok(shm::Found::Other),
-            Self::Shm(lane) => lane.read_behind(head, into),
+            Self::Shm(channel) => channel.read_behind(head, into),
         }
     }
 
@@ -59,8 +59,8 @@ impl Lane {
     #[inline]
     pub(crate) fn write(&mut self, from: &[u8]) -> io::Result<usize> {
         match self {
-            Self::Tcp(lane) => lane.write(from),
-            Self::Shm(lane) => lane.write(from, &[]),
+            Self::Tcp(channel) => channel.write(from),
+            Self::Shm(channel) => channel.write(from, &[]),
         }
     }
 
@@ -68,21 +68,21 @@ impl Lane {
     #[inline]
     pub(crate) fn write_both(&mut self, head: &[u8], rest: &[u8]) -> io::Result<usize> {
         match self {
-            Self::Tcp(lane) => lane.write_both(head, rest),
-            Self::Shm(lane) => lane.write(head, rest),
+            Self::Tcp(channel) => channel.write_both(head, rest),
+            Self::Shm(channel) => channel.write(head, rest),
         }
     }
 
     /// All its sockets, so that another thread can shut them down.
     pub(crate) fn sockets(&self) -> &[Arc<TcpStream>] {
         match self {
-            Self::Tcp(lane) => lane.streams(),
-            Self::Shm(lane) => std::slice::from_ref(lane.socket()),
+            Self::Tcp(channel) => channel.streams(),
+            Self::Shm(channel) => std::slice::from_ref(channel.socket()),
         }
     }
 }
 
-/// What a sleeper waits for on a lane.
+/// What a sleeper waits for on a channel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Interest {
     /// Bytes to read.

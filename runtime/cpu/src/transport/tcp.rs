@@ -1,9 +1,9 @@
-//! A lane over TCP sockets.
+//! A channel over TCP sockets.
 //!
-//! A lane may have several *streams*, a socket each, so that one connection's window or one queue of a
-//! network card does not bound it. The bytes of the lane go over them in turn, [`STRIPE`] at a time: which
-//! stream carries a byte follows from its place among the bytes of the lane, so nothing is marked or put in
-//! order, and the reader finds them one after the other while more arrives on the rest.
+//! A channel may have several *streams*, a socket each, so that one connection's window or one queue of a
+//! network card does not bound it. The bytes of the channel go over them in turn, [`STRIPE`] at a time: which
+//! stream carries a byte follows from its place among the bytes of the channel, so nothing is marked or put
+//! in order, and the reader finds them one after the other while more arrives on the rest.
 
 use super::Interest;
 use rustix::event::{PollFd, PollFlags, Timespec};
@@ -19,11 +19,11 @@ const BUFFER: usize = 16 << 10;
 /// Bytes that go over one stream before the next one's turn. Less than a socket holds, so that all are busy.
 const STRIPE: usize = 64 << 10;
 
-/// Most bytes that a lane takes from each socket as it ends: more than a socket holds.
+/// Most bytes that a channel takes from each socket as it ends: more than a socket holds.
 const LAST_BYTES: usize = 64 << 20;
 
 /// Connected sockets that never block.
-pub(crate) struct TcpLane {
+pub(crate) struct TcpChannel {
     streams: Vec<Arc<TcpStream>>,
     read: Turn,
     written: Turn,
@@ -59,13 +59,13 @@ impl Turn {
     }
 }
 
-impl TcpLane {
+impl TcpChannel {
     /// Takes over connected sockets, in the same order at both ends.
     ///
     /// # Panics
     /// If there are none.
     pub(crate) fn new(streams: Vec<TcpStream>) -> io::Result<Self> {
-        assert!(!streams.is_empty(), "a lane has a socket");
+        assert!(!streams.is_empty(), "a channel has a socket");
         for stream in &streams {
             stream.set_nonblocking(true)?;
             stream.set_nodelay(true)?;
@@ -143,7 +143,7 @@ impl TcpLane {
     }
 }
 
-impl Drop for TcpLane {
+impl Drop for TcpChannel {
     /// Takes from the sockets what was never read. A socket that is closed with such bytes resets its connection,
     /// and what this rank has sent and the peer has not received yet would be lost.
     fn drop(&mut self) {
@@ -206,7 +206,7 @@ mod tests {
     use super::*;
     use std::net::TcpListener;
 
-    fn pair(streams: usize) -> [TcpLane; 2] {
+    fn pair(streams: usize) -> [TcpChannel; 2] {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();
         let (mut here, mut there) = (Vec::new(), Vec::new());
@@ -214,7 +214,7 @@ mod tests {
             here.push(TcpStream::connect(address).unwrap());
             there.push(listener.accept().unwrap().0);
         }
-        [here, there].map(|end| TcpLane::new(end).unwrap())
+        [here, there].map(|end| TcpChannel::new(end).unwrap())
     }
 
     #[test]
@@ -287,7 +287,7 @@ mod tests {
     }
 
     #[test]
-    fn end_of_any_stream_is_the_end_of_the_lane_when_it_is_its_turn() {
+    fn end_of_any_stream_is_the_end_of_the_channel_when_it_is_its_turn() {
         let [mut here, mut there] = pair(2);
         there.read = Turn { stream: 1, done: 0 };
         here.written = there.read;

@@ -1,4 +1,4 @@
-//! Why a lane could not be opened, or broke.
+//! Why a channel could not be opened, or broke.
 
 use super::Interrupted;
 use rcomm_core::{Error, ErrorKind};
@@ -6,7 +6,7 @@ use rcomm_recorder::model::Rank;
 use std::io;
 use std::net::SocketAddr;
 
-/// Why a lane could not be opened, or broke. Ranks are ranks of the world.
+/// Why a channel could not be opened, or broke. Ranks are ranks of the world.
 #[derive(Debug)]
 pub(crate) enum Failure {
     /// The deadline passed, or the group was stopped.

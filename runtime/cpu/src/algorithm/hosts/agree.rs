@@ -103,7 +103,7 @@ impl HostAgreement {
             disagreement => disagreement,
         };
         self.pass_on(ways.host_exchange, &verdict, len, policy)?;
-        verdict.map_err(|found| Failure::Mismatch(ways.lanes.global(found.rank), found.message))
+        verdict.map_err(|found| Failure::Mismatch(ways.channels.global(found.rank), found.message))
     }
 
     /// Inside the host: returns the headers of its ranks if they are not all equal, and keeps their
@@ -229,7 +229,7 @@ impl HostAgreement {
             own: ways.layout.host(),
         };
         self.agreement
-            .exchange(ways.lanes, circle, said, &ours, policy)
+            .exchange(ways.channels, circle, said, &ours, policy)
     }
 
     /// Compares the hosts' headers; if they differ, compares those of all ranks.
@@ -244,7 +244,7 @@ impl HostAgreement {
         {
             return Ok(Ok(()));
         }
-        let mut op_headers = vec![op_header; ways.lanes.size()];
+        let mut op_headers = vec![op_header; ways.channels.size()];
         for host in 0..layout.hosts() {
             let rest = agreement.inline(host).get(1..).unwrap_or(&[]);
             for (place, &rank) in layout.ranks_of(host).iter().enumerate() {
@@ -367,7 +367,9 @@ impl HostAgreement {
             REFUSED => {
                 host_exchange.turn(&[], REASON, policy)?;
                 Err(match read_reason(host_exchange.slot(0), place.size) {
-                    Some(found) => Failure::Mismatch(ways.lanes.global(found.rank), found.message),
+                    Some(found) => {
+                        Failure::Mismatch(ways.channels.global(found.rank), found.message)
+                    }
                     None => Failure::Garbled(host_exchange.global(0), "a malformed reason".into()),
                 })
             }
@@ -380,7 +382,7 @@ impl HostAgreement {
 }
 
 fn garbled(ways: &Ways<'_>, host: usize) -> Failure {
-    let leader = ways.lanes.global(ways.layout.ranks_of(host)[0]);
+    let leader = ways.channels.global(ways.layout.ranks_of(host)[0]);
     Failure::Garbled(leader, "malformed op headers".into())
 }
 

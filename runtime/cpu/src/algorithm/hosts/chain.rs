@@ -11,9 +11,9 @@
 //! the way back, no rank is in a phase.
 
 use super::Ways;
+use crate::channels::Transfer;
 use crate::collective::part_of;
 use crate::collective::{Combination, Data, Inputs, Place};
-use crate::lanes::Transfer;
 use crate::transport::shm::SLOT;
 use crate::wait::{Failure, WaitPolicy};
 use rcomm_core::arithmetic::{Partial, copy};
@@ -33,14 +33,14 @@ pub(super) struct Chain {
     results: Vec<u8>,
 }
 
-/// How the parts of a block are cut into chunks: a lane of each slot for each stripe.
+/// How a slot is divided: a part of `len` bytes for each stripe, which holds one chunk of it.
 #[derive(Clone, Copy)]
-struct Lane {
+struct ChunkLayout {
     stripes: usize,
     len: usize,
 }
 
-impl Lane {
+impl ChunkLayout {
     fn of(stripes: usize, longest: usize) -> Self {
         let most = (SLOT / stripes) & !63;
         Self {
@@ -131,7 +131,7 @@ impl Chain {
                     }
                 }
             }
-            ways.lanes.drive(&mut transfers, policy)?;
+            ways.channels.drive(&mut transfers, policy)?;
         }
         Ok(())
     }
@@ -164,20 +164,20 @@ impl Chain {
     ) -> Result<(), Failure> {
         let own = ways.layout.place();
         let longest = inputs.iter().map(|input| input.len()).max().unwrap_or(0);
-        let lane = Lane::of(inputs.len(), longest);
-        for range in lane.chunks(longest) {
+        let layout = ChunkLayout::of(inputs.len(), longest);
+        for range in layout.chunks(longest) {
             if ways.host_exchange.size() > 1 {
-                ways.host_exchange.fill(lane.used(), |slot, hand_over| {
+                ways.host_exchange.fill(layout.used(), |slot, hand_over| {
                     for (stripe, input) in inputs.iter().enumerate().filter(|(at, _)| *at != own) {
                         let piece = &input[clip(&range, input.len())];
-                        hand_over.copy(&mut slot[lane.at(stripe)..][..piece.len()], piece);
+                        hand_over.copy(&mut slot[layout.at(stripe)..][..piece.len()], piece);
                     }
                 });
-                ways.host_exchange.turn(&[], lane.used(), policy)?;
+                ways.host_exchange.turn(&[], layout.used(), policy)?;
             }
             if let Some(input) = inputs.get(own) {
                 let piece = &input[clip(&range, input.len())];
-                self.link(ways, place, piece, lane.at(own), by, policy)?;
+                self.link(ways, place, piece, layout.at(own), by, policy)?;
             }
         }
         Ok(())
@@ -202,7 +202,7 @@ impl Chain {
             self.before.resize(travels, 0);
             let from = ways.layout.ranks_of(host - 1)[stripe];
             let mut transfers = [Transfer::receive(from, &mut self.before)];
-            ways.lanes.drive(&mut transfers, policy)?;
+            ways.channels.drive(&mut transfers, policy)?;
         }
         let host_exchange = &*ways.host_exchange;
         let inputs = (0..host_exchange.size()).map(|place| match place == stripe {
@@ -221,7 +221,7 @@ impl Chain {
         }
         let to = ways.layout.ranks_of(host + 1)[stripe];
         let mut transfers = [Transfer::send(to, &self.after)];
-        ways.lanes.drive(&mut transfers, policy)
+        ways.channels.drive(&mut transfers, policy)
     }
 
     /// Every rank's part is the stripe of the rank at its place (counted round, on hosts with more ranks
@@ -281,7 +281,7 @@ impl Chain {
             {
                 transfers.push(Transfer::receive(from, output));
             }
-            ways.lanes.drive(&mut transfers, policy)?;
+            ways.channels.drive(&mut transfers, policy)?;
         }
         Ok(())
     }
@@ -321,7 +321,7 @@ fn back(
         Some(previous) if is_last(ways) => Transfer::send(previous, stripe),
         _ => Transfer::relay(at(host + 1), previous, stripe),
     };
-    ways.lanes.drive(&mut [transfer], policy)
+    ways.channels.drive(&mut [transfer], policy)
 }
 
 /// The ranks of a host show each other their stripes of a block.

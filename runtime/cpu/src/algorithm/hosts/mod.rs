@@ -1,4 +1,4 @@
-//! Collectives of a group that has several ranks on several hosts: memory inside a host, lanes between
+//! Collectives of a group that has several ranks on several hosts: memory inside a host, channels between
 //! hosts, each byte sent between two hosts as few times as can be.
 //!
 //! | pattern | between hosts | inside | bytes out of a host, h hosts, n ranks, s bytes |
@@ -7,25 +7,25 @@
 //! | all_reduce, reduce, reduce_scatter ([`chain`]) | from host to host, and back | each rank a stripe | 2 s; s |
 //! | broadcast ([`spread`]) | from host to host, by stripes | whole before, stripes put together after | s |
 //! | all_gather ([`spread`]) | each host's part to each other | parts put together after | s (h-1) ranks of a host |
-//! | all_to_all, gather, scatter | as over [`LaneEngine`], by streams in memory inside a host | | |
+//! | all_to_all, gather, scatter | as over [`ChannelEngine`], by streams in memory inside a host | | |
 //!
 //! A *stripe* is the part of the data that one rank of each host sends. There are as many stripes as the host
-//! with the fewest ranks has ranks. So all ranks send between hosts at the same time, each over a lane of its
-//! own.
+//! with the fewest ranks has ranks. So all ranks send between hosts at the same time, each over a channel of
+//! its own.
 //!
 //! Reductions combine in order of ranks. So the sum of the first host goes to the second, which adds its
 //! ranks' values one by one and passes it on; the last has the result, and it travels back. So the result has
 //! the same bits as that of every other algorithm here, and costs no more bytes than a ring. Where the ranks
-//! of a host are not neighbours in the group, reductions go over [`LaneEngine`] instead.
+//! of a host are not neighbours in the group, reductions go over [`ChannelEngine`] instead.
 
 mod agree;
 mod chain;
 mod host_exchange;
 mod spread;
 
-use super::{LaneEngine, choose, finish_small, small_input};
+use super::{ChannelEngine, choose, finish_small, small_input};
+use crate::channels::Channels;
 use crate::collective::{Collective, Place, Step, has_lists};
-use crate::lanes::Lanes;
 use crate::mesh::layout::Layout;
 use crate::transport::shm::ShmExchange;
 use crate::wait::{Failure, Interrupted, WaitPolicy};
@@ -44,7 +44,7 @@ pub(crate) struct HostsEngine {
     host_exchange: HostExchange,
     agreement: HostAgreement,
     chain: Chain,
-    engine: LaneEngine,
+    engine: ChannelEngine,
     store: Arc<dyn Store>,
     plan: Plan,
     terms: Terms,
@@ -59,7 +59,7 @@ enum Terms {
     Unknown,
     /// They have.
     Nested,
-    /// Some have not, so all ranks use lanes.
+    /// Some have not, so all ranks use channels.
     Flat,
 }
 
@@ -67,7 +67,7 @@ enum Terms {
 pub(crate) struct ShmExchanges {
     /// For phases; none on a host with one rank.
     pub(crate) phases: Option<ShmExchange>,
-    /// For the streams of the group's lanes.
+    /// For the streams of the group's channels.
     pub(crate) streams: Option<ShmExchange>,
 }
 
@@ -78,7 +78,7 @@ const GLANCE: Duration = Duration::from_millis(100);
 struct Ways<'a> {
     layout: &'a Layout,
     host_exchange: &'a mut HostExchange,
-    lanes: &'a mut Lanes,
+    channels: &'a mut Channels,
 }
 
 impl HostsEngine {
@@ -89,7 +89,7 @@ impl HostsEngine {
     pub(crate) fn new(
         layout: Layout,
         shm_exchanges: ShmExchanges,
-        engine: LaneEngine,
+        engine: ChannelEngine,
         plan: Plan,
         store: Arc<dyn Store>,
     ) -> Result<Self, Failure> {
@@ -101,7 +101,7 @@ impl HostsEngine {
         }
         let ranks = neighbours
             .iter()
-            .map(|&at| engine.lanes.global(at))
+            .map(|&at| engine.channels.global(at))
             .collect();
         Ok(Self {
             host_exchange: HostExchange::new(shm_exchanges.phases, ranks, layout.place()),
@@ -133,7 +133,9 @@ impl HostsEngine {
                     !self.store.check(&[key]).unwrap_or(true)
                 });
                 let first = |(&host, _): (&usize, _)| self.layout.ranks_of(host)[0];
-                let absent = absent.map(first).map(|rank| self.engine.lanes.global(rank));
+                let absent = absent
+                    .map(first)
+                    .map(|rank| self.engine.channels.global(rank));
                 return Err(Failure::Late(absent.collect()));
             }
             match self.store.multi_get(&keys, GLANCE) {
@@ -145,7 +147,7 @@ impl HostsEngine {
         }
     }
 
-    /// As [`LaneEngine::perform`].
+    /// As [`ChannelEngine::perform`].
     pub(crate) fn perform(
         &mut self,
         step: Step<'_>,
@@ -186,13 +188,13 @@ impl HostsEngine {
         let mut ways = Ways {
             layout: &self.layout,
             host_exchange: &mut self.host_exchange,
-            lanes: &mut self.engine.lanes,
+            channels: &mut self.engine.channels,
         };
         let agreement = &mut self.agreement;
         agreement.exchange(&mut ways, place, op_header, brought, policy)?;
         if goes_along {
             let inline = |rank| agreement.of(rank);
-            return finish_small(&mut collective, place, inline, ways.lanes);
+            return finish_small(&mut collective, place, inline, ways.channels);
         }
         if choice != Algorithm::Nested {
             return self.engine.carry_out(collective, place, policy);

@@ -2,9 +2,9 @@
 
 use super::Ways;
 use super::chain::put_together;
+use crate::channels::Transfer;
 use crate::collective::part_of;
 use crate::collective::{Data, Outputs, Place};
-use crate::lanes::Transfer;
 use crate::transport::shm::SLOT;
 use crate::wait::{Failure, WaitPolicy};
 use rcomm_core::arithmetic::copy;
@@ -47,7 +47,7 @@ pub(super) fn broadcast(
                 }
                 _ => continue,
             };
-            ways.lanes.drive(&mut [transfer], policy)?;
+            ways.channels.drive(&mut [transfer], policy)?;
         }
         if let (false, Data::Write(data)) = (is_source, &mut data) {
             put_together(ways, &mut data[range], &stripes, policy)?;
@@ -108,7 +108,7 @@ pub(super) fn all_gather(
             transfers.push(Transfer::receive(rank, part));
         }
     }
-    ways.lanes.drive(&mut transfers, policy)?;
+    ways.channels.drive(&mut transfers, policy)?;
     drop(transfers);
     let host_exchange = &mut *ways.host_exchange;
     if host_exchange.size() == 1 {

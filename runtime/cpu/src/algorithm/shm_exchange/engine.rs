@@ -67,7 +67,7 @@ impl ShmEngine {
         }
     }
 
-    /// As [`LaneEngine::perform`](crate::algorithm::LaneEngine::perform).
+    /// As [`ChannelEngine::perform`](crate::algorithm::ChannelEngine::perform).
     #[inline]
     pub(crate) fn perform(
         &mut self,

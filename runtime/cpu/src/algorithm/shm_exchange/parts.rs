@@ -97,18 +97,18 @@ impl PhaseContext<'_, '_> {
             );
             return Ok(());
         }
-        let lane = lane_len(size, longest);
+        let section = section_len(size, longest);
         self.shm_exchange.expect(Traffic::Exchange);
-        for range in chunks(longest, lane) {
-            self.fill_lanes(inputs, &range, lane);
-            self.turn(lane * (size - 1))?;
+        for range in chunks(longest, section) {
+            self.fill_sections(inputs, &range, section);
+            self.turn(section * (size - 1))?;
             let mine = clip(&range, output.len());
             let slots = self.slots();
             with_inputs(
                 size,
                 |peer| match peer == rank {
                     true => &inputs.part(rank)[mine.clone()],
-                    false => &slots.of(peer)[lane_of(rank, peer) * lane..][..mine.len()],
+                    false => &slots.of(peer)[section_of(rank, peer) * section..][..mine.len()],
                 },
                 |all| arithmetic::combine(by.op, by.dtype, all, &mut output[mine.clone()], None),
             );
@@ -132,15 +132,15 @@ impl PhaseContext<'_, '_> {
             }
             return Ok(());
         }
-        let lane = lane_len(size, longest);
+        let section = section_len(size, longest);
         self.shm_exchange.expect(Traffic::Exchange);
-        for range in chunks(longest, lane) {
-            self.fill_lanes(inputs, &range, lane);
-            self.turn(lane * (size - 1))?;
+        for range in chunks(longest, section) {
+            self.fill_sections(inputs, &range, section);
+            self.turn(section * (size - 1))?;
             for peer in self.others() {
                 let part = outputs.part_mut(peer);
                 let range = clip(&range, part.len());
-                let chunk = &self.shm_exchange.slot(peer)[lane_of(rank, peer) * lane..];
+                let chunk = &self.shm_exchange.slot(peer)[section_of(rank, peer) * section..];
                 let chunk = &chunk[..range.len()];
                 deliver(&mut part[range], chunk, longest * size);
             }
@@ -187,19 +187,19 @@ impl PhaseContext<'_, '_> {
         longest: usize,
     ) -> Result<(), Failure> {
         let Place { rank, size, .. } = self.place;
-        let lane = lane_len(size, longest);
+        let section = section_len(size, longest);
         if let Some(inputs) = inputs {
             deliver(output, inputs.part(rank), longest);
         }
         self.shm_exchange.expect(Traffic::OneWay);
-        for range in chunks(longest, lane) {
+        for range in chunks(longest, section) {
             if let Some(inputs) = inputs {
-                self.fill_lanes(inputs, &range, lane);
+                self.fill_sections(inputs, &range, section);
             }
-            self.turn(lane * (size - 1))?;
+            self.turn(section * (size - 1))?;
             if rank != root {
                 let range = clip(&range, output.len());
-                let chunk = &self.shm_exchange.slot(root)[lane_of(rank, root) * lane..];
+                let chunk = &self.shm_exchange.slot(root)[section_of(rank, root) * section..];
                 let chunk = &chunk[..range.len()];
                 deliver(&mut output[range], chunk, longest);
             }
@@ -218,7 +218,7 @@ impl PhaseContext<'_, '_> {
         let mut line = [0; INLINE];
         for peer in self.others() {
             let part = inputs.part(peer);
-            line[lane_of(peer, rank) * longest..][..part.len()].copy_from_slice(part);
+            line[section_of(peer, rank) * longest..][..part.len()].copy_from_slice(part);
         }
         self.turn_with(&line[..longest * (size - 1)])
     }
@@ -227,18 +227,18 @@ impl PhaseContext<'_, '_> {
     fn part_in_line(&self, peer: usize, longest: usize) -> &[u8] {
         let Place { rank, size, .. } = self.place;
         let line = self.shm_exchange.inline(peer, longest * (size - 1));
-        &line[lane_of(rank, peer) * longest..][..longest]
+        &line[section_of(rank, peer) * longest..][..longest]
     }
 
-    /// Puts the chunk `range` of each part into the lane of its rank.
-    fn fill_lanes(&mut self, inputs: &Inputs<'_>, range: &Range<usize>, lane: usize) {
+    /// Puts the chunk `range` of each part into the section of this rank's slot that its rank reads.
+    fn fill_sections(&mut self, inputs: &Inputs<'_>, range: &Range<usize>, section: usize) {
         let peers = self.others();
         let Place { rank, size, .. } = self.place;
-        let slot = self.shm_exchange.next_slot(lane * (size - 1));
+        let slot = self.shm_exchange.next_slot(section * (size - 1));
         for peer in peers {
             let part = inputs.part(peer);
             let range = clip(range, part.len());
-            let at = lane_of(peer, rank) * lane;
+            let at = section_of(peer, rank) * section;
             let piece = &mut slot[at..at + range.len()];
             self.hand_over.copy(piece, &part[range]);
         }
@@ -254,15 +254,15 @@ pub(super) fn deliver(to: &mut [u8], from: &[u8], whole: usize) {
     }
 }
 
-/// Bytes of a slot for each other rank, where it has something for each: up to `longest`.
-fn lane_len(size: usize, longest: usize) -> usize {
+/// Length of a slot's sections, of which there is one for each other rank: at most `longest`, rounded up.
+fn section_len(size: usize, longest: usize) -> usize {
     let most = (SLOT / (size - 1)).min(CHUNK) & !63;
     most.min(longest.max(1).next_multiple_of(64))
 }
 
-/// Which lane of the slot of `writer` is for `reader`. There is none for itself, so that of a pair each
+/// Which section of the slot of `writer` is for `reader`. There is none for itself, so that of a pair each
 /// writes just where it has read.
-fn lane_of(reader: usize, writer: usize) -> usize {
+fn section_of(reader: usize, writer: usize) -> usize {
     reader - usize::from(reader > writer)
 }
 

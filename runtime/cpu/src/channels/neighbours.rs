@@ -1,9 +1,9 @@
-//! Lanes of a group some of whose ranks share memory: streams in that memory to them, sockets to others.
+//! Channels of a group some of whose ranks share memory: streams in that memory to them, sockets to others.
 
 use crate::mesh::Mesh;
-use crate::transport::Lane;
+use crate::transport::Channel;
 use crate::transport::shm::Streams;
-use crate::transport::tcp::TcpLane;
+use crate::transport::tcp::TcpChannel;
 use std::io;
 use std::net::TcpStream;
 
@@ -31,7 +31,7 @@ impl Neighbours {
         Some((streams, places[peer]?))
     }
 
-    /// How many sockets the lane to `peer` has. A lane through memory needs one, for its doorbell
+    /// How many sockets the channel to `peer` has. A channel through memory needs one, for its doorbell
     /// only.
     pub(crate) fn streams(&self, peer: usize, mesh: &Mesh) -> usize {
         match self.place_of(peer) {
@@ -40,13 +40,13 @@ impl Neighbours {
         }
     }
 
-    /// The lane to `peer`, which has the other ends of the sockets.
-    pub(crate) fn lane(&self, peer: usize, mut sockets: Vec<TcpStream>) -> io::Result<Lane> {
+    /// The channel to `peer`, which has the other ends of the sockets.
+    pub(crate) fn channel(&self, peer: usize, mut sockets: Vec<TcpStream>) -> io::Result<Channel> {
         match (self.place_of(peer), sockets.pop()) {
-            (Some((streams, place)), Some(bell)) => streams.open(place, bell).map(Lane::Shm),
+            (Some((streams, place)), Some(bell)) => streams.open(place, bell).map(Channel::Shm),
             (_, last) => {
                 sockets.extend(last);
-                TcpLane::new(sockets).map(Lane::Tcp)
+                TcpChannel::new(sockets).map(Channel::Tcp)
             }
         }
     }

@@ -1,15 +1,15 @@
-//! All lanes of one group and one kind, and the transfers that run over them at the same time.
+//! All channels of one group and one kind, and the transfers that run over them at the same time.
 //!
-//! A *transfer* is bytes to or from one peer. Transfers over one lane in one direction happen in the
-//! order of the list; all others proceed as the lanes allow, so no order of the list can deadlock.
+//! A *transfer* is bytes to or from one peer. Transfers over one channel in one direction happen in the
+//! order of the list; all others proceed as the channels allow, so no order of the list can deadlock.
 
 pub(crate) mod neighbours;
 mod swap;
 
-use crate::mesh::handshake::LaneKind;
+use crate::mesh::handshake::ChannelKind;
 use crate::mesh::{Mesh, Wanted};
 use crate::transport::shm::Waits;
-use crate::transport::{Interest, Lane, tcp};
+use crate::transport::{Channel, Interest, tcp};
 use crate::wait::{Failure, Interrupted, Pause, WaitPolicy};
 use neighbours::Neighbours;
 use rcomm_recorder::model::Rank;
@@ -133,14 +133,14 @@ impl<'a> Transfer<'a> {
     }
 }
 
-/// The lanes to all members of a group, connected when first used.
-pub(super) struct Lanes {
+/// The channels to all members of a group, connected when first used.
+pub(super) struct Channels {
     mesh: Arc<Mesh>,
     group: u64,
-    kind: LaneKind,
+    kind: ChannelKind,
     /// Members by their ranks in the world.
     ranks: Arc<[Rank]>,
-    lanes: Vec<Option<Lane>>,
+    channels: Vec<Option<Channel>>,
     neighbours: Neighbours,
     /// Every socket of this group, for [`cut`].
     sockets: Sockets,
@@ -149,7 +149,7 @@ pub(super) struct Lanes {
     sending: Vec<bool>,
 }
 
-/// The sockets of a group, reachable while its lanes are in use.
+/// The sockets of a group, reachable while its channels are in use.
 pub(super) type Sockets = Arc<Mutex<Vec<Arc<TcpStream>>>>;
 
 /// Ends all traffic over these sockets, and with it every wait for them.
@@ -161,11 +161,11 @@ pub(super) fn cut(sockets: &Sockets) {
     }
 }
 
-impl Lanes {
+impl Channels {
     pub(super) fn new(
         mesh: Arc<Mesh>,
         group: u64,
-        kind: LaneKind,
+        kind: ChannelKind,
         ranks: Arc<[Rank]>,
         sockets: Sockets,
     ) -> Self {
@@ -175,7 +175,7 @@ impl Lanes {
             group,
             kind,
             ranks,
-            lanes: std::iter::repeat_with(|| None).take(size).collect(),
+            channels: std::iter::repeat_with(|| None).take(size).collect(),
             neighbours: Neighbours::default(),
             sockets,
             receiving: vec![false; size],
@@ -198,13 +198,13 @@ impl Lanes {
         self.ranks[rank]
     }
 
-    /// The lane to `peer`, connected if it has to be.
+    /// The channel to `peer`, connected if it has to be.
     pub(super) fn open(
         &mut self,
         peer: usize,
         policy: &mut WaitPolicy<'_>,
-    ) -> Result<&mut Lane, Failure> {
-        let slot = &mut self.lanes[peer];
+    ) -> Result<&mut Channel, Failure> {
+        let slot = &mut self.channels[peer];
         if slot.is_none() {
             let rank = self.ranks[peer];
             let wanted = Wanted {
@@ -214,10 +214,13 @@ impl Lanes {
                 streams: self.neighbours.streams(peer, &self.mesh),
             };
             let streams = self.mesh.connect(wanted, policy)?;
-            let lane = self.neighbours.lane(peer, streams).map_err(Failure::Io)?;
+            let channel = self
+                .neighbours
+                .channel(peer, streams)
+                .map_err(Failure::Io)?;
             let mut sockets = self.sockets.lock().unwrap_or_else(PoisonError::into_inner);
-            sockets.extend_from_slice(lane.sockets());
-            *slot = Some(lane);
+            sockets.extend_from_slice(channel.sockets());
+            *slot = Some(channel);
         }
         slot.as_mut().ok_or(Failure::Closed)
     }
@@ -275,9 +278,9 @@ impl Lanes {
                 other => other.sends().map(|peer| (peer, Interest::Write)),
             };
             for (peer, interest) in [receives, sends].into_iter().flatten() {
-                match &mut self.lanes[peer] {
+                match &mut self.channels[peer] {
                     // The doorbell reports bytes and room alike.
-                    Some(Lane::Shm(stream)) => {
+                    Some(Channel::Shm(stream)) => {
                         let waits = Waits {
                             to_read: interest == Interest::Read,
                             to_write: interest == Interest::Write,
@@ -287,8 +290,8 @@ impl Lanes {
                         }
                         sockets.push((stream.socket().clone(), Interest::Read));
                     }
-                    Some(Lane::Tcp(lane)) => {
-                        sockets.push((lane.stream(interest).clone(), interest))
+                    Some(Channel::Tcp(channel)) => {
+                        sockets.push((channel.stream(interest).clone(), interest))
                     }
                     None => {}
                 }
@@ -334,13 +337,13 @@ impl Lanes {
                 else {
                     continue;
                 };
-                let lane = self.lanes[peer].as_mut().ok_or(Failure::Closed)?;
-                let some = lane
+                let channel = self.channels[peer].as_mut().ok_or(Failure::Closed)?;
+                let some = channel
                     .read(&mut bytes[*done..])
                     .map_err(|error| Failure::Gone(self.ranks[peer], Some(error)))?;
                 *done += some;
                 moved |= some > 0;
-                // This transfer is done: the next of the list may use the lane in this pass.
+                // This transfer is done: the next of the list may use the channel in this pass.
                 self.receiving[peer] = *done < bytes.len();
             }
             if let Some(peer) = transfer.sends()
@@ -358,10 +361,10 @@ impl Lanes {
                     } => (&[], &bytes[..*received], sent),
                     Transfer::Receive { .. } | Transfer::Swap(_) => continue,
                 };
-                let lane = self.lanes[peer].as_mut().ok_or(Failure::Closed)?;
+                let channel = self.channels[peer].as_mut().ok_or(Failure::Closed)?;
                 let some = match done.checked_sub(head.len()) {
-                    Some(done) => lane.write(&ready[done..]),
-                    None => lane.write_both(&head[*done..], ready),
+                    Some(done) => channel.write(&ready[done..]),
+                    None => channel.write_both(&head[*done..], ready),
                 };
                 let some = some.map_err(|error| Failure::Gone(self.ranks[peer], Some(error)))?;
                 *done += some;
@@ -372,7 +375,7 @@ impl Lanes {
         Ok(moved)
     }
 
-    /// Moves what can be moved both ways, unless an earlier transfer of the list holds the lane.
+    /// Moves what can be moved both ways, unless an earlier transfer of the list holds the channel.
     fn advance_swap(&mut self, swap: &mut Swap<'_>) -> Result<bool, Failure> {
         let peer = swap.peer();
         let receiving = std::mem::replace(&mut self.receiving[peer], true);
@@ -380,9 +383,9 @@ impl Lanes {
         if receiving || sending {
             return Ok(false);
         }
-        let lane = self.lanes[peer].as_mut().ok_or(Failure::Closed)?;
+        let channel = self.channels[peer].as_mut().ok_or(Failure::Closed)?;
         let moved = swap
-            .advance(lane)
+            .advance(channel)
             .map_err(|error| Failure::Gone(self.ranks[peer], Some(error)))?;
         self.receiving[peer] = swap.receives();
         self.sending[peer] = swap.sends();

@@ -1,8 +1,8 @@
-//! One peer's lane: what is read and written on it, and to which request each message goes.
+//! One peer's channel: what is read and written on it, and to which request each message goes.
 
 use super::frame::{FRAME, Frame, FrameKind};
 use super::request::{Request, Stage};
-use crate::transport::Lane;
+use crate::transport::Channel;
 use crate::wait::Failure;
 use rcomm_recorder::model::{DType, Rank};
 use std::collections::VecDeque;
@@ -24,7 +24,7 @@ impl Kept {
     }
 }
 
-/// What the next bytes of a lane belong to.
+/// What the next bytes of a channel belong to.
 pub(super) enum Incoming {
     /// A frame.
     Frame { bytes: [u8; FRAME], done: usize },
@@ -60,9 +60,9 @@ pub(super) struct Waiting {
     pub(super) from_any: bool,
 }
 
-/// One peer's lane and all requests under way on it.
-pub(super) struct PeerLane {
-    pub(super) lane: Option<Lane>,
+/// One peer's channel and all requests under way on it.
+pub(super) struct PeerChannel {
+    pub(super) channel: Option<Channel>,
     pub(super) incoming: Incoming,
     pub(super) outgoing: Outgoing,
     /// Frames to be written before anything else, and how much of the first is written.
@@ -82,11 +82,11 @@ pub(super) struct PeerLane {
     pub(super) answers: Vec<Frame>,
 }
 
-impl PeerLane {
+impl PeerChannel {
     /// Not connected yet.
     pub(super) fn new() -> Self {
         Self {
-            lane: None,
+            channel: None,
             incoming: Incoming::Frame {
                 bytes: [0; FRAME],
                 done: 0,
@@ -104,14 +104,14 @@ impl PeerLane {
         }
     }
 
-    /// Writes replies as far as the lane takes them; returns whether any byte moved.
+    /// Writes replies as far as the channel takes them; returns whether any byte moved.
     pub(super) fn reply(&mut self) -> std::io::Result<bool> {
         let mut moved = false;
         if self.outgoing != Outgoing::Free {
             return Ok(false);
         }
-        while let (Some(frame), Some(lane)) = (self.replies.front(), self.lane.as_mut()) {
-            let some = lane.write(&frame[self.replied..])?;
+        while let (Some(frame), Some(channel)) = (self.replies.front(), self.channel.as_mut()) {
+            let some = channel.write(&frame[self.replied..])?;
             if some == 0 {
                 break;
             }
@@ -241,7 +241,7 @@ impl PeerLane {
         let gone = |error| Failure::Gone(rank, Some(error));
         let mut moved = false;
         loop {
-            let Some(lane) = self.lane.as_mut() else {
+            let Some(channel) = self.channel.as_mut() else {
                 return Ok(moved);
             };
             match &mut self.incoming {
@@ -249,7 +249,7 @@ impl PeerLane {
                     if self.kept_bytes > MAX_KEPT {
                         return Ok(moved);
                     }
-                    let some = lane.read(&mut bytes[*done..]).map_err(gone)?;
+                    let some = channel.read(&mut bytes[*done..]).map_err(gone)?;
                     *done += some;
                     if some == 0 {
                         return Ok(moved);
@@ -282,7 +282,7 @@ impl PeerLane {
                         request.stage = Stage::Receiving { peer: *at };
                     }
                     while *done < bytes.len() {
-                        let some = lane.read(&mut bytes[*done..]).map_err(gone)?;
+                        let some = channel.read(&mut bytes[*done..]).map_err(gone)?;
                         *done += some;
                         if some == 0 {
                             return Ok(moved);
@@ -299,7 +299,7 @@ impl PeerLane {
                     done,
                 } => {
                     while *done < message.len() {
-                        let some = lane.read(&mut message[*done..]).map_err(gone)?;
+                        let some = channel.read(&mut message[*done..]).map_err(gone)?;
                         *done += some;
                         if some == 0 {
                             return Ok(moved);
@@ -321,7 +321,7 @@ impl PeerLane {
                         let want = waste
                             .len()
                             .min(usize::try_from(*left).unwrap_or(usize::MAX));
-                        let some = lane.read(&mut waste[..want]).map_err(gone)?;
+                        let some = channel.read(&mut waste[..want]).map_err(gone)?;
                         *left -= some as u64;
                         if some == 0 {
                             return Ok(moved);
@@ -413,12 +413,12 @@ impl PeerLane {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::transport::tcp::TcpLane;
+    use crate::transport::tcp::TcpChannel;
     use std::io::Write;
     use std::net::{TcpListener, TcpStream};
 
-    /// A lane on which the other end has sent these bytes of tag 7, a message each, before it left.
-    fn left_behind(messages: &[u8]) -> PeerLane {
+    /// A channel on which the other end has sent these bytes of tag 7, a message each, before it left.
+    fn left_behind(messages: &[u8]) -> PeerChannel {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let mut there = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         let (here, _) = listener.accept().unwrap();
@@ -429,13 +429,13 @@ mod tests {
             there.write_all(&[message]).unwrap();
         }
         drop(there);
-        let mut lane = PeerLane::new();
-        lane.lane = Some(Lane::Tcp(TcpLane::new(vec![here]).unwrap()));
-        lane
+        let mut channel = PeerChannel::new();
+        channel.channel = Some(Channel::Tcp(TcpChannel::new(vec![here]).unwrap()));
+        channel
     }
 
-    fn wait_on(lane: &mut PeerLane, id: u64, from_any: bool) -> Request {
-        lane.waiting.push_back(Waiting {
+    fn wait_on(channel: &mut PeerChannel, id: u64, from_any: bool) -> Request {
+        channel.waiting.push_back(Waiting {
             receive: id,
             tag: 7,
             from_any,
@@ -446,21 +446,21 @@ mod tests {
 
     #[test]
     fn a_message_that_is_kept_for_another_thread_outlives_its_sender() {
-        let mut lane = left_behind(&[5]);
-        let mut any = wait_on(&mut lane, 1, true);
-        let mut second = wait_on(&mut lane, 2, false);
+        let mut channel = left_behind(&[5]);
+        let mut any = wait_on(&mut channel, 1, true);
+        let mut second = wait_on(&mut channel, 2, false);
         // The message is the first receive's, which only its own thread may pick.
-        while lane.kept.is_empty() {
-            lane.receive(&mut second, &mut [0], 0, 1).unwrap();
+        while channel.kept.is_empty() {
+            channel.receive(&mut second, &mut [0], 0, 1).unwrap();
         }
         for _ in 0..3 {
-            assert!(!lane.receive(&mut second, &mut [0], 0, 1).unwrap());
+            assert!(!channel.receive(&mut second, &mut [0], 0, 1).unwrap());
         }
         let mut into = [0];
-        assert!(lane.receive(&mut any, &mut into, 0, 1).unwrap());
+        assert!(channel.receive(&mut any, &mut into, 0, 1).unwrap());
         assert_eq!((into, any.source()), ([5], Some(0)));
         // No message is left for the second.
-        let end = lane.receive(&mut second, &mut [0], 0, 1);
+        let end = channel.receive(&mut second, &mut [0], 0, 1);
         assert!(matches!(end, Err(Failure::Gone(1, Some(_)))));
     }
 }

@@ -1,7 +1,7 @@
 //! Two ranks send each other the same number of bytes, and each combines what it receives with what it
 //! has sent.
 
-use crate::transport::Lane;
+use crate::transport::Channel;
 use std::io;
 
 /// Bytes that are combined at a time, except for the last: whole elements, in the same blocks on both
@@ -87,13 +87,13 @@ impl<'a> Swap<'a> {
     }
 
     /// Sends, receives and combines what can be now; returns whether anything moved.
-    pub(super) fn advance(&mut self, lane: &mut Lane) -> io::Result<bool> {
+    pub(super) fn advance(&mut self, channel: &mut Channel) -> io::Result<bool> {
         let len = self.bytes.len();
-        let gone = lane.write(&self.bytes[self.sent..self.may_send()])?;
+        let gone = channel.write(&self.bytes[self.sent..self.may_send()])?;
         self.sent += gone;
         let end = self.end();
         let room = (len - self.received).min(self.scratch.len() - end);
-        let come = lane.read(&mut self.scratch[end..end + room])?;
+        let come = channel.read(&mut self.scratch[end..end + room])?;
         self.received += come;
         self.combine();
         Ok(gone + come > 0)
@@ -123,7 +123,7 @@ impl<'a> Swap<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::transport::tcp::TcpLane;
+    use crate::transport::tcp::TcpChannel;
     use std::net::{TcpListener, TcpStream};
 
     #[test]
@@ -131,7 +131,8 @@ mod tests {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let here = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         let there = listener.accept().unwrap().0;
-        let mut lanes = [here, there].map(|end| Lane::Tcp(TcpLane::new(vec![end]).unwrap()));
+        let mut channels =
+            [here, there].map(|end| Channel::Tcp(TcpChannel::new(vec![end]).unwrap()));
         let add = |ours: &mut [u8], theirs: &[u8]| {
             assert_eq!(ours.len(), theirs.len());
             for (ours, theirs) in ours.iter_mut().zip(theirs) {
@@ -160,7 +161,7 @@ mod tests {
             ];
             for turn in 0.. {
                 let end = if turn % 7 == 0 { slow } else { 1 - slow };
-                swaps[end].advance(&mut lanes[end]).unwrap();
+                swaps[end].advance(&mut channels[end]).unwrap();
                 if !swaps.iter().any(|swap| swap.receives() || swap.sends()) {
                     break;
                 }

@@ -4,17 +4,17 @@
 //! of the chain are busy at the same time.
 
 use crate::channels::{Channels, Transfer};
-use crate::collective::{Data, Place};
+use crate::collective::{Data, Position};
 use crate::wait::{Failure, WaitPolicy};
 
 pub(super) fn broadcast(
     channels: &mut Channels,
-    place: Place,
+    place: Position,
     data: Data<'_>,
     root: usize,
     policy: &mut WaitPolicy<'_>,
 ) -> Result<(), Failure> {
-    let Place { rank, size, .. } = place;
+    let Position { rank, size, .. } = place;
     let next = (rank + 1) % size;
     let next = (next != root).then_some(next);
     let transfer = match data {

@@ -6,7 +6,7 @@
 
 use crate::channels::{Channels, Transfer};
 use crate::collective::part_of;
-use crate::collective::{Combination, Data, Inputs, Outputs, Place};
+use crate::collective::{Combination, Data, Inputs, Outputs, Position};
 use crate::wait::{Failure, WaitPolicy};
 use rcomm_core::arithmetic;
 use std::ops::Range;
@@ -15,8 +15,8 @@ use std::ops::Range;
 const SEGMENT: usize = 256 << 10;
 
 /// The other ranks, the next one first, so that not all start with rank 0.
-fn others(place: Place) -> impl Iterator<Item = usize> {
-    let Place { rank, size, .. } = place;
+fn others(place: Position) -> impl Iterator<Item = usize> {
+    let Position { rank, size, .. } = place;
     (1..size).map(move |step| (rank + step) % size)
 }
 
@@ -32,13 +32,13 @@ fn segments(longest: usize) -> usize {
 
 pub(super) fn all_reduce(
     channels: &mut Channels,
-    place: Place,
+    place: Position,
     data: &mut [u8],
     by: Combination,
     scratch: &mut Vec<u8>,
     policy: &mut WaitPolicy<'_>,
 ) -> Result<(), Failure> {
-    let Place { rank, size, .. } = place;
+    let Position { rank, size, .. } = place;
     let len = data.len();
     let parts: Vec<_> = (0..size)
         .map(|rank| part_of(rank, size, len, by.element()))
@@ -102,8 +102,8 @@ pub(super) fn all_reduce(
 }
 
 /// The other ranks' contributions, which lie in `scratch` in order of [`others`], in order of ranks.
-fn in_order(scratch: &[u8], width: usize, place: Place) -> Vec<&[u8]> {
-    let Place { rank, size, .. } = place;
+fn in_order(scratch: &[u8], width: usize, place: Position) -> Vec<&[u8]> {
+    let Position { rank, size, .. } = place;
     (0..size)
         .filter(|&peer| peer != rank)
         .map(|peer| {
@@ -115,14 +115,14 @@ fn in_order(scratch: &[u8], width: usize, place: Place) -> Vec<&[u8]> {
 
 pub(super) fn reduce_scatter(
     channels: &mut Channels,
-    place: Place,
+    place: Position,
     inputs: &Inputs<'_>,
     output: &mut [u8],
     by: Combination,
     scratch: &mut Vec<u8>,
     policy: &mut WaitPolicy<'_>,
 ) -> Result<(), Failure> {
-    let Place { rank, size, .. } = place;
+    let Position { rank, size, .. } = place;
     let lens: Vec<usize> = (0..size).map(|rank| inputs.part(rank).len()).collect();
     let longest = lens.iter().copied().max().unwrap_or(0);
     scratch.resize(SEGMENT.min(lens[rank]) * (size - 1), 0);
@@ -152,14 +152,14 @@ pub(super) fn reduce_scatter(
 /// Every rank combines its part and sends it to the root.
 pub(super) fn reduce(
     channels: &mut Channels,
-    place: Place,
+    place: Position,
     data: Data<'_>,
     by: Combination,
     root: usize,
     scratch: &mut Vec<u8>,
     policy: &mut WaitPolicy<'_>,
 ) -> Result<(), Failure> {
-    let Place { rank, size, .. } = place;
+    let Position { rank, size, .. } = place;
     let len = data.bytes().len();
     let parts: Vec<_> = (0..size)
         .map(|rank| part_of(rank, size, len, by.element()))
@@ -192,7 +192,7 @@ pub(super) fn reduce(
 
 pub(super) fn all_gather(
     channels: &mut Channels,
-    place: Place,
+    place: Position,
     input: &[u8],
     mut outputs: Outputs<'_>,
     policy: &mut WaitPolicy<'_>,
@@ -212,7 +212,7 @@ pub(super) fn all_gather(
 
 pub(super) fn all_to_all(
     channels: &mut Channels,
-    place: Place,
+    place: Position,
     inputs: &Inputs<'_>,
     mut outputs: Outputs<'_>,
     policy: &mut WaitPolicy<'_>,
@@ -232,7 +232,7 @@ pub(super) fn all_to_all(
 
 pub(super) fn gather(
     channels: &mut Channels,
-    place: Place,
+    place: Position,
     input: &[u8],
     outputs: Option<Outputs<'_>>,
     root: usize,
@@ -254,7 +254,7 @@ pub(super) fn gather(
 
 pub(super) fn scatter(
     channels: &mut Channels,
-    place: Place,
+    place: Position,
     inputs: Option<&Inputs<'_>>,
     output: &mut [u8],
     root: usize,

@@ -22,7 +22,7 @@ mod shm_exchange;
 mod swap;
 
 use crate::channels::Channels;
-use crate::collective::{Collective, Data, Place, Step, compare_lists, has_lists, op_header};
+use crate::collective::{Collective, Data, Position, Step, compare_lists, has_lists, op_header};
 use crate::wait::{Failure, WaitPolicy};
 use agree::{Agreement, Circle};
 pub(super) use hosts::{HostsEngine, ShmExchanges};
@@ -57,7 +57,7 @@ impl ChannelEngine {
     pub(super) fn perform(
         &mut self,
         step: Step<'_>,
-        place: Place,
+        place: Position,
         policy: &mut WaitPolicy<'_>,
     ) -> Result<(), Failure> {
         let Step {
@@ -107,7 +107,7 @@ impl ChannelEngine {
     fn carry_out(
         &mut self,
         collective: Collective<'_>,
-        place: Place,
+        place: Position,
         policy: &mut WaitPolicy<'_>,
     ) -> Result<(), Failure> {
         let (channels, scratch) = (&mut self.channels, &mut self.scratch);
@@ -151,7 +151,7 @@ impl ChannelEngine {
 fn choose(
     plan: &Plan,
     collective: &Collective<'_>,
-    place: Place,
+    place: Position,
     allows: impl Fn(Algorithm) -> bool,
 ) -> Algorithm {
     let small = small_input(collective, place).is_some();
@@ -164,7 +164,7 @@ fn choose(
 }
 
 /// The collective's pattern, and its bytes as the table of choices counts them.
-fn extent(collective: &Collective<'_>, place: Place) -> (Pattern, usize) {
+fn extent(collective: &Collective<'_>, place: Position) -> (Pattern, usize) {
     let size = place.size;
     match collective {
         Collective::Barrier => (Pattern::Barrier, 0),
@@ -187,7 +187,7 @@ fn extent(collective: &Collective<'_>, place: Place) -> (Pattern, usize) {
 }
 
 /// This rank's input, if it is of a collective whose input can go with the header.
-fn small_input<'a>(collective: &'a Collective<'_>, place: Place) -> Option<&'a [u8]> {
+fn small_input<'a>(collective: &'a Collective<'_>, place: Position) -> Option<&'a [u8]> {
     match collective {
         Collective::Barrier => Some(&[]),
         Collective::AllReduce { data, .. } => Some(data),
@@ -202,7 +202,7 @@ fn small_input<'a>(collective: &'a Collective<'_>, place: Place) -> Option<&'a [
 }
 
 /// Total bytes of such inputs over all ranks.
-fn brought(collective: &Collective<'_>, place: Place) -> usize {
+fn brought(collective: &Collective<'_>, place: Position) -> usize {
     match collective {
         Collective::AllReduce { data, .. } => data.len().saturating_mul(place.size),
         Collective::Broadcast { data, .. } => data.bytes().len(),
@@ -214,7 +214,7 @@ fn brought(collective: &Collective<'_>, place: Place) -> usize {
 /// Completes a collective whose data came with the headers: `inline` gives each rank's.
 fn finish_small<'a>(
     collective: &mut Collective<'_>,
-    place: Place,
+    place: Position,
     inline: impl Fn(usize) -> &'a [u8],
     channels: &Channels,
 ) -> Result<(), Failure> {

@@ -19,62 +19,6 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The order of the collectives of a group: one runs at a time.
-pub(crate) struct Turns {
-    current: AtomicU64,
-    sleepers: Mutex<()>,
-    sleeping: AtomicU64,
-    bell: Condvar,
-}
-
-impl Turns {
-    /// The first turn is 1.
-    pub(crate) fn new() -> Self {
-        Self {
-            current: AtomicU64::new(1),
-            sleepers: Mutex::new(()),
-            sleeping: AtomicU64::new(0),
-            bell: Condvar::new(),
-        }
-    }
-
-    /// Waits until it is this turn; returns whether it had to wait.
-    #[inline]
-    pub(crate) fn take(&self, turn: u64, policy: &mut WaitPolicy<'_>) -> Result<bool, Interrupted> {
-        if self.current.load(Ordering::Acquire) == turn {
-            return Ok(false);
-        }
-        self.wait(turn, policy)?;
-        Ok(true)
-    }
-
-    #[cold]
-    fn wait(&self, turn: u64, policy: &mut WaitPolicy<'_>) -> Result<(), Interrupted> {
-        while self.current.load(Ordering::Acquire) != turn {
-            if let Pause::Sleep(time) = policy.pause()? {
-                let sleepers = lock(&self.sleepers);
-                self.sleeping.fetch_add(1, Ordering::SeqCst);
-                if self.current.load(Ordering::SeqCst) != turn {
-                    drop(self.bell.wait_timeout(sleepers, time));
-                }
-                self.sleeping.fetch_sub(1, Ordering::SeqCst);
-            }
-        }
-        policy.refresh();
-        Ok(())
-    }
-
-    /// Ends this turn; the next one begins.
-    #[inline]
-    pub(crate) fn pass(&self) {
-        self.current.fetch_add(1, Ordering::SeqCst);
-        if self.sleeping.load(Ordering::SeqCst) > 0 {
-            drop(lock(&self.sleepers));
-            self.bell.notify_all();
-        }
-    }
-}
-
 /// An issued operation, as its caller's handle sees it.
 pub(crate) struct Issued {
     state: Mutex<State>,
@@ -166,7 +110,7 @@ struct Task {
 /// A thread of a group, started with the first operation that needs it.
 pub(crate) struct Executor {
     kind: ExecutorKind,
-    shared: Arc<Shared>,
+    shared: Arc<ExecutorState>,
     thread: Mutex<Option<JoinHandle<()>>>,
 }
 
@@ -179,7 +123,7 @@ pub(crate) enum ExecutorKind {
     P2p,
 }
 
-struct Shared {
+struct ExecutorState {
     queue: Mutex<Queue>,
     /// How often something was issued. A polling thread watches this count.
     issued: AtomicU64,
@@ -219,7 +163,7 @@ impl Executor {
             .map_err(|error| Error::io("cannot prepare a group's thread", error))?;
         Ok(Self {
             kind,
-            shared: Arc::new(Shared {
+            shared: Arc::new(ExecutorState {
                 queue: Mutex::default(),
                 issued: AtomicU64::new(0),
                 bell: Condvar::new(),
@@ -317,7 +261,7 @@ impl Executor {
     }
 }
 
-impl Shared {
+impl ExecutorState {
     fn end(&self, task: Task, result: Result<Done>) {
         task.issued.end(task.op, result);
         let mut queue = lock(&self.queue);
@@ -370,7 +314,7 @@ impl Shared {
     }
 }
 
-fn run_collectives(shared: &Shared, group: &CpuGroup) {
+fn run_collectives(shared: &ExecutorState, group: &CpuGroup) {
     let mut looks = group.idle_looks();
     loop {
         let mut queue = shared.wait_for_tasks(&mut looks);
@@ -384,7 +328,7 @@ fn run_collectives(shared: &Shared, group: &CpuGroup) {
     }
 }
 
-fn run_p2p(shared: &Shared, group: &CpuGroup) {
+fn run_p2p(shared: &ExecutorState, group: &CpuGroup) {
     let mut active: Vec<Task> = Vec::new();
     let mut idle = group.idle_looks();
     let mut looks = WaitPolicy::new(&group.stop, Deadline::In(Duration::MAX), group.wait_mode);

@@ -1,10 +1,10 @@
 //! [`CpuGroup`]: the parts of a group, and how it runs an operation.
 
-use super::executor::Turns;
+use super::sequencer::Sequencer;
 use crate::algorithm::{ChannelEngine, HostsEngine, ShmEngine, ShmExchanges};
 use crate::channels::neighbours::Neighbours;
 use crate::channels::{Channels, Sockets};
-use crate::collective::{Place, Step, for_each_step};
+use crate::collective::{Position, Step, for_each_step};
 use crate::mesh::Mesh;
 use crate::mesh::layout::Layout;
 use crate::p2p::{P2p, Request};
@@ -30,7 +30,7 @@ pub(crate) struct CpuGroup {
     pub(crate) store: Arc<dyn Store>,
     pub(crate) wait_mode: WaitMode,
     pub(crate) stop: Stop,
-    pub(crate) turns: Turns,
+    pub(crate) sequencer: Sequencer,
     pub(crate) engine: Mutex<CollectiveEngine>,
     /// Ends the waits of ranks that share memory with this one.
     pub(crate) close_guard: Option<CloseGuard>,
@@ -53,7 +53,7 @@ impl CollectiveEngine {
     pub(crate) fn perform(
         &mut self,
         step: Step<'_>,
-        place: Place,
+        place: Position,
         policy: &mut WaitPolicy<'_>,
     ) -> Result<(), Failure> {
         match self {
@@ -166,13 +166,13 @@ impl CpuGroup {
         started: impl FnOnce(bool),
     ) -> Result<Done> {
         self.refuse_if_stopped()?;
-        let place = Place {
+        let place = Position {
             rank: self.rank,
             size: self.ranks.len(),
             seq: call.seq,
         };
         let mut policy = self.policy(&call);
-        let taken = self.turns.take(call.turn, &mut policy);
+        let taken = self.sequencer.take(call.turn, &mut policy);
         let waited = taken.map_err(|why| self.fail(why.into()))?;
         started(waited);
         let mut engine = self.engine.lock().unwrap_or_else(PoisonError::into_inner);
@@ -181,7 +181,7 @@ impl CpuGroup {
         });
         drop(engine);
         let result = result.map_err(|failure| self.fail(failure));
-        self.turns.pass();
+        self.sequencer.pass();
         result.map(|()| Done::default())
     }
 

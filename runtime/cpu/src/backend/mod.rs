@@ -3,6 +3,7 @@
 mod executor;
 mod failure_report;
 mod group;
+mod sequencer;
 
 use crate::algorithm::ChannelEngine;
 use crate::channels::{Channels, Sockets};
@@ -11,7 +12,7 @@ use crate::mesh::{Mesh, Notes, address};
 use crate::p2p::P2p;
 use crate::wait::{Stop, WaitMode, WaitPolicy};
 use crate::window::{CpuWindow, Members};
-use executor::{Executor, ExecutorKind, Turns};
+use executor::{Executor, ExecutorKind};
 use group::{CollectiveEngine, CpuGroup, derived_id};
 use rcomm_core::Deadline;
 use rcomm_core::Op;
@@ -24,6 +25,7 @@ use rcomm_core::tuning::Topology;
 use rcomm_core::{Buffer, DeviceKind};
 use rcomm_core::{Error, ErrorKind, Result};
 use rcomm_recorder::model::{DType, Rank};
+use sequencer::Sequencer;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 /// Makes the CPU backends of a world's groups, which share one mesh of connections.
@@ -148,7 +150,7 @@ impl CpuBackend {
             store: group.store,
             wait_mode: WaitMode::Oversubscribed,
             stop: Stop::default(),
-            turns: Turns::new(),
+            sequencer: Sequencer::new(),
             engine: Mutex::new(CollectiveEngine::Channels(Box::new(ChannelEngine::new(
                 channels(&sockets),
                 plan,

@@ -178,7 +178,7 @@ impl<'a> Step<'a> {
 
 /// Where an operation runs.
 #[derive(Clone, Copy)]
-pub(super) struct Place {
+pub(super) struct Position {
     pub(super) rank: usize,
     pub(super) size: usize,
     pub(super) seq: u64,

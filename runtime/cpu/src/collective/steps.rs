@@ -3,7 +3,7 @@
 #![deny(clippy::wildcard_enum_match_arm)]
 
 use super::op_header::{OpHeader, hash_counts};
-use super::{Collective, Combination, Data, Inputs, Outputs, Place, Step};
+use super::{Collective, Combination, Data, Inputs, Outputs, Position, Step};
 use crate::transport::fill::bytes_to_fill;
 use crate::wait::Failure;
 use rcomm_core::Buffer;
@@ -16,7 +16,7 @@ use rcomm_recorder::model::{DType, Layout, OpType, Parts, Pattern, ReduceOp};
 #[inline]
 pub(crate) fn for_each_step(
     op: &mut Op<'_>,
-    place: &Place,
+    place: &Position,
     perform: &mut impl FnMut(Step<'_>) -> Result<(), Failure>,
 ) -> Result<(), Failure> {
     if let Op::Coalesced(ops) = op {
@@ -63,10 +63,10 @@ fn perform_one(
     sides: Sides<'_, '_>,
     op_header: OpHeader,
     reduction: Option<Reduction>,
-    place: &Place,
+    place: &Position,
     perform: &mut impl FnMut(Step<'_>) -> Result<(), Failure>,
 ) -> Result<(), Failure> {
-    let Place { rank, size, .. } = *place;
+    let Position { rank, size, .. } = *place;
     let Sides {
         inputs,
         outputs,

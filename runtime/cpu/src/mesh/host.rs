@@ -298,7 +298,7 @@ impl Host {
         let Some(segment) = self.segment.as_ref().filter(|_| ranks.len() > 1) else {
             return Ok(None);
         };
-        match segment.shm_exchange(key, rank, ranks.clone(), policy) {
+        match ShmExchange::of_group(segment, key, rank, ranks.clone(), policy) {
             Ok(Some(shm_exchange)) => Ok(Some(shm_exchange)),
             Ok(None) => {
                 tracing::warn!("too many groups share memory already: this one uses sockets");

@@ -96,7 +96,7 @@ struct Greeting {
     answered: Option<(Handshake, [u8; HANDSHAKE_LEN], [u8; 32])>,
 }
 
-enum Outcome {
+enum Admission {
     /// Not all bytes are here yet.
     More,
     /// Proof given: the caller has the identity that it claims.
@@ -204,8 +204,8 @@ impl Reception {
             let outcome = self.greetings[at].hear(&self.identity);
             let expired = self.greetings[at].since.elapsed() > GREETING_TIME;
             match outcome {
-                Outcome::More if !expired => at += 1,
-                Outcome::Channel(id) => {
+                Admission::More if !expired => at += 1,
+                Admission::Channel(id) => {
                     let greeting = self.greetings.swap_remove(at);
                     // This is sent before the channel is handed over, since its user may write at
                     // once. Four bytes always fit into a fresh socket; a broken one shows at first
@@ -233,7 +233,7 @@ impl Reception {
                         }
                     }
                 }
-                Outcome::More | Outcome::Refused => {
+                Admission::More | Admission::Refused => {
                     self.greetings.swap_remove(at);
                     let count = self.desk.refused.fetch_add(1, Ordering::Relaxed) + 1;
                     tracing::warn!(count, "refused a caller that is not a rank of this job");
@@ -253,7 +253,7 @@ impl Greeting {
         }
     }
 
-    fn hear(&mut self, identity: &Identity) -> Outcome {
+    fn hear(&mut self, identity: &Identity) -> Admission {
         loop {
             let needed = match self.answered {
                 None => HANDSHAKE_LEN,
@@ -263,7 +263,7 @@ impl Greeting {
                 let mut more = [0; HANDSHAKE_LEN];
                 let missing = needed - self.received.len();
                 match self.stream.read(&mut more[..missing]) {
-                    Ok(0) => return Outcome::Refused,
+                    Ok(0) => return Admission::Refused,
                     Ok(some) => self.received.extend_from_slice(&more[..some]),
                     Err(error)
                         if matches!(
@@ -271,20 +271,20 @@ impl Greeting {
                             io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted
                         ) =>
                     {
-                        return Outcome::More;
+                        return Admission::More;
                     }
-                    Err(_) => return Outcome::Refused,
+                    Err(_) => return Admission::Refused,
                 }
             }
             match self.answered.take() {
                 None => {
                     if !self.answer(identity) {
-                        return Outcome::Refused;
+                        return Admission::Refused;
                     }
                 }
                 Some((handshake, first, nonce)) => {
                     if identity.believes(End::Dialer, &first, &nonce, &self.received) {
-                        return Outcome::Channel(ChannelId {
+                        return Admission::Channel(ChannelId {
                             group: handshake.group,
                             kind: handshake.kind,
                             peer: handshake.from,
@@ -292,7 +292,7 @@ impl Greeting {
                         });
                     }
                     let _ = self.stream.write_all(&Verdict::WrongSecret.to_bytes());
-                    return Outcome::Refused;
+                    return Admission::Refused;
                 }
             }
         }

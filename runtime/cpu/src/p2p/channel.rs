@@ -11,13 +11,13 @@ use std::collections::VecDeque;
 pub(super) const MAX_KEPT: usize = 64 << 20;
 
 /// A message, or the offer of one, that came before its receive.
-pub(super) struct Kept {
+pub(super) struct UnexpectedMessage {
     pub(super) frame: Frame,
     /// `None` for an offer.
     pub(super) message: Option<Vec<u8>>,
 }
 
-impl Kept {
+impl UnexpectedMessage {
     /// Its share of the limit on kept bytes.
     fn cost(&self) -> usize {
         FRAME + self.message.as_ref().map_or(0, Vec::len)
@@ -72,7 +72,7 @@ pub(super) struct PeerChannel {
     pub(super) waiting: VecDeque<Waiting>,
     /// Offers that were cleared, and the receive that each is for.
     pub(super) cleared: Vec<(Frame, u64)>,
-    pub(super) kept: VecDeque<Kept>,
+    pub(super) kept: VecDeque<UnexpectedMessage>,
     pub(super) kept_bytes: usize,
     /// Sends that have not started, in order.
     pub(super) queue: VecDeque<u64>,
@@ -145,7 +145,7 @@ impl PeerChannel {
     }
 
     /// The first kept message that `request` may take.
-    fn take_kept(&mut self, request: &Request) -> Option<Kept> {
+    fn take_kept(&mut self, request: &Request) -> Option<UnexpectedMessage> {
         if self.kept.is_empty() || !self.is_first(request) {
             return None;
         }
@@ -160,13 +160,14 @@ impl PeerChannel {
 
     /// Whether a message is kept that a receive may take as soon as its turn has come.
     fn keeps_what_is_waited_for(&self) -> bool {
-        let is_waited_for = |kept: &Kept| self.waiting.iter().any(|w| w.tag == kept.frame.tag);
+        let is_waited_for =
+            |kept: &UnexpectedMessage| self.waiting.iter().any(|w| w.tag == kept.frame.tag);
         self.kept
             .iter()
             .any(|kept| kept.message.is_some() && is_waited_for(kept))
     }
 
-    fn keep(&mut self, kept: Kept) {
+    fn keep(&mut self, kept: UnexpectedMessage) {
         self.kept_bytes += kept.cost();
         self.kept.push_back(kept);
     }
@@ -307,7 +308,7 @@ impl PeerChannel {
                         moved = true;
                     }
                     let (frame, message) = (*frame, std::mem::take(message));
-                    self.keep(Kept {
+                    self.keep(UnexpectedMessage {
                         frame,
                         message: Some(message),
                     });
@@ -349,7 +350,7 @@ impl PeerChannel {
         };
         match frame.kind {
             FrameKind::Eager => {
-                let same_tag = |kept: &Kept| kept.frame.tag == frame.tag;
+                let same_tag = |kept: &UnexpectedMessage| kept.frame.tag == frame.tag;
                 let first = self.waiting.iter().position(|w| w.tag == frame.tag);
                 let first = first.filter(|&first| {
                     let Waiting {
@@ -376,7 +377,7 @@ impl PeerChannel {
                 }
             }
             FrameKind::Offer => {
-                self.keep(Kept {
+                self.keep(UnexpectedMessage {
                     frame,
                     message: None,
                 });

@@ -2,23 +2,60 @@
 //! how that access is revoked.
 
 use super::region::{Region, Whereabouts};
-use super::registry::Registry;
 use rcomm_core::backend::support::element_size;
 use rcomm_core::{Access, Buffer, Device};
 use rcomm_core::{Error, ErrorKind, Result};
 use rcomm_recorder::model::DType;
 use rustix::mm::{MapFlags, MremapFlags, ProtFlags};
 use std::alloc::Layout;
+use std::collections::BTreeMap;
 use std::io;
 use std::ops::Range;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+
+/// The backings of this rank's buffers, by address; each is taken out when it is dropped.
+#[derive(Default)]
+pub(super) struct LiveBackings(Mutex<BTreeMap<usize, Weak<Backing>>>);
+
+impl LiveBackings {
+    /// Adds the backing whose memory begins at this address.
+    pub(super) fn add(&self, start: usize, backing: Weak<Backing>) {
+        self.lock().insert(start, backing);
+    }
+
+    /// The backing that holds all of these bytes, and their range in it.
+    pub(super) fn find(&self, bytes: Range<usize>) -> Option<(Arc<Backing>, Range<usize>)> {
+        let backing = {
+            let live = self.lock();
+            let (_, nearest) = live.range(..=bytes.start).next_back()?;
+            // Kept beyond the lock's scope: dropping the last reference takes the lock.
+            nearest.upgrade()
+        }?;
+        let start = backing.region().start().addr().get();
+        let inside = bytes.start.checked_sub(start)?..bytes.end.checked_sub(start)?;
+        (inside.end <= backing.region().len()).then_some((backing, inside))
+    }
+
+    fn forget(&self, start: usize) {
+        self.lock().remove(&start);
+    }
+
+    #[cfg(test)]
+    pub(super) fn is_empty(&self) -> bool {
+        self.lock().is_empty()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<usize, Weak<Backing>>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
 
 /// Memory of a buffer.
 pub(crate) struct Backing {
     region: Region,
-    registry: Weak<Registry>,
+    live: Weak<LiveBackings>,
     /// The process that made it.
     maker: u32,
     /// Whether a rank may have it mapped for collectives.
@@ -31,10 +68,10 @@ pub(crate) struct Backing {
 
 impl Backing {
     /// New memory, all zero.
-    pub(super) fn create(len: usize, registry: Weak<Registry>) -> io::Result<Arc<Self>> {
+    pub(super) fn create(len: usize, live: Weak<LiveBackings>) -> io::Result<Arc<Self>> {
         Ok(Arc::new(Self {
             region: Region::create(len)?,
-            registry,
+            live,
             maker: std::process::id(),
             is_lent: AtomicBool::new(false),
             is_in_window: AtomicBool::new(false),
@@ -170,8 +207,8 @@ unsafe fn copy_while_written(from: NonNull<u8>, to: *mut u8, len: usize) {
 impl Drop for Backing {
     fn drop(&mut self) {
         // Before the address can be reused.
-        if let Some(registry) = self.registry.upgrade() {
-            registry.forget(self.region.start().addr().get());
+        if let Some(live) = self.live.upgrade() {
+            live.forget(self.region.start().addr().get());
         }
         // A forked child inherits the mapping and a copy of the buffer, but the memory is its parent's.
         let is_maker = self.maker == std::process::id();

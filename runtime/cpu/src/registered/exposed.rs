@@ -7,7 +7,6 @@
 
 use super::backing::Backing;
 use super::offer::Offer;
-use super::reach::{Found, Reached, Rule, Terms, share_of};
 use super::registry::Registry;
 use crate::collective::Data;
 use rcomm_core::Access;
@@ -91,6 +90,26 @@ impl<'a> Exposed<'a> {
         })
     }
 
+    /// Where the loan begins.
+    pub(super) fn start(&self) -> NonNull<u8> {
+        self.start
+    }
+
+    /// Bytes of the loan.
+    pub(super) fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether it was lent for writing.
+    pub(super) fn access(&self) -> Access {
+        self.access
+    }
+
+    /// Whether other ranks may access the bytes.
+    pub(super) fn is_open(&self) -> bool {
+        self.is_open
+    }
+
     /// All ranks know that none accesses these bytes any more.
     pub(super) fn close(&mut self) {
         self.is_open = false;
@@ -105,153 +124,5 @@ impl Drop for Exposed<'_> {
             // there: these bytes are lent to this for its whole life, and other buffers have other pages.
             unsafe { backing.cut_off(self.start, self.len) };
         }
-    }
-}
-
-/// Where a rank's bytes are in this process.
-struct Place {
-    start: NonNull<u8>,
-    len: usize,
-    access: Access,
-    /// What keeps them mapped; this rank's own are lent.
-    _reached: Option<Arc<Reached>>,
-}
-
-/// The time in which the ranks of a group access each other's bytes: all of them have agreed on the terms,
-/// and none has announced yet that it has finished.
-///
-/// The other ranks are trusted as in the exchange area: to keep to the terms.
-pub(crate) struct Meeting<'a> {
-    own: Exposed<'a>,
-    rank: usize,
-    rule: Rule,
-    /// The places that the terms name.
-    places: Vec<Option<Place>>,
-}
-
-impl<'a> Meeting<'a> {
-    /// `reached` are the other ranks' bytes that the terms name, with the lengths that the terms
-    /// give.
-    pub(super) fn new(
-        mut own: Exposed<'a>,
-        rank: usize,
-        terms: &Terms,
-        reached: Vec<Option<Found>>,
-    ) -> Self {
-        let mut places = Vec::with_capacity(reached.len());
-        for (at, (need, reached)) in terms.needs.iter().zip(reached).enumerate() {
-            let place = need.map(|need| match reached {
-                Some((reached, bytes)) => {
-                    assert_eq!(bytes.len(), need.len, "as many bytes as the terms say");
-                    let region = reached.region();
-                    assert!(bytes.end <= region.len(), "bytes that the region has");
-                    Place {
-                        // SAFETY: `bytes` ends within the region (checked), which `reached` keeps mapped.
-                        start: unsafe { region.start().add(bytes.start) },
-                        len: need.len,
-                        access: need.access,
-                        _reached: Some(reached),
-                    }
-                }
-                None => {
-                    assert_eq!(at, rank, "what is not reached is this rank's");
-                    assert!(own.is_open && own.len == need.len, "it was exposed");
-                    assert!(
-                        need.access == Access::Read || own.access == Access::Write,
-                        "a buffer lent for reading is not written"
-                    );
-                    Place {
-                        start: own.start,
-                        len: own.len,
-                        access: need.access,
-                        _reached: None,
-                    }
-                }
-            });
-            places.push(place);
-        }
-        if places[rank].is_none() {
-            // The terms give no rank access.
-            own.close();
-        }
-        Self {
-            own,
-            rank,
-            rule: terms.rule,
-            places,
-        }
-    }
-
-    /// The bytes of `rank`, where all only read.
-    pub(crate) fn of(&self, rank: usize) -> &[u8] {
-        assert_eq!(
-            self.rule,
-            Rule::Read,
-            "bytes that all ranks read stay as they are"
-        );
-        let place = self.places[rank].as_ref().expect("the terms name it");
-        // SAFETY: so many bytes, mapped (`place`) or lent (`own`), which no rank writes to before this one
-        // has announced that it has finished, which takes the meeting: the terms have all ranks read only.
-        unsafe { std::slice::from_raw_parts(place.start.as_ptr(), place.len) }
-    }
-
-    /// The bytes of `rank`, and this rank's own, which were lent for writing and which no other rank
-    /// may access.
-    pub(crate) fn of_and_own(&mut self, rank: usize) -> (&[u8], &mut [u8]) {
-        assert!(
-            self.places[self.rank].is_none() && self.own.access == Access::Write,
-            "bytes that are this rank's alone"
-        );
-        // SAFETY: lent for writing and never exposed, or known to all as closed before any rank had access
-        // (`new`). They are in no other rank's bytes: those are other mappings.
-        let own = unsafe { std::slice::from_raw_parts_mut(self.own.start.as_ptr(), self.own.len) };
-        (self.of(rank), own)
-    }
-
-    /// Bytes of the part that this rank works on for all.
-    pub(crate) fn share(&self) -> Range<usize> {
-        if self.rule != Rule::Share {
-            return 0..0;
-        }
-        let len = self.places.iter().flatten().map(|place| place.len).min();
-        share_of(self.rank, self.places.len(), len.unwrap_or(0))
-    }
-
-    /// These bytes of every rank, by rank, which must be of this rank's share.
-    pub(crate) fn shares(&mut self, bytes: Range<usize>) -> Vec<Data<'_>> {
-        let share = self.share();
-        assert!(
-            share.start <= bytes.start && bytes.start <= bytes.end && bytes.end <= share.end,
-            "a rank uses its own share only"
-        );
-        let shares = self.places.iter().map(|place| {
-            let place = place.as_ref().expect("the bytes of all ranks are mapped");
-            assert!(bytes.end <= place.len, "bytes that every rank has");
-            // SAFETY: `bytes` ends within the place (checked), whose bytes are mapped or lent as long as
-            // `self` lives.
-            let start = unsafe { place.start.add(bytes.start) }.as_ptr();
-            match place.access {
-                Access::Read => {
-                    // SAFETY: readable for so many bytes, and not written: under the terms no rank writes to
-                    // this rank's bytes.
-                    let bytes = unsafe { std::slice::from_raw_parts(start, bytes.len()) };
-                    Data::Read(bytes)
-                }
-                Access::Write => {
-                    // SAFETY: in the mapping of another rank's bytes, or lent to this rank for writing
-                    // (`new`). The terms give this part of all ranks' bytes to this rank alone, until it has
-                    // announced that it has finished, which takes the meeting; `&mut self` excludes other
-                    // users in this process. Mappings of two ranks' bytes do not overlap.
-                    let bytes = unsafe { std::slice::from_raw_parts_mut(start, bytes.len()) };
-                    Data::Write(bytes)
-                }
-            }
-        });
-        shares.collect()
-    }
-
-    /// All ranks have announced that they have finished.
-    pub(super) fn close(mut self) {
-        self.own.close();
     }
 }

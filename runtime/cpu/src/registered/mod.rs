@@ -13,23 +13,30 @@
 //! | `region` | a file and its mapping |
 //! | `backing`, `registry` | the regions that hold buffers of this rank |
 //! | `exposed` | a caller's loan while other ranks have access to it |
-//! | `offer`, `reach` | what ranks show and agree on; the others' regions that are mapped here |
+//! | `terms` | what ranks may do with each other's bytes, and the phases in which they agree on it |
+//! | `access` | the other ranks' bytes while all have access to them |
+//! | `offer`, `mapped_regions` | what ranks show and agree on; the others' regions that are mapped here |
 
+#[allow(unsafe_code)]
+mod access;
 #[allow(unsafe_code)]
 mod backing;
 #[allow(unsafe_code)]
 mod exposed;
+mod mapped_regions;
 mod offer;
-mod reach;
 #[allow(unsafe_code)]
 mod region;
 mod registry;
+mod terms;
 
+pub(super) use access::DirectAccess;
 pub(super) use backing::Backing;
-pub(super) use exposed::{Exposed, Meeting};
-pub(super) use reach::{Need, Outcome, Phases, Reach, Rule, Terms};
+pub(super) use exposed::Exposed;
+pub(super) use mapped_regions::{AccessOutcome, MappedRegions};
 pub(super) use region::{Region, Whereabouts};
 pub(super) use registry::Registry;
+pub(super) use terms::{AccessTerms, Need, Phases, Rule};
 
 /// Reads `bytes` as what a rank offers.
 #[cfg(fuzzing)]

@@ -146,7 +146,7 @@ impl Region {
 impl Drop for Region {
     fn drop(&mut self) {
         // SAFETY: the range is the mapping that `map` made, unmapped once, here. What hands out its bytes
-        // keeps this value (`Backing`, `Reached`, `SharedMemory`), so no access is left.
+        // keeps this value (`Backing`, `MappedRegion`, `SharedMemory`), so no access is left.
         let unmapped = unsafe { rustix::mm::munmap(self.start.as_ptr().cast(), self.len.max(1)) };
         debug_assert!(unmapped.is_ok(), "a mapping is unmapped once");
     }

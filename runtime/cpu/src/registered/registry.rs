@@ -1,17 +1,16 @@
 //! What this rank has allocated for others to reach, and what was reported about memory that was
 //! refused.
 
-use super::backing::Backing;
+use super::backing::{Backing, LiveBackings};
 use rcomm_core::Buffer;
 use rcomm_core::backend::support::element_size;
 use rcomm_core::{Error, ErrorKind, Result};
 use rcomm_recorder::model::DType;
 use rustix::io::Errno;
-use std::collections::BTreeMap;
 use std::io;
 use std::ops::Range;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 /// The allocated memory of a rank, by address. One for each world.
 ///
@@ -19,13 +18,13 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 /// Every method may be called from any thread.
 #[derive(Default)]
 pub(crate) struct Registry {
-    live: Mutex<BTreeMap<usize, Weak<Backing>>>,
-    said: Said,
+    live: Arc<LiveBackings>,
+    reported: Reported,
 }
 
 /// What has been reported once.
 #[derive(Default)]
-struct Said {
+struct Reported {
     ordinary: AtomicBool,
     small_pages: AtomicBool,
     unreachable: AtomicBool,
@@ -47,10 +46,10 @@ impl Registry {
                 format!("{len} elements of {dtype} have no size in memory"),
             )
         })?;
-        let backing = match Backing::create(bytes, Arc::downgrade(self)) {
+        let backing = match Backing::create(bytes, Arc::downgrade(&self.live)) {
             Ok(backing) => backing,
             Err(error) if is_refusal(&error) => {
-                if !self.said.ordinary.swap(true, Ordering::Relaxed) {
+                if !self.reported.ordinary.swap(true, Ordering::Relaxed) {
                     tracing::warn!(
                         %error,
                         "memory that other ranks could reach was refused: what is allocated is \
@@ -63,9 +62,10 @@ impl Registry {
         };
         self.note_huge_pages(backing.region().ask_for_huge_pages());
         let start = backing.region().start().addr().get();
-        let known = Arc::downgrade(&backing);
+        let weak = Arc::downgrade(&backing);
+        // Added only then: a buffer is made of a backing to which there is no other reference.
         let buffer = backing.into_buffer(dtype, len)?;
-        self.live().insert(start, known);
+        self.live.add(start, weak);
         Ok(buffer)
     }
 
@@ -78,7 +78,7 @@ impl Registry {
     /// Records whether huge pages could be requested.
     pub(crate) fn note_huge_pages(&self, asked: io::Result<()>) {
         if let Err(error) = asked
-            && !self.said.small_pages.swap(true, Ordering::Relaxed)
+            && !self.reported.small_pages.swap(true, Ordering::Relaxed)
         {
             tracing::info!(
                 %error,
@@ -90,7 +90,7 @@ impl Registry {
 
     /// Records that another rank's memory could not be mapped.
     pub(super) fn note_unreachable(&self, error: &io::Error) {
-        if !self.said.unreachable.swap(true, Ordering::Relaxed) {
+        if !self.reported.unreachable.swap(true, Ordering::Relaxed) {
             tracing::warn!(
                 %error,
                 "the memory of another rank of this host cannot be mapped: registered buffers are \
@@ -101,23 +101,7 @@ impl Registry {
 
     /// The allocated memory that holds all of these bytes, and their range in it.
     pub(super) fn find(&self, bytes: Range<usize>) -> Option<(Arc<Backing>, Range<usize>)> {
-        let backing = {
-            let live = self.live();
-            let (_, nearest) = live.range(..=bytes.start).next_back()?;
-            // Kept beyond the lock's scope: dropping the last reference takes the lock.
-            nearest.upgrade()
-        }?;
-        let start = backing.region().start().addr().get();
-        let inside = bytes.start.checked_sub(start)?..bytes.end.checked_sub(start)?;
-        (inside.end <= backing.region().len()).then_some((backing, inside))
-    }
-
-    pub(super) fn forget(&self, start: usize) {
-        self.live().remove(&start);
-    }
-
-    fn live(&self) -> MutexGuard<'_, BTreeMap<usize, Weak<Backing>>> {
-        self.live.lock().unwrap_or_else(PoisonError::into_inner)
+        self.live.find(bytes)
     }
 }
 
@@ -151,7 +135,7 @@ mod tests {
         assert!(registry.find(start - 1..start).is_none());
         drop(buffer);
         assert!(registry.find(start..start + 4).is_none());
-        assert!(registry.live().is_empty());
+        assert!(registry.live.is_empty());
     }
 
     #[test]

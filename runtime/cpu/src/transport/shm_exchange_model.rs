@@ -14,7 +14,7 @@ const PHASES: u32 = 3;
 
 /// How a variant differs.
 #[derive(Clone, Copy)]
-struct Protocol {
+struct ExchangeModel {
     /// How the flag is stored.
     store: Ordering,
     /// How the flag is read.
@@ -25,14 +25,14 @@ struct Protocol {
     swaps: bool,
 }
 
-const REAL: Protocol = Protocol {
+const REAL: ExchangeModel = ExchangeModel {
     store: Ordering::Release,
     load: Ordering::Acquire,
     slots: 2,
     swaps: false,
 };
 
-const SWAPPING: Protocol = Protocol {
+const SWAPPING: ExchangeModel = ExchangeModel {
     swaps: true,
     ..REAL
 };
@@ -51,7 +51,7 @@ impl Side {
     }
 }
 
-fn walk(protocol: Protocol, own: &Side, other: &Side) {
+fn walk(protocol: ExchangeModel, own: &Side, other: &Side) {
     for phase in 1..=PHASES {
         let parity = (phase % protocol.slots) as usize;
         let (written, read) = match protocol.swaps && phase >> 1 & 1 == 1 {
@@ -75,7 +75,7 @@ fn walk(protocol: Protocol, own: &Side, other: &Side) {
 }
 
 /// Runs every order of steps of two ranks; gives their number.
-fn explore(protocol: Protocol) -> usize {
+fn explore(protocol: ExchangeModel) -> usize {
     let orders = std::sync::Arc::new(AtomicUsize::new(0));
     let counted = orders.clone();
     let mut model = loom::model::Builder::new();
@@ -91,7 +91,7 @@ fn explore(protocol: Protocol) -> usize {
     orders.load(std::sync::atomic::Ordering::Relaxed)
 }
 
-fn fails(protocol: Protocol) -> bool {
+fn fails(protocol: ExchangeModel) -> bool {
     std::panic::catch_unwind(|| explore(protocol)).is_err()
 }
 
@@ -106,11 +106,11 @@ fn every_order_of_two_ranks_reads_what_was_written_in_its_phase() {
 #[test]
 fn a_flag_without_release_or_acquire_is_found_out() {
     for protocol in [REAL, SWAPPING] {
-        assert!(fails(Protocol {
+        assert!(fails(ExchangeModel {
             store: Ordering::Relaxed,
             ..protocol
         }));
-        assert!(fails(Protocol {
+        assert!(fails(ExchangeModel {
             load: Ordering::Relaxed,
             ..protocol
         }));
@@ -120,7 +120,7 @@ fn a_flag_without_release_or_acquire_is_found_out() {
 #[test]
 fn a_single_slot_is_found_out() {
     for protocol in [REAL, SWAPPING] {
-        assert!(fails(Protocol {
+        assert!(fails(ExchangeModel {
             slots: 1,
             ..protocol
         }));

@@ -14,7 +14,7 @@ const VALUES: u32 = 2;
 
 /// How a variant differs.
 #[derive(Clone, Copy)]
-struct Protocol {
+struct StreamModel {
     /// How counts are stored.
     store: Ordering,
     /// Whether there is a fence between a count and the look for a mark, and between a mark and the look
@@ -24,7 +24,7 @@ struct Protocol {
     looks_again: bool,
 }
 
-const REAL: Protocol = Protocol {
+const REAL: StreamModel = StreamModel {
     store: Ordering::Release,
     fenced: true,
     looks_again: true,
@@ -60,7 +60,7 @@ fn wait_for(count: &AtomicU32, wanted: u32) {
 }
 
 /// A writer and a reader that hand over values.
-fn hand_over(protocol: Protocol) {
+fn hand_over(protocol: StreamModel) {
     let ring = Arc::new(Ring {
         written: AtomicU32::new(0),
         read: AtomicU32::new(0),
@@ -86,7 +86,7 @@ fn hand_over(protocol: Protocol) {
 }
 
 /// One end goes to sleep while the other moves its count: the one looks again, or the other wakes it.
-fn sleep_and_wake(protocol: Protocol) {
+fn sleep_and_wake(protocol: StreamModel) {
     let count = Arc::new(AtomicU32::new(0));
     let mark = Arc::new(AtomicU32::new(0));
     let (their_count, their_mark) = (count.clone(), mark.clone());
@@ -182,7 +182,7 @@ fn no_order_leaves_a_sleeper_asleep() {
 
 #[test]
 fn counts_without_release_are_found_out() {
-    assert!(fails(|| hand_over(Protocol {
+    assert!(fails(|| hand_over(StreamModel {
         store: Ordering::Relaxed,
         ..REAL
     })));
@@ -190,7 +190,7 @@ fn counts_without_release_are_found_out() {
 
 #[test]
 fn a_missing_fence_is_found_out() {
-    assert!(fails(|| sleep_and_wake(Protocol {
+    assert!(fails(|| sleep_and_wake(StreamModel {
         fenced: false,
         ..REAL
     })));
@@ -198,7 +198,7 @@ fn a_missing_fence_is_found_out() {
 
 #[test]
 fn a_sleeper_that_does_not_look_again_is_found_out() {
-    assert!(fails(|| sleep_and_wake(Protocol {
+    assert!(fails(|| sleep_and_wake(StreamModel {
         looks_again: false,
         ..REAL
     })));

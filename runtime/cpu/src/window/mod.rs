@@ -24,7 +24,7 @@ use rcomm_recorder::model::{DType, Rank};
 use rustix::event::Timespec;
 use rustix::thread::futex;
 use service::{Service, ask_bytes, give_bytes, say_bye, say_signal};
-use shared::{Kept, SharedMemory};
+use shared::{SharedMemory, WindowBuffer};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard};
 use std::thread::JoinHandle;
@@ -101,7 +101,7 @@ impl Card {
 }
 
 /// How this rank reaches the part of another.
-struct Reach {
+struct PeerPart {
     bytes: usize,
     /// Its memory, if that is mapped here.
     data: Option<RemoteMemory>,
@@ -112,7 +112,7 @@ struct Reach {
 }
 
 /// The state that the caller's threads and the service share.
-struct Shared {
+struct WindowState {
     /// Carries this window's messages and nothing else.
     messages: Box<dyn Backend>,
     mesh: Arc<Mesh>,
@@ -124,7 +124,7 @@ struct Shared {
     wait_mode: WaitMode,
 }
 
-impl Shared {
+impl WindowState {
     fn run(&self, op: &mut Op<'_>, turn: u64, deadline: Deadline) -> Result<Done> {
         let call = Call {
             seq: turn,
@@ -178,11 +178,11 @@ pub(super) struct Members {
 
 /// The CPU backend's [`Window`].
 pub(super) struct CpuWindow {
-    shared: Arc<Shared>,
+    shared: Arc<WindowState>,
     /// The parts of all members, until the window is closed.
-    reach: RwLock<Vec<Reach>>,
+    reach: RwLock<Vec<PeerPart>>,
     /// This rank's part, until it is given back.
-    memory: Mutex<Option<Arc<Kept>>>,
+    memory: Mutex<Option<Arc<WindowBuffer>>>,
     service: Mutex<Option<JoinHandle<()>>>,
 }
 
@@ -199,7 +199,7 @@ impl CpuWindow {
         let data = Backing::for_window(&memory);
         let bytes = memory.size_bytes();
         let dtype = memory.dtype();
-        let (kept, own) = Kept::give_up(memory)?;
+        let (kept, own) = WindowBuffer::give_up(memory)?;
         let counters = SharedMemory::create(size * 4)
             .map_err(|error| Error::io("cannot allocate a window's counters", error))?;
         let counters = Arc::new(counters);
@@ -211,7 +211,7 @@ impl CpuWindow {
             data,
             counters: Some(counters.whereabouts()),
         };
-        let shared = Arc::new(Shared {
+        let shared = Arc::new(WindowState {
             messages: members.messages,
             mesh: members.mesh,
             rank,
@@ -254,12 +254,12 @@ impl CpuWindow {
         self.shared.messages.abort(reason);
     }
 
-    fn parts(&self) -> RwLockReadGuard<'_, Vec<Reach>> {
+    fn parts(&self) -> RwLockReadGuard<'_, Vec<PeerPart>> {
         self.reach.read().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Takes all parts away: later accesses find the window closed.
-    fn take_reach(&self) -> Vec<Reach> {
+    fn take_reach(&self) -> Vec<PeerPart> {
         let mut reach = self.reach.write().unwrap_or_else(PoisonError::into_inner);
         std::mem::take(&mut *reach)
     }
@@ -283,7 +283,7 @@ impl CpuWindow {
 }
 
 /// The part of a peer, if these bytes are in it.
-fn range(parts: &[Reach], peer: u32, offset: usize, len: usize) -> Result<&Reach> {
+fn range(parts: &[PeerPart], peer: u32, offset: usize, len: usize) -> Result<&PeerPart> {
     let part = part(parts, peer)?;
     if offset.checked_add(len).is_none_or(|end| end > part.bytes) {
         let message = format!(
@@ -295,13 +295,18 @@ fn range(parts: &[Reach], peer: u32, offset: usize, len: usize) -> Result<&Reach
     Ok(part)
 }
 
-fn part(parts: &[Reach], peer: u32) -> Result<&Reach> {
+fn part(parts: &[PeerPart], peer: u32) -> Result<&PeerPart> {
     let closed = || Error::new(ErrorKind::Closed, "the window was closed");
     parts.get(peer as usize).ok_or_else(closed)
 }
 
 /// Maps what can be mapped. Fails, on all ranks alike, where element types differ.
-fn reach_of(shared: &Shared, memory: &RemoteMemory, own: &Card, said: &[u8]) -> Result<Vec<Reach>> {
+fn reach_of(
+    shared: &WindowState,
+    memory: &RemoteMemory,
+    own: &Card,
+    said: &[u8],
+) -> Result<Vec<PeerPart>> {
     let mut reach = Vec::new();
     for (at, bytes) in said.chunks_exact(CARD).enumerate() {
         let rank = shared.ranks[at];
@@ -336,7 +341,7 @@ fn reach_of(shared: &Shared, memory: &RemoteMemory, own: &Card, said: &[u8]) -> 
         };
         reach.push((
             card,
-            Reach {
+            PeerPart {
                 bytes,
                 data,
                 counters,
@@ -480,7 +485,7 @@ impl Window for CpuWindow {
         }
         // A member whose part is still mapped here is informed: that memory must not become memory of
         // one rank again.
-        let still_mapped = |(at, part): (usize, &Reach)| {
+        let still_mapped = |(at, part): (usize, &PeerPart)| {
             let data = part.data.as_ref().filter(|_| at != shared.rank);
             u8::from(data.is_some_and(|data| !data.is_alone()))
         };
@@ -501,7 +506,7 @@ impl Window for CpuWindow {
         shared.stop.raise(closed);
         shared.messages.shutdown(deadline)?;
         let kept = lock(&self.memory).take().filter(|_| !is_mapped);
-        Ok(kept.and_then(Kept::into_buffer))
+        Ok(kept.and_then(WindowBuffer::into_buffer))
     }
 
     fn give_up(&self) {

@@ -7,7 +7,7 @@
 //! carried out in the order in which they were made. It ends when every other member has announced its
 //! end.
 
-use super::Shared;
+use super::WindowState;
 use rcomm_core::Buffer;
 use rcomm_core::Deadline;
 use rcomm_core::Op;
@@ -26,14 +26,14 @@ const PIECE: usize = 4 << 20;
 
 /// The kinds of request for a part.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Request {
+enum WindowRequest {
     Put { offset: usize, len: usize },
     Get { offset: usize, len: usize },
     Signal,
     Bye,
 }
 
-impl Request {
+impl WindowRequest {
     fn encode(self) -> [u8; HEAD] {
         let (kind, offset, len) = match self {
             Self::Put { offset, len } => (1u64, offset, len),
@@ -71,23 +71,23 @@ impl Request {
 pub(super) fn read_any_bytes(bytes: &[u8]) {
     let size = bytes.len() << 10;
     if let Some(head) = bytes.first_chunk() {
-        match Request::decode(head, size) {
-            Some(Request::Put { offset, len } | Request::Get { offset, len }) => {
+        match WindowRequest::decode(head, size) {
+            Some(WindowRequest::Put { offset, len } | WindowRequest::Get { offset, len }) => {
                 assert!(len <= PIECE && offset + len <= size);
             }
-            Some(Request::Signal | Request::Bye) | None => {}
+            Some(WindowRequest::Signal | WindowRequest::Bye) | None => {}
         }
     }
 }
 
-fn send(shared: &Shared, peer: u32, tag: u32, bytes: &[u8], deadline: Deadline) -> Result<()> {
+fn send(shared: &WindowState, peer: u32, tag: u32, bytes: &[u8], deadline: Deadline) -> Result<()> {
     let buffer = Buffer::from_slice(bytes);
     shared.run(&mut Op::Send { buffer, peer, tag }, 0, deadline)?;
     Ok(())
 }
 
 fn receive(
-    shared: &Shared,
+    shared: &WindowState,
     peer: Option<u32>,
     tag: u32,
     bytes: &mut [u8],
@@ -100,14 +100,14 @@ fn receive(
 
 /// Sends bytes to a peer's service, which puts them into its part.
 pub(super) fn give_bytes(
-    shared: &Shared,
+    shared: &WindowState,
     peer: u32,
     offset: usize,
     bytes: &[u8],
     deadline: Deadline,
 ) -> Result<()> {
     for (at, piece) in bytes.chunks(PIECE).enumerate() {
-        let request = Request::Put {
+        let request = WindowRequest::Put {
             offset: offset + at * PIECE,
             len: piece.len(),
         };
@@ -119,14 +119,14 @@ pub(super) fn give_bytes(
 
 /// Gets bytes of a peer's part from its service.
 pub(super) fn ask_bytes(
-    shared: &Shared,
+    shared: &WindowState,
     peer: u32,
     offset: usize,
     into: &mut [u8],
     deadline: Deadline,
 ) -> Result<()> {
     for (at, piece) in into.chunks_mut(PIECE).enumerate() {
-        let request = Request::Get {
+        let request = WindowRequest::Get {
             offset: offset + at * PIECE,
             len: piece.len(),
         };
@@ -137,18 +137,30 @@ pub(super) fn ask_bytes(
 }
 
 /// Sends a signal, which the peer's service counts.
-pub(super) fn say_signal(shared: &Shared, peer: u32, deadline: Deadline) -> Result<()> {
-    send(shared, peer, HEAD_TAG, &Request::Signal.encode(), deadline)
+pub(super) fn say_signal(shared: &WindowState, peer: u32, deadline: Deadline) -> Result<()> {
+    send(
+        shared,
+        peer,
+        HEAD_TAG,
+        &WindowRequest::Signal.encode(),
+        deadline,
+    )
 }
 
 /// Announces that this rank sends no more requests.
-pub(super) fn say_bye(shared: &Shared, peer: u32, deadline: Deadline) -> Result<()> {
-    send(shared, peer, HEAD_TAG, &Request::Bye.encode(), deadline)
+pub(super) fn say_bye(shared: &WindowState, peer: u32, deadline: Deadline) -> Result<()> {
+    send(
+        shared,
+        peer,
+        HEAD_TAG,
+        &WindowRequest::Bye.encode(),
+        deadline,
+    )
 }
 
 /// The thread that answers the others.
 pub(super) struct Service {
-    shared: Arc<Shared>,
+    shared: Arc<WindowState>,
     /// This rank's part.
     own: RemoteMemory,
     /// Members that have not announced their end.
@@ -158,7 +170,7 @@ pub(super) struct Service {
 
 impl Service {
     pub(super) fn start(
-        shared: Arc<Shared>,
+        shared: Arc<WindowState>,
         own: RemoteMemory,
         name: &str,
     ) -> Result<JoinHandle<()>> {
@@ -196,23 +208,23 @@ impl Service {
             Error::new(ErrorKind::Backend, "a request for a window has no sender")
         })?;
         let rank = shared.ranks[peer as usize];
-        let request = Request::decode(&head, self.own.len()).ok_or_else(|| {
+        let request = WindowRequest::decode(&head, self.own.len()).ok_or_else(|| {
             let message = format!("rank {rank} sent an invalid request for this rank's window");
             Error::new(ErrorKind::Backend, message).with_rank(rank)
         })?;
         match request {
-            Request::Put { offset, len } => {
+            WindowRequest::Put { offset, len } => {
                 self.piece.resize(len, 0);
                 receive(shared, Some(peer), PUT_TAG, &mut self.piece, forever)?;
                 self.own.write(offset, &self.piece)
             }
-            Request::Get { offset, len } => {
+            WindowRequest::Get { offset, len } => {
                 self.piece.resize(len, 0);
                 self.own.read(offset, &mut self.piece)?;
                 send(shared, peer, GET_TAG, &self.piece, forever)
             }
-            Request::Signal => shared.count_signal(&shared.counters, peer as usize),
-            Request::Bye => {
+            WindowRequest::Signal => shared.count_signal(&shared.counters, peer as usize),
+            WindowRequest::Bye => {
                 self.left -= 1;
                 Ok(())
             }
@@ -228,18 +240,18 @@ mod tests {
     proptest! {
         #[test]
         fn any_bytes_are_a_request_inside_the_part_or_none(bytes: [u8; HEAD], size in 0usize..1 << 23) {
-            match Request::decode(&bytes, size) {
-                Some(Request::Put { offset, len } | Request::Get { offset, len }) => {
+            match WindowRequest::decode(&bytes, size) {
+                Some(WindowRequest::Put { offset, len } | WindowRequest::Get { offset, len }) => {
                     prop_assert!(len <= PIECE && offset + len <= size);
                 }
-                Some(Request::Signal | Request::Bye) | None => {}
+                Some(WindowRequest::Signal | WindowRequest::Bye) | None => {}
             }
         }
 
         #[test]
         fn a_request_survives_the_wire(offset in 0usize..1000, len in 0usize..1000) {
-            for request in [Request::Put { offset, len }, Request::Get { offset, len }] {
-                prop_assert_eq!(Request::decode(&request.encode(), 2000), Some(request));
+            for request in [WindowRequest::Put { offset, len }, WindowRequest::Get { offset, len }] {
+                prop_assert_eq!(WindowRequest::decode(&request.encode(), 2000), Some(request));
             }
         }
     }

@@ -37,9 +37,9 @@ impl SharedMemory {
 }
 
 /// A buffer that was given up to a window.
-pub(super) struct Kept(Buffer<'static>);
+pub(super) struct WindowBuffer(Buffer<'static>);
 
-impl Kept {
+impl WindowBuffer {
     /// Keeps the buffer as long as there is access to its memory.
     ///
     /// # Errors

@@ -9,7 +9,7 @@ use super::Ways;
 use super::host_exchange::HostExchange;
 use crate::algorithm::agree::{Agreement, Circle};
 use crate::collective::op_header::{self, Disagreement, OP_HEADER_LEN, OpHeader};
-use crate::collective::{Place, compare_lists, has_lists};
+use crate::collective::{Position, compare_lists, has_lists};
 use crate::transport::shm::{INLINE, SLOT};
 use crate::wait::{Failure, WaitPolicy};
 
@@ -78,7 +78,7 @@ impl HostAgreement {
     pub(super) fn exchange(
         &mut self,
         ways: &mut Ways<'_>,
-        place: Place,
+        place: Position,
         op_header: OpHeader,
         (bring, own): (Bring, &[u8]),
         policy: &mut WaitPolicy<'_>,
@@ -268,7 +268,7 @@ impl HostAgreement {
     fn sort(
         &mut self,
         ways: &Ways<'_>,
-        place: Place,
+        place: Position,
         op_header: OpHeader,
         bring: Bring,
     ) -> Result<Result<(), Disagreement>, Failure> {
@@ -338,7 +338,7 @@ impl HostAgreement {
     fn hear(
         &mut self,
         ways: &mut Ways<'_>,
-        place: Place,
+        place: Position,
         bring: Bring,
         len: usize,
         policy: &mut WaitPolicy<'_>,

@@ -13,7 +13,7 @@
 use super::Ways;
 use crate::channels::Transfer;
 use crate::collective::part_of;
-use crate::collective::{Combination, Data, Inputs, Place};
+use crate::collective::{Combination, Data, Inputs, Position};
 use crate::transport::shm::SLOT;
 use crate::wait::{Failure, WaitPolicy};
 use rcomm_core::arithmetic::{Partial, copy};
@@ -76,7 +76,7 @@ impl Chain {
     pub(super) fn all_reduce(
         &mut self,
         ways: &mut Ways<'_>,
-        place: Place,
+        place: Position,
         data: &mut [u8],
         by: Combination,
         policy: &mut WaitPolicy<'_>,
@@ -100,7 +100,7 @@ impl Chain {
     pub(super) fn reduce(
         &mut self,
         ways: &mut Ways<'_>,
-        place: Place,
+        place: Position,
         mut data: Data<'_>,
         by: Combination,
         root: usize,
@@ -141,7 +141,7 @@ impl Chain {
     fn fold_block(
         &mut self,
         ways: &mut Ways<'_>,
-        place: Place,
+        place: Position,
         block: &[u8],
         stripes: &[Range<usize>],
         by: Combination,
@@ -157,7 +157,7 @@ impl Chain {
     fn fold(
         &mut self,
         ways: &mut Ways<'_>,
-        place: Place,
+        place: Position,
         inputs: &[&[u8]],
         by: Combination,
         policy: &mut WaitPolicy<'_>,
@@ -189,7 +189,7 @@ impl Chain {
     fn link(
         &mut self,
         ways: &mut Ways<'_>,
-        place: Place,
+        place: Position,
         own: &[u8],
         at: usize,
         by: Combination,
@@ -229,7 +229,7 @@ impl Chain {
     pub(super) fn reduce_scatter(
         &mut self,
         ways: &mut Ways<'_>,
-        place: Place,
+        place: Position,
         inputs: &Inputs<'_>,
         output: &mut [u8],
         by: Combination,

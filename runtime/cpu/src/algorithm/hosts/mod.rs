@@ -25,7 +25,7 @@ mod spread;
 
 use super::{ChannelEngine, choose, finish_small, small_input};
 use crate::channels::Channels;
-use crate::collective::{Collective, Place, Step, has_lists};
+use crate::collective::{Collective, Position, Step, has_lists};
 use crate::mesh::layout::Layout;
 use crate::transport::shm::ShmExchange;
 use crate::wait::{Failure, Interrupted, WaitPolicy};
@@ -47,14 +47,14 @@ pub(crate) struct HostsEngine {
     engine: ChannelEngine,
     store: Arc<dyn Store>,
     plan: Plan,
-    terms: Terms,
+    terms: Hierarchy,
     /// The streams of `engine` inside this host are in this one's memory, which goes with it.
     _streams: Option<ShmExchange>,
 }
 
 /// Whether the ranks of every host have an exchange area.
 #[derive(Clone, Copy)]
-enum Terms {
+enum Hierarchy {
     /// No operation has asked yet.
     Unknown,
     /// They have.
@@ -111,14 +111,14 @@ impl HostsEngine {
             engine,
             store,
             plan,
-            terms: Terms::Unknown,
+            terms: Hierarchy::Unknown,
             _streams: shm_exchanges.streams,
         })
     }
 
     /// Asks whether every host has an exchange area: once, by the first operation, so that making a group
     /// does not wait for other hosts.
-    fn terms(&mut self, policy: &mut WaitPolicy<'_>) -> Result<Terms, Failure> {
+    fn terms(&mut self, policy: &mut WaitPolicy<'_>) -> Result<Hierarchy, Failure> {
         let several = (0..self.layout.hosts()).filter(|&at| self.layout.ranks_of(at).len() > 1);
         let several: Vec<usize> = several.collect();
         let keys: Vec<String> = several.iter().map(|&host| shm_exchange_key(host)).collect();
@@ -139,8 +139,10 @@ impl HostsEngine {
                 return Err(Failure::Late(absent.collect()));
             }
             match self.store.multi_get(&keys, GLANCE) {
-                Ok(values) if values.iter().all(|value| value == b"1") => return Ok(Terms::Nested),
-                Ok(_) => return Ok(Terms::Flat),
+                Ok(values) if values.iter().all(|value| value == b"1") => {
+                    return Ok(Hierarchy::Nested);
+                }
+                Ok(_) => return Ok(Hierarchy::Flat),
                 Err(error) if error.kind() == ErrorKind::Timeout => {}
                 Err(error) => return Err(Failure::Store(error)),
             }
@@ -151,13 +153,13 @@ impl HostsEngine {
     pub(crate) fn perform(
         &mut self,
         step: Step<'_>,
-        place: Place,
+        place: Position,
         policy: &mut WaitPolicy<'_>,
     ) -> Result<(), Failure> {
-        if matches!(self.terms, Terms::Unknown) {
+        if matches!(self.terms, Hierarchy::Unknown) {
             self.terms = self.terms(policy)?;
         }
-        if matches!(self.terms, Terms::Flat) {
+        if matches!(self.terms, Hierarchy::Flat) {
             return self.engine.perform(step, place, policy);
         }
         let Step {

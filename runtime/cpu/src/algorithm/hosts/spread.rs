@@ -4,7 +4,7 @@ use super::Ways;
 use super::chain::put_together;
 use crate::channels::Transfer;
 use crate::collective::part_of;
-use crate::collective::{Data, Outputs, Place};
+use crate::collective::{Data, Outputs, Position};
 use crate::transport::shm::SLOT;
 use crate::wait::{Failure, WaitPolicy};
 use rcomm_core::arithmetic::copy;
@@ -88,7 +88,7 @@ fn show(
 /// ranks of each host share what they have received.
 pub(super) fn all_gather(
     ways: &mut Ways<'_>,
-    place: Place,
+    place: Position,
     input: &[u8],
     mut outputs: Outputs<'_>,
     policy: &mut WaitPolicy<'_>,

@@ -11,11 +11,11 @@
 //!
 //! The order of combination is that of ranks, as everywhere.
 
-use super::engine::PhaseContext;
 use super::parts::deliver;
+use super::phase::PhaseContext;
 use super::shares::with_inputs;
-use crate::collective::{Collective, Combination, Data, Inputs, Outputs, Place};
-use crate::registered::{Exposed, Meeting, Need, Outcome, Phases, Rule, Terms};
+use crate::collective::{Collective, Combination, Data, Inputs, Outputs, Position};
+use crate::registered::{AccessOutcome, AccessTerms, DirectAccess, Exposed, Need, Phases, Rule};
 use crate::transport::shm::INLINE;
 use crate::wait::Failure;
 use rcomm_core::Access;
@@ -77,11 +77,11 @@ impl Spans {
 }
 
 impl Phases for PhaseContext<'_, '_> {
-    fn say(&mut self, bytes: &[u8]) -> Result<(), Failure> {
+    fn show(&mut self, bytes: &[u8]) -> Result<(), Failure> {
         self.turn_with(bytes)
     }
 
-    fn said(&self, rank: usize) -> &[u8; INLINE] {
+    fn shown(&self, rank: usize) -> &[u8; INLINE] {
         self.shm_exchange
             .inline(rank, INLINE)
             .first_chunk()
@@ -96,20 +96,20 @@ impl PhaseContext<'_, '_> {
         &mut self,
         collective: Collective<'a>,
     ) -> Result<Option<Collective<'a>>, Failure> {
-        let Place { rank, size, .. } = self.place;
+        let Position { rank, size, .. } = self.place;
         let all = |len: usize, access| vec![Some(Need { len, access }); size];
         match collective {
             Collective::AllReduce { data, by } => {
-                let terms = Terms {
+                let terms = AccessTerms {
                     needs: all(data.len(), Access::Write),
                     rule: Rule::Share,
                 };
-                match self.meet(Data::Write(data), &[terms])? {
-                    Met::Apart(data) => Ok(Some(Collective::AllReduce {
+                match self.agree(Data::Write(data), &[terms])? {
+                    Agreed::Slots(data) => Ok(Some(Collective::AllReduce {
                         data: written(data),
                         by,
                     })),
-                    Met::By(_, meeting) => self.combine_shares(meeting, by),
+                    Agreed::Direct(_, access) => self.combine_shares(access, by),
                 }
             }
             Collective::Reduce { data, by, root } => {
@@ -119,9 +119,9 @@ impl PhaseContext<'_, '_> {
                     ..need
                 });
                 let rule = Rule::Share;
-                match self.meet(data, &[Terms { needs, rule }])? {
-                    Met::Apart(data) => Ok(Some(Collective::Reduce { data, by, root })),
-                    Met::By(_, meeting) => self.combine_shares_for(meeting, by, root),
+                match self.agree(data, &[AccessTerms { needs, rule }])? {
+                    Agreed::Slots(data) => Ok(Some(Collective::Reduce { data, by, root })),
+                    Agreed::Direct(_, access) => self.combine_shares_for(access, by, root),
                 }
             }
             Collective::Broadcast { data, root } => {
@@ -132,24 +132,24 @@ impl PhaseContext<'_, '_> {
                 let mut alone = vec![None; size];
                 alone[root] = need(Access::Read);
                 let terms = [
-                    Terms {
+                    AccessTerms {
                         needs: everybody,
                         rule: Rule::Share,
                     },
-                    Terms {
+                    AccessTerms {
                         needs: alone,
                         rule: Rule::Read,
                     },
                 ];
-                match self.meet(data, &terms)? {
-                    Met::Apart(data) => Ok(Some(Collective::Broadcast { data, root })),
-                    Met::By(0, meeting) => self.copy_shares(meeting, root),
-                    Met::By(_, mut meeting) => {
+                match self.agree(data, &terms)? {
+                    Agreed::Slots(data) => Ok(Some(Collective::Broadcast { data, root })),
+                    Agreed::Direct(0, access) => self.copy_shares(access, root),
+                    Agreed::Direct(_, mut access) => {
                         if rank != root {
-                            let (from, to) = meeting.of_and_own(root);
+                            let (from, to) = access.of_and_own(root);
                             self.take(to, from, len)?;
                         }
-                        self.end(meeting)
+                        self.end(access)
                     }
                 }
             }
@@ -160,21 +160,21 @@ impl PhaseContext<'_, '_> {
                         access: Access::Read,
                     })
                 });
-                let terms = Terms {
+                let terms = AccessTerms {
                     needs: needs.collect(),
                     rule: Rule::Read,
                 };
-                match self.meet(Data::Read(input), &[terms])? {
-                    Met::Apart(data) => Ok(Some(Collective::AllGather {
+                match self.agree(Data::Read(input), &[terms])? {
+                    Agreed::Slots(data) => Ok(Some(Collective::AllGather {
                         input: read(data),
                         outputs,
                     })),
-                    Met::By(_, meeting) => {
+                    Agreed::Direct(_, access) => {
                         let whole = (0..size).map(|rank| outputs.len(rank)).sum();
                         for peer in std::iter::once(rank).chain(self.others()) {
-                            self.take(outputs.part_mut(peer), meeting.of(peer), whole)?;
+                            self.take(outputs.part_mut(peer), access.of(peer), whole)?;
                         }
-                        self.end(meeting)
+                        self.end(access)
                     }
                 }
             }
@@ -183,132 +183,132 @@ impl PhaseContext<'_, '_> {
                 output,
                 by,
             } => {
-                let terms = Terms {
+                let terms = AccessTerms {
                     needs: all(bytes.len(), Access::Read),
                     rule: Rule::Read,
                 };
-                match self.meet(Data::Read(bytes), &[terms])? {
-                    Met::Apart(data) => Ok(Some(Collective::ReduceScatter {
+                match self.agree(Data::Read(bytes), &[terms])? {
+                    Agreed::Slots(data) => Ok(Some(Collective::ReduceScatter {
                         inputs: Inputs::Even(read(data), size),
                         output,
                         by,
                     })),
-                    Met::By(_, meeting) => self.combine_part(meeting, output, by),
+                    Agreed::Direct(_, access) => self.combine_part(access, output, by),
                 }
             }
             Collective::AllToAll {
                 inputs: Inputs::Even(bytes, _),
                 outputs,
             } => {
-                let terms = Terms {
+                let terms = AccessTerms {
                     needs: all(bytes.len(), Access::Read),
                     rule: Rule::Read,
                 };
-                match self.meet(Data::Read(bytes), &[terms])? {
-                    Met::Apart(data) => Ok(Some(Collective::AllToAll {
+                match self.agree(Data::Read(bytes), &[terms])? {
+                    Agreed::Slots(data) => Ok(Some(Collective::AllToAll {
                         inputs: Inputs::Even(read(data), size),
                         outputs,
                     })),
-                    Met::By(_, meeting) => self.take_parts(meeting, outputs),
+                    Agreed::Direct(_, access) => self.take_parts(access, outputs),
                 }
             }
             other => Ok(Some(other)),
         }
     }
 
-    fn meet<'a>(&mut self, data: Data<'a>, terms: &[Terms]) -> Result<Met<'a>, Failure> {
-        let Some(reach) = self.reach.take() else {
-            return Ok(Met::Apart(data));
+    fn agree<'a>(&mut self, data: Data<'a>, terms: &[AccessTerms]) -> Result<Agreed<'a>, Failure> {
+        let Some(regions) = self.regions.take() else {
+            return Ok(Agreed::Slots(data));
         };
-        let own = Exposed::of(reach.registry(), data);
-        let outcome = reach.meet(own, terms, self);
-        self.reach = Some(reach);
+        let own = Exposed::of(regions.registry(), data);
+        let outcome = regions.agree(own, terms, self);
+        self.regions = Some(regions);
         Ok(match outcome? {
-            Outcome::Apart(own) => Met::Apart(own.take_back()),
-            Outcome::Met(number, meeting) => Met::By(number, meeting),
+            AccessOutcome::Declined(own) => Agreed::Slots(own.take_back()),
+            AccessOutcome::Agreed(number, access) => Agreed::Direct(number, access),
         })
     }
 
     fn combine_shares<'a>(
         &mut self,
-        mut meeting: Meeting<'_>,
+        mut access: DirectAccess<'_>,
         by: Combination,
     ) -> Result<Option<Collective<'a>>, Failure> {
-        for piece in pieces(meeting.share()) {
-            let shares = meeting.shares(piece).into_iter();
+        for piece in pieces(access.share()) {
+            let shares = access.shares(piece).into_iter();
             let mut shares: Vec<&mut [u8]> = shares.map(written).collect();
             arithmetic::combine_everywhere(by.op, by.dtype, &mut shares);
             self.look_up()?;
         }
-        self.end(meeting)
+        self.end(access)
     }
 
     fn combine_shares_for<'a>(
         &mut self,
-        mut meeting: Meeting<'_>,
+        mut access: DirectAccess<'_>,
         by: Combination,
         root: usize,
     ) -> Result<Option<Collective<'a>>, Failure> {
-        for piece in pieces(meeting.share()) {
-            let mut shares = meeting.shares(piece);
+        for piece in pieces(access.share()) {
+            let mut shares = access.shares(piece);
             let out = written(shares.remove(root));
             let others: Vec<&[u8]> = shares.iter().map(Data::bytes).collect();
             arithmetic::combine_in_place(by.op, by.dtype, out, root, &others, None);
             self.look_up()?;
         }
-        self.end(meeting)
+        self.end(access)
     }
 
     fn combine_part<'a>(
         &mut self,
-        meeting: Meeting<'_>,
+        access: DirectAccess<'_>,
         output: &mut [u8],
         by: Combination,
     ) -> Result<Option<Collective<'a>>, Failure> {
-        let Place { rank, size, .. } = self.place;
+        let Position { rank, size, .. } = self.place;
         let start = rank * output.len();
         for piece in pieces(0..output.len()) {
             let from = start + piece.start..start + piece.end;
             with_inputs(
                 size,
-                |peer| &meeting.of(peer)[from.clone()],
+                |peer| &access.of(peer)[from.clone()],
                 |all| arithmetic::combine(by.op, by.dtype, all, &mut output[piece.clone()], None),
             );
             self.look_up()?;
         }
-        self.end(meeting)
+        self.end(access)
     }
 
     fn copy_shares<'a>(
         &mut self,
-        mut meeting: Meeting<'_>,
+        mut access: DirectAccess<'_>,
         root: usize,
     ) -> Result<Option<Collective<'a>>, Failure> {
-        let whole = meeting.share().len() * self.place.size;
-        for piece in pieces(meeting.share()) {
-            let mut shares = meeting.shares(piece);
+        let whole = access.share().len() * self.place.size;
+        for piece in pieces(access.share()) {
+            let mut shares = access.shares(piece);
             let from = shares.remove(root);
             for to in shares {
                 deliver(written(to), from.bytes(), whole);
             }
             self.look_up()?;
         }
-        self.end(meeting)
+        self.end(access)
     }
 
     fn take_parts<'a>(
         &mut self,
-        meeting: Meeting<'_>,
+        access: DirectAccess<'_>,
         mut outputs: Outputs<'_>,
     ) -> Result<Option<Collective<'a>>, Failure> {
-        let Place { rank, size, .. } = self.place;
+        let Position { rank, size, .. } = self.place;
         for peer in std::iter::once(rank).chain(self.others()) {
             let to = outputs.part_mut(peer);
             let len = to.len();
-            let from = &meeting.of(peer)[rank * len..][..len];
+            let from = &access.of(peer)[rank * len..][..len];
             self.take(to, from, len * size)?;
         }
-        self.end(meeting)
+        self.end(access)
     }
 
     /// Copies bytes of a result of `whole` bytes, piece by piece.
@@ -325,17 +325,17 @@ impl PhaseContext<'_, '_> {
         Ok(self.policy.check()?)
     }
 
-    fn end<'a>(&mut self, meeting: Meeting<'_>) -> Result<Option<Collective<'a>>, Failure> {
-        meeting.end(self).map(|()| None)
+    fn end<'a>(&mut self, access: DirectAccess<'_>) -> Result<Option<Collective<'a>>, Failure> {
+        access.end(self).map(|()| None)
     }
 }
 
 /// What the ranks have agreed on.
-enum Met<'a> {
+enum Agreed<'a> {
     /// To work in each other's memory, by the terms with this index.
-    By(usize, Meeting<'a>),
+    Direct(usize, DirectAccess<'a>),
     /// Not to; the data are unchanged.
-    Apart(Data<'a>),
+    Slots(Data<'a>),
 }
 
 /// Data that are written.

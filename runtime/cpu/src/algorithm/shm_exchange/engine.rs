@@ -1,10 +1,10 @@
 //! Runs one group's collectives through the phases of its exchange area.
 
 use super::direct::{Spans, extent};
-use crate::collective::op_header::{self, OP_HEADER_LEN, OpHeader};
-use crate::collective::{Collective, Place, Step, compare_lists, has_lists};
-use crate::registered::{Reach, Registry};
-use crate::transport::shm::{SLOT, ShmExchange, ShmExchangeError, Slots};
+use super::phase::PhaseContext;
+use crate::collective::{Collective, Position, Step, has_lists};
+use crate::registered::{MappedRegions, Registry};
+use crate::transport::shm::{SLOT, ShmExchange};
 use crate::wait::{Failure, WaitPolicy};
 use rcomm_core::arithmetic::HandOver;
 use rcomm_core::tuning::{Algorithm, Pattern, Plan};
@@ -26,21 +26,7 @@ pub(crate) struct ShmEngine {
 /// What a group needs to work in registered buffers.
 struct Direct {
     spans: Spans,
-    reach: Reach,
-}
-
-/// What every step needs to go through its phases.
-pub(super) struct PhaseContext<'a, 'p> {
-    pub(super) shm_exchange: &'a mut ShmExchange,
-    pub(super) hand_over: &'a mut HandOver,
-    pub(super) ranks: &'a [Rank],
-    pub(super) place: Place,
-    pub(super) op_header: &'a OpHeader,
-    pub(super) signature: u64,
-    pub(super) whole: usize,
-    /// `None` while the ranks agree on its use.
-    pub(super) reach: Option<&'a mut Reach>,
-    pub(super) policy: &'a mut WaitPolicy<'p>,
+    regions: MappedRegions,
 }
 
 impl ShmEngine {
@@ -59,7 +45,7 @@ impl ShmEngine {
             least_direct: spans.least(),
             direct: Box::new(Direct {
                 spans,
-                reach: Reach::new(rank, ranks.len(), registry),
+                regions: MappedRegions::new(rank, ranks.len(), registry),
             }),
             shm_exchange,
             hand_over: HandOver::default(),
@@ -72,7 +58,7 @@ impl ShmEngine {
     pub(crate) fn perform(
         &mut self,
         step: Step<'_>,
-        place: Place,
+        place: Position,
         policy: &mut WaitPolicy<'_>,
     ) -> Result<(), Failure> {
         let done = self.run_phases(step, place, policy);
@@ -80,7 +66,7 @@ impl ShmEngine {
             && !matches!(failure, Failure::Mismatch(..))
         {
             // The group agrees on nothing more over this exchange area.
-            self.direct.reach.let_go();
+            self.direct.regions.unmap_all();
         }
         done
     }
@@ -89,7 +75,7 @@ impl ShmEngine {
     fn run_phases(
         &mut self,
         step: Step<'_>,
-        place: Place,
+        place: Position,
         policy: &mut WaitPolicy<'_>,
     ) -> Result<(), Failure> {
         let op_header = &step.op_header;
@@ -101,7 +87,7 @@ impl ShmEngine {
             op_header,
             signature: step.signature,
             whole: self.whole,
-            reach: Some(&mut self.direct.reach),
+            regions: Some(&mut self.direct.regions),
             policy,
         };
         let longest = if has_lists(op_header.op) {
@@ -158,117 +144,5 @@ impl PhaseContext<'_, '_> {
                 self.scatter(inputs.as_ref(), output, root, longest)
             }
         }
-    }
-
-    fn failure(&self, error: ShmExchangeError) -> Failure {
-        error.into_failure(self.ranks)
-    }
-
-    /// The next phase of this operation, in which slots of up to `used` bytes are shown.
-    #[inline]
-    pub(super) fn turn(&mut self, used: usize) -> Result<(), Failure> {
-        self.phase(&[], used)
-    }
-
-    /// The next phase, in which no slots are shown but these bytes.
-    #[inline]
-    pub(super) fn turn_with(&mut self, inline: &[u8]) -> Result<(), Failure> {
-        self.phase(inline, 0)
-    }
-
-    #[inline]
-    fn phase(&mut self, inline: &[u8], used: usize) -> Result<(), Failure> {
-        match self
-            .shm_exchange
-            .turn(self.signature, inline, used, self.policy)
-        {
-            Ok(true) => {
-                // Each phase of an operation has its own signature: no rank can be a phase behind.
-                self.signature = self.signature.wrapping_add(1);
-                Ok(())
-            }
-            Ok(false) => Err(self.disagree()),
-            Err(error) => Err(self.failure(error)),
-        }
-    }
-
-    /// Signatures differ. All ranks have seen that, so all show their headers now.
-    #[cold]
-    fn disagree(&mut self) -> Failure {
-        let bytes = self.op_header.encode();
-        self.shm_exchange.restart_slots();
-        self.shm_exchange
-            .next_slot(OP_HEADER_LEN)
-            .copy_from_slice(&bytes);
-        if let Err(error) = self.shm_exchange.turn(0, &[], OP_HEADER_LEN, self.policy) {
-            return self.failure(error);
-        }
-        let mut op_headers = Vec::with_capacity(self.place.size);
-        for rank in 0..self.place.size {
-            match self
-                .shm_exchange
-                .slot(rank)
-                .first_chunk()
-                .and_then(OpHeader::decode)
-            {
-                Some(op_header) => op_headers.push(op_header),
-                None => return Failure::Garbled(self.ranks[rank], "a malformed op header".into()),
-            }
-        }
-        match op_header::compare(&op_headers) {
-            Err(found) => Failure::Mismatch(self.ranks[found.rank], found.message),
-            Ok(()) => Failure::Garbled(
-                self.ranks[self.place.rank],
-                "a phase that belongs to another operation".into(),
-            ),
-        }
-    }
-
-    /// Shows headers with lists of counts; returns the bytes of the longest part of any rank.
-    fn compare_lists(&mut self, lists: &[u64]) -> Result<Option<usize>, Failure> {
-        let mut op_header = *self.op_header;
-        let len = lists.len() * 8;
-        op_header.inline = u32::try_from(len).unwrap_or(u32::MAX);
-        if OP_HEADER_LEN + len > SLOT {
-            let what = format!("{} counts, more than a slot holds", lists.len());
-            return Err(Failure::Garbled(self.ranks[self.place.rank], what));
-        }
-        let slot = self.shm_exchange.next_slot(SLOT);
-        slot[..OP_HEADER_LEN].copy_from_slice(&op_header.encode());
-        for (place, count) in slot[OP_HEADER_LEN..].chunks_exact_mut(8).zip(lists) {
-            place.copy_from_slice(&count.to_le_bytes());
-        }
-        // The lists' lengths may differ, which shows only now, so this phase shows whole slots.
-        self.turn(SLOT)?;
-        let (mut op_headers, mut all) = (Vec::new(), Vec::new());
-        for rank in 0..self.place.size {
-            let slot = self.shm_exchange.slot(rank);
-            let op_header = slot.first_chunk().and_then(OpHeader::decode);
-            let op_header =
-                op_header.filter(|op_header| op_header.inline as usize <= SLOT - OP_HEADER_LEN);
-            let op_header = op_header.ok_or_else(|| {
-                Failure::Garbled(self.ranks[rank], "a malformed op header".into())
-            })?;
-            let bytes = &slot[OP_HEADER_LEN..OP_HEADER_LEN + op_header.inline as usize];
-            let counts = bytes.chunks_exact(8);
-            let counts = counts
-                .map(|b| u64::from_le_bytes([b[0], b[1], b[2], b[3], b[4], b[5], b[6], b[7]]));
-            all.push(counts.collect());
-            op_headers.push(op_header);
-        }
-        compare_lists(&op_headers, &all)
-            .map_err(|found| Failure::Mismatch(self.ranks[found.rank], found.message))?;
-        let longest = all.iter().flatten().copied().max().unwrap_or(0);
-        let element = self.op_header.dtype.size().unwrap_or(1);
-        Ok(Some(usize::try_from(longest).unwrap_or(0) * element))
-    }
-
-    pub(super) fn others(&self) -> impl Iterator<Item = usize> + use<> {
-        let Place { rank, size, .. } = self.place;
-        (1..size).map(move |step| (rank + step) % size)
-    }
-
-    pub(super) fn slots(&mut self) -> Slots<'_> {
-        self.shm_exchange.slots_and_next(0).0
     }
 }

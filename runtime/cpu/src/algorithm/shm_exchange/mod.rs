@@ -11,7 +11,8 @@
 //!
 //! | file | holds |
 //! |---|---|
-//! | `engine` | a step of an operation, its phases, and what happens when ranks disagree |
+//! | `engine` | which phases each operation goes through |
+//! | `phase` | one phase, and what happens when ranks disagree |
 //! | `shares` | what combines: all_reduce, reduce |
 //! | `parts` | what hands over parts: all the others |
 //! | `direct` | all of those, without slots, where buffers are registered |
@@ -19,6 +20,7 @@
 mod direct;
 mod engine;
 mod parts;
+mod phase;
 mod shares;
 
 pub(crate) use engine::ShmEngine;

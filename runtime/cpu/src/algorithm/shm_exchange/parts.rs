@@ -1,9 +1,9 @@
 //! Operations that hand over parts, chunk by chunk.
 
 use super::CHUNK;
-use super::engine::PhaseContext;
+use super::phase::PhaseContext;
 use super::shares::with_inputs;
-use crate::collective::{Combination, Data, Inputs, Outputs, Place};
+use crate::collective::{Combination, Data, Inputs, Outputs, Position};
 use crate::transport::shm::{INLINE, SLOT, Traffic};
 use crate::wait::Failure;
 use rcomm_core::arithmetic::{self, copy, copy_past_caches};
@@ -46,7 +46,7 @@ impl PhaseContext<'_, '_> {
         input: &[u8],
         mut outputs: Outputs<'_>,
     ) -> Result<(), Failure> {
-        let Place { rank, size, .. } = self.place;
+        let Position { rank, size, .. } = self.place;
         let longest = (0..size).map(|r| outputs.part_mut(r).len()).max();
         let longest = longest.unwrap_or(0);
         if longest <= INLINE {
@@ -82,7 +82,7 @@ impl PhaseContext<'_, '_> {
         output: &mut [u8],
         by: Combination,
     ) -> Result<(), Failure> {
-        let Place { rank, size, .. } = self.place;
+        let Position { rank, size, .. } = self.place;
         let longest = (0..size).map(|r| inputs.part(r).len()).max().unwrap_or(0);
         if self.parts_fit_line(longest) {
             self.turn_with_parts(inputs, longest)?;
@@ -122,7 +122,7 @@ impl PhaseContext<'_, '_> {
         mut outputs: Outputs<'_>,
         longest: usize,
     ) -> Result<(), Failure> {
-        let Place { rank, size, .. } = self.place;
+        let Position { rank, size, .. } = self.place;
         deliver(outputs.part_mut(rank), inputs.part(rank), longest * size);
         if self.parts_fit_line(longest) {
             self.turn_with_parts(inputs, longest)?;
@@ -186,7 +186,7 @@ impl PhaseContext<'_, '_> {
         root: usize,
         longest: usize,
     ) -> Result<(), Failure> {
-        let Place { rank, size, .. } = self.place;
+        let Position { rank, size, .. } = self.place;
         let section = section_len(size, longest);
         if let Some(inputs) = inputs {
             deliver(output, inputs.part(rank), longest);
@@ -214,7 +214,7 @@ impl PhaseContext<'_, '_> {
 
     /// A phase in which each rank shows the parts for the others in its line.
     fn turn_with_parts(&mut self, inputs: &Inputs<'_>, longest: usize) -> Result<(), Failure> {
-        let Place { rank, size, .. } = self.place;
+        let Position { rank, size, .. } = self.place;
         let mut line = [0; INLINE];
         for peer in self.others() {
             let part = inputs.part(peer);
@@ -225,7 +225,7 @@ impl PhaseContext<'_, '_> {
 
     /// The part for this rank in the line of `peer`.
     fn part_in_line(&self, peer: usize, longest: usize) -> &[u8] {
-        let Place { rank, size, .. } = self.place;
+        let Position { rank, size, .. } = self.place;
         let line = self.shm_exchange.inline(peer, longest * (size - 1));
         &line[section_of(rank, peer) * longest..][..longest]
     }
@@ -233,7 +233,7 @@ impl PhaseContext<'_, '_> {
     /// Puts the chunk `range` of each part into the section of this rank's slot that its rank reads.
     fn fill_sections(&mut self, inputs: &Inputs<'_>, range: &Range<usize>, section: usize) {
         let peers = self.others();
-        let Place { rank, size, .. } = self.place;
+        let Position { rank, size, .. } = self.place;
         let slot = self.shm_exchange.next_slot(section * (size - 1));
         for peer in peers {
             let part = inputs.part(peer);

@@ -1,9 +1,9 @@
 //! Operations that combine: in each chunk every rank combines its share.
 
 use super::CHUNK;
-use super::engine::PhaseContext;
+use super::phase::PhaseContext;
 use crate::collective::part_of;
-use crate::collective::{Combination, Data, Place};
+use crate::collective::{Combination, Data, Position};
 use crate::transport::shm::{INLINE, Traffic};
 use crate::wait::Failure;
 use rcomm_core::arithmetic::{self, copy};
@@ -86,7 +86,7 @@ impl PhaseContext<'_, '_> {
     /// Every rank shows all of its data, and combines all.
     #[inline]
     fn all_reduce_whole(&mut self, data: &mut [u8], by: Combination) -> Result<(), Failure> {
-        let Place { rank, size, .. } = self.place;
+        let Position { rank, size, .. } = self.place;
         let len = data.len();
         let is_inline = len <= INLINE;
         if is_inline {
@@ -111,7 +111,7 @@ impl PhaseContext<'_, '_> {
     }
 
     fn all_reduce_shares(&mut self, data: &mut [u8], by: Combination) -> Result<(), Failure> {
-        let Place { rank, size, .. } = self.place;
+        let Position { rank, size, .. } = self.place;
         let len = data.len();
         let shares = Shares {
             len,
@@ -182,7 +182,7 @@ impl PhaseContext<'_, '_> {
         by: Combination,
         root: usize,
     ) -> Result<(), Failure> {
-        let Place { rank, size, .. } = self.place;
+        let Position { rank, size, .. } = self.place;
         let shares = Shares {
             len: data.bytes().len(),
             size,

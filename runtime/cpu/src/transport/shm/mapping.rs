@@ -1,6 +1,7 @@
 //! A range of a segment mapped into this process.
 
 use rustix::mm::{Advice, MapFlags, ProtFlags};
+use rustix::thread::futex;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::ptr::NonNull;
@@ -73,4 +74,10 @@ impl Drop for Mapping {
         let unmapped = unsafe { rustix::mm::munmap(self.start.as_ptr().cast(), self.len) };
         debug_assert!(unmapped.is_ok(), "a mapping is unmapped once");
     }
+}
+
+/// Wakes all threads that sleep on this word.
+pub(super) fn wake(flag: &AtomicU32) {
+    // There may be no sleeper any more; that is no error.
+    let _ = futex::wake(flag, futex::Flags::empty(), i32::MAX as u32);
 }

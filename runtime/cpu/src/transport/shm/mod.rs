@@ -31,6 +31,7 @@
 //! at the end of its sleep, a few milliseconds later at most.
 
 mod agreement;
+mod area;
 mod error;
 #[allow(unsafe_code)]
 mod mapping;
@@ -41,7 +42,8 @@ mod shm_exchange;
 #[allow(unsafe_code)]
 mod stream;
 
+pub(crate) use area::{INLINE, SLOT};
 pub(crate) use error::ShmExchangeError;
 pub(crate) use segment::Segment;
-pub(crate) use shm_exchange::{CloseGuard, INLINE, SLOT, ShmExchange, Slots, Streams, Traffic};
+pub(crate) use shm_exchange::{CloseGuard, ShmExchange, Slots, Streams, Traffic};
 pub(crate) use stream::{Found, ShmStream, Sight, Waits};

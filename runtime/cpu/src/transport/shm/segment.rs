@@ -2,9 +2,9 @@
 //! have agreed on.
 
 use super::agreement::{ACCORDS_LEN, agree};
+use super::area::{align, area_len};
 use super::error::ShmExchangeError;
-use super::mapping::Mapping;
-use super::shm_exchange::{ShmExchange, area_len, wake};
+use super::mapping::{Mapping, wake};
 use crate::wait::processors::{Processors, own_processors, wait_mode_of};
 use crate::wait::{Pause, WaitMode, WaitPolicy};
 use rcomm_core::backend::Agreement;
@@ -15,8 +15,8 @@ use rustix::process::{Pid, PidfdFlags};
 use rustix::thread::futex;
 use std::io;
 use std::os::fd::OwnedFd;
+use std::sync::OnceLock;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 const MAGIC: u64 = 0x3230_6d67_7363_7472;
@@ -36,7 +36,6 @@ const ENTERED: usize = 24;
 /// The keys of the last groups that found no place, and how many of them there are.
 const REFUSED: usize = 64;
 const REFUSALS: usize = 64;
-pub(super) const PAGE: usize = 4096;
 const HUGE_PAGE: usize = 2 << 20;
 
 const PRESENT: u32 = 1;
@@ -44,11 +43,6 @@ const LEFT: u32 = 2;
 
 const CLAIMED: u32 = 1;
 const READY: u32 = 2;
-
-/// `len` rounded up to a multiple of `to`.
-pub(super) fn align(len: usize, to: usize) -> usize {
-    len.div_ceil(to) * to
-}
 
 fn timespec(time: Duration) -> Timespec {
     Timespec {
@@ -249,21 +243,20 @@ impl Segment {
         agree(&self.table, start, number, words)
     }
 
-    /// Finds or makes the exchange area of a group; its rank 0 makes it. `None` if there are too many groups.
-    pub(crate) fn shm_exchange(
-        self: &Arc<Self>,
+    /// The area of a group: claimed by its rank 0, whose global rank is `first`, and found by the others.
+    /// `None` if there are too many groups.
+    pub(super) fn area_of(
+        &self,
         key: u64,
         rank: usize,
-        ranks: Arc<[Rank]>,
+        first: Rank,
         policy: &mut WaitPolicy<'_>,
-    ) -> Result<Option<ShmExchange>, ShmExchangeError> {
-        let at = if rank == 0 {
-            self.claim(key)
+    ) -> Result<Option<usize>, ShmExchangeError> {
+        if rank == 0 {
+            Ok(self.claim(key))
         } else {
-            self.find(key, ranks[0], policy)?
-        };
-        let Some(at) = at else { return Ok(None) };
-        Ok(Some(ShmExchange::new(self.clone(), at, rank, ranks)?))
+            self.find(key, first, policy)
+        }
     }
 
     fn area(&self, at: usize) -> usize {
@@ -385,6 +378,7 @@ impl Drop for Segment {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::transport::shm::area::PAGE;
 
     #[test]
     fn a_group_of_any_size_stays_in_its_area() {

@@ -1,10 +1,14 @@
 //! The area that the ranks of a group write to and read from together, in phases. See the head of
 //! [`shm`](super).
 
+use super::area::{
+    CONTROL, FETCHED, INLINE, LINE, PAGE, SLOT, SMALL, align, area_len, pair_of, ring_len,
+    rings_len, round_at, shm_exchange_len, slots_len,
+};
 use super::error::ShmExchangeError;
-use super::mapping::Mapping;
+use super::mapping::{Mapping, wake};
 use super::outcome::{Outcome, Vote};
-use super::segment::{PAGE, Segment, align};
+use super::segment::Segment;
 use super::stream::ShmStream;
 use crate::wait::{Interrupted, Pause, WaitMode, WaitPolicy};
 use rcomm_recorder::model::Rank;
@@ -16,87 +20,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-/// Bytes between the control words of two ranks.
-const CONTROL: usize = 512;
-/// Bytes between a rank's two lines; two cache lines, since they are fetched in pairs.
-const LINE: usize = 128;
-
 /// Where the group's decision on a phase that is given up is: behind the first rank's other words, on a cache
 /// line that is otherwise not written.
 const OUTCOME: usize = 3 * LINE + 64;
-
-/// Bytes that a line carries besides its flag and signature.
-pub(crate) const INLINE: usize = 48;
-/// Most bytes of one slot.
-pub(crate) const SLOT: usize = 192 << 10;
-/// Bytes that a rank puts its slots into, one behind the other, where memory allows: more than a
-/// second-level cache of 1 MiB holds. What the others have read is then no longer in *their* caches when
-/// it is written again, so writing it does not have to invalidate their copies, which is what makes
-/// writing slow.
-const SLOTS_ROUND: usize = 8 * SLOT;
-/// Slots up to this size are two places used in turn, before the others: both cores' first-level caches
-/// hold them, and they are fetched for writing while the rank waits (`fetch_small`).
-const SMALL: usize = 8 << 10;
-/// Bytes of them that are fetched ahead.
-const FETCHED: usize = 1 << 10;
-/// Bytes of the two places that a pair exchanges its slots in ([`Traffic::Exchange`]).
-const EXCHANGED: usize = 2 * SLOT;
-/// Fewest bytes of a round: a slot never overlaps the one before it.
-const SLOTS_LEAST: usize = 3 * SLOT;
-/// Bytes for the slots of all ranks of a group, as long as each has the least.
-const SLOTS_ALL: usize = 24 << 20;
-
-/// Bytes before those of a ring, for its counts.
-pub(super) const RING_HEAD: usize = PAGE;
-/// Most and fewest bytes that a stream holds in each direction: a long round for the reason given at
-/// [`SLOTS_ROUND`].
-const RING_MOST: usize = 1 << 20;
-const RING_LEAST: usize = 256 << 10;
-/// Bytes for the rings of all pairs of a group, as long as each has the least.
-const RINGS_ALL: usize = 128 << 20;
-
-/// Bytes for the slots of one rank.
-fn slots_len(ranks: usize) -> usize {
-    let share = SLOTS_ALL / ranks.max(1) / PAGE * PAGE;
-    round_at(ranks) + share.clamp(SLOTS_LEAST, SLOTS_ROUND)
-}
-
-/// Where the round of slots begins, behind the places for small ones and for exchanged ones.
-fn round_at(ranks: usize) -> usize {
-    2 * SMALL + if ranks == 2 { EXCHANGED } else { 0 }
-}
-
-/// Bytes of a group's exchange area: lines and slots.
-fn shm_exchange_len(ranks: usize) -> usize {
-    align(ranks * CONTROL, PAGE) + ranks * slots_len(ranks)
-}
-
-/// How many pairs this many ranks form.
-fn pairs(ranks: usize) -> usize {
-    ranks * ranks.saturating_sub(1) / 2
-}
-
-/// Bytes that a stream of such a group holds in each direction.
-fn ring_len(ranks: usize) -> usize {
-    let share = RINGS_ALL / (2 * pairs(ranks).max(1)) / PAGE * PAGE;
-    share.clamp(RING_LEAST, RING_MOST)
-}
-
-/// Bytes of the two rings of a pair.
-fn rings_len(ranks: usize) -> usize {
-    2 * (RING_HEAD + ring_len(ranks))
-}
-
-/// Bytes of the area of a group of so many ranks: its exchange area, and the rings of each pair.
-pub(super) fn area_len(ranks: usize) -> usize {
-    shm_exchange_len(ranks) + pairs(ranks) * rings_len(ranks)
-}
-
-/// Which pair two ranks are, counted from 0.
-fn pair_of(one: usize, other: usize) -> usize {
-    let (low, high) = (one.min(other), one.max(other));
-    high * high.saturating_sub(1) / 2 + low
-}
 
 /// Which ranks write slots in the phases of an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -111,7 +37,7 @@ pub(crate) enum Traffic {
 
 /// Where the slots of all ranks are in a phase.
 #[derive(Clone, Copy)]
-struct Place {
+struct SlotLayout {
     start: usize,
     /// The two ranks use each other's.
     swapped: bool,
@@ -129,7 +55,7 @@ pub(crate) struct ShmExchange {
     phase: u32,
     traffic: Traffic,
     /// Where the slots of that phase are, and how many bytes of each are shown.
-    slot: Place,
+    slot: SlotLayout,
     shown: usize,
     /// Where the next slot of the round begins.
     next_slot: usize,
@@ -142,8 +68,22 @@ pub(crate) struct ShmExchange {
 }
 
 impl ShmExchange {
+    /// Finds or makes the exchange area of a group; its rank 0 makes it. `None` if there are too many groups.
+    pub(crate) fn of_group(
+        segment: &Arc<Segment>,
+        key: u64,
+        rank: usize,
+        ranks: Arc<[Rank]>,
+        policy: &mut WaitPolicy<'_>,
+    ) -> Result<Option<Self>, ShmExchangeError> {
+        let Some(at) = segment.area_of(key, rank, ranks[0], policy)? else {
+            return Ok(None);
+        };
+        Ok(Some(Self::new(segment.clone(), at, rank, ranks)?))
+    }
+
     /// The exchange area in area `place` of the segment, seen by `rank` of the group.
-    pub(super) fn new(
+    fn new(
         segment: Arc<Segment>,
         place: usize,
         rank: usize,
@@ -160,7 +100,7 @@ impl ShmExchange {
             ranks,
             phase: 0,
             traffic: Traffic::OneWay,
-            slot: Place {
+            slot: SlotLayout {
                 start: 0,
                 swapped: false,
             },
@@ -221,7 +161,7 @@ impl ShmExchange {
     }
 
     #[inline]
-    fn slot_at(&self, rank: usize, place: Place) -> usize {
+    fn slot_at(&self, rank: usize, place: SlotLayout) -> usize {
         let size = self.ranks.len();
         let rank = rank ^ usize::from(place.swapped);
         align(size * CONTROL, PAGE) + rank * slots_len(size) + place.start
@@ -251,10 +191,10 @@ impl ShmExchange {
 
     /// Where the slots of a phase are in which `used` bytes are shown.
     #[inline]
-    fn place(&self, phase: u32, used: usize) -> Place {
+    fn place(&self, phase: u32, used: usize) -> SlotLayout {
         let parity = (phase & 1) as usize;
         if self.exchanges() {
-            return Place {
+            return SlotLayout {
                 start: 2 * SMALL + (self.exchange & 1) as usize * SLOT,
                 swapped: self.exchange >> 1 & 1 == 1,
             };
@@ -264,7 +204,7 @@ impl ShmExchange {
         } else {
             self.next_slot
         };
-        Place {
+        SlotLayout {
             start,
             swapped: false,
         }
@@ -572,28 +512,5 @@ impl CloseGuard {
         for parity in 0..2 {
             wake(self.control.word(control + parity * LINE));
         }
-    }
-}
-
-/// Wakes all threads that sleep on this word.
-pub(super) fn wake(flag: &AtomicU32) {
-    // There may be no sleeper any more; that is no error.
-    let _ = futex::wake(flag, futex::Flags::empty(), i32::MAX as u32);
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn every_pair_has_rings_of_its_own() {
-        for size in [2, 3, 8] {
-            let mut all: Vec<usize> = (0..size)
-                .flat_map(|high| (0..high).map(move |low| pair_of(low, high)))
-                .collect();
-            all.sort_unstable();
-            assert_eq!(all, (0..pairs(size)).collect::<Vec<_>>());
-        }
-        assert_eq!(pair_of(2, 5), pair_of(5, 2));
     }
 }

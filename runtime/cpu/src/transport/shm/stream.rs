@@ -17,8 +17,8 @@
 //! The pair has a socket too. It is the doorbell that wakes a sleeper, so that one can sleep on several
 //! streams at once; and its end shows that the other rank has left, or died.
 
+use super::area::RING_HEAD;
 use super::mapping::Mapping;
-use super::shm_exchange::RING_HEAD;
 use rcomm_core::arithmetic::{HandOver, copy};
 use std::io::{self, Read, Write};
 use std::net::TcpStream;

@@ -4,14 +4,13 @@
 //! was not used in the group before is mapped by all ranks, which then show whether they could. So the
 //! ranks of a group know the same regions at any time, and for each whether it can be used.
 
-use super::exposed::{Exposed, Meeting};
+use super::access::{DirectAccess, MappedRegion, RegionBytes};
+use super::exposed::Exposed;
 use super::offer::Offer;
 use super::region::{Region, Whereabouts};
 use super::registry::Registry;
-use crate::collective::part_of;
-use crate::transport::shm::INLINE;
+use super::terms::{AccessTerms, Phases};
 use crate::wait::Failure;
-use rcomm_core::Access;
 use std::collections::HashMap;
 use std::io;
 use std::ops::Range;
@@ -21,78 +20,26 @@ use std::sync::Arc;
 /// mapped anew when they are used again.
 const MOST: usize = 256;
 
-/// A region of another rank that is mapped here.
-pub(super) struct Reached(Region);
-
-impl Reached {
-    pub(super) fn region(&self) -> &Region {
-        &self.0
-    }
-}
-
-/// What ranks may do while they access each other's bytes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Rule {
-    /// All read.
-    Read,
-    /// Each rank alone uses its [share](share_of) of all ranks' bytes.
-    Share,
-}
-
-/// The bytes, of this many, that `rank` works on for all: whole cache lines, and so whole elements.
-pub(super) fn share_of(rank: usize, size: usize, len: usize) -> Range<usize> {
-    const LINE: usize = 64;
-    let lines = part_of(rank, size, len.next_multiple_of(LINE), LINE);
-    lines.start.min(len)..lines.end.min(len)
-}
-
-/// Bytes of a rank that the terms name.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Need {
-    /// How many.
-    pub(crate) len: usize,
-    /// The access that the rule grants to them.
-    pub(crate) access: Access,
-}
-
-/// Which ranks' bytes are used, and how. Made from what the ranks' headers agree on alone.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Terms {
-    /// By rank; `None` for a rank whose bytes no other needs.
-    pub(crate) needs: Vec<Option<Need>>,
-    /// How.
-    pub(crate) rule: Rule,
-}
-
 /// What the ranks have agreed on.
-pub(crate) enum Outcome<'a> {
+pub(crate) enum AccessOutcome<'a> {
     /// To access each other's bytes, by the terms with this index.
-    Met(usize, Meeting<'a>),
+    Agreed(usize, DirectAccess<'a>),
     /// To use another algorithm.
-    Apart(Exposed<'a>),
-}
-
-/// A way for all ranks to exchange a few bytes at once.
-pub(crate) trait Phases {
-    /// Shows these bytes, and waits for those of all other ranks.
-    fn say(&mut self, bytes: &[u8]) -> Result<(), Failure>;
-
-    /// What `rank` has shown, and whatever was behind it in the line.
-    fn said(&self, rank: usize) -> &[u8; INLINE];
+    Declined(Exposed<'a>),
 }
 
 /// A region of a rank that all ranks know.
 struct Known {
     /// The mapping, if the region is another rank's and is still mapped here.
-    mapped: Option<Arc<Reached>>,
+    mapped: Option<Arc<MappedRegion>>,
     /// Whether all others have mapped it.
-    is_reached: bool,
+    is_mapped: bool,
     /// The last operation that used it.
     used: u64,
 }
 
 /// One rank's view of the regions that a group's ranks have mapped of each other.
-pub(crate) struct Reach {
+pub(crate) struct MappedRegions {
     rank: usize,
     registry: Arc<Registry>,
     /// By rank, and by id.
@@ -100,7 +47,7 @@ pub(crate) struct Reach {
     operations: u64,
 }
 
-impl Reach {
+impl MappedRegions {
     /// For `rank` of a group of `size`.
     pub(crate) fn new(rank: usize, size: usize, registry: Arc<Registry>) -> Self {
         Self {
@@ -117,7 +64,7 @@ impl Reach {
     }
 
     /// Unmaps everything: the group's ranks will not agree on anything any more.
-    pub(crate) fn let_go(&mut self) {
+    pub(crate) fn unmap_all(&mut self) {
         self.known.iter_mut().for_each(HashMap::clear);
     }
 
@@ -125,14 +72,14 @@ impl Reach {
     ///
     /// # Errors
     /// Those of the phases; `Io` if a region that was mapped before cannot be mapped again.
-    pub(crate) fn meet<'a>(
+    pub(crate) fn agree<'a>(
         &mut self,
         mut own: Exposed<'a>,
-        terms: &[Terms],
+        terms: &[AccessTerms],
         phases: &mut impl Phases,
-    ) -> Result<Outcome<'a>, Failure> {
+    ) -> Result<AccessOutcome<'a>, Failure> {
         let offer = own.open();
-        if let Err(failure) = phases.say(&Offer::encode(offer.as_ref())) {
+        if let Err(failure) = phases.show(&Offer::encode(offer.as_ref())) {
             if let Failure::Mismatch(..) = failure {
                 // All ranks have seen that they disagree.
                 own.close();
@@ -140,33 +87,33 @@ impl Reach {
             return Err(failure);
         }
         let offers: Vec<Option<Offer>> = (0..self.known.len())
-            .map(|rank| Offer::decode(phases.said(rank)))
+            .map(|rank| Offer::decode(phases.shown(rank)))
             .collect();
-        let apart = |mut own: Exposed<'a>| {
+        let decline = |mut own: Exposed<'a>| {
             own.close();
-            Ok(Outcome::Apart(own))
+            Ok(AccessOutcome::Declined(own))
         };
         let Some((number, chosen)) = terms
             .iter()
             .enumerate()
             .find_map(|(number, terms)| Some((number, chosen(terms, &offers)?)))
         else {
-            return apart(own);
+            return decline(own);
         };
         self.operations += 1;
         let unknown = self.unknown(&chosen);
         if !unknown.is_empty() {
             let could = self.map(&unknown);
-            phases.say(&[u8::from(could)])?;
-            let all_could = (0..self.known.len()).all(|rank| phases.said(rank)[0] == 1);
+            phases.show(&[u8::from(could)])?;
+            let all_could = (0..self.known.len()).all(|rank| phases.shown(rank)[0] == 1);
             self.remember(&unknown, all_could);
         }
-        if !self.are_reached(&chosen) {
-            return apart(own);
+        if !self.are_mapped(&chosen) {
+            return decline(own);
         }
-        let reached = self.reached(&chosen).map_err(Failure::Io)?;
-        let meeting = Meeting::new(own, self.rank, &terms[number], reached);
-        Ok(Outcome::Met(number, meeting))
+        let mapped = self.map_chosen(&chosen).map_err(Failure::Io)?;
+        let access = DirectAccess::new(own, self.rank, &terms[number], mapped);
+        Ok(AccessOutcome::Agreed(number, access))
     }
 
     /// The chosen regions that are not known yet, with their ranks.
@@ -189,7 +136,7 @@ impl Reach {
             let mapped = match *rank == self.rank {
                 true => None,
                 false => match Region::attach(region) {
-                    Ok(mapped) => Some(Arc::new(Reached(mapped))),
+                    Ok(mapped) => Some(Arc::new(MappedRegion::new(mapped))),
                     Err(error) => {
                         self.registry.note_unreachable(&error);
                         could = false;
@@ -199,7 +146,7 @@ impl Reach {
             };
             let known = Known {
                 mapped,
-                is_reached: false,
+                is_mapped: false,
                 used: self.operations,
             };
             self.known[*rank].insert(region.id, known);
@@ -208,12 +155,12 @@ impl Reach {
     }
 
     /// Records whether all have mapped them.
-    fn remember(&mut self, regions: &[(usize, Whereabouts)], is_reached: bool) {
+    fn remember(&mut self, regions: &[(usize, Whereabouts)], is_mapped: bool) {
         for (rank, region) in regions {
             let known = &mut self.known[*rank];
             if let Some(known) = known.get_mut(&region.id) {
-                known.is_reached = is_reached;
-                if !is_reached {
+                known.is_mapped = is_mapped;
+                if !is_mapped {
                     known.mapped = None;
                 }
             }
@@ -226,16 +173,16 @@ impl Reach {
         }
     }
 
-    fn are_reached(&self, chosen: &[Option<Chosen>]) -> bool {
+    fn are_mapped(&self, chosen: &[Option<Chosen>]) -> bool {
         let mut all = self.known.iter().zip(chosen);
         all.all(|(known, chosen)| {
             let Some(chosen) = chosen else { return true };
-            known.get(&chosen.region.id).is_some_and(|it| it.is_reached)
+            known.get(&chosen.region.id).is_some_and(|it| it.is_mapped)
         })
     }
 
     /// The other ranks' bytes.
-    fn reached(&mut self, chosen: &[Option<Chosen>]) -> io::Result<Vec<Option<Found>>> {
+    fn map_chosen(&mut self, chosen: &[Option<Chosen>]) -> io::Result<Vec<Option<RegionBytes>>> {
         let mut all = Vec::with_capacity(chosen.len());
         for (rank, (known, chosen)) in self.known.iter_mut().zip(chosen).enumerate() {
             let mut found = None;
@@ -246,7 +193,7 @@ impl Reach {
                 if rank != self.rank {
                     let mapped = match known.mapped.take() {
                         Some(mapped) => mapped,
-                        None => Arc::new(Reached(Region::attach(&chosen.region)?)),
+                        None => Arc::new(MappedRegion::new(Region::attach(&chosen.region)?)),
                     };
                     known.mapped = Some(mapped.clone());
                     if chosen.bytes.end > mapped.region().len() {
@@ -262,9 +209,6 @@ impl Reach {
     }
 }
 
-/// Another rank's region, and which bytes of it are used.
-pub(super) type Found = (Arc<Reached>, Range<usize>);
-
 /// Bytes of a rank that are to be used.
 struct Chosen {
     region: Whereabouts,
@@ -272,7 +216,7 @@ struct Chosen {
 }
 
 /// The bytes that the terms name; `None` unless all of them are offered.
-fn chosen(terms: &Terms, offers: &[Option<Offer>]) -> Option<Vec<Option<Chosen>>> {
+fn chosen(terms: &AccessTerms, offers: &[Option<Offer>]) -> Option<Vec<Option<Chosen>>> {
     let named = terms.needs.iter().zip(offers);
     let named = named.map(|(need, offer)| {
         let Some(need) = need else { return Some(None) };
@@ -284,37 +228,12 @@ fn chosen(terms: &Terms, offers: &[Option<Offer>]) -> Option<Vec<Option<Chosen>>
     named.collect()
 }
 
-impl Meeting<'_> {
-    /// Announces that this rank has finished, and waits until all have.
-    ///
-    /// # Errors
-    /// Those of the phases; then the other ranks' access to the bytes is revoked.
-    pub(crate) fn end(self, phases: &mut impl Phases) -> Result<(), Failure> {
-        phases.say(&[])?;
-        self.close();
-        Ok(())
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn shares_cover_everything_once_and_cut_no_element() {
-        for len in [0, 16, 64, 80, 4096, 4112, 1 << 20] {
-            for size in [1, 2, 3, 7, 40] {
-                let mut end = 0;
-                for rank in 0..size {
-                    let share = share_of(rank, size, len);
-                    assert_eq!(share.start, end);
-                    assert_eq!((share.start % 16, share.len() % 16), (0, 0));
-                    end = share.end;
-                }
-                assert_eq!(end, len);
-            }
-        }
-    }
+    use crate::registered::terms::{Need, Rule};
+    use crate::transport::shm::INLINE;
+    use rcomm_core::Access;
 
     fn offer(id: u64, len: usize) -> Option<Offer> {
         let region = Whereabouts {
@@ -332,7 +251,7 @@ mod tests {
             len: 100,
             access: Access::Read,
         });
-        let terms = Terms {
+        let terms = AccessTerms {
             needs: vec![need, None, need],
             rule: Rule::Read,
         };
@@ -344,17 +263,17 @@ mod tests {
     /// Rank 0, the one under test, and rank 1, which shows these bytes one after the other.
     struct Pair {
         words: Vec<[u8; INLINE]>,
-        said: [[u8; INLINE]; 2],
+        shown: [[u8; INLINE]; 2],
     }
 
     impl Phases for Pair {
-        fn say(&mut self, bytes: &[u8]) -> Result<(), Failure> {
-            self.said = [word(bytes), self.words.remove(0)];
+        fn show(&mut self, bytes: &[u8]) -> Result<(), Failure> {
+            self.shown = [word(bytes), self.words.remove(0)];
             Ok(())
         }
 
-        fn said(&self, rank: usize) -> &[u8; INLINE] {
-            &self.said[rank]
+        fn shown(&self, rank: usize) -> &[u8; INLINE] {
+            &self.shown[rank]
         }
     }
 
@@ -378,20 +297,20 @@ mod tests {
         let offered = |offer| word(&Offer::encode(Some(offer)));
         let mut pair = Pair {
             words: vec![offered(&honest), word(&[1]), offered(&lie)],
-            said: [[0; INLINE]; 2],
+            shown: [[0; INLINE]; 2],
         };
         let need = Some(Need {
             len: 4096,
             access: Access::Read,
         });
-        let terms = [Terms {
+        let terms = [AccessTerms {
             needs: vec![None, need],
             rule: Rule::Read,
         }];
-        let mut reach = Reach::new(0, 2, registry.clone());
+        let mut regions = MappedRegions::new(0, 2, registry.clone());
         let data = [0; 4096];
-        let mut meet = || reach.meet(Exposed::read(&registry, &data), &terms, &mut pair);
-        assert!(matches!(meet(), Ok(Outcome::Met(0, _))));
-        assert!(matches!(meet(), Err(Failure::Io(_))));
+        let mut agree = || regions.agree(Exposed::read(&registry, &data), &terms, &mut pair);
+        assert!(matches!(agree(), Ok(AccessOutcome::Agreed(0, _))));
+        assert!(matches!(agree(), Err(Failure::Io(_))));
     }
 }

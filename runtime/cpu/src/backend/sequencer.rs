@@ -1,0 +1,65 @@
+//! The order in which a group's collectives run.
+
+use crate::wait::{Interrupted, Pause, WaitPolicy};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+
+/// The order of the collectives of a group: one runs at a time.
+pub(crate) struct Sequencer {
+    current: AtomicU64,
+    sleepers: Mutex<()>,
+    sleeping: AtomicU64,
+    bell: Condvar,
+}
+
+impl Sequencer {
+    /// The first turn is 1.
+    pub(crate) fn new() -> Self {
+        Self {
+            current: AtomicU64::new(1),
+            sleepers: Mutex::new(()),
+            sleeping: AtomicU64::new(0),
+            bell: Condvar::new(),
+        }
+    }
+
+    /// Waits until it is this turn; returns whether it had to wait.
+    #[inline]
+    pub(crate) fn take(&self, turn: u64, policy: &mut WaitPolicy<'_>) -> Result<bool, Interrupted> {
+        if self.current.load(Ordering::Acquire) == turn {
+            return Ok(false);
+        }
+        self.wait(turn, policy)?;
+        Ok(true)
+    }
+
+    #[cold]
+    fn wait(&self, turn: u64, policy: &mut WaitPolicy<'_>) -> Result<(), Interrupted> {
+        while self.current.load(Ordering::Acquire) != turn {
+            if let Pause::Sleep(time) = policy.pause()? {
+                let sleepers = self.lock_sleepers();
+                self.sleeping.fetch_add(1, Ordering::SeqCst);
+                if self.current.load(Ordering::SeqCst) != turn {
+                    drop(self.bell.wait_timeout(sleepers, time));
+                }
+                self.sleeping.fetch_sub(1, Ordering::SeqCst);
+            }
+        }
+        policy.refresh();
+        Ok(())
+    }
+
+    fn lock_sleepers(&self) -> MutexGuard<'_, ()> {
+        self.sleepers.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Ends this turn; the next one begins.
+    #[inline]
+    pub(crate) fn pass(&self) {
+        self.current.fetch_add(1, Ordering::SeqCst);
+        if self.sleeping.load(Ordering::SeqCst) > 0 {
+            drop(self.lock_sleepers());
+            self.bell.notify_all();
+        }
+    }
+}

@@ -1,0 +1,71 @@
+//! On what terms ranks access each other's bytes, and how they agree on them.
+
+use crate::collective::part_of;
+use crate::transport::shm::INLINE;
+use crate::wait::Failure;
+use rcomm_core::Access;
+use std::ops::Range;
+
+/// What ranks may do while they access each other's bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Rule {
+    /// All read.
+    Read,
+    /// Each rank alone uses its [share](share_of) of all ranks' bytes.
+    Share,
+}
+
+/// The bytes, of this many, that `rank` works on for all: whole cache lines, and so whole elements.
+pub(super) fn share_of(rank: usize, size: usize, len: usize) -> Range<usize> {
+    const LINE: usize = 64;
+    let lines = part_of(rank, size, len.next_multiple_of(LINE), LINE);
+    lines.start.min(len)..lines.end.min(len)
+}
+
+/// Bytes of a rank that the terms name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Need {
+    /// How many.
+    pub(crate) len: usize,
+    /// The access that the rule grants to them.
+    pub(crate) access: Access,
+}
+
+/// Which ranks' bytes are used, and how. Made from what the ranks' headers agree on alone.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct AccessTerms {
+    /// By rank; `None` for a rank whose bytes no other needs.
+    pub(crate) needs: Vec<Option<Need>>,
+    /// How.
+    pub(crate) rule: Rule,
+}
+
+/// A way for all ranks to exchange a few bytes at once.
+pub(crate) trait Phases {
+    /// Shows these bytes, and waits for those of all other ranks.
+    fn show(&mut self, bytes: &[u8]) -> Result<(), Failure>;
+
+    /// What `rank` has shown, and whatever was behind it in the line.
+    fn shown(&self, rank: usize) -> &[u8; INLINE];
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn shares_cover_everything_once_and_cut_no_element() {
+        for len in [0, 16, 64, 80, 4096, 4112, 1 << 20] {
+            for size in [1, 2, 3, 7, 40] {
+                let mut end = 0;
+                for rank in 0..size {
+                    let share = share_of(rank, size, len);
+                    assert_eq!(share.start, end);
+                    assert_eq!((share.start % 16, share.len() % 16), (0, 0));
+                    end = share.end;
+                }
+                assert_eq!(end, len);
+            }
+        }
+    }
+}

@@ -1,7 +1,7 @@
 //! [`NcclFactory`] makes the backends of a world's groups.
 
 use super::NcclBackend;
-use crate::comm::bootstrap::{BootstrapGroup, Scope};
+use crate::comm::members::{BootstrapGroup, Scope};
 use crate::context::Shared;
 use crate::context::options::{Connecting, NcclOptions};
 use crate::cuda::device::CudaDevice;

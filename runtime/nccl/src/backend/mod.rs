@@ -4,7 +4,7 @@ mod derive;
 pub(crate) mod factory;
 mod turns;
 
-use crate::comm::bootstrap::{BootstrapGroup, Scope};
+use crate::comm::members::{BootstrapGroup, Scope};
 use crate::context::Shared;
 use crate::launch;
 use crate::queue::pending::Ticket;

@@ -1,41 +1,18 @@
 //! How the ranks of a communicator find each other over the store, step by step.
 //!
-//! First they exchange who they are (`peer_info`), then they join. A rank that gives up publishes that, and the others stop waiting
-//! for it.
+//! First they exchange who they are (`peer_info`), then they join. A rank that gives up publishes that, and
+//! the others stop waiting for it.
 
 use super::Comm;
 use super::init::{CommInit, InitParams, InitStep, WarmUp};
+use super::members::BootstrapGroup;
 use super::peer_info::{self, PeerInfo};
 use crate::context::Shared;
 use crate::library::sys::UniqueId;
 use rcomm_core::Deadline;
 use rcomm_core::store::Store;
 use rcomm_core::{Error, ErrorKind, Result};
-use rcomm_recorder::model::Rank;
-use std::sync::Arc;
 use std::time::{Duration, Instant};
-
-/// Whose communicator it is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Scope {
-    /// All members of the group, under their ranks there.
-    Group,
-    /// Two of them: the sender and the receiver.
-    Pair,
-}
-
-/// The ranks that are to join, and the store through which they meet.
-pub(crate) struct BootstrapGroup {
-    pub(crate) scope: Scope,
-    /// Prefixed for this one communicator.
-    pub(crate) store: Arc<dyn Store>,
-    /// The members' ranks in the world, in the order of their ranks in the communicator.
-    pub(crate) ranks: Vec<Rank>,
-    /// This rank's place among them.
-    pub(crate) own: u32,
-    /// What the library's logs call the communicator.
-    pub(crate) name: String,
-}
 
 enum BootstrapStage {
     Gathering,

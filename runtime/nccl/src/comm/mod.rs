@@ -10,6 +10,7 @@
 pub(crate) mod bootstrap;
 pub(crate) mod handle_slot;
 pub(crate) mod init;
+pub(crate) mod members;
 mod peer_info;
 pub(crate) mod store_exchange;
 

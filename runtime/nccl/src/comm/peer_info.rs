@@ -7,7 +7,7 @@
 //!
 //! Ranks on one device, and libraries that differ, are refused by name here, where NCCL would hang.
 
-use super::bootstrap::BootstrapGroup;
+use super::members::BootstrapGroup;
 use crate::context::options::DeviceSharing;
 use crate::library::Version;
 use crate::library::sys::UniqueId;
@@ -190,7 +190,7 @@ fn read_id(bytes: &[u8]) -> Result<UniqueId> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::comm::bootstrap::Scope;
+    use crate::comm::members::Scope;
     use rcomm_core::store::HashStore;
     use std::sync::Arc;
     use std::sync::atomic::{AtomicU64, Ordering};

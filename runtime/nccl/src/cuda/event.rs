@@ -85,6 +85,18 @@ impl Event {
     }
 }
 
+impl CudaStream {
+    /// Makes what is enqueued here from now on wait until the newest record of `event` is done.
+    pub(crate) fn wait_for(&self, event: &Event) -> Result<()> {
+        // SAFETY: stream and event are live, as both values are borrowed; the driver keeps what it needs of
+        // the event.
+        let status = unsafe {
+            (self.device().driver().table().stream_wait_event)(self.raw(), event.raw(), 0)
+        };
+        self.device().driver().check("cuStreamWaitEvent", status)
+    }
+}
+
 impl Drop for Event {
     fn drop(&mut self) {
         // SAFETY: made by `new`, destroyed once; the driver keeps what pending work needs of it.

@@ -1,7 +1,6 @@
 //! Streams of a device, as owned values: ours, and the program's own.
 
 use super::device::CudaDevice;
-use super::event::Event;
 use super::graph::Graph;
 use crate::cuda::{self, CuContext, CuDevicePtr, CuGraph, CuStream};
 use rcomm_core::backend::Stream;
@@ -201,15 +200,6 @@ impl CudaStream {
         // the stream is done with them.
         let status = unsafe { (driver.table().memset_u32)(at, value, 1, self.raw) };
         driver.check("cuMemsetD32Async", status)
-    }
-
-    /// Makes what is enqueued here from now on wait until the newest record of `event` is done.
-    pub(crate) fn wait_for(&self, event: &Event) -> Result<()> {
-        // SAFETY: stream and event are live, as both values are borrowed; the driver keeps what it needs of
-        // the event.
-        let status =
-            unsafe { (self.device.driver().table().stream_wait_event)(self.raw, event.raw(), 0) };
-        self.device.driver().check("cuStreamWaitEvent", status)
     }
 }
 

@@ -2,7 +2,7 @@
 //! reduction made for one operation, memory where a list lies contiguously.
 
 use super::parts::{Move, Part, STAGING_ALIGN, whole};
-use super::{Call, Launched, Target};
+use super::{Call, LaunchTarget, Launched};
 use crate::library::datatype::{NcclReduction, Units, reduction_of};
 use crate::library::sys::{self, NcclRedOp, NcclResult, result};
 use rcomm_core::Buffer;
@@ -14,7 +14,7 @@ use std::ffi::{c_int, c_void};
 
 /// One operation's calls. The contract of [`over`](Self::over) is the reason why every call below is sound.
 pub(super) struct Calls<'a> {
-    pub(super) target: Target<'a>,
+    pub(super) target: LaunchTarget<'a>,
     is_pending: Cell<bool>,
     /// Bytes of the staging memory in use.
     staged: Cell<usize>,
@@ -27,7 +27,7 @@ impl<'a> Calls<'a> {
     /// calls the communicator. Parts, and buffers that are cut into them, are those of one operation that is
     /// valid for the target's rank and size; they, the barrier's four bytes and the staging memory are on
     /// the stream's device, and stay until the stream is done with them.
-    pub(super) unsafe fn over(target: Target<'a>) -> Self {
+    pub(super) unsafe fn over(target: LaunchTarget<'a>) -> Self {
         Self {
             target,
             is_pending: Cell::new(false),

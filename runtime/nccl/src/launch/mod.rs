@@ -14,7 +14,7 @@ mod parts;
 
 pub(crate) use parts::staging_bytes;
 
-use crate::comm::bootstrap::Scope;
+use crate::comm::members::Scope;
 use crate::context::Shared;
 use crate::cuda::device::CudaDevice;
 use crate::cuda::stream::CudaStream;
@@ -74,7 +74,7 @@ fn check_library(library: &NcclLibrary, op: &Op<'_>) -> Result<()> {
 
 /// Where calls go.
 #[derive(Clone, Copy)]
-pub(crate) struct Target<'a> {
+pub(crate) struct LaunchTarget<'a> {
     pub(crate) library: &'a NcclLibrary,
     pub(crate) comm: NcclComm,
     pub(crate) scope: Scope,
@@ -104,7 +104,7 @@ pub(crate) struct Launched {
     pub(crate) copies: Vec<Move>,
 }
 
-impl<'a> Target<'a> {
+impl<'a> LaunchTarget<'a> {
     /// Enqueues an operation.
     ///
     /// # Safety
@@ -118,7 +118,7 @@ impl<'a> Target<'a> {
     pub(crate) unsafe fn launch(self, op: &Op<'_>) -> Result<Launched> {
         // SAFETY: the caller keeps communicator and stream live, has the communicator to itself during this
         // call, which drops `calls`, and passes a valid operation whose buffers stay. The queue that fills a
-        // `Target` keeps the barrier's four bytes and the staging memory as long.
+        // `LaunchTarget` keeps the barrier's four bytes and the staging memory as long.
         let calls = unsafe { Calls::over(self) };
         if needs_group(op) {
             let group = self.library.group()?;

@@ -20,7 +20,7 @@ pub(crate) type NcclRedOp = c_int;
 /// `ncclComm_t`.
 pub(crate) type NcclComm = *mut c_void;
 /// `cudaStream_t`, the same handle as the driver's `CUstream`.
-pub(crate) type CudaStream = *mut c_void;
+pub(crate) type RawStream = *mut c_void;
 
 /// Values of `ncclResult_t`.
 pub(crate) mod result {
@@ -92,7 +92,7 @@ pub(crate) const WIN_COLL_SYMMETRIC: c_int = 1;
 /// `ncclScalarHostImmediate`: the scalar is read before `ncclRedOpCreatePreMulSum` returns.
 pub(crate) const SCALAR_HOST_IMMEDIATE: c_int = 1;
 /// `ncclWindow_t`.
-pub(crate) type NcclWindow = *mut c_void;
+pub(crate) type RawWindow = *mut c_void;
 
 /// `ncclWaitSignalDesc_t`.
 #[derive(Clone, Copy, Debug)]
@@ -337,19 +337,19 @@ table! {
         /// `ncclRedOpDestroy`
         red_op_destroy = "ncclRedOpDestroy": fn(NcclRedOp, NcclComm) -> NcclResult;
         /// `ncclReduce`
-        reduce = "ncclReduce": fn(*const c_void, *mut c_void, usize, NcclDataType, NcclRedOp, c_int, NcclComm, CudaStream) -> NcclResult;
+        reduce = "ncclReduce": fn(*const c_void, *mut c_void, usize, NcclDataType, NcclRedOp, c_int, NcclComm, RawStream) -> NcclResult;
         /// `ncclBroadcast`
-        broadcast = "ncclBroadcast": fn(*const c_void, *mut c_void, usize, NcclDataType, c_int, NcclComm, CudaStream) -> NcclResult;
+        broadcast = "ncclBroadcast": fn(*const c_void, *mut c_void, usize, NcclDataType, c_int, NcclComm, RawStream) -> NcclResult;
         /// `ncclAllReduce`
-        all_reduce = "ncclAllReduce": fn(*const c_void, *mut c_void, usize, NcclDataType, NcclRedOp, NcclComm, CudaStream) -> NcclResult;
+        all_reduce = "ncclAllReduce": fn(*const c_void, *mut c_void, usize, NcclDataType, NcclRedOp, NcclComm, RawStream) -> NcclResult;
         /// `ncclReduceScatter`
-        reduce_scatter = "ncclReduceScatter": fn(*const c_void, *mut c_void, usize, NcclDataType, NcclRedOp, NcclComm, CudaStream) -> NcclResult;
+        reduce_scatter = "ncclReduceScatter": fn(*const c_void, *mut c_void, usize, NcclDataType, NcclRedOp, NcclComm, RawStream) -> NcclResult;
         /// `ncclAllGather`
-        all_gather = "ncclAllGather": fn(*const c_void, *mut c_void, usize, NcclDataType, NcclComm, CudaStream) -> NcclResult;
+        all_gather = "ncclAllGather": fn(*const c_void, *mut c_void, usize, NcclDataType, NcclComm, RawStream) -> NcclResult;
         /// `ncclSend`
-        send = "ncclSend": fn(*const c_void, usize, NcclDataType, c_int, NcclComm, CudaStream) -> NcclResult;
+        send = "ncclSend": fn(*const c_void, usize, NcclDataType, c_int, NcclComm, RawStream) -> NcclResult;
         /// `ncclRecv`
-        recv = "ncclRecv": fn(*mut c_void, usize, NcclDataType, c_int, NcclComm, CudaStream) -> NcclResult;
+        recv = "ncclRecv": fn(*mut c_void, usize, NcclDataType, c_int, NcclComm, RawStream) -> NcclResult;
         /// `ncclGroupStart`
         group_start = "ncclGroupStart": fn() -> NcclResult;
         /// `ncclGroupEnd`
@@ -371,25 +371,25 @@ table! {
         /// `ncclCommShrink`
         comm_shrink = "ncclCommShrink", "2.27": fn(NcclComm, *mut c_int, c_int, *mut NcclComm, *mut Config, c_int) -> NcclResult;
         /// `ncclCommWindowRegister`
-        comm_window_register = "ncclCommWindowRegister", "2.27": fn(NcclComm, *mut c_void, usize, *mut NcclWindow, c_int) -> NcclResult;
+        comm_window_register = "ncclCommWindowRegister", "2.27": fn(NcclComm, *mut c_void, usize, *mut RawWindow, c_int) -> NcclResult;
         /// `ncclCommWindowDeregister`
-        comm_window_deregister = "ncclCommWindowDeregister", "2.27": fn(NcclComm, NcclWindow) -> NcclResult;
+        comm_window_deregister = "ncclCommWindowDeregister", "2.27": fn(NcclComm, RawWindow) -> NcclResult;
         /// `ncclCommQueryProperties`
         comm_query_properties = "ncclCommQueryProperties", "2.29": fn(NcclComm, *mut CommProperties) -> NcclResult;
         /// `ncclPutSignal`
-        put_signal = "ncclPutSignal", "2.29": fn(*const c_void, usize, NcclDataType, c_int, NcclWindow, usize, c_int, c_int, c_uint, NcclComm, CudaStream) -> NcclResult;
+        put_signal = "ncclPutSignal", "2.29": fn(*const c_void, usize, NcclDataType, c_int, RawWindow, usize, c_int, c_int, c_uint, NcclComm, RawStream) -> NcclResult;
         /// `ncclSignal`
-        signal = "ncclSignal", "2.29": fn(c_int, c_int, c_int, c_uint, NcclComm, CudaStream) -> NcclResult;
+        signal = "ncclSignal", "2.29": fn(c_int, c_int, c_int, c_uint, NcclComm, RawStream) -> NcclResult;
         /// `ncclWaitSignal`
-        wait_signal = "ncclWaitSignal", "2.29": fn(c_int, *mut WaitSignalDesc, NcclComm, CudaStream) -> NcclResult;
+        wait_signal = "ncclWaitSignal", "2.29": fn(c_int, *mut WaitSignalDesc, NcclComm, RawStream) -> NcclResult;
         /// `ncclGetPeerDevicePointer`
-        get_peer_device_pointer = "ncclGetPeerDevicePointer", "2.29": fn(NcclWindow, usize, c_int, *mut *mut c_void) -> NcclResult;
+        get_peer_device_pointer = "ncclGetPeerDevicePointer", "2.29": fn(RawWindow, usize, c_int, *mut *mut c_void) -> NcclResult;
         /// `ncclAlltoAll`
-        all_to_all = "ncclAlltoAll", "2.28": fn(*const c_void, *mut c_void, usize, NcclDataType, NcclComm, CudaStream) -> NcclResult;
+        all_to_all = "ncclAlltoAll", "2.28": fn(*const c_void, *mut c_void, usize, NcclDataType, NcclComm, RawStream) -> NcclResult;
         /// `ncclGather`
-        gather = "ncclGather", "2.28": fn(*const c_void, *mut c_void, usize, NcclDataType, c_int, NcclComm, CudaStream) -> NcclResult;
+        gather = "ncclGather", "2.28": fn(*const c_void, *mut c_void, usize, NcclDataType, c_int, NcclComm, RawStream) -> NcclResult;
         /// `ncclScatter`
-        scatter = "ncclScatter", "2.28": fn(*const c_void, *mut c_void, usize, NcclDataType, c_int, NcclComm, CudaStream) -> NcclResult;
+        scatter = "ncclScatter", "2.28": fn(*const c_void, *mut c_void, usize, NcclDataType, c_int, NcclComm, RawStream) -> NcclResult;
         /// `ncclCommRevoke`
         comm_revoke = "ncclCommRevoke", "2.29": fn(NcclComm, c_int) -> NcclResult;
     }

@@ -5,7 +5,7 @@
 //! so that a hung one would delay the end of the others: all receive the abort flag before one is freed.
 
 use super::{CommQueue, Stage};
-use crate::comm::bootstrap::Scope;
+use crate::comm::members::Scope;
 use crate::comm::{Comm, CommStatus};
 use crate::context::Shared;
 use crate::cuda::event::Mark;

@@ -9,10 +9,10 @@ use crate::cuda::event::Mark;
 use crate::cuda::graph::Graph;
 use crate::cuda::memory::{DeviceBuffer, stream_of};
 use crate::cuda::stream::CudaStream;
-use crate::launch::{Call, Launched, Target, staging_bytes};
+use crate::launch::{Call, LaunchTarget, Launched, staging_bytes};
 use crate::library::NcclLibrary;
 use crate::library::config::Blocking;
-use crate::library::sys::{CudaStream as RawStream, NcclComm, NcclResult, result};
+use crate::library::sys::{NcclComm, NcclResult, RawStream, result};
 use rcomm_core::Buffer;
 use rcomm_core::Deadline;
 use rcomm_core::Op;
@@ -90,7 +90,7 @@ impl CommQueue {
             (None, Timing::Off) => Some(Start::Follows(self.latest().clone(), joints)),
         };
         let launched = comm.with(|library, raw| {
-            let target = Target {
+            let target = LaunchTarget {
                 library,
                 comm: raw,
                 scope: self.scope,

@@ -15,8 +15,9 @@ pub(crate) mod registry;
 
 pub(crate) use enqueue::{Left, Unmade, visit};
 
-use crate::comm::bootstrap::{Bootstrap, BootstrapGroup, Scope};
+use crate::comm::bootstrap::Bootstrap;
 use crate::comm::init::{CommInit, InitStep, WarmUp};
+use crate::comm::members::{BootstrapGroup, Scope};
 use crate::comm::{Comm, CommStatus};
 use crate::context::Shared;
 use crate::context::options::Connecting;

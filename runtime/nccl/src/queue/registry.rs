@@ -13,14 +13,14 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 #[derive(Default)]
 pub(crate) struct Registry {
     /// By the library's number.
-    registered: Mutex<BTreeMap<u64, Registered>>,
+    registered: Mutex<BTreeMap<u64, RegisteredRanges>>,
     windows: Mutex<Windows>,
 }
 
 /// Ranges that the library knows by one number: it gives one that lies in the pages of another the other's,
 /// and counts (`ncclRegister`, register.cc). So all owners stay until the last is undone.
 #[derive(Default)]
-struct Registered {
+struct RegisteredRanges {
     count: usize,
     owners: Vec<Arc<dyn Any + Send + Sync>>,
 }
@@ -56,7 +56,7 @@ impl Registry {
         self.windows.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn lock(&self) -> MutexGuard<'_, BTreeMap<u64, Registered>> {
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<u64, RegisteredRanges>> {
         self.registered
             .lock()
             .unwrap_or_else(PoisonError::into_inner)

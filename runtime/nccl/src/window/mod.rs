@@ -29,7 +29,7 @@ use crate::comm::store_exchange::StoreExchange;
 use crate::cuda::event::Mark;
 use crate::cuda::memory::{DeviceBuffer, stream_of};
 use crate::cuda::stream::CudaStream;
-use crate::library::sys::NcclWindow as RawWindow;
+use crate::library::sys::RawWindow;
 use crate::queue::CommQueue;
 use put::Outgoing;
 use rcomm_core::Deadline;
@@ -52,12 +52,12 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 /// Memory that is a window of the communicator's. It belongs to the queue until it is deregistered.
-struct Registered {
+struct WindowMemory {
     handle: AtomicPtr<c_void>,
     at: u64,
 }
 
-impl Registered {
+impl WindowMemory {
     fn handle(&self) -> RawWindow {
         self.handle.load(Ordering::Acquire)
     }
@@ -65,8 +65,8 @@ impl Registered {
 
 /// What a window has while it is open.
 struct Open {
-    data: Registered,
-    control: Registered,
+    data: WindowMemory,
+    control: WindowMemory,
     /// The caller's memory, and ours: words of others, words to others, staging.
     memory: Buffer<'static>,
     words: DeviceBuffer,

@@ -1,6 +1,6 @@
 //! How a window is created: all ranks exchange descriptions of their memory, then register it together.
 
-use super::{NcclWindow, Open, Outgoing, Registered, STAGING, Signals, WORD, hold};
+use super::{NcclWindow, Open, Outgoing, STAGING, Signals, WORD, WindowMemory, hold};
 use crate::comm::handle_slot::HandleSlot;
 use crate::comm::store_exchange::StoreExchange;
 use crate::context::Shared;
@@ -234,7 +234,7 @@ impl CommQueue {
         bytes: usize,
         exchange: &StoreExchange,
         deadline: Deadline,
-    ) -> Result<Registered> {
+    ) -> Result<WindowMemory> {
         const LOOK: Duration = Duration::from_millis(50);
         let Some(register) = self.shared.library.table().comm_window_register else {
             let what = "a window on device memory";
@@ -295,13 +295,13 @@ impl CommQueue {
             let message = "NCCL gives no window: it has no symmetric memory on this communicator";
             return Err(Error::new(ErrorKind::Unsupported, message));
         }
-        Ok(Registered {
+        Ok(WindowMemory {
             handle: AtomicPtr::new(handle),
             at,
         })
     }
 
-    pub(super) fn deregister_window(&self, window: &Registered) -> Result<()> {
+    pub(super) fn deregister_window(&self, window: &WindowMemory) -> Result<()> {
         let library = &self.shared.library;
         let (Some(comm), Some(deregister)) = (self.comm(), library.table().comm_window_deregister)
         else {

@@ -10,7 +10,6 @@ use super::peer_info::{self, PeerInfo};
 use crate::context::Shared;
 use crate::library::sys::UniqueId;
 use rcomm_core::Deadline;
-use rcomm_core::store::Store;
 use rcomm_core::{Error, ErrorKind, Result};
 use std::time::{Duration, Instant};
 

@@ -24,7 +24,7 @@ fn read_whole(bytes: &[u8]) -> Dump {
 }
 
 /// An entry with its indices resolved: the order of the tables does not matter.
-fn told(dump: &Dump) -> Vec<(Entry, Signature, Vec<Frame>, Option<ThreadInfo>)> {
+fn content(dump: &Dump) -> Vec<(Entry, Signature, Vec<Frame>, Option<ThreadInfo>)> {
     let follow = |entry: &Entry| {
         let stack = entry.stack.map(|at| &dump.stacks[at as usize]);
         let frames = stack.into_iter().flatten();
@@ -50,7 +50,7 @@ fn assert_same(written: &Dump, read: &Dump) {
     assert_eq!(read.comm_lib_version, written.comm_lib_version);
     assert_eq!(read.groups, written.groups);
     assert_eq!(read.nccl_comm_state, written.nccl_comm_state);
-    assert_eq!(told(read), told(written));
+    assert_eq!(content(read), content(written));
 }
 
 #[test]

@@ -25,7 +25,7 @@ fn run(size: u32, body: impl Fn(World) + Sync) {
 }
 
 /// The error that all ranks get, which is the same but for what each adds of its own.
-fn told(error: &rcomm::Error, expected: &str) {
+fn assert_error(error: &rcomm::Error, expected: &str) {
     let message = error.to_string();
     assert!(message.contains(expected), "{message}");
 }
@@ -63,7 +63,7 @@ fn the_rank_with_another_size_is_named_on_all_ranks() {
             .unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Mismatch);
         assert_eq!(error.rank(), Some(1));
-        told(
+        assert_error(
             &error,
             "the ranks disagree: rank 1 issued #1 all_reduce(sum) of Float[4], \
              but ranks 0, 2 issued #1 all_reduce(sum) of Float[3]",
@@ -83,7 +83,7 @@ fn the_rank_with_another_operation_is_named_to_whoever_waits() {
             work.wait().unwrap_err()
         };
         assert_eq!(error.kind(), ErrorKind::Mismatch);
-        told(
+        assert_error(
             &error,
             "rank 2 issued #1 broadcast of Byte[3] with root 1, \
              but ranks 0, 1 issued #1 all_reduce(max) of Byte[3]",
@@ -96,12 +96,12 @@ fn roots_and_reductions_are_compared_too() {
     run(2, |world| {
         let rank = world.rank();
         let error = world.group().broadcast(&mut [0u8], rank).unwrap_err();
-        told(&error, "rank 1 issued #1 broadcast of Byte[1] with root 1");
+        assert_error(&error, "rank 1 issued #1 broadcast of Byte[1] with root 1");
     });
     run(2, |world| {
         let op = [ReduceOp::Sum, ReduceOp::Min][world.rank() as usize];
         let error = world.group().all_reduce(&mut [0u8], op).unwrap_err();
-        told(&error, "rank 1 issued #1 all_reduce(min) of Byte[1]");
+        assert_error(&error, "rank 1 issued #1 all_reduce(min) of Byte[1]");
     });
 }
 
@@ -119,7 +119,7 @@ fn a_message_that_does_not_fit_is_told_to_both_ends_at_last() {
                 let error = group.recv(&mut short, 0, 4).unwrap_err();
                 assert_eq!(error.kind(), ErrorKind::Mismatch);
                 assert_eq!(error.rank(), Some(0));
-                told(&error, &received(count));
+                assert_error(&error, &received(count));
                 world.store().set("test/refused", b"1").unwrap();
                 let done = world.store().wait(&["test/done"], Duration::from_secs(30));
                 return done.unwrap();
@@ -127,7 +127,7 @@ fn a_message_that_does_not_fit_is_told_to_both_ends_at_last() {
             let error = match group.send(&vec![1i32; count], 1, 4) {
                 Err(error) => {
                     assert_eq!((error.kind(), count), (ErrorKind::Mismatch, 100_000));
-                    told(&error, "but rank 1 of the group receives 99999 Int");
+                    assert_error(&error, "but rank 1 of the group receives 99999 Int");
                     error
                 }
                 Ok(()) => {
@@ -138,7 +138,7 @@ fn a_message_that_does_not_fit_is_told_to_both_ends_at_last() {
                     refused.unwrap();
                     // It learns by its next operation, whatever that is.
                     let error = group.barrier().unwrap_err();
-                    told(&error, &received(count));
+                    assert_error(&error, &received(count));
                     error
                 }
             };
@@ -165,7 +165,7 @@ fn a_nan_is_refused_on_all_ranks_with_its_place() {
         let error = group.all_reduce(&mut numbers, ReduceOp::Sum).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::NotANumber);
         assert_eq!(error.rank(), Some(1));
-        told(
+        assert_error(
             &error,
             "rank 1 put in a NaN: element 2 of input 0 of #2 all_reduce(sum) of Float[3]",
         );
@@ -181,8 +181,8 @@ fn a_rank_that_does_not_come_is_named_before_anything_is_started() {
         if world.rank() == 0 {
             let error = group.barrier().unwrap_err();
             assert_eq!(error.kind(), ErrorKind::Timeout);
-            told(&error, "waited for rank 1");
-            told(&error, "while the ranks compared what they are about to do");
+            assert_error(&error, "waited for rank 1");
+            assert_error(&error, "while the ranks compared what they are about to do");
             world.store().set("test/done", b"1").unwrap();
         } else {
             let done = world.store().wait(&["test/done"], Duration::from_secs(30));

@@ -36,9 +36,9 @@ pub(super) fn run(args: &WatchArgs, color: ColorChoice) -> Result<ExitCode, Fail
     let mut latest: Option<Report> = None;
     let mut said = String::new();
     loop {
-        if let Some(report) = look(&mut follower, &mut analysis, &mut further, &args.judge)? {
+        if let Some(report) = poll(&mut follower, &mut analysis, &mut further, &args.judge)? {
             changed = Instant::now();
-            let line = say(&report);
+            let line = format_progress(&report);
             if line != said {
                 let at = began.elapsed().as_secs_f64();
                 // A closed standard error means that only the report is wanted.
@@ -80,7 +80,7 @@ struct Further {
 }
 
 /// Reads what arrived since the last look, and judges if anything did.
-fn look(
+fn poll(
     follower: &mut Follower,
     analysis: &mut Analysis,
     further: &mut Further,
@@ -92,7 +92,7 @@ fn look(
     };
     let mut read = 0;
     let mut large = false;
-    let look = follower.look(&options, |change| match change {
+    let poll = follower.poll(&options, |change| match change {
         Change::Outdated(path) => {
             analysis.forget(&path);
             further.ras.remove(&path);
@@ -120,15 +120,15 @@ fn look(
     if large {
         return Err(memory_limit(args, read));
     }
-    let Some(look) = look else { return Ok(None) };
-    for problem in look.problems {
+    let Some(poll) = poll else { return Ok(None) };
+    for problem in poll.problems {
         analysis.add_problem(problem, Unread::Part);
     }
-    if look.files == 0 {
+    if poll.files == 0 {
         return Ok(None);
     }
     let mut report = analysis.report();
-    report.input.files = look.files;
+    report.input.files = poll.files;
     ras::join(&mut report, further.ras.values());
     let logs: Vec<Log> = further.logs.values().cloned().collect();
     logs::join(&mut report, &logs);
@@ -140,7 +140,7 @@ fn is_complete(report: &Report) -> bool {
     report.input.ranks_read > 0 && report.input.ranks_read >= report.input.ranks_expected
 }
 
-fn say(report: &Report) -> String {
+fn format_progress(report: &Report) -> String {
     let input = &report.input;
     format!(
         "{} of {} ranks  {}",

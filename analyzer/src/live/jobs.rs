@@ -83,7 +83,7 @@ impl NodeJobs {
     /// # Errors
     ///
     /// If the directory cannot be read.
-    pub fn look(&mut self, anchor: Anchor) -> Result<Vec<NodeJob>, SourceError> {
+    pub fn poll(&mut self, anchor: Anchor) -> Result<Vec<NodeJob>, SourceError> {
         let listing = list_rings(&self.directory).map_err(|error| SourceError::Unusable {
             place: self.directory.display().to_string(),
             reason: error.to_string(),
@@ -177,7 +177,7 @@ impl JobsWatch {
             let mut jobs = NodeJobs::new(directory);
             loop {
                 let spent = time_spent();
-                sink(jobs.look(anchor).unwrap_or_default());
+                sink(jobs.poll(anchor).unwrap_or_default());
                 let cost = time_spent().saturating_sub(spent);
                 match stopped.recv_timeout(ROUND.max(cost * SHARE)) {
                     Err(RecvTimeoutError::Timeout) => {}
@@ -250,7 +250,7 @@ mod tests {
         let anchor = Anchor::now();
         let limit = Instant::now() + Duration::from_secs(60);
         loop {
-            let found = jobs.look(anchor).expect("a directory");
+            let found = jobs.poll(anchor).expect("a directory");
             let names: Vec<&str> = found.iter().map(|job| &*job.name).collect();
             if found[0].urgency() == 0 {
                 assert_eq!(names[..2], ["stuck", "newer"]);

@@ -96,7 +96,7 @@ fn rank_of(member: &Member, communicator: &Communicator, ranks: &[RankView]) -> 
     }
 }
 
-fn member_words(member: &Member, rank: Option<Rank>) -> String {
+fn format_member(member: &Member, rank: Option<Rank>) -> String {
     let process = &member.process;
     let mut facts = Vec::new();
     if !process.host.is_empty() {
@@ -206,7 +206,7 @@ pub(super) fn library(
                 continue;
             }
             let rank = rank(member);
-            let sentence = format!("{} {what}", member_words(member, rank));
+            let sentence = format!("{} {what}", format_member(member, rank));
             let host = match process.host.as_str() {
                 "" => "its host".to_owned(),
                 host => host.to_owned(),
@@ -240,7 +240,7 @@ pub(super) fn library(
         let mut culprits: Vec<Rank> = same.iter().filter_map(|member| rank(member)).collect();
         culprits.sort_unstable();
         let who = match (same.len(), culprits.len()) {
-            (1, _) => format!("{} has", member_words(first.member, rank(first.member))),
+            (1, _) => format!("{} has", format_member(first.member, rank(first.member))),
             (many, joined) if many == joined => {
                 format!("{many} ranks ({}) have", rank_set(&culprits, 6))
             }

@@ -28,5 +28,5 @@ pub use endpoint::{CONNECTION_TIME, Endpoint, Listen, MOST_CONNECTIONS};
 pub use follow::{EndpointFollower, FollowedDump};
 pub use http::{HttpAnswer, HttpError, HttpRequest};
 pub use launch_record::{LaunchRecord, LaunchSignal, LaunchedRank, RankEnd};
-pub use ring_follower::{RingFollower, RingLook};
+pub use ring_follower::{RingFollower, RingPoll};
 pub use ring_reader::{RingListing, RingReader, RingSummary, list_rings, remove_stale_rings};

@@ -30,7 +30,7 @@ pub struct RingFollower {
 
 /// What a look found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct RingLook {
+pub struct RingPoll {
     /// Something was written since the last look, the heartbeat apart, or the owner went.
     pub changed: bool,
     /// The process that writes the ring lives.
@@ -67,7 +67,7 @@ impl RingFollower {
     }
 
     /// Reads the ring's changes. Never blocks.
-    pub fn look(&mut self) -> RingLook {
+    pub fn poll(&mut self) -> RingPoll {
         // Taken before the ring is read, so that a concurrent write is found by the next read.
         let rest = (self.reader.stands(), self.reader.owner());
         let anchor = layout::load_anchor(self.reader.memory().0);
@@ -83,7 +83,7 @@ impl RingFollower {
         if changed {
             self.take_in(picked, owner);
         }
-        RingLook {
+        RingPoll {
             changed,
             alive: owner.lives(),
             heartbeat_ns: self.reader.heartbeat_ns(),

@@ -12,9 +12,9 @@ fn follower_tells_of_whatever_a_snapshot_shows_and_of_nothing_else() {
     let recorder = FlightRecorder::create(&config(directory.path(), 0, 0)).unwrap();
     let mut follower = follow(&recorder, usize::MAX);
     let mut differs = |what: &str| {
-        assert!(follower.look().changed, "{what}");
+        assert!(follower.poll().changed, "{what}");
         recorder.heartbeat();
-        let again = follower.look();
+        let again = follower.poll();
         assert!(!again.changed && again.alive, "{what}");
         assert!(again.heartbeat_ns > 0 && again.as_of_ns >= again.heartbeat_ns);
     };
@@ -74,8 +74,12 @@ fn follower_holds_what_a_snapshot_would_however_often_the_ring_goes_round() {
         }
         if roll.is_multiple_of(7) {
             recorder.step(seq as i64);
-            assert!(follower.look().changed);
-            assert_eq!(said(follower.dump()), said(&reader.snapshot()), "{seq}");
+            assert!(follower.poll().changed);
+            assert_eq!(
+                content(follower.dump()),
+                content(&reader.snapshot()),
+                "{seq}"
+            );
         }
     }
     assert!(
@@ -102,19 +106,19 @@ fn follower_keeps_the_newest_operations_and_every_one_that_is_not_over() {
         (entries.len(), entries[0].record_id)
     };
     run(1, 21);
-    follower.look();
+    follower.poll();
     assert_eq!(ids(&follower), (8, 13));
     let pending = recorder.begin(&all_reduce(world, 21));
     run(22, 41);
-    follower.look();
+    follower.poll();
     assert_eq!(ids(&follower), (20, pending.record_id()));
     recorder.completed(pending);
     recorder.retired(pending);
-    assert!(follower.look().changed);
+    assert!(follower.poll().changed);
     assert_eq!(ids(&follower), (8, 33));
     recorder.close().unwrap();
-    let look = follower.look();
+    let look = follower.poll();
     assert!(look.changed && !look.alive);
     assert_eq!(follower.dump().identity.reason, RingReader::CLOSED);
-    assert!(!follower.look().changed);
+    assert!(!follower.poll().changed);
 }

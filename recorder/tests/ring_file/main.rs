@@ -547,7 +547,7 @@ fn a_ring_of_the_first_version_is_read_as_before() {
 }
 
 /// A dump's contents, independent of the order of its tables.
-fn said(dump: &Dump) -> impl PartialEq + std::fmt::Debug + use<> {
+fn content(dump: &Dump) -> impl PartialEq + std::fmt::Debug + use<> {
     let entry = |entry: &rcomm_recorder::model::Entry| {
         let frames = entry.stack.map(|stack| {
             let frames = dump.stacks[stack as usize].iter();

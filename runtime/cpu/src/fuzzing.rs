@@ -10,7 +10,7 @@ pub use crate::p2p::fuzz::receive_any_bytes;
 
 /// Reads `bytes` as each of the fixed heads that ranks send: a handshake, a header before a collective,
 /// an offer of memory, and the messages of a window.
-pub fn read_first_words(bytes: &[u8]) {
+pub fn read_handshakes(bytes: &[u8]) {
     let identity = Identity::new(1, 4, "job", &Secret::from_text("secret"));
     if let Some(handshake) = bytes.first_chunk::<HANDSHAKE_LEN>() {
         // Any result will do, as long as there is one.

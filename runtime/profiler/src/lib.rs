@@ -45,7 +45,7 @@ fn process() -> Option<&'static Process> {
 }
 
 /// Prints one line on standard error; failure to write is ignored.
-fn say(line: &str) {
+fn print_line(line: &str) {
     let line = format!("rcomm: NCCL profiler plug-in: {line}\n");
     // SAFETY: `line` holds `line.len()` bytes and lives until the call returns, which reads them alone.
     unsafe { libc::write(libc::STDERR_FILENO, line.as_ptr().cast(), line.len()) };
@@ -56,7 +56,7 @@ fn open(first: Option<FirstCommunicator>) -> Option<Process> {
     let events = match Events::parse(lookup("RCOMM_NCCL_EVENTS").as_deref()) {
         Ok(events) => events,
         Err(why) => {
-            say(&format!("records nothing: {why}"));
+            print_line(&format!("records nothing: {why}"));
             return None;
         }
     };
@@ -68,12 +68,12 @@ fn open(first: Option<FirstCommunicator>) -> Option<Process> {
     let process = match opened {
         Ok(process) => process,
         Err(why) => {
-            say(&format!("records nothing: {why}"));
+            print_line(&format!("records nothing: {why}"));
             return None;
         }
     };
     if let rcomm_recorder::record::Storage::Memory { why: Some(why) } = process.recorder.storage() {
-        say(&format!("records nothing: {why}"));
+        print_line(&format!("records nothing: {why}"));
         return None;
     }
     // SAFETY: the addresses of both handlers stay valid: the library is linked with `nodelete`
@@ -172,7 +172,7 @@ unsafe extern "C" fn init_old(_: *mut *mut c_void, mask: *mut c_int) -> c_int {
     static SAID: AtomicBool = AtomicBool::new(false);
     if !SAID.swap(true, Ordering::Relaxed) {
         guarded((), || {
-            say(
+            print_line(
                 "records nothing: this version of NCCL is older than 2.26, the first whose interface has what it needs",
             );
         });

@@ -3,9 +3,9 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use rcomm::fuzzing::{read_first_words, receive_any_bytes};
+use rcomm::fuzzing::{read_handshakes, receive_any_bytes};
 
 fuzz_target!(|bytes: &[u8]| {
-    read_first_words(bytes);
+    read_handshakes(bytes);
     receive_any_bytes(bytes).expect("a connection over the loopback interface");
 });

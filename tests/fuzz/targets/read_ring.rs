@@ -80,8 +80,8 @@ fuzz_target!(|changes: &[u8]| {
         let _ = ring.identity();
         let dump = ring.snapshot();
         let mut follower = RingFollower::new(ring, 8);
-        follower.look();
-        follower.look();
+        follower.poll();
+        follower.poll();
         for dump in [&dump, follower.dump()] {
             for entry in &dump.entries {
                 assert!((entry.group as usize) < dump.groups.len());

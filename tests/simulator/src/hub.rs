@@ -22,22 +22,22 @@ const REMOTE_ERROR: i32 = 6;
 /// Sender and receiver.
 type Ends = (usize, usize);
 
-/// What each rank brought to a collective.
-type Brought = BTreeMap<usize, (Request, Vec<u8>)>;
+/// What each rank contributed to a collective.
+type Contributions = BTreeMap<usize, (Request, Vec<u8>)>;
 
 /// The ranks of one communicator.
 #[derive(Default)]
-struct Clique {
+struct Communicator {
     size: usize,
     members: BTreeMap<usize, Member>,
-    /// By the number of the collective: what each rank brought.
-    collectives: HashMap<u64, Brought>,
+    /// By the number of the collective: what each rank contributed.
+    collectives: HashMap<u64, Contributions>,
     /// By sender and receiver: number of the request, and the message.
     sends: HashMap<Ends, VecDeque<(u64, Vec<u8>)>>,
     /// By sender and receiver: number of the request, and the length that is wanted.
     receives: HashMap<Ends, VecDeque<(u64, u64)>>,
-    /// By the number of the split, shrink or exchange: what each rank brought.
-    derivations: HashMap<u64, Brought>,
+    /// By the number of the split, shrink or exchange: what each rank contributed.
+    derivations: HashMap<u64, Contributions>,
     failed: bool,
     /// The first rank that closed its connection without a destroy while no operation needed it.
     gone: Option<String>,
@@ -52,7 +52,7 @@ struct Member {
 #[derive(Default)]
 struct State {
     /// By key; 0 is that of the unique id itself.
-    cliques: HashMap<u64, Clique>,
+    communicators: HashMap<u64, Communicator>,
     last_key: u64,
 }
 
@@ -83,7 +83,7 @@ pub(crate) fn start(name: &[u8]) -> io::Result<()> {
     Ok(())
 }
 
-fn tell(writer: &Writer, id: u64, status: i32, payload: Vec<u8>) {
+fn send_reply(writer: &Writer, id: u64, status: i32, payload: Vec<u8>) {
     // If the rank is gone, the thread that reads from it notices.
     let _ = Reply {
         id,
@@ -119,9 +119,9 @@ impl State {
     fn join(&mut self, request: &Request, writer: &Writer) -> Option<(u64, usize)> {
         let key = request.seq;
         let rank = usize::try_from(request.rank).ok()?;
-        let clique = self.cliques.entry(key).or_default();
-        clique.size = usize::try_from(request.op).ok()?;
-        let taken = clique
+        let communicator = self.communicators.entry(key).or_default();
+        communicator.size = usize::try_from(request.op).ok()?;
+        let taken = communicator
             .members
             .iter()
             .find(|(_, member)| member.device == request.data_type);
@@ -133,8 +133,8 @@ impl State {
                  this configuration. (rank {rank} and rank {other}, device {})",
                 member.device
             );
-            tell(writer, request.id, INVALID_USAGE, text.clone().into_bytes());
-            clique.fail(INVALID_USAGE, &text);
+            send_reply(writer, request.id, INVALID_USAGE, text.clone().into_bytes());
+            communicator.fail(INVALID_USAGE, &text);
             return None;
         }
         let member = Member {
@@ -142,10 +142,10 @@ impl State {
             join: request.id,
             device: request.data_type,
         };
-        clique.members.insert(rank, member);
-        if clique.members.len() == clique.size {
-            for member in clique.members.values() {
-                tell(&member.writer, member.join, SUCCESS, Vec::new());
+        communicator.members.insert(rank, member);
+        if communicator.members.len() == communicator.size {
+            for member in communicator.members.values() {
+                send_reply(&member.writer, member.join, SUCCESS, Vec::new());
             }
         }
         Some((key, rank))
@@ -153,65 +153,68 @@ impl State {
 
     /// A rank closed its connection: cleanly after destroy, or because it died.
     fn leave(&mut self, key: u64, rank: usize) {
-        let Some(clique) = self.cliques.get_mut(&key) else {
+        let Some(communicator) = self.communicators.get_mut(&key) else {
             return;
         };
-        if clique.members.remove(&rank).is_some() {
+        if communicator.members.remove(&rank).is_some() {
             let text = format!("rank {rank} closed its connection");
             // A connection without an operation on it is not polled (`ncclProxyProgress`, proxy.cc, polls
             // those of active operations): the next operation that needs the rank fails.
-            if clique.needs(rank) {
-                clique.fail(REMOTE_ERROR, &text);
+            if communicator.needs(rank) {
+                communicator.fail(REMOTE_ERROR, &text);
             } else {
-                clique.gone.get_or_insert(text);
+                communicator.gone.get_or_insert(text);
             }
         }
-        if clique.members.is_empty() {
-            self.cliques.remove(&key);
+        if communicator.members.is_empty() {
+            self.communicators.remove(&key);
         }
     }
 
     fn take(&mut self, key: u64, rank: usize, request: Request, payload: Vec<u8>) {
-        let Some(clique) = self.cliques.get_mut(&key) else {
+        let Some(communicator) = self.communicators.get_mut(&key) else {
             return;
         };
         match request.ask {
             Ask::Send => {
-                clique.send(rank, &request, payload);
-                clique.fail_if_gone();
+                communicator.send(rank, &request, payload);
+                communicator.fail_if_gone();
             }
             Ask::Recv => {
-                clique.receive(rank, &request);
-                clique.fail_if_gone();
+                communicator.receive(rank, &request);
+                communicator.fail_if_gone();
             }
             Ask::Leave => {
-                clique.members.remove(&rank);
+                communicator.members.remove(&rank);
             }
             Ask::Split | Ask::Shrink | Ask::Exchange => {
-                let brought = clique.derivations.entry(request.seq).or_default();
-                brought.insert(rank, (request, payload));
-                if let Some(all) = clique.complete_derivation(request.seq) {
+                let contributions = communicator.derivations.entry(request.seq).or_default();
+                contributions.insert(rank, (request, payload));
+                if let Some(all) = communicator.complete_derivation(request.seq) {
                     match request.ask {
-                        Ask::Exchange => clique.exchange(&all),
-                        _ => clique.derive(&all, &mut self.last_key),
+                        Ask::Exchange => communicator.exchange(&all),
+                        _ => communicator.derive(&all, &mut self.last_key),
                     }
                 }
             }
             _ => {
-                let brought = clique.collectives.entry(request.seq).or_default();
-                brought.insert(rank, (request, payload));
-                if brought.len() < clique.size {
-                    clique.fail_if_gone();
+                let contributions = communicator.collectives.entry(request.seq).or_default();
+                contributions.insert(rank, (request, payload));
+                if contributions.len() < communicator.size {
+                    communicator.fail_if_gone();
                     return;
                 }
-                let all = clique.collectives.remove(&request.seq).unwrap_or_default();
-                clique.compute(&all);
+                let all = communicator
+                    .collectives
+                    .remove(&request.seq)
+                    .unwrap_or_default();
+                communicator.compute(&all);
             }
         }
     }
 }
 
-impl Clique {
+impl Communicator {
     /// Whether an unfinished operation needs this rank.
     fn needs(&self, rank: usize) -> bool {
         let waits = |ends: &Ends| ends.0 == rank || ends.1 == rank;
@@ -239,14 +242,14 @@ impl Clique {
         if !self.failed {
             self.failed = true;
             for member in self.members.values() {
-                tell(&member.writer, FAILED, status, text.as_bytes().to_vec());
+                send_reply(&member.writer, FAILED, status, text.as_bytes().to_vec());
             }
         }
     }
 
     fn answer(&self, rank: usize, id: u64, payload: Vec<u8>) {
         if let Some(member) = self.members.get(&rank) {
-            tell(&member.writer, id, SUCCESS, payload);
+            send_reply(&member.writer, id, SUCCESS, payload);
         }
     }
 
@@ -297,10 +300,10 @@ impl Clique {
     }
 
     /// The payloads of a split or shrink, once all that are to take part have arrived.
-    fn complete_derivation(&mut self, seq: u64) -> Option<Brought> {
-        let brought = self.derivations.get(&seq)?;
+    fn complete_derivation(&mut self, seq: u64) -> Option<Contributions> {
+        let contributions = self.derivations.get(&seq)?;
         let mut excluded = Vec::new();
-        for (request, payload) in brought.values() {
+        for (request, payload) in contributions.values() {
             if request.ask == Ask::Shrink {
                 let ranks = payload.chunks_exact(4);
                 let ranks = ranks.map(|it| i32::from_le_bytes(it.try_into().expect("four bytes")));
@@ -310,7 +313,9 @@ impl Clique {
             }
         }
         let awaited = (0..self.size).filter(|rank| !excluded.contains(rank));
-        let is_complete = awaited.clone().all(|rank| brought.contains_key(&rank));
+        let is_complete = awaited
+            .clone()
+            .all(|rank| contributions.contains_key(&rank));
         if is_complete {
             self.derivations.remove(&seq)
         } else {
@@ -319,7 +324,7 @@ impl Clique {
     }
 
     /// Sends all ranks the payloads of all ranks, in order of rank.
-    fn exchange(&self, all: &Brought) {
+    fn exchange(&self, all: &Contributions) {
         let together: Vec<u8> = all
             .values()
             .flat_map(|(_, payload)| payload.clone())
@@ -331,7 +336,7 @@ impl Clique {
 
     /// Sends each rank its place: ranks of one color in order of key, then of rank. Of a shrink all colors
     /// and keys are 0, so that the ranks close up.
-    fn derive(&self, all: &Brought, last_key: &mut u64) {
+    fn derive(&self, all: &Contributions, last_key: &mut u64) {
         let mut colors: BTreeMap<i32, Vec<(i32, usize)>> = BTreeMap::new();
         for (&rank, (request, _)) in all {
             colors
@@ -354,7 +359,7 @@ impl Clique {
         }
     }
 
-    fn compute(&self, all: &Brought) {
+    fn compute(&self, all: &Contributions) {
         let Some((first, _)) = all.values().next() else {
             return;
         };

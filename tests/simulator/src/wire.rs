@@ -51,7 +51,7 @@ pub(crate) struct Request {
     pub(crate) ask: Ask,
     /// Answered with the same number.
     pub(crate) id: u64,
-    /// The how many-th collective of the communicator; the clique's key where a rank joins.
+    /// The how many-th collective of the communicator; the communicator's key where a rank joins.
     pub(crate) seq: u64,
     /// Root or peer; the own rank where a rank joins; the color of a split.
     pub(crate) rank: i32,
@@ -131,7 +131,7 @@ pub(crate) struct Reply {
     pub(crate) payload: Vec<u8>,
 }
 
-/// The id of an unsolicited reply: the whole clique has failed.
+/// The id of an unsolicited reply: the whole communicator has failed.
 pub(crate) const FAILED: u64 = u64::MAX;
 
 impl Reply {

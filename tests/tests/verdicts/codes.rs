@@ -1,6 +1,6 @@
 //! Every code of the report is found in some labelled job, by its own name and of the right ranks.
 
-use crate::tally::{roots, told, truth};
+use crate::tally::{roots, summary_of, truth};
 use crate::{judge, seeds, warnings};
 use rcomm_analyzer::source::{Liveness, Observation, Poll, Seen};
 use rcomm_analyzer::{Code, Live, LiveOptions, Moment, Policy, Report, Severity, analyze};
@@ -80,7 +80,7 @@ fn every_code_is_said_of_a_job_that_has_it() {
                 others.push(format!(
                     "seed {seed}: {} judged as {}",
                     truth(&job),
-                    told(&report)
+                    summary_of(&report)
                 ));
             }
             if said == 3 {

@@ -2,7 +2,7 @@
 //! is, however coarse the steps.
 
 use crate::seeds;
-use crate::tally::told;
+use crate::tally::summary_of;
 use rcomm_analyzer::{Code, Policy, Report, Severity, Verdict};
 use rcomm_tests::generator::{Layout, PacedJob, PacedSpec, Random, Slow};
 
@@ -123,7 +123,7 @@ fn row((name, make): &Class, grain: u64, right: impl Fn(&PacedJob, &Report) -> b
         } else {
             row.others.push(format!(
                 "{name}, seed {seed}: {} in {spec:?}",
-                told(&report)
+                summary_of(&report)
             ));
         }
     }

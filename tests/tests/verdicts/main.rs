@@ -18,7 +18,7 @@ use rcomm_analyzer::{Code, Policy, Problem, Report, Verdict};
 use rcomm_recorder::model::Rank;
 use rcomm_recorder::publish::Recorder;
 use rcomm_tests::generator::{Damage, Job, Kind, Random, Spec, Window};
-use tally::{RIGHT, Tally, is_loud, roots, told, truth};
+use tally::{RIGHT, Tally, is_loud, roots, summary_of, truth};
 
 fn seeds(default: u64) -> std::ops::Range<u64> {
     let asked = std::env::var("RCOMM_VERDICT_SEEDS").ok();
@@ -71,7 +71,11 @@ fn hold_silence(name: &str, jobs: impl Iterator<Item = (u64, Job)>, policy: &Pol
         let shown = (report.verdict == Verdict::Running) != report.in_flight.is_empty();
         let fits = fits && shown && report.in_flight.iter().all(|it| !it.overdue);
         if !fits || report.findings.iter().any(is_loud) {
-            loud.push(format!("seed {seed}: {} in {:?}", told(&report), job.spec));
+            loud.push(format!(
+                "seed {seed}: {} in {:?}",
+                summary_of(&report),
+                job.spec
+            ));
         }
     }
     eprintln!(
@@ -284,7 +288,7 @@ fn no_lost_dump_makes_an_innocent_rank_the_root() {
                     wrong.push(format!(
                         "seed {seed} without rank {rank}: {} judged as {}",
                         truth(&rest),
-                        told(&report)
+                        summary_of(&report)
                     ));
                 }
             }

@@ -52,7 +52,7 @@ pub(crate) fn is_open(job: &Job, report: &Report) -> bool {
     first.confidence <= 0.5 && sets.into_iter().any(listed)
 }
 
-pub(crate) fn told(report: &Report) -> String {
+pub(crate) fn summary_of(report: &Report) -> String {
     let findings: Vec<String> = report
         .findings
         .iter()
@@ -121,7 +121,7 @@ impl Tally {
                 "{}seed {seed}: {} judged as {}",
                 if open { "open, " } else { "" },
                 truth(job),
-                told(&report)
+                summary_of(&report)
             ));
         }
         let guilty = job.culprits();
@@ -134,7 +134,7 @@ impl Tally {
             self.accused.push(format!(
                 "seed {seed}: accused {wrong:?}; {} judged as {}",
                 truth(job),
-                told(&report)
+                summary_of(&report)
             ));
         }
     }

@@ -1,6 +1,6 @@
 //! What is warned of: late ranks and hosts, short rings, uneven and tiny operations, and the like.
 
-use crate::tally::{told, truth};
+use crate::tally::{summary_of, truth};
 use crate::{judge, seeds};
 use rcomm_analyzer::Code;
 use rcomm_recorder::publish::Recorder;
@@ -57,7 +57,7 @@ fn what_costs_time_or_room_is_warned_of() {
                 misses.push(format!(
                     "seed {seed}: {} judged as {}",
                     truth(&job),
-                    told(&report)
+                    summary_of(&report)
                 ));
             }
         }
@@ -96,7 +96,7 @@ fn who_is_late_in_every_step_is_named() {
             misses.push(format!(
                 "seed {seed}: {} judged as {}",
                 truth(&job),
-                told(&report)
+                summary_of(&report)
             ));
         }
     }
@@ -112,5 +112,5 @@ fn a_host_that_is_late_as_a_whole_is_named_though_none_of_its_ranks_costs_anythi
     let named = report.findings.first();
     let named = named.map(|one| (one.code, one.culprit_ranks.clone()));
     let expected = Some((Code::W220, job.culprits()));
-    assert_eq!(named, expected, "{}", told(&report));
+    assert_eq!(named, expected, "{}", summary_of(&report));
 }

@@ -56,11 +56,11 @@ pub fn start(
             Command::AskForDumps => ask_for_dumps(&asked.dumps),
             Command::TakeStacks => match take_stacks(&asked.stacks) {
                 Ok(stacks) => {
-                    let said = stacks_told(&stacks);
+                    let all_answers = stacks_told(&stacks);
                     let taken = Event::Stacks(Arc::new(stacks), anchor.moment());
                     // As below.
                     let _ = sender.send(taken);
-                    said
+                    all_answers
                 }
                 Err(error) => Err(error),
             },
@@ -125,28 +125,28 @@ fn write_records(folder: &Path, snapshot: &Snapshot) -> Result<String, String> {
 
 /// Asks ranks for dumps; returns how many wrote one, of how many, and the location of the first.
 fn ask_for_dumps(asked: &[Box<dyn DumpRequests>]) -> Result<String, String> {
-    let mut said = DumpAnswers::default();
+    let mut all_answers = DumpAnswers::default();
     let deadline = Instant::now() + PATIENCE;
     for ranks in asked {
         let answers = ranks.ask(deadline).map_err(|error| error.to_string())?;
-        said.written.extend(answers.written);
-        said.agreed.extend(answers.agreed);
-        said.told.extend(answers.told);
-        said.refused.extend(answers.refused);
+        all_answers.written.extend(answers.written);
+        all_answers.agreed.extend(answers.agreed);
+        all_answers.requested.extend(answers.requested);
+        all_answers.refused.extend(answers.refused);
     }
-    told(&said)
+    format_answers(&all_answers)
 }
 
-fn told(said: &DumpAnswers) -> Result<String, String> {
-    let (written, agreed) = (said.written.len(), said.agreed.len());
-    let all = written + agreed + said.told.len() + said.refused.len();
+fn format_answers(all_answers: &DumpAnswers) -> Result<String, String> {
+    let (written, agreed) = (all_answers.written.len(), all_answers.agreed.len());
+    let all = written + agreed + all_answers.requested.len() + all_answers.refused.len();
     let mut text = match (written, agreed) {
         (0, 1..) => format!("{agreed} of {all} ranks are writing their dumps"),
         (_, 0) => format!("{written} of {all} ranks wrote their dumps"),
         _ => format!("{written} of {all} ranks wrote their dumps, {agreed} are writing them"),
     };
-    if let Some(first) = said.told.first() {
-        let n = said.told.len();
+    if let Some(first) = all_answers.requested.first() {
+        let n = all_answers.requested.len();
         let who = match n {
             1 => format!("rank {first} does"),
             _ => format!("{n} ranks do"),
@@ -157,10 +157,10 @@ fn told(said: &DumpAnswers) -> Result<String, String> {
         ));
     }
     // A rank's failure is more useful than the location of the others' dumps.
-    if let Some((rank, reason)) = said.refused.first() {
+    if let Some((rank, reason)) = all_answers.refused.first() {
         return Err(format!("{text}; rank {rank} did not: {reason}"));
     }
-    if let Some((rank, place)) = said.written.first() {
+    if let Some((rank, place)) = all_answers.written.first() {
         text.push_str(&format!("; rank {rank}: {place}"));
     }
     Ok(text)

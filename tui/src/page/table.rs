@@ -180,7 +180,7 @@ pub enum Heads {
     #[default]
     Shown,
     /// Not shown.
-    Left,
+    Hidden,
 }
 
 /// The order of rows.

@@ -53,7 +53,7 @@ pub fn start(cli: Cli, env: impl Fn(&str) -> Option<String>) -> anyhow::Result<u
     }
     match recording(&cli)? {
         Some((reader, name)) => replay(&cli, &config, &env, reader, name, anchor),
-        None => look(&cli, &config, &env, anchor),
+        None => view_sources(&cli, &config, &env, anchor),
     }
 }
 
@@ -110,7 +110,7 @@ fn replay(
         bail!("{name} contains no frames");
     };
     if cli.view.once || cli.view.json {
-        return say(cli, state, &last);
+        return print_result(cli, state, &last);
     }
     app::run(
         state,
@@ -123,7 +123,7 @@ fn replay(
 }
 
 /// Reads the sources, once or until the user quits.
-fn look(
+fn view_sources(
     cli: &Cli,
     config: &Config,
     env: &impl Fn(&str) -> Option<String>,
@@ -341,22 +341,22 @@ fn once(
     }
     drop(recorder);
     update(&mut state, Event::Observed(snapshot.clone()));
-    say(cli, state, &snapshot)
+    print_result(cli, state, &snapshot)
 }
 
 /// Prints the result of one read; returns the exit code.
-fn say(cli: &Cli, mut state: State, snapshot: &Snapshot) -> anyhow::Result<u8> {
+fn print_result(cli: &Cli, mut state: State, snapshot: &Snapshot) -> anyhow::Result<u8> {
     let mut out = io::stdout().lock();
     let empty = snapshot.ranks.is_empty();
     let written = if empty {
-        let mut said = io::stderr().lock();
+        let mut stderr = io::stderr().lock();
         for source in &snapshot.sources {
             let error = source.error.as_deref().unwrap_or("reports no ranks");
-            writeln!(said, "rcomm-top: {}: {error}", source.name)?;
+            writeln!(stderr, "rcomm-top: {}: {error}", source.name)?;
         }
         for problem in &snapshot.report.problems {
             let (code, path) = (problem.code, &problem.path);
-            writeln!(said, "rcomm-top: {code} {path}: {}", problem.sentence)?;
+            writeln!(stderr, "rcomm-top: {code} {path}: {}", problem.sentence)?;
         }
         Ok(())
     } else if cli.view.json {

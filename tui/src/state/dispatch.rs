@@ -23,7 +23,7 @@ impl State {
                 KeyCode::Char('y' | 'Y') => Some(Command::WriteRecords(folder)),
                 KeyCode::Char('r' | 'R') if self.options.askable => Some(Command::AskForDumps),
                 _ => {
-                    self.say("nothing was written", Tone::Dim);
+                    self.show_message("nothing was written", Tone::Dim);
                     None
                 }
             };
@@ -100,7 +100,7 @@ impl State {
             },
             Purpose::Command => match command::parse(&input.text) {
                 Ok(order) => return self.obey(order),
-                Err(error) => self.say(error, Tone::Bad),
+                Err(error) => self.show_message(error, Tone::Bad),
             },
         }
         self.rebuild();
@@ -114,7 +114,7 @@ impl State {
             Order::Why => self.go(Screen::Why(None)),
             Order::Filter(text) => match Filter::parse(&text) {
                 Ok(filter) => self.filter = filter,
-                Err(error) => self.say(error.to_string(), Tone::Bad),
+                Err(error) => self.show_message(error.to_string(), Tone::Bad),
             },
             Order::Sort(name) => self.sort_by_name(name.as_deref()),
             Order::Mark(rank) => self.mark(rank),
@@ -199,19 +199,19 @@ impl State {
             Action::Stacks => {
                 self.go(Screen::Stacks);
                 if self.options.stacks_askable {
-                    self.say("taking call stacks ...", Tone::Dim);
+                    self.show_message("taking call stacks ...", Tone::Dim);
                     self.rebuild();
                     return Some(Command::TakeStacks);
                 }
             }
             Action::Explain => match self.target() {
                 Some(Target::Finding(id)) => self.go(Screen::Finding(id)),
-                _ => self.say("select a warning first", Tone::Dim),
+                _ => self.show_message("select a warning first", Tone::Dim),
             },
             Action::Mute => self.mute_selected(),
             Action::Mark => match self.rank_in_focus() {
                 Some(rank) => self.mark(rank),
-                None => self.say("select a rank to mark it", Tone::Dim),
+                None => self.show_message("select a rank to mark it", Tone::Dim),
             },
             Action::Compare => self.go(Screen::Compare),
             Action::Dump => self.ask_to_write("rcomm-dumps".into()),
@@ -246,7 +246,7 @@ impl State {
         });
         match found {
             Some(group) => self.go(Screen::Group(Arc::new(group))),
-            None => self.say(format!("no group named `{name}`"), Tone::Bad),
+            None => self.show_message(format!("no group named `{name}`"), Tone::Bad),
         }
     }
 
@@ -384,7 +384,7 @@ impl State {
         });
         match found {
             Some(at) => self.selection_mut().row = at,
-            None => self.say("no row here shows a problem", Tone::Dim),
+            None => self.show_message("no row here shows a problem", Tone::Dim),
         }
     }
 
@@ -409,7 +409,7 @@ impl State {
                     .unwrap_or(&[]);
                 let found = columns.iter().position(|column| column.name.contains(name));
                 if found.is_none() {
-                    self.say(format!("no column named `{name}`"), Tone::Bad);
+                    self.show_message(format!("no column named `{name}`"), Tone::Bad);
                     return;
                 }
                 found
@@ -423,9 +423,9 @@ impl State {
         let column = self.selection().sort.column;
         let name = column.and_then(|at| self.table()?.columns.get(at).map(|c| c.name.clone()));
         match name {
-            Some(name) if name.is_empty() => self.say("sorted by count", Tone::Dim),
-            Some(name) => self.say(format!("sorted by {name}"), Tone::Dim),
-            None => self.say("default order", Tone::Dim),
+            Some(name) if name.is_empty() => self.show_message("sorted by count", Tone::Dim),
+            Some(name) => self.show_message(format!("sorted by {name}"), Tone::Dim),
+            None => self.show_message("default order", Tone::Dim),
         }
     }
 
@@ -437,14 +437,14 @@ impl State {
     fn toggle_follow(&mut self) {
         self.follow = !self.follow;
         if !self.follow {
-            self.say("no longer following", Tone::Dim);
+            self.show_message("no longer following", Tone::Dim);
         } else if self.index.roots.is_empty() {
-            self.say(
+            self.show_message(
                 "following: will select the suspect when there is one",
                 Tone::Accent,
             );
         } else {
-            self.say("following the suspect; [f] or [esc] stops", Tone::Accent);
+            self.show_message("following the suspect; [f] or [esc] stops", Tone::Accent);
             self.show();
         }
     }
@@ -455,7 +455,7 @@ impl State {
         }
         let marked =
             rcomm_analyzer::format::rank_set(&self.marks.iter().copied().collect::<Vec<_>>(), 8);
-        self.say(format!("marked: {marked}  [M] compares"), Tone::Accent);
+        self.show_message(format!("marked: {marked}  [M] compares"), Tone::Accent);
     }
 
     fn mute(&mut self, code: rcomm_analyzer::Code) {
@@ -481,7 +481,7 @@ impl State {
         };
         match code {
             Some(code) => self.mute(code),
-            None => self.say("select a warning first", Tone::Dim),
+            None => self.show_message("select a warning first", Tone::Dim),
         }
     }
 
@@ -489,7 +489,7 @@ impl State {
         if self.options.allow_actions {
             self.confirm = Some(folder);
         } else {
-            self.say("writing records needs --allow-actions", Tone::Bad);
+            self.show_message("writing records needs --allow-actions", Tone::Bad);
         }
     }
 

@@ -271,7 +271,7 @@ impl State {
             .flatten()
     }
 
-    fn say(&mut self, text: impl Into<String>, tone: Tone) {
+    fn show_message(&mut self, text: impl Into<String>, tone: Tone) {
         self.message = Some(Message {
             text: text.into(),
             tone,

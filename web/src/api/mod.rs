@@ -54,7 +54,7 @@ impl Which {
         match self.frame(app) {
             Err(Refusal::NoRecords(number)) => {
                 let text = app.store.past(number);
-                text.map(Arc::from).ok_or(Refusal::NoPicture(number))
+                text.map(Arc::from).ok_or(Refusal::NoSnapshot(number))
             }
             frame => frame.map(|frame| frame.text.clone()),
         }
@@ -69,9 +69,9 @@ impl Which {
         match self.frame(app) {
             Err(Refusal::NoRecords(number)) => {
                 let text = app.store.past(number);
-                let text = text.ok_or(Refusal::NoPicture(number))?;
+                let text = text.ok_or(Refusal::NoSnapshot(number))?;
                 let past: KeptReport =
-                    serde_json::from_str(&text).map_err(|_| Refusal::NoPicture(number))?;
+                    serde_json::from_str(&text).map_err(|_| Refusal::NoSnapshot(number))?;
                 Ok(Arc::new(past.report))
             }
             frame => frame.map(|frame| frame.body.report.clone()),

@@ -80,12 +80,13 @@ pub(crate) async fn records(
             ))
         })?,
     };
-    let told = tokio::task::spawn_blocking(move || told(&snapshot, &ranks, &known(&wanted.since)));
-    let body = told.await.map_err(|_| Refusal::Stopping)?;
+    let body =
+        tokio::task::spawn_blocking(move || encode(&snapshot, &ranks, &known(&wanted.since)));
+    let body = body.await.map_err(|_| Refusal::Stopping)?;
     Ok(([(header::CONTENT_TYPE, "application/octet-stream")], body).into_response())
 }
 
-fn told(
+fn encode(
     snapshot: &Snapshot,
     ranks: &RangeInclusive<Rank>,
     known: &HashMap<RecordKey, Cursor>,
@@ -216,7 +217,7 @@ mod tests {
     #[test]
     fn what_is_known_is_not_told_again() {
         let mut live = Live::new(LiveOptions::default(), analyze, vec!["test".into()]);
-        let first = told(&seen(&mut live, 10_000_000_000), &ALL, &HashMap::new());
+        let first = encode(&seen(&mut live, 10_000_000_000), &ALL, &HashMap::new());
         let head = head_of(&first);
         assert!(head.records.iter().all(|record| record.whole));
         let cursor = |r: &RecordHead| {
@@ -227,7 +228,7 @@ mod tests {
             ((r.rank, r.part, r.attempt, r.pid), known)
         };
         let cursors = head.records.iter().map(cursor).collect();
-        let second = told(&seen(&mut live, 10_200_000_000), &ALL, &cursors);
+        let second = encode(&seen(&mut live, 10_200_000_000), &ALL, &cursors);
         assert!(
             second.len() * 8 < first.len(),
             "{} {}",
@@ -242,7 +243,7 @@ mod tests {
     fn a_part_of_the_ranks_can_be_asked_for() {
         let mut live = Live::new(LiveOptions::default(), analyze, vec!["test".into()]);
         let wanted = range("2-4").expect("two ranks");
-        let part = told(&seen(&mut live, 10_000_000_000), &wanted, &HashMap::new());
+        let part = encode(&seen(&mut live, 10_000_000_000), &wanted, &HashMap::new());
         let head = head_of(&part);
         let ranks: Vec<Rank> = head.records.iter().map(|record| record.rank).collect();
         assert_eq!((ranks, head.world_size), (vec![2, 3, 4], 8));

@@ -31,7 +31,7 @@ pub(crate) enum Refusal {
     #[error("no group named {0:?}")]
     NoGroup(String),
     #[error("snapshot {0} is not kept (any more); GET /api/v1/history lists the kept ones")]
-    NoPicture(u64),
+    NoSnapshot(u64),
     #[error("only the report of snapshot {0} is kept, not its records")]
     NoRecords(u64),
     #[error("upload {0:?} is not kept (any more)")]
@@ -60,7 +60,7 @@ impl Refusal {
             Self::NotYet | Self::Stopping => StatusCode::SERVICE_UNAVAILABLE,
             Self::NoRoute(_)
             | Self::NoGroup(_)
-            | Self::NoPicture(_)
+            | Self::NoSnapshot(_)
             | Self::NoRecords(_)
             | Self::NoUpload(_) => StatusCode::NOT_FOUND,
             Self::NoMethod(_) => StatusCode::METHOD_NOT_ALLOWED,

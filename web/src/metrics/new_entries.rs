@@ -59,7 +59,7 @@ impl NewEntries {
                 {
                     continue;
                 }
-                self.unread += read.look(dump, |entry| each(view.rank, dump, entry));
+                self.unread += read.advance(dump, |entry| each(view.rank, dump, entry));
                 read.last = Some(dump.clone());
             }
         }
@@ -70,7 +70,7 @@ impl NewEntries {
 impl RecordCursor {
     /// Calls `each` for every operation that ended since the last call. Returns the number of
     /// operations that were overwritten before they were seen to end.
-    pub(crate) fn look<'a>(&mut self, dump: &'a Dump, mut each: impl FnMut(&'a Entry)) -> u64 {
+    pub(crate) fn advance<'a>(&mut self, dump: &'a Dump, mut each: impl FnMut(&'a Entry)) -> u64 {
         let entries = &dump.entries;
         // Ids ascend in a valid record; an entry that violates this is skipped.
         let at = |id: u64| entries.binary_search_by_key(&id, |entry| entry.record_id);

@@ -74,7 +74,7 @@ impl Source for NodeSource {
         let mut observations = Vec::new();
         let token = self.token.as_deref();
         let records = &mut self.records;
-        let looked = look(
+        let looked = query_node(
             records,
             &self.agent,
             &url,
@@ -106,7 +106,7 @@ impl Source for NodeSource {
 }
 
 /// Queries one node; adds its records to `observations` and returns the world size.
-fn look(
+fn query_node(
     records: &mut RecordsFollower,
     agent: &ureq::Agent,
     url: &str,

@@ -21,7 +21,7 @@ type LoggedFinding = (Code, Vec<Rank>, Option<String>, Option<u64>);
 #[derive(Default)]
 pub(super) struct Logs {
     verdict: Option<Verdict>,
-    told: HashSet<LoggedFinding>,
+    logged: HashSet<LoggedFinding>,
 }
 
 impl Logs {
@@ -37,7 +37,7 @@ impl Logs {
             records.push(verdict(snapshot, self.verdict));
             self.verdict = Some(report.verdict);
         }
-        let mut told = HashSet::new();
+        let mut logged = HashSet::new();
         for finding in &report.findings {
             let group = finding.group.as_ref().map(|group| group.name.clone());
             let key = (
@@ -46,13 +46,13 @@ impl Logs {
                 group,
                 finding.seq,
             );
-            if !self.told.contains(&key) && !told.contains(&key) {
+            if !self.logged.contains(&key) && !logged.contains(&key) {
                 records.push(record(snapshot, finding));
             }
-            told.insert(key);
+            logged.insert(key);
         }
         // A finding that disappears and returns is logged again.
-        self.told = told;
+        self.logged = logged;
         if records.is_empty() {
             return None;
         }

@@ -163,7 +163,7 @@ impl Exporter {
         self.counts.spans_dropped.fetch_add(batch.dropped, Relaxed);
         for (request, spans) in batch.requests {
             let sent = self.sender.send(destination, &request);
-            tell(
+            count_result(
                 "traces",
                 sent,
                 spans,
@@ -179,7 +179,7 @@ impl Exporter {
         };
         if let Some((request, records)) = self.logs.take(snapshot, &self.settings) {
             let sent = self.sender.send(destination, &request);
-            tell(
+            count_result(
                 "logs",
                 sent,
                 records,
@@ -197,7 +197,7 @@ impl Exporter {
             .store
             .with_counters(|counters| metrics::request(snapshot, counters, &self.settings));
         let sent = self.sender.send(destination, &request);
-        tell(
+        count_result(
             "metrics",
             sent,
             points,
@@ -208,7 +208,7 @@ impl Exporter {
 }
 
 /// Counts the result of a request.
-fn tell(
+fn count_result(
     signal: &str,
     result: Result<(), send::Unsent>,
     items: u64,

@@ -249,7 +249,7 @@ impl<T: Tracer> Maker<T> {
         let rank = dump.identity.rank.unwrap_or_default();
         self.messages.take(rank, &dump);
         let mut ended = Vec::new();
-        self.read.look(&dump, |entry| ended.push(entry));
+        self.read.advance(&dump, |entry| ended.push(entry));
         for entry in ended {
             let parent = thread_of(&dump, entry)
                 .and_then(|thread| self.notes.parent(thread, entry.record_id));

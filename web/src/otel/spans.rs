@@ -64,7 +64,7 @@ pub(super) struct Spans {
     /// The same, oldest first.
     order: VecDeque<TraceId>,
     /// Stuck operations that were exported.
-    told: HashSet<(Rank, u64)>,
+    exported: HashSet<(Rank, u64)>,
 }
 
 impl Spans {
@@ -80,7 +80,7 @@ impl Spans {
             usual: HashMap::new(),
             remarkable: HashSet::new(),
             order: VecDeque::new(),
-            told: HashSet::new(),
+            exported: HashSet::new(),
         }
     }
 
@@ -97,7 +97,7 @@ impl Spans {
             }
         });
         for Candidate { operation: it, .. } in &candidates {
-            self.told.remove(&(it.rank, it.entry.record_id));
+            self.exported.remove(&(it.rank, it.entry.record_id));
         }
         for it in &candidates {
             if self.is_remarkable(&it.operation) {
@@ -158,8 +158,8 @@ impl Spans {
             for entry in dump.entries.iter().filter(open) {
                 let stuck = now.saturating_sub(entry.time_created_ns) >= limit;
                 if !stuck
-                    || self.told.len() > MOST_SPANS
-                    || !self.told.insert((rank, entry.record_id))
+                    || self.exported.len() > MOST_SPANS
+                    || !self.exported.insert((rank, entry.record_id))
                 {
                     continue;
                 }

@@ -61,7 +61,7 @@ pub(super) struct Absence {
 }
 
 impl Absence {
-    pub(super) fn say(&self) -> String {
+    pub(super) fn format(&self) -> String {
         match (self.rank, self.path.as_str()) {
             (Some(rank), _) => format!("rank {rank}: {}", self.reason),
             (None, "") => format!("host {}: {}", self.host, self.reason),
@@ -102,7 +102,7 @@ impl Manifest {
         }
     }
 
-    pub(super) fn say(&self, output: &Path) -> String {
+    pub(super) fn format_summary(&self, output: &Path) -> String {
         let all = self.files.iter().map(|file| file.bytes).sum();
         let target = if is_stdout(output) {
             "standard output".to_owned()

@@ -32,9 +32,9 @@ pub(super) fn run(args: &CollectArgs, color: anstream::ColorChoice) -> Result<Ex
 
     // Standard output may be the archive: messages about it go to standard error.
     let mut stderr = anstream::AutoStream::new(std::io::stderr(), color);
-    let _ = writeln!(stderr, "{}", manifest.say(&args.output));
+    let _ = writeln!(stderr, "{}", manifest.format_summary(&args.output));
     for absence in manifest.absent.iter().take(20) {
-        let _ = writeln!(stderr, "absent: {}", absence.say());
+        let _ = writeln!(stderr, "absent: {}", absence.format());
     }
     if let Some(rest) = manifest.absent.len().checked_sub(21) {
         let _ = writeln!(stderr, "and {} more, named in the manifest", rest + 1);

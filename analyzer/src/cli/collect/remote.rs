@@ -128,7 +128,7 @@ pub(super) fn collect(
         }
         let mut still = Vec::new();
         for mut one in running {
-            match one.look() {
+            match one.poll() {
                 None => still.push(one),
                 Some(answer) => {
                     let host = hosts.iter().find(|host| **host == one.host);
@@ -180,16 +180,19 @@ fn start(host: &str, command: &RemoteCommand, timeout: Duration) -> io::Result<R
 
 impl Running {
     /// `None` while it runs; then whether it answered.
-    fn look(&mut self) -> Option<Result<(), String>> {
+    fn poll(&mut self) -> Option<Result<(), String>> {
         match self.child.try_wait() {
             Err(error) => Some(Err(format!("cannot wait for its command: {error}"))),
             Ok(Some(status)) if status.success() => Some(Ok(())),
             // Exit code 1 is an archive that names absences: take it, and them.
             Ok(Some(status)) if status.code() == Some(1) && self.printed() > 0 => Some(Ok(())),
-            Ok(Some(status)) => Some(Err(format!("{status}{}", self.last_words()))),
+            Ok(Some(status)) => Some(Err(format!("{status}{}", self.format_last_error()))),
             Ok(None) if Instant::now() >= self.deadline => {
                 self.end();
-                Some(Err(format!("no answer in time{}", self.last_words())))
+                Some(Err(format!(
+                    "no answer in time{}",
+                    self.format_last_error()
+                )))
             }
             Ok(None) if self.printed() > MAX_ANSWER => {
                 self.end();
@@ -215,7 +218,7 @@ impl Running {
     }
 
     /// The last line that the command printed as an error.
-    fn last_words(&mut self) -> String {
+    fn format_last_error(&mut self) -> String {
         let mut text = Vec::new();
         let read = self
             .stderr

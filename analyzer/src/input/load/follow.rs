@@ -44,7 +44,7 @@ pub enum Change {
 
 /// What one look found, apart from the changes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Look {
+pub struct FollowerPoll {
     /// What is wrong with the files that were read.
     pub problems: Vec<Problem>,
     /// Files that are there now.
@@ -67,11 +67,11 @@ impl Follower {
     ///
     /// # Errors
     /// If a pattern cannot be one.
-    pub fn look(
+    pub fn poll(
         &mut self,
         options: &LoadOptions<'_>,
         mut take: impl FnMut(Change),
-    ) -> Result<Option<Look>, FindError> {
+    ) -> Result<Option<FollowerPoll>, FindError> {
         let mut found = find::Found::default();
         for path in &self.paths {
             match find::find(std::slice::from_ref(path)) {
@@ -122,7 +122,7 @@ impl Follower {
             Output::Ras(path, report) => take(Change::Ras(path, report)),
             Output::Log(log) => take(Change::Log(log)),
         });
-        Ok(Some(Look {
+        Ok(Some(FollowerPoll {
             problems,
             files: self.seen.len(),
         }))

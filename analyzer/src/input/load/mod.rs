@@ -17,7 +17,7 @@ mod walk;
 mod zstd;
 
 pub use find::FindError;
-pub use follow::{Change, Follower, Look};
+pub use follow::{Change, Follower, FollowerPoll};
 pub use walk::walk;
 
 use crate::input::log;

@@ -137,52 +137,52 @@ fn place_of_rank(members: &[usize], numbered: &[Numbered]) -> Option<usize> {
 mod tests {
     use super::*;
 
-    fn told(names: &[&str]) -> Vec<Option<Rank>> {
+    fn ranks_of(names: &[&str]) -> Vec<Option<Rank>> {
         let names: Vec<String> = names.iter().map(|&name| name.to_owned()).collect();
         ranks(&names)
     }
 
     #[test]
     fn one_file_tells_its_rank() {
-        assert_eq!(told(&["/tmp/comm_lib_trace_rank_12"]), [Some(12)]);
-        assert_eq!(told(&["rank_3.json"]), [Some(3)]);
-        assert_eq!(told(&["trace_7.pickle.gz"]), [Some(7)]);
-        assert_eq!(told(&["node07/dump"]), [None]);
-        assert_eq!(told(&["dump"]), [None]);
-        assert_eq!(told(&["run_7/dump"]), [None]);
+        assert_eq!(ranks_of(&["/tmp/comm_lib_trace_rank_12"]), [Some(12)]);
+        assert_eq!(ranks_of(&["rank_3.json"]), [Some(3)]);
+        assert_eq!(ranks_of(&["trace_7.pickle.gz"]), [Some(7)]);
+        assert_eq!(ranks_of(&["node07/dump"]), [None]);
+        assert_eq!(ranks_of(&["dump"]), [None]);
+        assert_eq!(ranks_of(&["run_7/dump"]), [None]);
     }
 
     #[test]
     fn the_number_that_varies_is_the_rank() {
-        let host = told(&["host-node07_40", "host-node07_41", "host-node08_48"]);
+        let host = ranks_of(&["host-node07_40", "host-node07_41", "host-node08_48"]);
         assert_eq!(host, [Some(40), Some(41), Some(48)]);
-        let of = told(&["dump_0_of_2", "dump_1_of_2"]);
+        let of = ranks_of(&["dump_0_of_2", "dump_1_of_2"]);
         assert_eq!(of, [Some(0), Some(1)]);
-        let time = told(&["trace_3_20261121", "trace_5_20261121"]);
+        let time = ranks_of(&["trace_3_20261121", "trace_5_20261121"]);
         assert_eq!(time, [Some(3), Some(5)]);
-        let folder = told(&["7/dump.json", "9/dump.json"]);
+        let folder = ranks_of(&["7/dump.json", "9/dump.json"]);
         assert_eq!(folder, [Some(7), Some(9)]);
     }
 
     #[test]
     fn the_word_rank_decides() {
-        let pid = told(&["rank_0_pid_912", "rank_1_pid_913"]);
+        let pid = ranks_of(&["rank_0_pid_912", "rank_1_pid_913"]);
         assert_eq!(pid, [Some(0), Some(1)]);
-        let bare = told(&["rank0-81223", "rank1-81224"]);
+        let bare = ranks_of(&["rank0-81223", "rank1-81224"]);
         assert_eq!(bare, [Some(0), Some(1)]);
-        let runs = told(&["run1/rank_0", "run1/rank_1", "run2/rank_0", "run2/rank_1"]);
+        let runs = ranks_of(&["run1/rank_0", "run1/rank_1", "run2/rank_0", "run2/rank_1"]);
         assert_eq!(runs, [Some(0), Some(1), Some(0), Some(1)]);
     }
 
     #[test]
     fn a_number_that_is_no_rank_is_not_taken_for_one() {
-        assert_eq!(told(&["dump_99999999999999999999"]), [None]);
-        assert_eq!(told(&["a_1_1", "a_1_1"]), [None, None]);
+        assert_eq!(ranks_of(&["dump_99999999999999999999"]), [None]);
+        assert_eq!(ranks_of(&["a_1_1", "a_1_1"]), [None, None]);
     }
 
     #[test]
     fn series_are_kept_apart() {
-        let mixed = told(&["rank_0", "rank_1", "truth.json", "old_1_5"]);
+        let mixed = ranks_of(&["rank_0", "rank_1", "truth.json", "old_1_5"]);
         assert_eq!(mixed, [Some(0), Some(1), None, Some(5)]);
     }
 }

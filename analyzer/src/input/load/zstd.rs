@@ -36,14 +36,14 @@ impl<R: Read> Frames<R> {
                     let skipped = (&mut self.input).take(length.into());
                     io::copy(&mut { skipped }, &mut io::sink())?;
                 }
-                Err(error) => return Err(in_words(&error)),
+                Err(error) => return Err(decode_error(&error)),
             }
         }
     }
 }
 
 /// What is wrong with the stream, without the decoder's own text, which is for its developers.
-fn in_words(error: &FrameDecoderError) -> io::Error {
+fn decode_error(error: &FrameDecoderError) -> io::Error {
     let mut cause: Option<&dyn Error> = Some(error);
     while let Some(error) = cause {
         if let Some(io) = error.downcast_ref::<io::Error>() {
@@ -71,7 +71,7 @@ impl<R: Read> Read for Frames<R> {
             while self.decoder.can_collect() == 0 && !self.decoder.is_finished() {
                 self.decoder
                     .decode_blocks(&mut self.input, BlockDecodingStrategy::UptoBlocks(1))
-                    .map_err(|error| in_words(&error))?;
+                    .map_err(|error| decode_error(&error))?;
             }
             let read = self.decoder.read(buffer)?;
             if read > 0 || buffer.is_empty() {

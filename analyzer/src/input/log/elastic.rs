@@ -23,7 +23,7 @@ enum Part {
     RootCause,
 }
 
-pub(super) fn look(line: &Line<'_>, summary: &mut Summary, found: &mut Found) {
+pub(super) fn read_line(line: &Line<'_>, summary: &mut Summary, found: &mut Found) {
     let text = line.text;
     in_summary(text.trim(), summary, found);
     if text.contains("failed (exitcode: ") {

@@ -127,10 +127,10 @@ impl LogReader {
             label,
             text: &text[at..],
         };
-        self.look(&line);
+        self.read_line(&line);
     }
 
-    fn look(&mut self, line: &Line<'_>) {
+    fn read_line(&mut self, line: &Line<'_>) {
         if let Some(size) = torch::world_size(line.text) {
             self.state_size(size);
         }
@@ -138,9 +138,9 @@ impl LogReader {
             self.learn(about);
         }
         let mut found = Vec::new();
-        torch::look(line, &mut self.desync, &mut found);
-        elastic::look(line, &mut self.summary, &mut found);
-        let process = nccl::look(line, &mut found);
+        torch::read_line(line, &mut self.desync, &mut found);
+        elastic::read_line(line, &mut self.summary, &mut found);
+        let process = nccl::read_line(line, &mut found);
         for (rank, event) in found {
             self.keep(rank, event, process.as_deref());
         }

@@ -38,7 +38,7 @@ fn process(text: &str) -> Option<String> {
 }
 
 /// What a line of NCCL or gloo states; returns the process that it begins with.
-pub(super) fn look(line: &Line<'_>, found: &mut Found) -> Option<String> {
+pub(super) fn read_line(line: &Line<'_>, found: &mut Found) -> Option<String> {
     let text = line.text;
     let event = if text.contains("Connection closed by remote peer") {
         peer(text, "remote peer ").map(|peer| Event::PeerLost { peer })

@@ -18,7 +18,7 @@ pub(super) struct Desync {
     listing: Option<(u64, bool)>,
 }
 
-pub(super) fn look(line: &Line<'_>, desync: &mut Desync, found: &mut Found) {
+pub(super) fn read_line(line: &Line<'_>, desync: &mut Desync, found: &mut Found) {
     let text = line.text;
     if text.contains("WorkNCCL(") {
         work(line, found);

@@ -83,7 +83,7 @@ fn short(host: &str) -> &str {
     }
 }
 
-fn say(fact: &Fact) -> String {
+fn format_fact(fact: &Fact) -> String {
     let what = match &fact.what {
         RasState::Dead => "is considered dead".to_owned(),
         RasState::Unresponsive => "did not answer".to_owned(),
@@ -117,7 +117,7 @@ fn support(finding: &mut Finding, rank: Rank, fact: &Fact) {
     };
     finding
         .sentence
-        .push_str(&format!("; NCCL RAS: {of}{}", say(fact)));
+        .push_str(&format!("; NCCL RAS: {of}{}", format_fact(fact)));
     // Absence alone proved little; that NCCL cannot reach the process either does.
     if matches!(finding.code, Code::E102 | Code::E150) && fact.what == RasState::Dead {
         finding.confidence = finding.confidence.max(0.97);
@@ -144,7 +144,7 @@ fn accuse(report: &mut Report, rank: Rank, fact: &Fact) {
             ),
             ..Finding::rank_failed(
                 vec![rank],
-                format!("rank {rank} failed; NCCL RAS: {}", say(fact)),
+                format!("rank {rank} failed; NCCL RAS: {}", format_fact(fact)),
             )
         },
     );

@@ -27,7 +27,7 @@ pub struct DumpAnswers {
     pub agreed: Vec<Rank>,
     /// Ranks whose endpoints do not answer and that were asked through the job's store, ascending: they
     /// do it if they still hear it.
-    pub told: Vec<Rank>,
+    pub requested: Vec<Rank>,
     /// Ranks that do not, or did not answer, with the reason, ascending.
     pub refused: Vec<(Rank, String)>,
 }

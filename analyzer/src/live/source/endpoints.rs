@@ -223,7 +223,7 @@ fn ask_through(store: &HostPort, attempt: u32, deadline: Instant, said: &mut Dum
     match store::ask_for_dumps(store, attempt, "asked for from outside", deadline) {
         Ok(()) => {
             let refused = std::mem::take(&mut said.refused);
-            said.told = refused.into_iter().map(|(rank, _)| rank).collect();
+            said.requested = refused.into_iter().map(|(rank, _)| rank).collect();
         }
         Err(error) => {
             for (_, reason) in &mut said.refused {
@@ -256,7 +256,7 @@ impl Source for EndpointSource {
                 ranks,
                 deadline,
                 move |(rank, followed)| match unless_asked(followed) {
-                    Some(mut followed) => followed.look(*rank, deadline),
+                    Some(mut followed) => followed.poll(*rank, deadline),
                     None => unanswered(*rank),
                 },
             );
@@ -286,7 +286,7 @@ fn unanswered(rank: Rank) -> Observation {
 }
 
 impl Followed {
-    fn look(&mut self, rank: Rank, deadline: Instant) -> Observation {
+    fn poll(&mut self, rank: Rank, deadline: Instant) -> Observation {
         let seen = match self.follower.poll(deadline) {
             Err(error) => Seen::Failed(error.to_string()),
             Ok(_) => {

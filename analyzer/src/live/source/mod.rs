@@ -169,12 +169,12 @@ pub enum SourceError {
 
 /// Whether nothing was written but the heartbeat.
 fn is_same(last: &Dump, dump: &Dump) -> bool {
-    let told = |dump: &Dump| {
+    let metadata = |dump: &Dump| {
         let status = dump.status.as_ref();
         status.map(|s| (s.phase.clone(), s.phase_since_ns, s.step, s.dropped))
     };
     last.entries == dump.entries
         && last.groups == dump.groups
         && last.identity.reason == dump.identity.reason
-        && told(last) == told(dump)
+        && metadata(last) == metadata(dump)
 }

@@ -216,7 +216,7 @@ impl RecordsFollower {
                 info.ranks.clone_from(&known.info.ranks);
             }
         }
-        let told = |dump: &Dump| {
+        let metadata = |dump: &Dump| {
             let status = dump.status.as_ref();
             let status = status.map(|s| (s.phase.clone(), s.phase_since_ns, s.step, s.dropped));
             (status, dump.groups.len(), dump.identity.reason.clone())
@@ -231,7 +231,7 @@ impl RecordsFollower {
                 (old.state, old.retired) != (entry.state, entry.retired)
             })
         });
-        let same = !moved && told(before) == told(&newer);
+        let same = !moved && metadata(before) == metadata(&newer);
         let newest = newer.entries.last().or(before.entries.last());
         let held = newest.map(|entry| (entry.record_id + 1).saturating_sub(head.oldest));
         record.followed.take_in(newer, held);
@@ -333,9 +333,9 @@ mod tests {
             assert!(error.contains(part), "{error}");
             assert_eq!(follower.known().count(), 1);
         }
-        let mut told = Vec::new();
-        follower.break_off(&mut told, "it is gone");
-        assert!(matches!(&told[0].seen, Seen::Failed(why) if why == "it is gone"));
+        let mut observations = Vec::new();
+        follower.break_off(&mut observations, "it is gone");
+        assert!(matches!(&observations[0].seen, Seen::Failed(why) if why == "it is gone"));
     }
 
     #[test]

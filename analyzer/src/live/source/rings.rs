@@ -259,7 +259,7 @@ impl Source for RingSource {
                 let late = Seen::Failed("was not reached in time".into());
                 (Liveness::Unknown, late)
             } else {
-                ring.look()
+                ring.poll()
             };
             world_size = world_size.max(ring.follower.dump().identity.world_size);
             Observation {
@@ -285,17 +285,17 @@ impl Source for RingSource {
 }
 
 impl Ring {
-    fn look(&mut self) -> (Liveness, Seen) {
-        let look = self.follower.look();
-        let liveness = match look.alive {
+    fn poll(&mut self) -> (Liveness, Seen) {
+        let poll = self.follower.poll();
+        let liveness = match poll.alive {
             true => Liveness::Alive,
             false => Liveness::Dead,
         };
-        let seen = match look.changed {
+        let seen = match poll.changed {
             true => Seen::Changed(Box::new(self.follower.dump().clone())),
             false => Seen::Unchanged {
-                heartbeat_ns: look.heartbeat_ns,
-                as_of_ns: look.as_of_ns,
+                heartbeat_ns: poll.heartbeat_ns,
+                as_of_ns: poll.as_of_ns,
             },
         };
         (liveness, seen)

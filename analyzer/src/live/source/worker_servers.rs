@@ -71,12 +71,12 @@ pub struct WorkerServerSource {
     store: Option<HostPort>,
     world_size: Option<u32>,
     workers: BTreeMap<Rank, KnownWorker>,
-    looks: Looks<WorkerLook>,
+    looks: Looks<WorkerPoll>,
     listed: Option<Instant>,
 }
 
 /// What one look at a rank saw, and what of it could not be used.
-type WorkerLook = (Vec<Observation>, Vec<Problem>);
+type WorkerPoll = (Vec<Observation>, Vec<Problem>);
 
 /// One rank's server; its last answer is held by a question that is under way.
 struct KnownWorker {
@@ -257,7 +257,7 @@ impl Source for WorkerServerSource {
                 workers,
                 deadline,
                 move |(rank, worker)| match unless_asked(worker) {
-                    Some(mut worker) => worker.look(*rank, world_size, deadline),
+                    Some(mut worker) => worker.poll(*rank, world_size, deadline),
                     None => (vec![failed(*rank, 0, NO_ANSWER_YET.into())], vec![]),
                 },
             );
@@ -279,7 +279,7 @@ impl Source for WorkerServerSource {
 
 impl WorkerState {
     /// Both recorders of one rank.
-    fn look(&mut self, rank: Rank, world_size: Option<u32>, deadline: Instant) -> WorkerLook {
+    fn poll(&mut self, rank: Rank, world_size: Option<u32>, deadline: Instant) -> WorkerPoll {
         let mut problems = Vec::new();
         if let Err(reason) = self.ask_for_handlers(deadline) {
             let reason = format!("{}: {reason}", self.address);

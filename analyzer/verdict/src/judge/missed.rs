@@ -8,7 +8,7 @@ use crate::align::event::{self, Event};
 use crate::align::p2p::peer_of;
 use crate::align::{Aligned, RecordIx};
 use crate::judge::context::Context;
-use crate::judge::program_order::ask;
+use crate::judge::program_order::vote;
 use crate::judge::wait_graph::{Missing, Node, Place};
 use std::cmp::Reverse;
 
@@ -38,7 +38,7 @@ pub(crate) fn first_missed(ctx: &Context<'_>, node: Node) -> Option<(usize, Miss
                         .record_at(places[one].0, node)
                         .or_else(|| witness(ctx, places[one].0));
                     let votes = like
-                        .map(|like| ask(ctx.aligned, ctx.messages, like, a, b))
+                        .map(|like| vote(ctx.aligned, ctx.messages, like, a, b))
                         .unwrap_or_default();
                     (votes.first as i64 - votes.second as i64).signum()
                 }

@@ -25,7 +25,7 @@ pub(crate) struct Votes {
 /// A rank is not at the same point if it had issued another number of the first's family when it
 /// issued the collective before the second (stages of a pipeline may have layers of their own). Where
 /// the ring has dropped the entries, a rank is asked only if no rank at the same point answers.
-pub(crate) fn ask(
+pub(crate) fn vote(
     aligned: &Aligned<'_>,
     messages: &Messages,
     like: RecordIx,

@@ -353,7 +353,7 @@ impl Mesh {
             peer: handshake.to,
             policy,
         };
-        talk.say(&first)?;
+        talk.send(&first)?;
         let mut answer = [0; ANSWER_LEN];
         talk.hear(&mut answer)?;
         let refuse = |verdict: Option<Verdict>| Failure::Refused {
@@ -376,7 +376,7 @@ impl Mesh {
         {
             return Err(refuse(Some(Verdict::WrongSecret)));
         }
-        talk.say(&self.identity.prove(End::Dialer, &first, &theirs))?;
+        talk.send(&self.identity.prove(End::Dialer, &first, &theirs))?;
         let mut last = [0; 4];
         talk.hear(&mut last)?;
         match Verdict::from_bytes(last) {
@@ -422,7 +422,7 @@ struct Talk<'a, 'p> {
 }
 
 impl Talk<'_, '_> {
-    fn say(&mut self, bytes: &[u8]) -> Result<(), Failure> {
+    fn send(&mut self, bytes: &[u8]) -> Result<(), Failure> {
         let mut said = 0;
         while said < bytes.len() {
             match (&*self.stream).write(&bytes[said..]) {

@@ -69,7 +69,7 @@ impl Note {
     fn write(&self) -> String {
         match &self.machine {
             Some((machine, set)) => {
-                format!("{} {machine} {}", self.name, processors::to_words(set))
+                format!("{} {machine} {}", self.name, processors::format(set))
             }
             None => self.name.clone(),
         }
@@ -79,9 +79,7 @@ impl Note {
         let text = String::from_utf8_lossy(bytes);
         let mut words = text.split(' ');
         let name = words.next().unwrap_or(NONE).to_owned();
-        let machine = words
-            .next()
-            .zip(words.next().and_then(processors::from_words));
+        let machine = words.next().zip(words.next().and_then(processors::parse));
         Self {
             name,
             machine: machine.map(|(machine, set)| (machine.to_owned(), set)),

@@ -43,14 +43,14 @@ pub(crate) fn wait_mode_of(sets: &[Processors]) -> WaitMode {
     }
 }
 
-/// A set as text, for [`from_words`].
-pub(crate) fn to_words(set: &Processors) -> String {
+/// A set as text, for [`parse`].
+pub(crate) fn format(set: &Processors) -> String {
     let words: Vec<String> = set.iter().map(|word| format!("{word:x}")).collect();
     words.join(",")
 }
 
-/// Reads what [`to_words`] wrote.
-pub(crate) fn from_words(words: &str) -> Option<Processors> {
+/// Reads what [`format`] wrote.
+pub(crate) fn parse(words: &str) -> Option<Processors> {
     let words = words.split(',').map(|word| u64::from_str_radix(word, 16));
     let words: Vec<u64> = words.collect::<Result<_, _>>().ok()?;
     words.try_into().ok()
@@ -93,10 +93,10 @@ mod tests {
     #[test]
     fn a_set_survives_being_written_and_read() {
         for set in [on(&[]), on(&[0, 63, 64, 1023]), [u64::MAX; SET]] {
-            assert_eq!(from_words(&to_words(&set)), Some(set));
+            assert_eq!(parse(&format(&set)), Some(set));
         }
         for words in ["", "1", "1,2", "x,0,0,0,0,0,0,0,0,0,0,0,0,0,0,0"] {
-            assert_eq!(from_words(words), None, "{words:?}");
+            assert_eq!(parse(words), None, "{words:?}");
         }
     }
 }

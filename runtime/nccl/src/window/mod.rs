@@ -343,7 +343,7 @@ impl Window for NcclWindow {
         };
         let open = open.as_ref().ok_or_else(closed)?;
         let mut incoming = lock(&self.incoming[peer as usize]);
-        let is_there = self.look(open, peer, &mut incoming)?;
+        let is_there = self.poll_signals(open, peer, &mut incoming)?;
         if is_there {
             incoming.taken = incoming.taken.wrapping_add(1);
         }

@@ -116,7 +116,12 @@ impl NcclWindow {
     }
 
     /// Whether one more signal of `peer` may be taken; never waits.
-    pub(super) fn look(&self, open: &Open, peer: u32, incoming: &mut Incoming) -> Result<bool> {
+    pub(super) fn poll_signals(
+        &self,
+        open: &Open,
+        peer: u32,
+        incoming: &mut Incoming,
+    ) -> Result<bool> {
         /// For what the library does in the background of a call that needs no peer.
         const CALL: Deadline = Deadline::In(Duration::from_secs(10));
         loop {

@@ -112,7 +112,7 @@ impl Account {
             return;
         };
         if let Err(error) = self.record.write(directory) {
-            sinks.say(&format!("how the ranks end is not recorded: {error}"));
+            sinks.print_message(&format!("how the ranks end is not recorded: {error}"));
             self.directory = None;
         }
     }

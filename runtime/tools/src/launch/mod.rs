@@ -40,7 +40,7 @@ pub fn run(options: &Options) -> ExitCode {
         Ok(None) => 0,
         Ok(Some(failure)) => failure.code,
         Err(error) => {
-            sinks.say(&format!("{error:#}"));
+            sinks.print_message(&format!("{error:#}"));
             error
                 .downcast_ref::<StartError>()
                 .map_or(LAUNCHER_FAILED, StartError::code)

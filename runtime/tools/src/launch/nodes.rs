@@ -145,7 +145,7 @@ impl Nodes {
                                 sentence: format!("the launcher of node {node} is gone"),
                                 code: LAUNCHER_FAILED,
                             };
-                            tell(&*keys, &failure).map(|()| Some(failure))
+                            publish_failure(&*keys, &failure).map(|()| Some(failure))
                         }
                         None => match keys.get("failure", PULSE) {
                             Ok(text) => Ok(Some(read_failure(&text))),
@@ -179,10 +179,10 @@ impl Nodes {
     }
 
     /// Notifies the other launchers of a failure here. The first report is the job's failure.
-    pub(super) fn tell(&self, failure: &Failure) -> rcomm::Result<()> {
+    pub(super) fn publish_failure(&self, failure: &Failure) -> rcomm::Result<()> {
         match self.nnodes {
             1 => Ok(()),
-            _ => tell(&*self.keys, failure),
+            _ => publish_failure(&*self.keys, failure),
         }
     }
 
@@ -239,7 +239,7 @@ impl Pulses {
     }
 }
 
-fn tell(keys: &impl Store, failure: &Failure) -> rcomm::Result<()> {
+fn publish_failure(keys: &impl Store, failure: &Failure) -> rcomm::Result<()> {
     let text = format!("{}\n{}", failure.code, failure.sentence);
     keys.compare_set("failure", b"", text.as_bytes()).map(drop)
 }

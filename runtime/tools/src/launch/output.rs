@@ -154,7 +154,7 @@ impl Sinks {
     }
 
     /// Writes a message of the launcher itself to standard error.
-    pub(super) fn say(&mut self, sentence: &str) {
+    pub(super) fn print_message(&mut self, sentence: &str) {
         self.stderr
             .push(format!("rcomm-run: {sentence}\n").into_bytes());
     }

@@ -355,8 +355,8 @@ impl Ranks {
             ),
             code: code_of(status),
         };
-        if let Err(error) = nodes.tell(&failure) {
-            sinks.say(&format!("failed to notify the other nodes: {error}"));
+        if let Err(error) = nodes.publish_failure(&failure) {
+            sinks.print_message(&format!("failed to notify the other nodes: {error}"));
         }
         self.fail(failure, options.linger, options, sinks);
         Ok(())
@@ -373,7 +373,7 @@ impl Ranks {
             (left, true) => format!("; ending the other {left} here"),
             (left, false) => format!("; the other {left} here are ended in {linger:?}"),
         };
-        sinks.say(&format!("{}{rest}", failure.sentence));
+        sinks.print_message(&format!("{}{rest}", failure.sentence));
         self.failure = Some(failure);
         let terminate = Instant::now() + linger;
         self.ending = Some(Ending {
@@ -404,9 +404,9 @@ impl Ranks {
                     sentence: format!("stopped by {name}"),
                     code: (128 + signal.as_raw()) as u8,
                 };
-                sinks.say(&format!("{name}: passed on to the ranks"));
-                if let Err(error) = nodes.tell(&failure) {
-                    sinks.say(&format!("failed to notify the other nodes: {error}"));
+                sinks.print_message(&format!("{name}: passed on to the ranks"));
+                if let Err(error) = nodes.publish_failure(&failure) {
+                    sinks.print_message(&format!("failed to notify the other nodes: {error}"));
                 }
                 self.failure = Some(failure);
                 self.ending = Some(Ending {
@@ -438,7 +438,7 @@ impl Ranks {
                 .map(|rank| rank.rank.to_string())
                 .collect();
             if !left.is_empty() {
-                sinks.say(&format!(
+                sinks.print_message(&format!(
                     "killing what is left after {:?}: rank {}",
                     options.grace,
                     left.join(", ")

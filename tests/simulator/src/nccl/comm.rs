@@ -160,7 +160,7 @@ impl Comm {
             std::thread::sleep(Duration::from_millis(delay));
         }
         trouble::die_in_init();
-        if let Err(status) = self.name.look() {
+        if let Err(status) = self.name.poll() {
             return self.settle(status);
         }
         let connected =

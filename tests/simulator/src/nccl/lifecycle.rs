@@ -91,7 +91,7 @@ impl Name {
     }
 
     /// Reads the name, as the plug-in of a profiler would.
-    pub(super) fn look(&self) -> Result<(), c_int> {
+    pub(super) fn poll(&self) -> Result<(), c_int> {
         match self.is_intact() {
             true => Ok(()),
             false => Err(fail(SYSTEM_ERROR, "the communicator's name has been freed")),
@@ -249,7 +249,7 @@ fn reclaim(comm: &Arc<Comm>) -> c_int {
     }
     cuda::stream::synchronize(comm.device + 1);
     forget_registrations(comm);
-    comm.name.look().err().unwrap_or(SUCCESS)
+    comm.name.poll().err().unwrap_or(SUCCESS)
 }
 
 #[unsafe(no_mangle)]

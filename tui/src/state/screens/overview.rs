@@ -55,8 +55,8 @@ impl OverviewPane {
         let (title, body) = match self {
             Self::Warnings => {
                 let table = Table {
-                    heads: Heads::Left,
-                    ..warnings::table(model, warnings::Muted::Left)
+                    heads: Heads::Hidden,
+                    ..warnings::table(model, warnings::Muted::Hidden)
                 };
                 let title = format!("warnings: {}", warnings::summary(model));
                 (title, Body::Table(table))

@@ -56,7 +56,7 @@ pub(super) enum Muted {
     /// Dimmed.
     Shown,
     /// Not at all.
-    Left,
+    Hidden,
 }
 
 /// The findings and the problems of the input.

@@ -126,7 +126,7 @@ impl Source for RasSource {
             .as_ref()
             .map_or_else(Vec::new, |(_, communicators)| communicators.clone());
         if let Some(monitor) = &self.monitor {
-            monitor.tell(&mut communicators);
+            monitor.mark_troubled(&mut communicators);
         }
         let world_size = communicators.iter().map(|c| c.size).max();
         Ok(Poll {

@@ -81,7 +81,7 @@ impl Monitor {
     }
 
     /// Marks the members that events spoke of.
-    pub(super) fn tell(&self, communicators: &mut [Communicator]) {
+    pub(super) fn mark_troubled(&self, communicators: &mut [Communicator]) {
         let troubled = self.shared.troubled.lock();
         for (process, state) in troubled.unwrap_or_else(PoisonError::into_inner).iter() {
             let members = communicators.iter_mut().flat_map(|c| &mut c.members);

@@ -76,7 +76,11 @@ fn write_groups(difference: &Difference, page: &mut Page<'_>) -> io::Result<()> 
     };
     for (key, changes) in [("unmoved", still), ("moved", moved)] {
         for (at, change) in changes.iter().take(shown).enumerate() {
-            page.item(if at == 0 { key } else { "" }, PLAIN, &say(change))?;
+            page.item(
+                if at == 0 { key } else { "" },
+                PLAIN,
+                &format_change(change),
+            )?;
         }
         if changes.len() > shown {
             let text = count((changes.len() - shown) as u64, "more group");
@@ -86,7 +90,7 @@ fn write_groups(difference: &Difference, page: &mut Page<'_>) -> io::Result<()> 
     Ok(())
 }
 
-fn say(change: &GroupChange) -> String {
+fn format_change(change: &GroupChange) -> String {
     let label = group_label(&change.group);
     let mut text = match (change.last_seq, change.advanced()) {
         ([Some(at), _], Some(0)) => format!("{label} at collective #{at}"),

@@ -28,7 +28,7 @@ pub(super) fn write_details(
     }
     page.items(
         "waiting",
-        brief(waiters::say(finding, report), page.detail(), "operation"),
+        brief(waiters::format(finding, report), page.detail(), "operation"),
     )?;
     page.items(
         "where",

@@ -6,7 +6,7 @@ use rcomm_verdict::format::{Ranks, group_label, group_labels, operation};
 use rcomm_verdict::{Finding, Report, Wait};
 
 /// The lines of one finding. Without a wait-for graph the list of victims takes their place.
-pub(super) fn say(finding: &Finding, report: &Report) -> Vec<String> {
+pub(super) fn format(finding: &Finding, report: &Report) -> Vec<String> {
     let lines: Vec<String> = if finding.cycle.is_empty() {
         chain(report, &finding.culprit_ranks)
             .iter()

@@ -15,7 +15,7 @@ use crate::align::event::Event;
 use crate::align::pending::PendingKind;
 use crate::judge::context::{Context, FindingDraft, OpRef};
 use crate::judge::missed::{event_at, event_for};
-use crate::judge::program_order::{Votes, ask, past};
+use crate::judge::program_order::{Votes, past, vote};
 use crate::judge::programs::{self, Point};
 use crate::judge::wait_graph::{Missing, Node, Place};
 use crate::judge::wait_root::WaitRoot;
@@ -292,7 +292,7 @@ pub(super) fn strongest_minority(
 
 fn minority_ranks(ctx: &Context<'_>, ranks: &[Node], places: &[usize]) -> Vec<MinorityRank> {
     let inside: HashSet<Node> = ranks.iter().copied().collect();
-    let mut asked: HashMap<(Event, Event), Votes> = HashMap::new();
+    let mut counted: HashMap<(Event, Event), Votes> = HashMap::new();
     let mut minority: Vec<MinorityRank> = Vec::new();
     let mut contradicted: Vec<MinorityRank> = Vec::new();
     for &place in places {
@@ -314,18 +314,18 @@ fn minority_ranks(ctx: &Context<'_>, ranks: &[Node], places: &[usize]) -> Vec<Mi
                 let Some(done) = event_at(ctx, at, rank) else {
                     continue;
                 };
-                let mut ask = |done: Event| {
-                    let answer = || ask(ctx.aligned, ctx.messages, record, expected, done);
-                    *asked.entry((expected, done)).or_insert_with(answer)
+                let mut votes_before = |done: Event| {
+                    let count = || vote(ctx.aligned, ctx.messages, record, expected, done);
+                    *counted.entry((expected, done)).or_insert_with(count)
                 };
-                let mut votes = ask(done);
+                let mut votes = votes_before(done);
                 // Too few have messages like this one: what it follows has its place in the program too.
                 if votes.first == votes.second
                     && let (Event::Collective { .. }, Event::Message(posted)) = (expected, done)
                     && let Some(before) = posted.follows()
                     && before != expected
                 {
-                    let earlier = ask(before);
+                    let earlier = votes_before(before);
                     if earlier.first > earlier.second {
                         votes = earlier;
                     }

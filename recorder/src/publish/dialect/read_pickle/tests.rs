@@ -15,12 +15,12 @@ fn pickles() -> Vec<PathBuf> {
 }
 
 /// What is read, in full, and how many entries; stops and refusals are results as well.
-fn told(bytes: &[u8], entries: EntryReading) -> (String, usize) {
+fn outcome_of(bytes: &[u8], entries: EntryReading) -> (String, usize) {
     let mut builder = Builder::default();
     let mut pickle = Pickle::default();
     let outcome = match run(bytes, &mut pickle, &mut builder, entries) {
         Err(Fault::Taken { .. }) if entries == EntryReading::InPlace => {
-            return told(bytes, EntryReading::Stacked);
+            return outcome_of(bytes, EntryReading::Stacked);
         }
         outcome => outcome,
     };
@@ -34,8 +34,8 @@ fn told(bytes: &[u8], entries: EntryReading) -> (String, usize) {
 
 fn check_both_ways(bytes: &[u8], what: &str) {
     let (in_place, stacked) = (
-        told(bytes, EntryReading::InPlace),
-        told(bytes, EntryReading::Stacked),
+        outcome_of(bytes, EntryReading::InPlace),
+        outcome_of(bytes, EntryReading::Stacked),
     );
     assert!(in_place == stacked, "{what}:\n{in_place:?}\n{stacked:?}");
 }
@@ -55,8 +55,8 @@ fn entries_read_in_place_are_those_that_the_machine_reads() {
             let mut changed = bytes.clone();
             changed[at] = changed[at].wrapping_add(1 + n as u8);
             // What was taken stays, even if the machine loses hold of the list.
-            let in_place = told(&changed, EntryReading::InPlace);
-            let stacked = told(&changed, EntryReading::Stacked);
+            let in_place = outcome_of(&changed, EntryReading::InPlace);
+            let stacked = outcome_of(&changed, EntryReading::Stacked);
             assert!(
                 in_place == stacked || in_place.1 > stacked.1,
                 "{name} changed at {at}:\n{in_place:?}\n{stacked:?}"

@@ -97,7 +97,7 @@ impl HostAgreement {
         if ways.layout.place() > 0 {
             return self.hear(ways, place, expected, len, policy);
         }
-        self.tell(ways, op_header, dissent, policy)?;
+        self.announce(ways, op_header, dissent, policy)?;
         let verdict = match self.compare(ways, op_header)? {
             Ok(()) => self.sort(ways, place, op_header, bring)?,
             disagreement => disagreement,
@@ -202,7 +202,7 @@ impl HostAgreement {
 
     /// Exchanges headers between hosts. A host whose ranks agree sends one header; one whose ranks
     /// disagree sends all of theirs.
-    fn tell(
+    fn announce(
         &mut self,
         ways: &mut Ways<'_>,
         op_header: OpHeader,

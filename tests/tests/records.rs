@@ -269,3 +269,41 @@ fn no_operation_is_left_out() {
     // A split is recorded as the gather that it is; no operation of ours is recorded as `Other`.
     assert_eq!(missing, [&OpType::Split, &OpType::Other]);
 }
+
+#[test]
+fn a_line_of_another_language_is_recorded_and_several_threads_join_one_operation() {
+    let dumps = on_threads(
+        2,
+        &Carrier::Cpu,
+        |_| {},
+        |world| {
+            let recorder = world.recorder();
+            let site = recorder.intern_call_site("train.py", "main", 64);
+            let group = world.group().called_at(site);
+            let work = group
+                .all_reduce_async(vec![1f32; 4], ReduceOp::Sum)
+                .unwrap();
+            std::thread::scope(|scope| {
+                let joins = [0, 1].map(|_| scope.spawn(|| work.join().map(|_| ())));
+                joins.map(|join| join.join().unwrap().unwrap());
+            });
+            assert_eq!(work.wait().unwrap(), [2f32; 4]);
+            let dump = world.snapshot().to_json();
+            world
+                .shutdown_within(std::time::Duration::from_secs(60))
+                .unwrap();
+            dump
+        },
+    );
+    for dump in dumps {
+        let dump: Value = serde_json::from_slice(&dump).unwrap();
+        let entry = &dump["entries"][0];
+        let stack = entry["stack"].as_u64().unwrap() as usize;
+        let frame = dump["stacks"][stack][0].as_u64().unwrap() as usize;
+        let frame = &dump["frames"][frame];
+        assert_eq!(
+            (&frame["filename"], &frame["line"]),
+            (&Value::from("train.py"), &Value::from(64))
+        );
+    }
+}

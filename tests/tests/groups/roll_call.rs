@@ -103,6 +103,7 @@ fn the_monitored_barrier_names_who_does_not_come() {
                 "{error}"
             );
             assert_eq!(error.seq(), Some(2));
+            assert_eq!(error.ranks(), [2, 3]);
         }
     });
 }

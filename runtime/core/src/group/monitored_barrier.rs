@@ -231,7 +231,9 @@ impl MonitoredBarrier {
         }
         let within = text::duration(share.timeout());
         let message = format!("within {within} these did not come: rank {verdict}");
-        Err(Error::new(ErrorKind::Timeout, message).sparing_group())
+        let absent: Vec<Rank> = verdict.split(", ").flat_map(str::parse).collect();
+        let error = Error::new(ErrorKind::Timeout, message).with_ranks(&absent);
+        Err(error.sparing_group())
     }
 
     /// Waits for the other ranks and publishes which of them are absent.

@@ -287,11 +287,12 @@ type Unpack<T> = Box<dyn FnOnce(&InFlightOp, Done) -> Result<T> + Send>;
 /// executor.
 ///
 /// # Thread safety
-/// May be moved to and waited for on any thread.
+/// May be moved to and waited for on any thread, and looked at by several at once.
 #[must_use = "an operation that is never waited for fails unnoticed"]
 pub struct Work<T> {
     in_flight: Arc<InFlightOp>,
-    unpack: Option<Unpack<T>>,
+    /// Never locked: it makes a shared `Work` `Sync`, though the closure is only `Send`.
+    unpack: Mutex<Option<Unpack<T>>>,
 }
 
 impl<T> Work<T> {
@@ -302,9 +303,9 @@ impl<T> Work<T> {
         Self {
             in_flight,
             // Nothing is allocated for a closure that captures nothing.
-            unpack: Some(Box::new(|in_flight, done| {
+            unpack: Mutex::new(Some(Box::new(|in_flight, done| {
                 unpack(in_flight.reclaim()?, done)
-            })),
+            }))),
         }
     }
 
@@ -315,7 +316,7 @@ impl<T> Work<T> {
     ) -> Self {
         Self {
             in_flight,
-            unpack: Some(Box::new(|_, _| take().ok_or_else(taken))),
+            unpack: Mutex::new(Some(Box::new(|_, _| take().ok_or_else(taken)))),
         }
     }
 
@@ -327,13 +328,18 @@ impl<T> Work<T> {
     where
         T: 'static,
     {
-        let unpack = self.unpack.take();
+        let unpack = self.take_unpack();
         Work {
             in_flight: self.in_flight.clone(),
-            unpack: unpack.map(|unpack| -> Unpack<U> {
+            unpack: Mutex::new(unpack.map(|unpack| -> Unpack<U> {
                 Box::new(|in_flight, done| then(unpack(in_flight, done)?))
-            }),
+            })),
         }
+    }
+
+    fn take_unpack(&mut self) -> Option<Unpack<T>> {
+        let unpack = self.unpack.get_mut();
+        unpack.unwrap_or_else(PoisonError::into_inner).take()
     }
 
     /// Waits for the end and returns the buffers.
@@ -357,6 +363,18 @@ impl<T> Work<T> {
         let result = self.verdict().map(|_| ());
         let pending = self.in_flight.pending.get();
         (result, pending.and_then(|pending| pending.reclaim()))
+    }
+
+    /// Waits for the end and leaves the buffers in the operation, which several threads may wait for.
+    ///
+    /// # Blocking
+    /// As [`wait`](Self::wait).
+    ///
+    /// # Errors
+    /// As [`wait`](Self::wait).
+    pub fn join(&self) -> Result<Done> {
+        self.in_flight.wait(self.latest());
+        self.verdict()
     }
 
     /// Waits for the end, or for this long; the operation continues in either case.
@@ -467,7 +485,7 @@ impl<T> Work<T> {
 
     fn take_result(&mut self) -> Result<T> {
         let done = self.verdict()?;
-        let unpack = self.unpack.take().ok_or_else(taken)?;
+        let unpack = self.take_unpack().ok_or_else(taken)?;
         unpack(&self.in_flight, done)
     }
 }

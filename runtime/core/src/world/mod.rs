@@ -464,8 +464,19 @@ impl<B> World<B> {
     ///
     /// # Errors
     /// The first error that a group reports; everything else is still closed. The ring is kept then.
-    pub fn shutdown(mut self) -> Result<()> {
-        let deadline = Deadline::In(self.shared.config.timeout).started();
+    pub fn shutdown(self) -> Result<()> {
+        let timeout = self.shared.config.timeout;
+        self.shutdown_within(timeout)
+    }
+
+    /// As [`shutdown`](Self::shutdown), within this time in place of the world's time-out: for programs in
+    /// which not every rank shuts down at the same time. Ranks that use a store which this rank serves
+    /// find it gone afterwards.
+    ///
+    /// # Errors
+    /// As [`shutdown`](Self::shutdown).
+    pub fn shutdown_within(mut self, timeout: Duration) -> Result<()> {
+        let deadline = Deadline::In(timeout).started();
         let mut result = Ok(());
         for group in self.shared.watch.groups().iter().rev() {
             let closed = group.shut_down(deadline);
@@ -479,9 +490,9 @@ impl<B> World<B> {
         let failed = result.is_err() || self.shared.has_failed();
         let patience = if failed {
             // After a failure some ranks will not come.
-            self.shared.config.status_wait
+            self.shared.config.status_wait.min(timeout)
         } else {
-            self.shared.config.timeout
+            timeout
         };
         self.shared.say_goodbye(patience);
         self.close_threads();

@@ -220,7 +220,7 @@ impl Group {
             is_p2p,
             peer: noted.peer,
             timeout,
-            call_site: Some(site.into()),
+            call_site: Some(options.site(site)),
             ..Operation::new(self.handle, noted.op, SignatureRef::Key(&key))
         });
         drop(issue);

@@ -10,6 +10,7 @@ use crate::op::deadline::Deadline;
 use crate::op::error::{Error, Result};
 use crate::op::hints::Hints;
 use rcomm_recorder::model::{ProcessGroupStatus, Rank};
+use rcomm_recorder::record::{CallSite, CallSiteId};
 use std::fmt;
 use std::panic::Location;
 use std::sync::Arc;
@@ -39,6 +40,8 @@ pub struct ProcessGroup {
     timeout: Option<Duration>,
     /// Passed to the backend with this handle's calls.
     hints: Hints,
+    /// Recorded for this handle's calls, in place of the caller's line in Rust.
+    site: Option<CallSite>,
 }
 
 impl ProcessGroup {
@@ -47,6 +50,7 @@ impl ProcessGroup {
             group,
             timeout: None,
             hints: Hints::NONE,
+            site: None,
         }
     }
 
@@ -139,11 +143,25 @@ impl ProcessGroup {
         }
     }
 
+    /// The same group, with this place recorded for what is called through the returned handle: for
+    /// callers in other languages, whose line Rust does not know.
+    ///
+    /// `site` is one that this world's recorder interned
+    /// ([`intern_call_site`](rcomm_recorder::record::FlightRecorder::intern_call_site)).
+    #[must_use]
+    pub fn called_at(&self, site: CallSiteId) -> Self {
+        Self {
+            site: Some(CallSite::Id(site)),
+            ..self.clone()
+        }
+    }
+
     /// The options of each call of this handle.
     pub(crate) fn options(&self) -> CallOptions<'_> {
         CallOptions {
             timeout: self.timeout(),
             hints: &self.hints,
+            site: self.site,
         }
     }
 

@@ -11,8 +11,8 @@ use crate::op::error::{Error, ErrorKind, Result};
 use crate::op::hints::Hints;
 use rcomm_recorder::model::DType;
 use rcomm_recorder::record::{
-    FlightRecorder, Operation, SignatureCache, SignatureId, SignatureKey, SignatureRef, Start,
-    Tensor, Ticket,
+    CallSite, FlightRecorder, Operation, SignatureCache, SignatureId, SignatureKey, SignatureRef,
+    Start, Tensor, Ticket,
 };
 use std::panic::Location;
 use std::sync::Arc;
@@ -24,6 +24,16 @@ use std::time::Duration;
 pub(crate) struct CallOptions<'a> {
     pub(crate) timeout: Duration,
     pub(crate) hints: &'a Hints,
+    /// The place in the program that calls, where it is not the one in Rust.
+    pub(crate) site: Option<CallSite>,
+}
+
+impl CallOptions<'_> {
+    /// The place in the program that calls; `here` unless the handle names another.
+    #[inline]
+    pub(crate) fn site(&self, here: &'static Location<'static>) -> CallSite {
+        self.site.unwrap_or(CallSite::Location(here))
+    }
 }
 
 /// How an operation is issued.
@@ -31,7 +41,7 @@ struct IssueParams {
     lane: usize,
     is_p2p: bool,
     timeout: Duration,
-    site: &'static Location<'static>,
+    site: CallSite,
     start: Start,
 }
 
@@ -244,7 +254,7 @@ impl Group {
             lane,
             is_p2p,
             timeout: options.timeout.saturating_add(extension),
-            site,
+            site: options.site(site),
             start,
         };
         let SeqIds { seq, turn } = issue.next(lane, is_p2p);
@@ -383,7 +393,7 @@ impl Group {
             input_splits: &issue.splits[0],
             output_splits: &issue.splits[1],
             timeout: params.timeout,
-            call_site: Some(params.site.into()),
+            call_site: Some(params.site),
             start: params.start,
             ..Operation::new(self.handle, op.op_type(), signature)
         })

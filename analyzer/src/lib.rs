@@ -2,6 +2,35 @@
 //!
 //! A [`Report`] is the result of every analysis, post-mortem or live: the same codes, names and
 //! sentences in `rcomm-fr`, `rcomm-top` and `rcomm-web`.
+//!
+//! The dumps of a job that is over, or rings that are still written to:
+//!
+//! ```no_run
+//! use rcomm_analyzer::load::{LoadOptions, load};
+//! use rcomm_analyzer::print::human;
+//! use rcomm_analyzer::{Analysis, Extent, Policy, Unread};
+//!
+//! let mut analysis = Analysis::new(Policy::default());
+//! let read = load(&["dumps".into()], &LoadOptions::default(), |record| {
+//!     let extent = if record.cut { Extent::Cut } else { Extent::Whole };
+//!     analysis.add_from(&record.path, &record.dump, extent);
+//! })?;
+//! for problem in read.problems {
+//!     analysis.add_problem(problem, Unread::Part);
+//! }
+//! let report = analysis.finish();
+//! human::write(&report, &human::Layout::default(), &mut std::io::stdout())?;
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! A running job is read by a [`Source`] and judged by a [`Live`]; a [`Watch`] does both on threads of its own.
+//!
+//! | module | holds |
+//! |---|---|
+//! | [`load`], [`rsum`], [`ras`], [`log`] | what is read from files: dumps, summaries, NCCL's RAS reports, logs |
+//! | [`source`] | what is read from a running job: rings, endpoints, stores, worker servers |
+//! | [`print`], [`export`] | a report as text, JSON or HTML; records for other tools |
+//! | [`recording`], [`simulate`] | recorded and simulated jobs as sources |
 #![forbid(unsafe_code)]
 
 mod input;

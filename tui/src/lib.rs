@@ -3,6 +3,16 @@
 //! An [`state::event::Event`] goes into [`state::update`], which changes the [`state::State`]; [`view::draw`]
 //! shows it. Sources are read and judged on threads of their own
 //! ([`rcomm_analyzer::Watch`]), so that no source ever holds up a key.
+//!
+//! ```no_run
+//! use clap::Parser as _;
+//! use rcomm_top::start::cli::Cli;
+//! use rcomm_top::start::start;
+//!
+//! let cli = Cli::parse_from(["rcomm-top", "--once", "dumps"]);
+//! let exit_code = start(cli, |name| std::env::var(name).ok())?;
+//! # Ok::<(), anyhow::Error>(())
+//! ```
 #![forbid(unsafe_code)]
 
 pub mod app;

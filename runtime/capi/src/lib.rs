@@ -4,6 +4,20 @@
 //! reductions and errors are those of the Rust crates and never change. Only the public interface of `rcomm`
 //! is used.
 //!
+//! ```c
+//! float gradients[1024] = {1.0f};
+//! rcomm_reduction sum = {RCOMM_SUM, 1.0};
+//! rcomm_world *world = NULL;
+//! rcomm_group *group = NULL;
+//! if (rcomm_init(&world) != RCOMM_OK || rcomm_world_group(world, &group) != RCOMM_OK ||
+//!     rcomm_all_reduce(group, gradients, 1024, RCOMM_F32, sum, NULL) != RCOMM_OK) {
+//!     fprintf(stderr, "%s\n", rcomm_last_error());
+//!     exit(1);
+//! }
+//! rcomm_group_free(group);
+//! rcomm_shutdown(world);
+//! ```
+//!
 //! | file | holds |
 //! |---|---|
 //! | `code` | the codes |

@@ -2,7 +2,28 @@
 //!
 //! Programs use it through the crate `rcomm`, whose worlds open it first: it takes host memory, carries the
 //! checks that ranks make of each other, and needs no device. A backend of the program's own may use it
-//! by [`CpuFactory::open`].
+//! by [`CpuFactory::open`], and so may a world that needs no other:
+//!
+//! ```no_run
+//! use rcomm_core::backend::{BackendSet, OpenBackend};
+//! use rcomm_core::{Config, ReduceOp, World};
+//! use rcomm_cpu::CpuFactory;
+//! use std::sync::Arc;
+//!
+//! enum CpuOnly {}
+//!
+//! impl BackendSet for CpuOnly {
+//!     fn backends(_: &Config) -> Vec<OpenBackend> {
+//!         vec![Box::new(|world| Ok(Arc::new(CpuFactory::open(world)?)))]
+//!     }
+//! }
+//!
+//! let world = World::<CpuOnly>::init(Config::from_environment()?)?;
+//! let mut gradients = vec![1.0f32; 1024];
+//! world.group().all_reduce(&mut gradients, ReduceOp::Sum)?;
+//! world.shutdown()?;
+//! # Ok::<(), rcomm_core::Error>(())
+//! ```
 //!
 //! | room | holds |
 //! |---|---|

@@ -4,6 +4,37 @@
 //! (`cpu:cpu,cuda:nccl`). Its options are [`NcclOptions`]; [`CudaDevice`], [`CudaStream`] and [`DeviceBuffer`]
 //! are what a program works on its device with.
 //!
+//! ```no_run
+//! use rcomm_core::backend::{BackendSet, OpenBackend};
+//! use rcomm_core::{Config, Op, ReduceOp, World};
+//! use rcomm_nccl::{CudaStream, DeviceBuffer, NcclFactory, NcclOptions, Priority};
+//!
+//! enum NcclOnly {}
+//!
+//! impl BackendSet for NcclOnly {
+//!     fn backends(_: &Config) -> Vec<OpenBackend> {
+//!         vec![Box::new(|world| {
+//!             Ok(NcclFactory::open(world, NcclOptions::of(&world.config)?)?)
+//!         })]
+//!     }
+//! }
+//!
+//! let mut config = Config::from_environment()?;
+//! config.backend = "nccl".to_owned();
+//! let world = World::<NcclOnly>::init(config)?;
+//! let local_rank = world.place().local_rank.unwrap_or(world.rank());
+//! let device = NcclOptions::of(world.config())?.open_device(local_rank)?;
+//! let stream = CudaStream::new(&device, Priority::Normal)?;
+//! let gradients = DeviceBuffer::copy_of(&stream, &[1.0f32; 1024])?;
+//! let op = Op::AllReduce {
+//!     buffer: gradients.buffer()?,
+//!     op: ReduceOp::Sum.into(),
+//! };
+//! world.group().execute_async(op)?.wait()?;
+//! world.shutdown()?;
+//! # Ok::<(), rcomm_core::Error>(())
+//! ```
+//!
 //! Nothing outside this crate sees a pointer of NCCL's or of the CUDA driver's.
 //!
 //! | room | holds |

@@ -5,6 +5,11 @@
 //! communicator and operation to it; the plug-in keeps one ring for the process,
 //! `<rank>.<attempt>.nccl.ring`, which `rcomm-fr`, `rcomm-top` and `rcomm-web` read. See `docs/NCCL-ANY.md`.
 //!
+//! ```sh
+//! export NCCL_PROFILER_PLUGIN=$(rcomm-fr nccl-plugin)
+//! torchrun train.py
+//! ```
+//!
 //! The plug-in never fails NCCL: every event is answered with success. It starts no thread. Where no ring can
 //! be made it prints one line on standard error, asks for no events and stays silent. A child made by `fork`
 //! records nothing: the ring is its parent's.

@@ -1,4 +1,10 @@
-//! What `rcomm-run` and `rcomm-bench` are made of.
+//! The programs `rcomm-run`, which starts the ranks of a job on one or several nodes, and `rcomm-bench`,
+//! which measures operations: their command lines and what they do.
+//!
+//! ```sh
+//! rcomm-run -n 4 ./train
+//! rcomm-bench all_reduce -n 2
+//! ```
 
 #![forbid(unsafe_code)]
 

@@ -1,10 +1,20 @@
-"""What `import torch` calls (entry point group ``torch.backends``): it must be fast, and must not fail."""
+"""What PyTorch calls by itself, through the package's entry points."""
 
 import os
 
 
+def distributed_backend() -> None:
+    """Registers the backend "rcomm" (group ``torch.distributed.backends``): called when it is asked for."""
+    from ._backend import register
+
+    register()
+
+
 def torch_backend() -> None:
-    """Switches recording on where ``RCOMM_RECORD`` asks for it; else does nothing."""
+    """Switches recording on where ``RCOMM_RECORD`` asks for it; else does nothing.
+
+    `import torch` calls it (group ``torch.backends``): it must be fast, and must not fail.
+    """
     if os.environ.get("RCOMM_RECORD", "") in ("", "0"):
         return
     try:

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ._analysis import Report
-    from ._native import GroupHooks, Ring
+    from ._native import GroupHooks, Ring, World
 
 __all__ = ["phase", "record", "recording", "step", "why"]
 
@@ -59,29 +59,30 @@ def record() -> None:
 
 def recording() -> str | None:
     """The file of this process's ring; None if nothing is recorded, or not into a file."""
-    ring = _ring()
+    ring = _ring() or _own_world()
     return None if ring is None or ring.path is None else os.fspath(ring.path)
 
 
 @contextlib.contextmanager
 def phase(name: str) -> Iterator[None]:
     """Names what the program does in this block, in at most 104 bytes: it is in every verdict."""
-    recorder = _recorder
-    if recorder is None:
-        yield
-        return
-    before = recorder.name_phase(name)
+    global _phase
+    before, _phase = _phase, name
+    _name_phase(name)
     try:
         yield
     finally:
-        recorder.name_phase(before)
+        _phase = before
+        _name_phase(before)
 
 
 def step(number: int) -> None:
     """Notes which step of the training this is. Without it, calls of optimizers' ``step()`` are counted."""
-    recorder = _recorder
+    recorder, world = _recorder, _own_world()
     if recorder is not None:
         recorder.name_step(number)
+    if world is not None:
+        world.step(number)
 
 
 def why() -> Report:
@@ -100,6 +101,24 @@ def why() -> Report:
 
 _lock = threading.Lock()
 _recorder: _Recorder | None = None
+
+
+# The phase that the program named last.
+_phase = ""
+
+
+def _name_phase(name: str) -> None:
+    recorder, world = _recorder, _own_world()
+    if recorder is not None:
+        recorder.name_phase(name)
+    if world is not None:
+        world.phase(name)
+
+
+def _own_world() -> World | None:
+    """The world of the backend "rcomm", which records itself; None if this process has none."""
+    backend = sys.modules.get("rcomm._backend")
+    return None if backend is None else backend.world()
 
 
 def _ring() -> Ring | None:
@@ -139,7 +158,9 @@ class _Recorder:
                 _quietly(self.attach, pg, sorted(ranks, key=ranks.get))
 
     def attach(self, pg: Any, global_ranks: list[int]) -> None:
-        """Attaches to one group of this process."""
+        """Attaches to one group of this process; those of the backend "rcomm" record themselves."""
+        if hasattr(pg, "_rcomm_world"):
+            return
         ring = self.open(pg)
         key = (pg.group_name, tuple(global_ranks))
         hooks = self.hooks.get(key)

@@ -1,7 +1,8 @@
-//! The native half of the Python package `rcomm`: a ring, and the hooks of PyTorch that write it.
+//! The native half of the Python package `rcomm`: a ring and the hooks of PyTorch that write it, and the
+//! runtime's groups as a backend of torch.distributed.
 //!
-//! Python decides what is recorded and when (`rcomm/torch.py`); here is what runs at every operation of a
-//! job. None of it raises into the job, and none of it waits.
+//! Python decides what is recorded and when (`rcomm/torch.py`); the hooks run at every operation of a job, and
+//! none of them raises into the job or waits.
 //!
 //! | file | holds |
 //! |---|---|
@@ -9,11 +10,13 @@
 //! | `hooks` | what PyTorch calls before and after each operation of a group |
 //! | `tensors` | shapes and types of PyTorch's tensors |
 //! | `frames` | which line of the program called |
+//! | `process_group` | `torch.distributed`'s backend "rcomm" |
 //! | `pending` | operations under way, until they are seen to end |
 
 mod frames;
 mod hooks;
 mod pending;
+mod process_group;
 mod ring;
 mod tensors;
 
@@ -26,6 +29,14 @@ use rcomm_recorder_capi as _;
 mod _native {
     #[pymodule_export]
     use super::hooks::GroupHooks;
+    #[pymodule_export]
+    use super::process_group::fork::note_fork;
+    #[pymodule_export]
+    use super::process_group::issue::Group;
+    #[pymodule_export]
+    use super::process_group::work::Work;
+    #[pymodule_export]
+    use super::process_group::world::{StoreServer, World};
     #[pymodule_export]
     use super::ring::Ring;
 }

@@ -33,7 +33,8 @@ const NAMES: &[(&str, DType)] = &[
 ];
 
 impl Types {
-    fn of(&self, dtype: &Bound<'_, PyAny>) -> DType {
+    /// The element type; `Other` for one that we do not have.
+    pub(crate) fn of(&self, dtype: &Bound<'_, PyAny>) -> DType {
         let address = dtype.as_ptr().addr();
         let known = |types: &Self| types.0.lock().ok()?.get(&address).copied();
         known(self).unwrap_or_else(|| {

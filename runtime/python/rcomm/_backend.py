@@ -1,0 +1,315 @@
+"""The backend "rcomm" of torch.distributed: ``init_process_group("rcomm")``.
+
+PyTorch asks for two faces of one group. Its Python functions call a ``ProcessGroup``, which here hands each
+operation to Rust. Its C++ (the reducer of DDP, functional collectives) wants a ``Backend`` registered in that
+group. Both share one ``_native.Group``.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import json
+import os
+import secrets
+import socket
+import sys
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch._C import _distributed_c10d as c10d
+
+from . import _native
+from .torch import _job, _library_folders
+
+NAME = "rcomm"
+
+# How long destroy_process_group() waits for operations under way, and on the rank that serves the store for
+# the others: PyTorch's ranks do not destroy their groups at the same time.
+_DESTROY_WITHIN = timedelta(seconds=5)
+
+# Every operation by the name that it has in Rust, with all names that versions of PyTorch call it by.
+_OPERATIONS = {
+    "allreduce": (),
+    "allreduce_coalesced": (),
+    "broadcast": (),
+    "reduce": (),
+    "allgather": (),
+    "all_gather_single": ("_allgather_base", "allgather_into_tensor", "all_gather_into_tensor"),
+    "all_gather_single_coalesced": ("allgather_into_tensor_coalesced",),
+    "allgather_coalesced": (),
+    "gather": (),
+    "gather_single": ("gather_into_tensor",),
+    "scatter": (),
+    "reduce_scatter": (),
+    "reduce_scatter_single": ("_reduce_scatter_base", "reduce_scatter_tensor"),
+    "reduce_scatter_single_coalesced": ("reduce_scatter_tensor_coalesced",),
+    "all_to_all_single": ("alltoall_base",),
+    "alltoall": (),
+    "send": (),
+    "recv": (),
+    "recv_anysource": ("recvAnysource",),
+    "barrier": (),
+}
+# What is no operation and returns no Work.
+_OTHERS = {
+    "monitored_barrier": ("monitoredBarrier",),
+    "_get_sequence_number_for_group": (),
+    "_add_ephemeral_timeout": (),
+    "set_timeout": (),
+}
+
+
+class _Work(dist.Work):
+    """A Work as PyTorch's C++ takes it: of a Python object C++ calls `wait` and `get_future` only."""
+
+    def __init__(self, work: _native.Work) -> None:
+        super().__init__()
+        self._work = work
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        return self._work.wait(timeout)
+
+    def get_future(self) -> Any:
+        return self._work.get_future()
+
+    def is_completed(self) -> bool:
+        return self._work.is_completed()
+
+    def is_success(self) -> bool:
+        return self._work.is_success()
+
+    def exception(self) -> BaseException | None:
+        return self._work.exception()
+
+    def result(self) -> Any:
+        return self._work.result()
+
+    def source_rank(self) -> int:
+        return self._work.source_rank()
+
+    _source_rank = source_rank
+
+    def synchronize(self) -> None:
+        self._work.synchronize()
+
+
+# PyTorch's C++ holds its half of a backend only; the Python half lives as long as it is here.
+_kept: set[Any] = set()
+
+
+class _Inner(c10d.Backend):
+    """The face for PyTorch's C++."""
+
+    supports_coalescing = False
+    supports_splitting = False
+
+    def __init__(self, group: _native.Group, rank: int, size: int) -> None:
+        super().__init__(rank, size)
+        self._group = group
+        _kept.add(self)
+
+    def getBackendName(self) -> str:  # noqa: N802, PyTorch's name
+        return NAME
+
+    def name(self) -> str:
+        return NAME
+
+    def shutdown(self) -> None:
+        """The outer face ends both."""
+
+    def abort(self) -> None:
+        self._group.abort()
+
+    def start_coalescing(self) -> None:
+        self._group.start_coalescing()
+
+    def end_coalescing(self) -> _Work | None:
+        work = self._group.end_coalescing()
+        return None if work is None else _Work(work)
+
+    _start_coalescing, _end_coalescing = start_coalescing, end_coalescing
+
+
+def _delegate(name: str) -> Any:
+    def operation(self: _Inner, *args: Any, **kwargs: Any) -> _Work:
+        return _Work(getattr(self._group, name)(*args, **kwargs))
+
+    operation.__name__ = name
+    return operation
+
+
+def _pass_on(name: str) -> Any:
+    def call(self: _Inner, *args: Any, **kwargs: Any) -> Any:
+        return getattr(self._group, name)(*args, **kwargs)
+
+    call.__name__ = name
+    return call
+
+
+for _names, _make in ((_OPERATIONS, _delegate), (_OTHERS, _pass_on)):
+    for _name, _aliases in _names.items():
+        for _alias in (_name, *_aliases):
+            setattr(_Inner, _alias, _make(_name))
+
+
+class Group(dist.ProcessGroup):
+    """The face for PyTorch's Python. Its operations are the methods of ``_native.Group``."""
+
+    supports_coalescing = False
+    supports_splitting = False
+    # Set once by PyTorch where a device was given.
+    bound_device_id = None
+
+    def __init__(
+        self, group: _native.Group, store: dist.Store, world: _native.World, owns_world: bool
+    ) -> None:
+        super().__init__(store, group.rank(), group.size())
+        self._group = group
+        self._rcomm_world = world
+        self._owns_world = owns_world
+        kind = dist.Backend.backend_type_map.get(NAME, dist.ProcessGroup.BackendType.CUSTOM)
+        self._inner = _Inner(group, group.rank(), group.size())
+        self._set_default_backend(kind)
+        self._register_backend(torch.device("cpu"), kind, self._inner)
+        # In the instance, so that a call reaches Rust without a Python function between.
+        for names in (_OPERATIONS, _OTHERS):
+            for name, aliases in names.items():
+                for alias in (name, *aliases):
+                    setattr(self, alias, getattr(group, name))
+        self.rank, self.size = group.rank, group.size
+
+    def getBackendName(self) -> str:  # noqa: N802, PyTorch's name
+        return NAME
+
+    def name(self) -> str:
+        return NAME
+
+    def _start_coalescing(self, device: torch.device) -> None:
+        self._group.start_coalescing()
+
+    def _end_coalescing(self, device: torch.device) -> _native.Work | None:
+        return self._group.end_coalescing()
+
+    def abort(self) -> None:
+        self._group.abort()
+
+    def shutdown(self) -> None:
+        """Waits for what is under way, for a few seconds at most, and ends the group."""
+        _kept.discard(self._inner)
+        if self._owns_world:
+            _worlds.discard(self._rcomm_world)
+            self._rcomm_world.shutdown(_DESTROY_WITHIN)
+        else:
+            self._group.shutdown(_DESTROY_WITHIN)
+
+
+# Worlds that were not destroyed; the newest of all ranks is the one in which groups are made.
+_worlds: set[_native.World] = set()
+_default: _native.World | None = None
+
+
+def world() -> _native.World | None:
+    """The world of this process's default group, if its backend is "rcomm" and it was not destroyed."""
+    return _default if _default is not None and _default.is_open() else None
+
+
+def _create(opts: Any, options: Any) -> Group | _Inner:
+    """What PyTorch calls for each group with this backend."""
+    global _default
+    ranks = list(opts.global_ranks_in_group)
+    if not ranks:
+        _default = made = _join(opts)
+        group, owns = made.group(), True
+    elif world() is not None:
+        made, owns = world(), False
+        group = made.new_group(ranks, str(opts.group_id), opts.timeout)
+    else:
+        # The default group is of another backend: this group is a world of its own.
+        made = _join(opts, ranks)
+        group, owns = made.group(), True
+    face = Group(group, opts.store, made, owns)
+    if _is_one_of_several(getattr(opts, "process_group", None)):
+        # PyTorch's own group has a backend for each device.
+        face._inner._outer = face
+        return face._inner
+    return face
+
+
+def _is_one_of_several(group: Any) -> bool:
+    """Whether the group has backends for other devices, as in "cpu:rcomm,cuda:nccl"."""
+    if group is None:
+        return False
+    config = sys._getframe(2).f_locals.get("backend_config")
+    devices = getattr(config, "device_backend_map", None) or {}
+    return len(set(devices.values())) > 1
+
+
+def _join(opts: Any, ranks: list[int] | None = None) -> _native.World:
+    """Makes this process's world, with the others that PyTorch's store knows."""
+    store, rank, size = opts.store, opts.group_rank, opts.group_size
+    options = {
+        "attempt": int(os.environ.get("TORCHELASTIC_RESTART_COUNT") or 0),
+        "timeout": opts.timeout,
+        "own_code": _library_folders(),
+    }
+    if size == 1:
+        made = _native.World(rank, size, job=_name_job(ranks), **options)
+    else:
+        # How often this rank has met others at this store; the same on all ranks.
+        times = store.add(f"rcomm/times/{rank}", 1)
+        key = f"rcomm/meeting/{times}"
+        if rank == 0:
+            place, server = _meeting_place(store)
+            place["job"] = _name_job(ranks)
+            store.set(key, json.dumps(place))
+        else:
+            store.wait([key], opts.timeout)
+            place, server = json.loads(store.get(key)), None
+        made = _native.World(rank, size, server=server, **place, **options)
+    _worlds.add(made)
+    return made
+
+
+def _meeting_place(store: dist.Store) -> tuple[dict[str, Any], _native.StoreServer | None]:
+    """Where the ranks meet: at PyTorch's own server, if there is one, else at one that rank 0 makes."""
+    prefix = f"rcomm-{secrets.token_hex(8)}"
+    bottom = store
+    while isinstance(bottom, dist.PrefixStore):
+        bottom = bottom.underlying_store
+    if isinstance(bottom, dist.TCPStore):
+        return {"host": bottom.host, "port": bottom.port, "prefix": prefix, "outlives": True}, None
+    # Ranks that share a file may be on several hosts; those of one host need no other address.
+    host = os.environ.get("MASTER_ADDR") or (
+        socket.gethostname() if os.environ.get("RCOMM_SOCKET_IFNAME") else "127.0.0.1"
+    )
+    server = _native.StoreServer(host)
+    return {"host": host, "port": server.port, "prefix": prefix}, server
+
+
+def _name_job(ranks: list[int] | None) -> str:
+    """The job's name; rank 0 makes one up where no launcher has named it."""
+    name = _job()
+    if name == "torch":
+        name = f"torch-{os.getpid()}-{secrets.token_hex(4)}"
+    return name if ranks is None else f"{name}-{'.'.join(map(str, ranks[:8]))}"
+
+
+def register() -> None:
+    """Registers the backend. A second call does nothing."""
+    if NAME.upper() not in dist.Backend._plugins:
+        dist.Backend.register_backend(NAME, _create, extended_api=True, devices=["cpu"])
+
+
+def _end() -> None:
+    """At the interpreter's end: ends what the program did not destroy."""
+    for made in list(_worlds):
+        made.phase("ended without destroy_process_group()")
+        with contextlib.suppress(Exception):
+            made.shutdown(timedelta(seconds=1))
+
+
+atexit.register(_end)
+os.register_at_fork(after_in_child=_native.note_fork)

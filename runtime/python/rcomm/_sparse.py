@@ -1,0 +1,46 @@
+"""The sum of sparse tensors over all ranks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+
+def all_reduce(group: Any, tensor: torch.Tensor, op: str) -> Any:
+    """Sums a sparse COO tensor in place. Blocks, whatever the call asked for; returns a Work that has ended.
+
+    Raises ValueError for another layout, and for another reduction than the sum.
+    """
+    if tensor.layout != torch.sparse_coo:
+        raise ValueError(f"rcomm sums sparse tensors of layout torch.sparse_coo, not {tensor.layout}")
+    if op != "sum":
+        raise ValueError(f"rcomm reduces sparse tensors by ReduceOp.SUM only, not by {op}")
+    own = tensor.detach().coalesce()
+    indices, values = own.indices().contiguous(), own.values().contiguous()
+    size = group.size()
+    # What the ranks hold, before anything of it is sent: all see a difference, and all raise.
+    extents = [*tensor.shape[: tensor.sparse_dim()], *values.shape[1:]]
+    described = torch.tensor([indices.shape[1], tensor.sparse_dim(), len(extents), *extents])
+    lengths = torch.empty(size, dtype=torch.int64)
+    group.all_gather_single(lengths, torch.tensor([len(described)])).wait()
+    all_described = [torch.empty(int(n), dtype=torch.int64) for n in lengths]
+    group.allgather([all_described], [described]).wait()
+    for rank, other in enumerate(all_described):
+        if other[1:].tolist() != described[1:].tolist():
+            raise ValueError(
+                f"rcomm: rank {rank} of the group sums a sparse tensor of {other[3:].tolist()}, this rank "
+                f"one of {extents}"
+            )
+    counts = [int(other[0]) for other in all_described]
+    all_indices = [torch.empty((n, tensor.sparse_dim()), dtype=torch.int64) for n in counts]
+    all_values = [torch.empty((n, *values.shape[1:]), dtype=values.dtype) for n in counts]
+    group.allgather([all_indices], [indices.t().contiguous()]).wait()
+    work = group.allgather([all_values], [values])
+    work.wait()
+    summed = torch.sparse_coo_tensor(
+        torch.cat(all_indices).t(), torch.cat(all_values), tensor.shape
+    ).coalesce()
+    with torch.no_grad():
+        tensor.copy_(summed)
+    return work

@@ -1,0 +1,77 @@
+//! Threads that complete PyTorch's futures.
+//!
+//! A future's callbacks are the program's. They may wait for another operation, so they run neither on the
+//! threads that carry operations out nor behind each other: where all threads are busy, one more starts.
+
+use std::collections::VecDeque;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+/// How long a thread without work stays.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+type Job = Box<dyn FnOnce() + Send>;
+
+#[derive(Default)]
+struct State {
+    jobs: VecDeque<Job>,
+    idle: usize,
+}
+
+/// A set of threads that grows with the need.
+#[derive(Default)]
+pub(crate) struct Callbacks {
+    state: Mutex<State>,
+    wake: Condvar,
+}
+
+impl Callbacks {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Runs `job` soon, on another thread; on this one if the system gives no thread.
+    pub(crate) fn run(self: &Arc<Self>, job: Job) {
+        let mut state = self.lock();
+        state.jobs.push_back(job);
+        let is_covered = state.idle >= state.jobs.len();
+        drop(state);
+        if is_covered {
+            self.wake.notify_one();
+            return;
+        }
+        let thread = std::thread::Builder::new().name("rcomm/futures".to_owned());
+        let own = self.clone();
+        if thread.spawn(move || own.serve()).is_err() {
+            while let Some(job) = self.next() {
+                job();
+            }
+        }
+    }
+
+    fn next(&self) -> Option<Job> {
+        self.lock().jobs.pop_front()
+    }
+
+    fn serve(&self) {
+        let mut state = self.lock();
+        loop {
+            if let Some(job) = state.jobs.pop_front() {
+                drop(state);
+                job();
+                state = self.lock();
+                continue;
+            }
+            state.idle += 1;
+            let (woken, waited) = self
+                .wake
+                .wait_timeout(state, PATIENCE)
+                .unwrap_or_else(PoisonError::into_inner);
+            state = woken;
+            state.idle -= 1;
+            if waited.timed_out() && state.jobs.is_empty() {
+                return;
+            }
+        }
+    }
+}

@@ -1,0 +1,55 @@
+//! The core's errors as PyTorch's exceptions.
+
+use pyo3::exceptions::{PyNotImplementedError, PyRuntimeError, PyValueError};
+use pyo3::intern;
+use pyo3::prelude::*;
+use rcomm::{Error, ErrorKind};
+use std::time::Duration;
+
+/// The class that PyTorch has for this kind of error, in `torch.distributed`.
+const fn class_of(kind: ErrorKind) -> &'static str {
+    match kind {
+        ErrorKind::PeerLost | ErrorKind::Io | ErrorKind::Unauthorized => "DistNetworkError",
+        ErrorKind::Store => "DistStoreError",
+        _ => "DistBackendError",
+    }
+}
+
+/// An error as an exception: `ValueError` for a wrong argument, `NotImplementedError` for what cannot be
+/// done, else one of PyTorch's, all of which are `RuntimeError`s. It has attributes: `kind`, a word such as
+/// `Timeout` or `PeerLost`; `ranks`, those that it is about, by their numbers in the world.
+///
+/// PyTorch's programs look for its own words in the text of a time-out, so these come first.
+pub(crate) fn raise(py: Python<'_>, error: &Error, timeout: Option<Duration>) -> PyErr {
+    let text = match (error.kind(), timeout) {
+        (ErrorKind::Timeout, Some(timeout)) => {
+            format!(
+                "rcomm: Timed out waiting {}ms: {error}",
+                timeout.as_millis()
+            )
+        }
+        _ => format!("rcomm: {error}"),
+    };
+    let raised = match error.kind() {
+        ErrorKind::InvalidArgument => PyValueError::new_err(text),
+        ErrorKind::Unsupported => PyNotImplementedError::new_err(text),
+        kind => of_torch(py, class_of(kind), text),
+    };
+    let value = raised.value(py);
+    let kind = format!("{:?}", error.kind());
+    // An exception without its attributes is better than another exception.
+    let _ = value.setattr(intern!(py, "kind"), kind);
+    let _ = value.setattr(intern!(py, "ranks"), error.ranks().to_vec());
+    raised
+}
+
+/// An exception of this class of `torch.distributed`.
+pub(crate) fn of_torch(py: Python<'_>, class: &str, text: String) -> PyErr {
+    let made = py
+        .import(intern!(py, "torch.distributed"))
+        .and_then(|module| module.getattr(class)?.call1((text.clone(),)));
+    match made {
+        Ok(value) => PyErr::from_value(value),
+        Err(_) => PyRuntimeError::new_err(text),
+    }
+}

@@ -1,0 +1,52 @@
+//! Which process made an object: what a process has of its ranks does not work in a forked child.
+
+use pyo3::prelude::*;
+use std::mem::ManuallyDrop;
+use std::ops::Deref;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+/// How many forks lie between the first process and this one.
+static FORKS: AtomicU32 = AtomicU32::new(0);
+
+/// Notes in a forked child that it is one.
+#[pyfunction]
+pub(crate) fn note_fork() {
+    FORKS.fetch_add(1, Ordering::Relaxed);
+}
+
+/// Something that a forked child must neither use nor drop: the threads that it waits for are the parent's.
+pub(crate) struct OfProcess<T> {
+    value: ManuallyDrop<T>,
+    forks: u32,
+}
+
+impl<T> OfProcess<T> {
+    pub(crate) fn new(value: T) -> Self {
+        Self {
+            value: ManuallyDrop::new(value),
+            forks: FORKS.load(Ordering::Relaxed),
+        }
+    }
+
+    /// Whether this is the process that made it.
+    pub(crate) fn is_own(&self) -> bool {
+        self.forks == FORKS.load(Ordering::Relaxed)
+    }
+}
+
+impl<T> Deref for OfProcess<T> {
+    type Target = T;
+
+    fn deref(&self) -> &T {
+        &self.value
+    }
+}
+
+impl<T> Drop for OfProcess<T> {
+    fn drop(&mut self) {
+        if self.is_own() {
+            // SAFETY: the value is dropped here alone, once, and not used afterwards.
+            unsafe { ManuallyDrop::drop(&mut self.value) }
+        }
+    }
+}

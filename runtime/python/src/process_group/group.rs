@@ -1,0 +1,583 @@
+//! The operations of a group under the names that `torch.distributed` calls them by.
+//!
+//! Each takes tensors and PyTorch's option object, or its fields one by one as older programs pass them. A call
+//! whose options say that it is not asynchronous runs in the calling thread; any other returns at once.
+
+use super::errors::raise;
+use super::issue::Group;
+use super::options::{self, Options, rank, reduction};
+use super::tensor::{Use, elements, is_strided, list, lone, lone_list};
+use super::work::{Work, as_list};
+use pyo3::exceptions::PyValueError;
+use pyo3::intern;
+use pyo3::prelude::*;
+use rcomm::Op;
+use std::time::Duration;
+
+type Any<'a, 'py> = &'a Bound<'py, PyAny>;
+
+#[pymethods]
+impl Group {
+    /// This process's rank in the group.
+    fn rank(&self) -> u32 {
+        self.group.rank()
+    }
+
+    /// Ranks in the group.
+    fn size(&self) -> u32 {
+        self.group.size()
+    }
+
+    /// Its name in records and errors.
+    #[getter]
+    fn name(&self) -> &str {
+        self.group.name()
+    }
+
+    /// The members' ranks in the world.
+    #[getter]
+    fn ranks(&self) -> Vec<u32> {
+        self.group.ranks().to_vec()
+    }
+
+    /// How long an operation may take.
+    #[getter]
+    fn timeout(&self) -> Duration {
+        self.group.timeout()
+    }
+
+    /// Sets how long operations may take that are issued from now on.
+    fn set_timeout(&self, py: Python<'_>, timeout: Any<'_, '_>) -> PyResult<()> {
+        if let Some(timeout) = options::duration(timeout)? {
+            self.own(py)?.set_timeout(timeout);
+        }
+        Ok(())
+    }
+
+    /// Gives the operations issued from now on more time, until the first collective among them has ended.
+    fn _add_ephemeral_timeout(&self, py: Python<'_>, timeout: Any<'_, '_>) -> PyResult<()> {
+        if let Some(timeout) = options::duration(timeout)? {
+            self.own(py)?.extend_timeout(timeout);
+        }
+        Ok(())
+    }
+
+    /// The number of the newest collective.
+    fn _get_sequence_number_for_group(&self) -> i64 {
+        self.group.status().last_enqueued.max(0)
+    }
+
+    #[pyo3(signature = (tensors, opts=None, timeout=None, *, op=None))]
+    fn allreduce<'py>(
+        slf: &Bound<'py, Self>,
+        tensors: Any<'_, 'py>,
+        opts: Option<Any<'_, 'py>>,
+        timeout: Option<Any<'_, 'py>>,
+        op: Option<Any<'_, 'py>>,
+    ) -> PyResult<Py<PyAny>> {
+        let (py, own) = (slf.py(), slf.get());
+        let options = Options::read(opts)?.within(timeout)?;
+        let by = reduction(opts, op)?;
+        let tensor = lone(tensors)?;
+        if !is_strided(&tensor).unwrap_or(true) {
+            let sparse = py.import(intern!(py, "rcomm._sparse"))?;
+            let reduced =
+                sparse.call_method1(intern!(py, "all_reduce"), (slf, &tensor, by.op.name()));
+            return reduced.map(Bound::unbind);
+        }
+        let mut memory = own.tensors(py);
+        let buffer = memory.buffer(&tensor, Use::ReadWrite)?;
+        let op = Op::AllReduce { buffer, op: by };
+        let results = tensors.clone().unbind();
+        let work = own.issue(py, &options, memory, op, results)?;
+        Ok(Py::new(py, work)?.into_any())
+    }
+
+    #[pyo3(signature = (tensors, opts=None, timeout=None, *, op=None))]
+    fn allreduce_coalesced(
+        &self,
+        py: Python<'_>,
+        tensors: Any<'_, '_>,
+        opts: Option<Any<'_, '_>>,
+        timeout: Option<Any<'_, '_>>,
+        op: Option<Any<'_, '_>>,
+    ) -> PyResult<Work> {
+        let options = Options::read(opts)?.within(timeout)?;
+        let op = reduction(opts, op)?;
+        let all = list(tensors)?;
+        let mut memory = self.tensors(py);
+        let buffers = memory.buffers(&all, Use::ReadWrite)?;
+        let op = Op::AllReduceCoalesced { buffers, op };
+        self.issue(py, &options, memory, op, as_list(py, &all)?)
+    }
+
+    #[pyo3(signature = (tensors, opts=None, timeout=None, *, root=None))]
+    fn broadcast(
+        &self,
+        py: Python<'_>,
+        tensors: Any<'_, '_>,
+        opts: Option<Any<'_, '_>>,
+        timeout: Option<Any<'_, '_>>,
+        root: Option<i64>,
+    ) -> PyResult<Work> {
+        let options = Options::read(opts)?.within(timeout)?;
+        let root = options::root(opts, root)?;
+        let tensor = lone(tensors)?;
+        let usage = if root == self.group.rank() {
+            Use::Read
+        } else {
+            Use::ReadWrite
+        };
+        let mut memory = self.tensors(py);
+        let buffer = memory.buffer(&tensor, usage)?;
+        let op = Op::Broadcast { buffer, root };
+        self.issue(py, &options, memory, op, as_list(py, &[tensor])?)
+    }
+
+    #[pyo3(signature = (tensors, opts=None, op=None, timeout=None, *, root=None))]
+    fn reduce(
+        &self,
+        py: Python<'_>,
+        tensors: Any<'_, '_>,
+        opts: Option<Any<'_, '_>>,
+        op: Option<Any<'_, '_>>,
+        timeout: Option<Any<'_, '_>>,
+        root: Option<i64>,
+    ) -> PyResult<Work> {
+        let options = Options::read(opts)?.within(timeout)?;
+        let by = match (op, opts) {
+            (None, Some(opts)) if opts.extract::<i64>().is_ok() => reduction(None, None)?,
+            _ => reduction(opts, op)?,
+        };
+        let root = options::root(opts, root)?;
+        let tensor = lone(tensors)?;
+        let mut memory = self.tensors(py);
+        let buffer = memory.buffer(&tensor, Use::ReadWrite)?;
+        let op = Op::Reduce {
+            buffer,
+            op: by,
+            root,
+        };
+        self.issue(py, &options, memory, op, as_list(py, &[tensor])?)
+    }
+
+    /// Gathers into a list of tensors for each rank; their lengths may differ from rank to rank.
+    #[pyo3(signature = (output_tensors, input_tensors, opts=None, timeout=None))]
+    fn allgather(
+        &self,
+        py: Python<'_>,
+        output_tensors: Any<'_, '_>,
+        input_tensors: Any<'_, '_>,
+        opts: Option<Any<'_, '_>>,
+        timeout: Option<Any<'_, '_>>,
+    ) -> PyResult<Work> {
+        let options = Options::read(opts)?.within(timeout)?;
+        let into = lone_list(output_tensors)?;
+        let mut memory = self.tensors(py);
+        let outputs = memory.buffers(&into, Use::Write)?;
+        let input = memory.input_beside(&lone(input_tensors)?, &outputs)?;
+        let is_even = outputs
+            .iter()
+            .all(|output| output.len() == outputs[0].len());
+        let op = match is_even {
+            true => Op::AllGather { input, outputs },
+            false => Op::AllGatherV { input, outputs },
+        };
+        let results = as_list(py, &[as_list(py, &into)?.into_bound(py)])?;
+        self.issue(py, &options, memory, op, results)
+    }
+
+    #[pyo3(signature = (output, input, opts=None, timeout=None))]
+    fn all_gather_single(
+        &self,
+        py: Python<'_>,
+        output: Any<'_, '_>,
+        input: Any<'_, '_>,
+        opts: Option<Any<'_, '_>>,
+        timeout: Option<Any<'_, '_>>,
+    ) -> PyResult<Work> {
+        let options = Options::read(opts)?.within(timeout)?;
+        let mut memory = self.tensors(py);
+        let into = memory.buffer(output, Use::Write)?;
+        let input = memory.input_beside(input, std::slice::from_ref(&into))?;
+        let op = Op::AllGatherSingle {
+            input,
+            output: into,
+        };
+        self.issue(py, &options, memory, op, as_list(py, std::slice::from_ref(output))?)
+    }
+
+    /// Several gathers as one; a pair of tensors each.
+    #[pyo3(signature = (outputs, inputs, opts=None))]
+    fn all_gather_single_coalesced(
+        &self,
+        py: Python<'_>,
+        outputs: Any<'_, '_>,
+        inputs: Any<'_, '_>,
+        opts: Option<Any<'_, '_>>,
+    ) -> PyResult<Work> {
+        let options = Options::read(opts)?;
+        let (into, from) = (list(outputs)?, list(inputs)?);
+        let mut memory = self.tensors(py);
+        let outputs = memory.buffers(&into, Use::Write)?;
+        let inputs = from.iter().map(|one| memory.input_beside(one, &outputs));
+        let inputs = inputs.collect::<PyResult<_>>()?;
+        let op = Op::AllGatherCoalesced { inputs, outputs };
+        self.issue(py, &options, memory, op, as_list(py, &into)?)
+    }
+
+    /// Gathers several tensors at once: `output_lists[r]` receives all inputs of rank r.
+    #[pyo3(signature = (output_lists, input_list, opts=None))]
+    fn allgather_coalesced(
+        &self,
+        py: Python<'_>,
+        output_lists: Any<'_, '_>,
+        input_list: Any<'_, '_>,
+        opts: Option<Any<'_, '_>>,
+    ) -> PyResult<Work> {
+        let options = Options::read(opts)?;
+        let inputs = list(input_list)?;
+        let of_ranks: Vec<Vec<_>> = list(output_lists)?
+            .iter()
+            .map(list)
+            .collect::<PyResult<_>>()?;
+        if let Some(wrong) = of_ranks
+            .iter()
+            .find(|of_rank| of_rank.len() != inputs.len())
+        {
+            return Err(PyValueError::new_err(format!(
+                "{} outputs of one rank for {} inputs",
+                wrong.len(),
+                inputs.len()
+            )));
+        }
+        let mut memory = self.tensors(py);
+        let mut ops = Vec::new();
+        for (at, input) in inputs.iter().enumerate() {
+            let into: Vec<_> = of_ranks.iter().map(|of_rank| of_rank[at].clone()).collect();
+            let outputs = memory.buffers(&into, Use::Write)?;
+            let input = memory.input_beside(input, &outputs)?;
+            ops.push(Op::AllGather { input, outputs });
+        }
+        let results = output_lists.clone().unbind();
+        self.issue(py, &options, memory, Op::Coalesced(ops), results)
+    }
+
+    /// Gathers on the root, which lists one output for each rank; the others list none.
+    #[pyo3(signature = (output_tensors, input_tensors, opts=None, timeout=None, *, root=None))]
+    fn gather(
+        &self,
+        py: Python<'_>,
+        output_tensors: Any<'_, '_>,
+        input_tensors: Any<'_, '_>,
+        opts: Option<Any<'_, '_>>,
+        timeout: Option<Any<'_, '_>>,
+        root: Option<i64>,
+    ) -> PyResult<Work> {
+        let options = Options::read(opts)?.within(timeout)?;
+        let root = options::root(opts, root)?;
+        let into = lone_list(output_tensors)?;
+        let mut memory = self.tensors(py);
+        let outputs = memory.buffers(&into, Use::Write)?;
+        let input = memory.input_beside(&lone(input_tensors)?, &outputs)?;
+        let op = Op::Gather {
+            input,
+            outputs,
+            root,
+        };
+        let results = as_list(py, &[as_list(py, &into)?.into_bound(py)])?;
+        self.issue(py, &options, memory, op, results)
+    }
+
+    /// Gathers on the root, one after the other in `output`, which the others ignore.
+    #[pyo3(signature = (output, input, opts=None))]
+    fn gather_single(
+        &self,
+        py: Python<'_>,
+        output: Option<Any<'_, '_>>,
+        input: Any<'_, '_>,
+        opts: Option<Any<'_, '_>>,
+    ) -> PyResult<Work> {
+        let parts = match (options::root(opts, None)? == self.group.rank(), output) {
+            (true, Some(output)) => {
+                let flat = output.call_method1(intern!(py, "view"), (-1,))?;
+                let parts = flat.call_method1(intern!(py, "chunk"), (self.group.size(),))?;
+                list(&parts)?
+            }
+            _ => Vec::new(),
+        };
+        let input = lone(input)?.call_method1(intern!(py, "reshape"), (-1,))?;
+        let parts = as_list(py, &parts)?.into_bound(py);
+        self.gather(py, &parts, &input, opts, None, None)
+    }
+
+    /// Scatters from the root, which lists one input for each rank; the others list none.
+    #[pyo3(signature = (output_tensors, input_tensors, opts=None, timeout=None, *, root=None))]
+    fn scatter(
+        &self,
+        py: Python<'_>,
+        output_tensors: Any<'_, '_>,
+        input_tensors: Any<'_, '_>,
+        opts: Option<Any<'_, '_>>,
+        timeout: Option<Any<'_, '_>>,
+        root: Option<i64>,
+    ) -> PyResult<Work> {
+        let options = Options::read(opts)?.within(timeout)?;
+        let root = options::root(opts, root)?;
+        let into = lone(output_tensors)?;
+        let mut memory = self.tensors(py);
+        let output = memory.buffer(&into, Use::Write)?;
+        let inputs = lone_list(input_tensors)?;
+        let inputs = inputs
+            .iter()
+            .map(|one| memory.input_beside(one, std::slice::from_ref(&output)));
+        let inputs = inputs.collect::<PyResult<_>>()?;
+        let op = Op::Scatter {
+            inputs,
+            output,
+            root,
+        };
+        self.issue(py, &options, memory, op, as_list(py, &[into])?)
+    }
+
+    /// Reduces a list of tensors, one for each rank, whose lengths may differ from rank to rank.
+    #[pyo3(signature = (output_tensors, input_tensors, opts=None, timeout=None, *, op=None))]
+    fn reduce_scatter(
+        &self,
+        py: Python<'_>,
+        output_tensors: Any<'_, '_>,
+        input_tensors: Any<'_, '_>,
+        opts: Option<Any<'_, '_>>,
+        timeout: Option<Any<'_, '_>>,
+        op: Option<Any<'_, '_>>,
+    ) -> PyResult<Work> {
+        let options = Options::read(opts)?.within(timeout)?;
+        let by = reduction(opts, op)?;
+        let into = lone(output_tensors)?;
+        let mut memory = self.tensors(py);
+        let output = memory.buffer(&into, Use::Write)?;
+        let inputs = lone_list(input_tensors)?;
+        let inputs = inputs
+            .iter()
+            .map(|one| memory.input_beside(one, std::slice::from_ref(&output)));
+        let inputs = inputs.collect::<PyResult<Vec<_>>>()?;
+        let is_even = inputs.iter().all(|input| input.len() == inputs[0].len());
+        let op = match is_even {
+            true => Op::ReduceScatter {
+                inputs,
+                output,
+                op: by,
+            },
+            false => Op::ReduceScatterV {
+                inputs,
+                output,
+                op: by,
+            },
+        };
+        self.issue(py, &options, memory, op, as_list(py, &[into])?)
+    }
+
+    #[pyo3(signature = (output, input, opts=None, timeout=None, *, op=None))]
+    fn reduce_scatter_single(
+        &self,
+        py: Python<'_>,
+        output: Any<'_, '_>,
+        input: Any<'_, '_>,
+        opts: Option<Any<'_, '_>>,
+        timeout: Option<Any<'_, '_>>,
+        op: Option<Any<'_, '_>>,
+    ) -> PyResult<Work> {
+        let options = Options::read(opts)?.within(timeout)?;
+        let by = reduction(opts, op)?;
+        let mut memory = self.tensors(py);
+        let into = memory.buffer(output, Use::Write)?;
+        let input = memory.input_beside(input, std::slice::from_ref(&into))?;
+        let op = Op::ReduceScatterSingle {
+            input,
+            output: into,
+            op: by,
+        };
+        self.issue(py, &options, memory, op, as_list(py, std::slice::from_ref(output))?)
+    }
+
+    /// Several reductions as one; a pair of tensors each.
+    #[pyo3(signature = (outputs, inputs, opts=None, *, op=None))]
+    fn reduce_scatter_single_coalesced(
+        &self,
+        py: Python<'_>,
+        outputs: Any<'_, '_>,
+        inputs: Any<'_, '_>,
+        opts: Option<Any<'_, '_>>,
+        op: Option<Any<'_, '_>>,
+    ) -> PyResult<Work> {
+        let options = Options::read(opts)?;
+        let by = reduction(opts, op)?;
+        let (into, from) = (list(outputs)?, list(inputs)?);
+        let mut memory = self.tensors(py);
+        let outputs = memory.buffers(&into, Use::Write)?;
+        let inputs = from.iter().map(|one| memory.input_beside(one, &outputs));
+        let inputs = inputs.collect::<PyResult<_>>()?;
+        let op = Op::ReduceScatterCoalesced {
+            inputs,
+            outputs,
+            op: by,
+        };
+        self.issue(py, &options, memory, op, as_list(py, &into)?)
+    }
+
+    /// Exchanges rows of one tensor: equal parts where no sizes are given.
+    #[pyo3(signature = (output, input, output_split_sizes=Vec::new(), input_split_sizes=Vec::new(), opts=None, timeout=None))]
+    #[allow(clippy::too_many_arguments)]
+    fn all_to_all_single(
+        &self,
+        py: Python<'_>,
+        output: Any<'_, '_>,
+        input: Any<'_, '_>,
+        output_split_sizes: Vec<usize>,
+        input_split_sizes: Vec<usize>,
+        opts: Option<Any<'_, '_>>,
+        timeout: Option<Any<'_, '_>>,
+    ) -> PyResult<Work> {
+        let options = Options::read(opts)?.within(timeout)?;
+        let ranks = self.group.size() as usize;
+        let mut memory = self.tensors(py);
+        let into = memory.buffer(output, Use::Write)?;
+        let from = memory.input_beside(input, std::slice::from_ref(&into))?;
+        let op = if output_split_sizes.is_empty() && input_split_sizes.is_empty() {
+            Op::AllToAllSingle {
+                input: from,
+                output: into,
+            }
+        } else {
+            Op::AllToAllVSingle {
+                input_splits: elements(input, &input_split_sizes, ranks)?,
+                output_splits: elements(output, &output_split_sizes, ranks)?,
+                input: from,
+                output: into,
+            }
+        };
+        self.issue(py, &options, memory, op, as_list(py, std::slice::from_ref(output))?)
+    }
+
+    /// Exchanges a tensor with each rank; sizes may differ from pair to pair.
+    #[pyo3(signature = (output_tensors, input_tensors, opts=None))]
+    fn alltoall(
+        &self,
+        py: Python<'_>,
+        output_tensors: Any<'_, '_>,
+        input_tensors: Any<'_, '_>,
+        opts: Option<Any<'_, '_>>,
+    ) -> PyResult<Work> {
+        let options = Options::read(opts)?;
+        let (into, from) = (list(output_tensors)?, list(input_tensors)?);
+        let mut memory = self.tensors(py);
+        let outputs = memory.buffers(&into, Use::Write)?;
+        let inputs = from.iter().map(|one| memory.input_beside(one, &outputs));
+        let inputs = inputs.collect::<PyResult<_>>()?;
+        let op = Op::AllToAll { inputs, outputs };
+        self.issue(py, &options, memory, op, as_list(py, &into)?)
+    }
+
+    #[pyo3(signature = (tensors, dst_rank, tag=0))]
+    fn send(
+        &self,
+        py: Python<'_>,
+        tensors: Any<'_, '_>,
+        dst_rank: i64,
+        tag: i64,
+    ) -> PyResult<Work> {
+        let (peer, tag) = (rank(dst_rank, "the destination")?, rank(tag, "the tag")?);
+        let tensor = lone(tensors)?;
+        let mut memory = self.tensors(py);
+        let buffer = memory.buffer(&tensor, Use::Read)?;
+        let op = Op::Send { buffer, peer, tag };
+        let options = Options::read(None)?;
+        self.issue(py, &options, memory, op, as_list(py, &[tensor])?)
+    }
+
+    #[pyo3(signature = (tensors, src_rank, tag=0))]
+    fn recv(
+        &self,
+        py: Python<'_>,
+        tensors: Any<'_, '_>,
+        src_rank: i64,
+        tag: i64,
+    ) -> PyResult<Work> {
+        self.receive(py, tensors, Some(rank(src_rank, "the source")?), tag)
+    }
+
+    /// Receives from any rank; `_source_rank` of the Work names it.
+    #[pyo3(signature = (tensors, tag=0))]
+    fn recv_anysource(&self, py: Python<'_>, tensors: Any<'_, '_>, tag: i64) -> PyResult<Work> {
+        self.receive(py, tensors, None, tag)
+    }
+
+    #[pyo3(signature = (opts=None, timeout=None))]
+    fn barrier(
+        &self,
+        py: Python<'_>,
+        opts: Option<Any<'_, '_>>,
+        timeout: Option<Any<'_, '_>>,
+    ) -> PyResult<Work> {
+        let options = Options::read(opts)?.within(timeout)?;
+        let memory = self.tensors(py);
+        self.issue(py, &options, memory, Op::Barrier, as_list(py, &[])?)
+    }
+
+    /// A barrier through the store, in which rank 0 of the group waits for each member and names those that do
+    /// not come.
+    #[pyo3(signature = (timeout=None, wait_all_ranks=false))]
+    fn monitored_barrier(
+        &self,
+        py: Python<'_>,
+        timeout: Option<Any<'_, '_>>,
+        wait_all_ranks: bool,
+    ) -> PyResult<()> {
+        self.call_roll(py, timeout, wait_all_ranks)
+    }
+
+    /// Keeps the operations from now on, until `end_coalescing` starts them as one.
+    fn start_coalescing(&self) {
+        self.begin_block();
+    }
+
+    /// Starts what was kept; None where nothing was.
+    fn end_coalescing(&self, py: Python<'_>) -> PyResult<Option<Work>> {
+        self.end_block(py)
+    }
+
+    /// Makes everything pending fail soon, and everything later at once.
+    fn abort(&self, py: Python<'_>) -> PyResult<()> {
+        let group = self.own(py)?;
+        py.detach(|| group.abort("torch.distributed.ProcessGroup.abort()"));
+        Ok(())
+    }
+
+    /// Waits for what is pending, for this long at most, and refuses everything later.
+    fn shutdown(&self, py: Python<'_>, within: Duration) -> PyResult<()> {
+        if !self.group.is_own() {
+            return Ok(());
+        }
+        let group = self.group.within(within);
+        py.detach(|| group.destroy())
+            .map_err(|error| raise(py, &error, Some(within)))
+    }
+}
+
+impl Group {
+    fn receive(
+        &self,
+        py: Python<'_>,
+        tensors: Any<'_, '_>,
+        peer: Option<u32>,
+        tag: i64,
+    ) -> PyResult<Work> {
+        let tag = rank(tag, "the tag")?;
+        let tensor = lone(tensors)?;
+        let mut memory = self.tensors(py);
+        let buffer = memory.buffer(&tensor, Use::Write)?;
+        let op = Op::Recv { buffer, peer, tag };
+        let options = Options::read(None)?;
+        self.issue(py, &options, memory, op, as_list(py, &[tensor])?)
+    }
+}

@@ -1,0 +1,148 @@
+//! A group of a world, and the way of every operation into it.
+
+use super::callbacks::Callbacks;
+use super::errors::{of_torch, raise};
+use super::fork::OfProcess;
+use super::options::Options;
+use super::tensor::{CopyBack, Tensors};
+use super::work::{Results, Work};
+use crate::frames::CallSites;
+use crate::tensors::Types;
+use pyo3::prelude::*;
+use pyo3::types::PyList;
+use rcomm::{Done, Op, ProcessGroup};
+use rcomm_recorder::record::{CallSiteId, FlightRecorder};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// What the groups of a world share.
+pub(crate) struct Shared {
+    pub(crate) recorder: Arc<FlightRecorder>,
+    pub(crate) sites: CallSites,
+    pub(crate) types: Types,
+    pub(crate) callbacks: Arc<Callbacks>,
+    /// Where a thread calls that runs no Python code of the program: one of PyTorch's own.
+    pub(crate) in_torch: CallSiteId,
+}
+
+/// Operations that are kept until the end of their block.
+#[derive(Default)]
+struct Block {
+    ops: Vec<Op<'static>>,
+    tensors: Vec<Py<PyAny>>,
+    copies: Vec<CopyBack>,
+    /// The longest of what its operations were given.
+    timeout: Option<std::time::Duration>,
+}
+
+/// A group of a world, with the operations of `torch.distributed.ProcessGroup`.
+#[pyclass(module = "rcomm._native", frozen, weakref)]
+pub(crate) struct Group {
+    pub(crate) group: OfProcess<ProcessGroup>,
+    pub(crate) shared: Arc<Shared>,
+    block: Mutex<Option<Block>>,
+}
+
+impl Group {
+    pub(crate) fn new(group: ProcessGroup, shared: Arc<Shared>) -> Self {
+        Self {
+            group: OfProcess::new(group),
+            shared,
+            block: Mutex::default(),
+        }
+    }
+
+    /// The group, unless it is one of a parent process.
+    pub(crate) fn own(&self, py: Python<'_>) -> PyResult<&ProcessGroup> {
+        if self.group.is_own() {
+            return Ok(&self.group);
+        }
+        let text = "rcomm: this process is a fork of the one that made the group, and cannot use it: call \
+                    init_process_group in the child, or start it by spawn";
+        Err(of_torch(py, "DistBackendError", text.to_owned()))
+    }
+
+    pub(crate) fn tensors<'py>(&self, py: Python<'py>) -> Tensors<'py, '_> {
+        Tensors::new(py, &self.shared.types)
+    }
+
+    fn block(&self) -> MutexGuard<'_, Option<Block>> {
+        self.block.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The group as it is called from the calling thread's line of Python.
+    pub(crate) fn handle(&self, py: Python<'_>, options: &Options) -> PyResult<ProcessGroup> {
+        let own = self.own(py)?;
+        let site = self.shared.sites.of_caller(py, &self.shared.recorder);
+        let handle = own.called_at(site.unwrap_or(self.shared.in_torch));
+        Ok(match options.timeout {
+            Some(timeout) => handle.within(timeout),
+            None => handle,
+        })
+    }
+
+    /// Runs or starts an operation that writes `results`.
+    pub(crate) fn issue(
+        &self,
+        py: Python<'_>,
+        options: &Options,
+        tensors: Tensors<'_, '_>,
+        op: Op<'static>,
+        results: Py<PyAny>,
+    ) -> PyResult<Work> {
+        let handle = self.handle(py, options)?;
+        let (timeout, name) = (handle.timeout(), op.op_type().name());
+        let callbacks = self.shared.callbacks.clone();
+        let mut results = Results {
+            tensors: results,
+            copies: tensors.copies,
+        };
+        let mut block = self.block();
+        if let Some(block) = &mut *block {
+            block.ops.push(op);
+            block.tensors.push(results.tensors.clone_ref(py));
+            block.copies.append(&mut results.copies);
+            block.timeout = block.timeout.max(options.timeout);
+            return Ok(Work::ended(
+                Done::default(),
+                results,
+                timeout,
+                name,
+                callbacks,
+            ));
+        }
+        drop(block);
+        if !options.blocking {
+            let work = py.detach(|| handle.execute_async(op));
+            let work = work.map_err(|error| raise(py, &error, Some(timeout)))?;
+            return Ok(Work::under_way(work, results, timeout, callbacks));
+        }
+        let done = py.detach(|| handle.execute(op));
+        let done = done.map_err(|error| raise(py, &error, Some(timeout)))?;
+        for copy in std::mem::take(&mut results.copies) {
+            copy.make(py)?;
+        }
+        Ok(Work::ended(done, results, timeout, name, callbacks))
+    }
+
+    /// Keeps operations from now on until `end_block`.
+    pub(crate) fn begin_block(&self) {
+        self.block().get_or_insert_default();
+    }
+
+    /// Starts what was kept as one operation; `None` where nothing was.
+    pub(crate) fn end_block(&self, py: Python<'_>) -> PyResult<Option<Work>> {
+        let block = self.block().take();
+        let Some(block) = block.filter(|block| !block.ops.is_empty()) else {
+            return Ok(None);
+        };
+        let options = Options {
+            blocking: false,
+            timeout: block.timeout,
+        };
+        let mut tensors = self.tensors(py);
+        tensors.copies = block.copies;
+        let results = PyList::new(py, block.tensors)?.into_any().unbind();
+        let op = Op::Coalesced(block.ops);
+        self.issue(py, &options, tensors, op, results).map(Some)
+    }
+}

@@ -1,0 +1,28 @@
+//! `torch.distributed`'s backend "rcomm": a world's groups, over tensors.
+//!
+//! Nothing of PyTorch is linked: tensors are read by their attributes, and `rcomm/_backend.py` has the classes
+//! that PyTorch's C++ knows.
+//!
+//! | file | holds |
+//! |---|---|
+//! | `world` | [`World`](world::World): how PyTorch's ranks join a job |
+//! | `group` | the operations under PyTorch's names |
+//! | `issue` | [`Group`](issue::Group), and the way of every operation into it |
+//! | `roll_call` | the monitored barrier |
+//! | `work` | [`Work`](work::Work): an operation under way |
+//! | `tensor` | tensors as buffers |
+//! | `options` | PyTorch's option objects |
+//! | `errors` | the core's errors as PyTorch's exceptions |
+//! | `callbacks` | threads that complete futures |
+//! | `fork` | what a forked child must not use |
+
+pub(crate) mod callbacks;
+pub(crate) mod errors;
+pub(crate) mod fork;
+pub(crate) mod group;
+pub(crate) mod issue;
+pub(crate) mod options;
+mod roll_call;
+pub(crate) mod tensor;
+pub(crate) mod work;
+pub(crate) mod world;

@@ -1,0 +1,151 @@
+//! What torch.distributed passes beside the tensors: option objects, or their fields one by one.
+
+use pyo3::exceptions::PyValueError;
+use pyo3::intern;
+use pyo3::prelude::*;
+use rcomm::{ReduceOp, Reduction};
+use std::time::Duration;
+
+/// `c10d::ReduceOp::RedOpType` in PyTorch's order (`torch/csrc/distributed/c10d/Types.hpp`).
+const REDUCTIONS: [ReduceOp; 9] = [
+    ReduceOp::Sum,
+    ReduceOp::Avg,
+    ReduceOp::Product,
+    ReduceOp::Min,
+    ReduceOp::Max,
+    ReduceOp::BitAnd,
+    ReduceOp::BitOr,
+    ReduceOp::BitXor,
+    ReduceOp::PremulSum,
+];
+
+/// How an operation is to be done.
+pub(crate) struct Options {
+    /// In the calling thread; else at once, with a Work.
+    pub(crate) blocking: bool,
+    /// `None`: as the group's.
+    pub(crate) timeout: Option<Duration>,
+}
+
+impl Options {
+    /// The fields that all option objects have.
+    pub(crate) fn read(opts: Option<&Bound<'_, PyAny>>) -> PyResult<Self> {
+        let mut read = Self {
+            blocking: false,
+            timeout: None,
+        };
+        let Some(opts) = opts else { return Ok(read) };
+        let py = opts.py();
+        if let Some(is_async) = opts.getattr_opt(intern!(py, "asyncOp"))? {
+            read.blocking = !is_async.is_truthy()?;
+        }
+        if let Some(timeout) = opts.getattr_opt(intern!(py, "timeout"))? {
+            read.timeout = duration(&timeout)?;
+        } else if is_duration(opts)? {
+            read.timeout = duration(opts)?;
+        }
+        Ok(read)
+    }
+
+    /// These, with a time-out that was passed by itself.
+    pub(crate) fn within(mut self, timeout: Option<&Bound<'_, PyAny>>) -> PyResult<Self> {
+        if let Some(timeout) = timeout {
+            self.timeout = duration(timeout)?.or(self.timeout);
+        }
+        Ok(self)
+    }
+}
+
+fn is_duration(object: &Bound<'_, PyAny>) -> PyResult<bool> {
+    object.hasattr(intern!(object.py(), "total_seconds"))
+}
+
+/// A time-out; `None` where it is not positive, which means that none was set.
+pub(crate) fn duration(timeout: &Bound<'_, PyAny>) -> PyResult<Option<Duration>> {
+    let py = timeout.py();
+    if timeout.is_none() {
+        return Ok(None);
+    }
+    if let Ok(seconds) = timeout.extract::<f64>() {
+        return Ok(from_seconds(seconds));
+    }
+    // An unset time-out is -1 ms, that is, minus one day and some seconds.
+    let days: i64 = timeout.getattr(intern!(py, "days"))?.extract()?;
+    if days < 0 {
+        return Ok(None);
+    }
+    let seconds: f64 = timeout
+        .call_method0(intern!(py, "total_seconds"))?
+        .extract()?;
+    Ok(from_seconds(seconds))
+}
+
+fn from_seconds(seconds: f64) -> Option<Duration> {
+    let positive = seconds > 0.0;
+    positive.then(|| Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX))
+}
+
+/// How values are combined: of an option object, or what was passed by itself; a sum where nothing was.
+pub(crate) fn reduction(
+    opts: Option<&Bound<'_, PyAny>>,
+    op: Option<&Bound<'_, PyAny>>,
+) -> PyResult<Reduction> {
+    if let Some(op) = op {
+        return read_reduction(op);
+    }
+    let Some(opts) = opts else {
+        return Ok(ReduceOp::Sum.into());
+    };
+    match opts.getattr_opt(intern!(opts.py(), "reduceOp"))? {
+        Some(op) => read_reduction(&op),
+        None if is_duration(opts)? => Ok(ReduceOp::Sum.into()),
+        None => read_reduction(opts),
+    }
+}
+
+/// A `ReduceOp`, or a `ReduceOp.RedOpType`.
+fn read_reduction(op: &Bound<'_, PyAny>) -> PyResult<Reduction> {
+    let py = op.py();
+    let inner = op.getattr_opt(intern!(py, "op"))?;
+    let kind = inner.as_ref().unwrap_or(op);
+    let code: usize = match kind.extract() {
+        Ok(code) => code,
+        Err(_) => kind.getattr(intern!(py, "value"))?.extract()?,
+    };
+    let known = REDUCTIONS
+        .get(code)
+        .copied()
+        .ok_or_else(|| PyValueError::new_err(format!("rcomm does not know the reduction {op}")))?;
+    if known != ReduceOp::PremulSum {
+        return Ok(known.into());
+    }
+    let factor = op.getattr_opt(intern!(py, "factor"))?;
+    let factor = factor.map(|factor| match factor.extract::<f64>() {
+        Ok(factor) => Ok(factor),
+        Err(_) => factor.call_method0(intern!(py, "item"))?.extract(),
+    });
+    match factor {
+        Some(factor) => Ok(Reduction::premul_sum(factor?)),
+        None => Err(PyValueError::new_err(
+            "this version of PyTorch does not tell the factor of PREMUL_SUM: multiply first, then sum",
+        )),
+    }
+}
+
+/// The root: of an option object, or a number passed in its place or by itself; 0 where nothing was.
+pub(crate) fn root(opts: Option<&Bound<'_, PyAny>>, root: Option<i64>) -> PyResult<u32> {
+    let root = match (root, opts) {
+        (Some(root), _) => root,
+        (None, None) => 0,
+        (None, Some(opts)) => match opts.getattr_opt(intern!(opts.py(), "rootRank"))? {
+            Some(root) => root.extract()?,
+            None => opts.extract().unwrap_or(0),
+        },
+    };
+    rank(root, "root")
+}
+
+/// A rank of the group or a tag, as the core has them.
+pub(crate) fn rank(number: i64, what: &str) -> PyResult<u32> {
+    u32::try_from(number).map_err(|_| PyValueError::new_err(format!("{what} is {number}")))
+}

@@ -1,0 +1,69 @@
+//! The monitored barrier, whose errors PyTorch's programs know by gloo's words.
+
+use super::errors::{of_torch, raise};
+use super::issue::Group;
+use super::options::Options;
+use pyo3::intern;
+use pyo3::prelude::*;
+use rcomm::{ErrorKind, RollCall};
+use std::time::Duration;
+
+impl Group {
+    /// Waits on rank 0 of the group for all members; there, names those that do not come.
+    pub(crate) fn call_roll(
+        &self,
+        py: Python<'_>,
+        timeout: Option<&Bound<'_, PyAny>>,
+        wait_all_ranks: bool,
+    ) -> PyResult<()> {
+        let mut options = Options::read(timeout)?;
+        let at_once = timeout.is_some_and(|timeout| is_zero(timeout).unwrap_or(false));
+        if at_once {
+            options.timeout = Some(Duration::from_millis(1));
+        }
+        let handle = self.handle(py, &options)?;
+        let roll_call = match wait_all_ranks {
+            true => RollCall::All,
+            false => RollCall::First,
+        };
+        let result = py.detach(|| handle.monitored_barrier(roll_call));
+        let Err(error) = result else { return Ok(()) };
+        let timeout = handle.timeout();
+        if error.kind() != ErrorKind::Timeout {
+            return Err(raise(py, &error, Some(timeout)));
+        }
+        // As gloo words it: programs look for these words.
+        let (own, ms) = (handle.rank(), timeout.as_millis());
+        let absent = error
+            .ranks()
+            .iter()
+            .filter_map(|&rank| handle.group_rank(rank));
+        let absent: Vec<String> = absent.map(|rank| rank.to_string()).collect();
+        let first = match absent.as_slice() {
+            _ if own != 0 => format!(
+                "Rank {own} successfully reached monitoredBarrier, but received errors while waiting for \
+                 send/recv from rank 0"
+            ),
+            _ if at_once => format!("Rank {own} timed out in monitoredBarrier after 0 ms"),
+            [one] => format!("Rank {one} failed to pass monitoredBarrier in {ms} ms"),
+            all => format!(
+                "Ranks {} failed to pass monitoredBarrier in {ms} ms",
+                all.join(", ")
+            ),
+        };
+        let text = format!("rcomm: {first}. By their numbers in the world: {error}");
+        Err(of_torch(py, "DistBackendError", text))
+    }
+}
+
+/// Whether this is a time-out of no time at all.
+fn is_zero(timeout: &Bound<'_, PyAny>) -> PyResult<bool> {
+    let py = timeout.py();
+    let timeout = timeout
+        .getattr_opt(intern!(py, "timeout"))?
+        .unwrap_or_else(|| timeout.clone());
+    let seconds: f64 = timeout
+        .call_method0(intern!(py, "total_seconds"))?
+        .extract()?;
+    Ok(seconds == 0.0)
+}

@@ -1,0 +1,291 @@
+//! PyTorch's tensors as buffers: where they lie, what they hold, and which of them are refused.
+
+use crate::tensors::Types;
+use pyo3::exceptions::{PyTypeError, PyValueError};
+use pyo3::intern;
+use pyo3::prelude::*;
+use pyo3::sync::PyOnceLock;
+use pyo3::types::{PyList, PyTuple};
+use rcomm::{Access, Buffer, DType, Device};
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+/// The most dimensions whose extents are kept without an allocation; tensors of more are recorded as flat.
+const DIMENSIONS: usize = 8;
+
+/// `torch.strided`, the layout of tensors that are plain memory.
+static STRIDED: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
+
+/// Whether an operation reads a tensor, writes it, or both.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Use {
+    Read,
+    Write,
+    ReadWrite,
+}
+
+/// A result that lies beside its tensor until the operation has ended.
+pub(crate) struct CopyBack {
+    pub(crate) tensor: Py<PyAny>,
+    pub(crate) beside: Py<PyAny>,
+}
+
+/// The tensors of one operation on their way into buffers.
+pub(crate) struct Tensors<'py, 't> {
+    py: Python<'py>,
+    types: &'t Types,
+    pub(crate) copies: Vec<CopyBack>,
+}
+
+impl<'py, 't> Tensors<'py, 't> {
+    pub(crate) fn new(py: Python<'py>, types: &'t Types) -> Self {
+        Self {
+            py,
+            types,
+            copies: Vec::new(),
+        }
+    }
+
+    /// The tensor's memory; that of a copy where the tensor's elements do not lie in row-major order.
+    pub(crate) fn buffer(
+        &mut self,
+        tensor: &Bound<'py, PyAny>,
+        usage: Use,
+    ) -> PyResult<Buffer<'static>> {
+        let py = self.py;
+        let dtype = self.check(tensor)?;
+        let in_order = tensor.call_method0(intern!(py, "is_contiguous"))?;
+        let is_complex = matches!(dtype, DType::Complex64 | DType::Complex128);
+        let is_plain = in_order.is_truthy()? && !(is_complex && conjugate(tensor)?);
+        let beside = if is_plain {
+            None
+        } else {
+            Some(self.beside(tensor, usage)?)
+        };
+        let memory = beside.as_ref().unwrap_or(tensor);
+        let shape = Shape::of(memory)?;
+        let address: usize = memory.call_method0(intern!(py, "data_ptr"))?.extract()?;
+        let access = match usage {
+            Use::Read => Access::Read,
+            Use::Write | Use::ReadWrite => Access::Write,
+        };
+        let owner = Arc::new(memory.clone().unbind());
+        let data = NonNull::new(address as *mut u8).unwrap_or(NonNull::dangling());
+        // SAFETY: PyTorch keeps `numel` elements of this type at `data_ptr` for as long as the tensor lives,
+        // which `owner` makes sure of; it is plain host memory in row-major order (checked). That nothing else
+        // uses the memory until the operation has ended is what torch.distributed asks of its callers.
+        let buffer =
+            unsafe { Buffer::from_raw(data, shape.elements, dtype, Device::Cpu, access, owner) };
+        let buffer = buffer.map_err(|error| PyValueError::new_err(error.to_string()))?;
+        match shape.extents() {
+            Some(extents) if extents.len() != 1 => buffer
+                .with_shape(extents)
+                .map_err(|error| PyValueError::new_err(error.to_string())),
+            _ => Ok(buffer),
+        }
+    }
+
+    /// The same of each tensor of a list.
+    pub(crate) fn buffers(
+        &mut self,
+        tensors: &[Bound<'py, PyAny>],
+        usage: Use,
+    ) -> PyResult<Vec<Buffer<'static>>> {
+        tensors.iter().map(|one| self.buffer(one, usage)).collect()
+    }
+
+    /// An input that may lie inside an output of the same operation: a copy, where it does.
+    pub(crate) fn input_beside(
+        &mut self,
+        input: &Bound<'py, PyAny>,
+        outputs: &[Buffer<'static>],
+    ) -> PyResult<Buffer<'static>> {
+        let buffer = self.buffer(input, Use::Read)?;
+        let (start, end) = extent(&buffer);
+        let overlaps = outputs
+            .iter()
+            .map(extent)
+            .any(|other| start < other.1 && other.0 < end);
+        if !overlaps {
+            return Ok(buffer);
+        }
+        let copy = input.call_method0(intern!(self.py, "clone"))?;
+        self.buffer(&copy, Use::Read)
+    }
+
+    /// Memory in row-major order for a tensor that is not, with its content where that is read.
+    fn beside(&mut self, tensor: &Bound<'py, PyAny>, usage: Use) -> PyResult<Bound<'py, PyAny>> {
+        let py = self.py;
+        let detached = tensor.call_method0(intern!(py, "detach"))?;
+        let plain = detached.call_method0(intern!(py, "resolve_conj"))?;
+        let beside = plain.call_method0(intern!(py, "contiguous"))?;
+        if usage != Use::Read {
+            self.copies.push(CopyBack {
+                tensor: detached.unbind(),
+                beside: beside.clone().unbind(),
+            });
+        }
+        Ok(beside)
+    }
+
+    /// The element type; refuses what is not plain memory of the host.
+    fn check(&self, tensor: &Bound<'py, PyAny>) -> PyResult<DType> {
+        let py = self.py;
+        let on_host = tensor.getattr(intern!(py, "is_cpu")).map_err(|_| {
+            PyTypeError::new_err(format!("rcomm takes tensors, not {}", kind_of(tensor)))
+        })?;
+        if !on_host.is_truthy()? {
+            let device = tensor.getattr(intern!(py, "device"))?.str()?;
+            return Err(PyValueError::new_err(format!(
+                "rcomm takes tensors on the CPU, and this one is on {device}: name a backend for that \
+                 device as well, as in init_process_group(\"cpu:rcomm,cuda:nccl\")"
+            )));
+        }
+        let dtype = tensor.getattr(intern!(py, "dtype"))?;
+        let known = self.types.of(&dtype);
+        if known == DType::Other {
+            return Err(PyValueError::new_err(format!(
+                "rcomm cannot communicate elements of type {dtype}: view them as a plain type, \
+                 such as torch.uint8"
+            )));
+        }
+        if !is_strided(tensor)? {
+            let layout = tensor.getattr(intern!(py, "layout"))?.str()?;
+            return Err(PyValueError::new_err(format!(
+                "rcomm takes dense tensors, and this one is {layout}: only all_reduce with ReduceOp.SUM takes \
+                 sparse ones"
+            )));
+        }
+        Ok(known)
+    }
+}
+
+/// Whether the tensor is plain memory, and not sparse.
+pub(crate) fn is_strided(tensor: &Bound<'_, PyAny>) -> PyResult<bool> {
+    let py = tensor.py();
+    let strided = STRIDED.get_or_try_init(py, || {
+        let torch = py.import(intern!(py, "torch"))?;
+        Ok::<_, PyErr>(torch.getattr(intern!(py, "strided"))?.unbind())
+    })?;
+    Ok(tensor.getattr(intern!(py, "layout"))?.is(strided.bind(py)))
+}
+
+fn conjugate(tensor: &Bound<'_, PyAny>) -> PyResult<bool> {
+    tensor
+        .call_method0(intern!(tensor.py(), "is_conj"))?
+        .is_truthy()
+}
+
+fn kind_of(object: &Bound<'_, PyAny>) -> String {
+    let name = object.get_type().name();
+    name.map_or_else(|_| "this".to_owned(), |name| name.to_string())
+}
+
+/// The first address and the one behind the last.
+fn extent(buffer: &Buffer<'_>) -> (usize, usize) {
+    let start = buffer.as_ptr().addr();
+    (start, start + buffer.size_bytes())
+}
+
+/// A tensor's extents.
+struct Shape {
+    known: [u64; DIMENSIONS],
+    dimensions: usize,
+    elements: usize,
+}
+
+impl Shape {
+    fn of(tensor: &Bound<'_, PyAny>) -> PyResult<Self> {
+        let shape = tensor.getattr(intern!(tensor.py(), "shape"))?;
+        let mut read = Self {
+            known: [0; DIMENSIONS],
+            dimensions: 0,
+            elements: 1,
+        };
+        for extent in shape.cast::<PyTuple>()?.iter() {
+            let extent: usize = extent.extract()?;
+            if let Some(place) = read.known.get_mut(read.dimensions) {
+                *place = extent as u64;
+            }
+            read.dimensions += 1;
+            read.elements = read.elements.saturating_mul(extent);
+        }
+        Ok(read)
+    }
+
+    fn extents(&self) -> Option<&[u64]> {
+        self.known.get(..self.dimensions)
+    }
+}
+
+/// How many rows (extent of the first dimension) a tensor has, and how many elements a row.
+fn rows(tensor: &Bound<'_, PyAny>) -> PyResult<(usize, usize)> {
+    let shape = Shape::of(tensor)?;
+    match shape.dimensions {
+        0 => Ok((1, 1)),
+        _ => {
+            let rows = shape.known[0] as usize;
+            Ok((rows, shape.elements.checked_div(rows).unwrap_or(0)))
+        }
+    }
+}
+
+/// Splits in rows as splits in elements; equal ones where none are given.
+pub(crate) fn elements(
+    tensor: &Bound<'_, PyAny>,
+    splits: &[usize],
+    ranks: usize,
+) -> PyResult<Vec<usize>> {
+    let (count, row) = rows(tensor)?;
+    if splits.is_empty() {
+        return Ok(vec![count / ranks.max(1) * row; ranks]);
+    }
+    let in_elements = splits.iter().map(|rows| rows.checked_mul(row));
+    in_elements.collect::<Option<_>>().ok_or_else(|| {
+        PyValueError::new_err(format!("splits {splits:?} of rows of {row} elements"))
+    })
+}
+
+/// A list of tensors; one tensor is a list of one.
+pub(crate) fn list<'py>(tensors: &Bound<'py, PyAny>) -> PyResult<Vec<Bound<'py, PyAny>>> {
+    if let Ok(list) = tensors.cast::<PyList>() {
+        return Ok(list.iter().collect());
+    }
+    if let Ok(tuple) = tensors.cast::<PyTuple>() {
+        return Ok(tuple.iter().collect());
+    }
+    Ok(vec![tensors.clone()])
+}
+
+/// The one tensor of a list, or the tensor itself.
+pub(crate) fn lone<'py>(tensors: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
+    let Ok(list) = tensors.cast::<PyList>() else {
+        return match list(tensors)?.as_slice() {
+            [one] => Ok(one.clone()),
+            other => Err(not_one(other.len())),
+        };
+    };
+    match list.len() {
+        1 => list.get_item(0),
+        other => Err(not_one(other)),
+    }
+}
+
+/// A list of lists of tensors, one for each tensor of the other side; a list of tensors is a list of one.
+pub(crate) fn lone_list<'py>(lists: &Bound<'py, PyAny>) -> PyResult<Vec<Bound<'py, PyAny>>> {
+    let outer = list(lists)?;
+    match outer.as_slice() {
+        [] => Ok(Vec::new()),
+        [one] if one.cast::<PyList>().is_ok() || one.cast::<PyTuple>().is_ok() => list(one),
+        [first, ..] if first.cast::<PyList>().is_ok() || first.cast::<PyTuple>().is_ok() => {
+            Err(not_one(outer.len()))
+        }
+        _ => Ok(outer),
+    }
+}
+
+fn not_one(found: usize) -> PyErr {
+    PyValueError::new_err(format!(
+        "{found} tensors where one is needed: on the CPU a rank has one tensor in an operation"
+    ))
+}

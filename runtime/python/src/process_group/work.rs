@@ -1,0 +1,359 @@
+//! An operation under way as PyTorch's programs see it.
+
+use super::callbacks::Callbacks;
+use super::errors::{of_torch, raise};
+use super::fork::OfProcess;
+use super::options::duration;
+use super::tensor::CopyBack;
+use pyo3::intern;
+use pyo3::prelude::*;
+use pyo3::types::PyList;
+use rcomm::{Done, Error, Op, WorkStatus};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+pub(crate) type CoreWork = rcomm::Work<(Op<'static>, Done)>;
+
+/// What comes back of an operation.
+pub(crate) struct Results {
+    /// The tensors that it wrote, as `result()` and futures return them.
+    pub(crate) tensors: Py<PyAny>,
+    pub(crate) copies: Vec<CopyBack>,
+}
+
+enum State {
+    UnderWay(Arc<CoreWork>),
+    Ended(Result<Done, Error>),
+}
+
+struct Inner {
+    state: Mutex<State>,
+    tensors: Py<PyAny>,
+    copies: Mutex<Vec<CopyBack>>,
+    timeout: Duration,
+    name: &'static str,
+    seq: u64,
+}
+
+/// An operation of a group, with the methods of `torch.distributed.Work`.
+#[pyclass(module = "rcomm._native", frozen, weakref)]
+pub(crate) struct Work {
+    inner: OfProcess<Arc<Inner>>,
+    callbacks: Arc<Callbacks>,
+}
+
+impl Work {
+    pub(crate) fn under_way(
+        work: CoreWork,
+        results: Results,
+        timeout: Duration,
+        callbacks: Arc<Callbacks>,
+    ) -> Self {
+        let (name, seq) = (work.op().name(), work.seq());
+        let state = State::UnderWay(Arc::new(work));
+        Self::new(state, results, timeout, (name, seq), callbacks)
+    }
+
+    /// An operation that has ended well.
+    pub(crate) fn ended(
+        done: Done,
+        results: Results,
+        timeout: Duration,
+        name: &'static str,
+        callbacks: Arc<Callbacks>,
+    ) -> Self {
+        Self::new(
+            State::Ended(Ok(done)),
+            results,
+            timeout,
+            (name, 0),
+            callbacks,
+        )
+    }
+
+    fn new(
+        state: State,
+        results: Results,
+        timeout: Duration,
+        (name, seq): (&'static str, u64),
+        callbacks: Arc<Callbacks>,
+    ) -> Self {
+        let inner = Inner {
+            state: Mutex::new(state),
+            tensors: results.tensors,
+            copies: Mutex::new(results.copies),
+            timeout,
+            name,
+            seq,
+        };
+        Self {
+            inner: OfProcess::new(Arc::new(inner)),
+            callbacks,
+        }
+    }
+
+    fn own(&self) -> PyResult<&Inner> {
+        if self.inner.is_own() {
+            return Ok(&self.inner);
+        }
+        Err(pyo3::exceptions::PyRuntimeError::new_err(
+            "rcomm: this operation is one of the parent process: a forked child cannot wait for it",
+        ))
+    }
+}
+
+impl Inner {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The operation, if it is not known to have ended. No lock is held afterwards.
+    fn under_way(&self) -> Option<Arc<CoreWork>> {
+        match &*self.state() {
+            State::UnderWay(work) => Some(work.clone()),
+            State::Ended(_) => None,
+        }
+    }
+
+    /// How it ended, if it has; what it wrote is then in the tensors. Never waits for the operation.
+    fn look(&self, py: Python<'_>) -> PyResult<Option<Result<Done, Error>>> {
+        let Some(work) = self.under_way() else {
+            return self.outcome(py);
+        };
+        if !work.is_completed() {
+            return Ok(None);
+        }
+        // After an error this waits until the group's other ranks were asked.
+        let result = py.detach(|| work.join());
+        drop(work);
+        self.end(result);
+        self.outcome(py)
+    }
+
+    fn outcome(&self, py: Python<'_>) -> PyResult<Option<Result<Done, Error>>> {
+        let outcome = match &*self.state() {
+            State::UnderWay(_) => None,
+            State::Ended(outcome) => Some(outcome.clone()),
+        };
+        if let Some(Ok(_)) = &outcome {
+            self.copy_back(py)?;
+        }
+        Ok(outcome)
+    }
+
+    fn end(&self, result: Result<Done, Error>) {
+        let before = {
+            let mut state = self.state();
+            match &*state {
+                State::Ended(_) => None,
+                State::UnderWay(_) => Some(std::mem::replace(&mut *state, State::Ended(result))),
+            }
+        };
+        // Outside of the lock: it may free the operation's tensors.
+        drop(before);
+    }
+
+    /// Copies results into tensors that are not in row-major order; once.
+    fn copy_back(&self, py: Python<'_>) -> PyResult<()> {
+        let copies =
+            std::mem::take(&mut *self.copies.lock().unwrap_or_else(PoisonError::into_inner));
+        copies.into_iter().try_for_each(|copy| copy.make(py))
+    }
+
+    /// Waits for the end, for this long at most.
+    fn wait(&self, py: Python<'_>, within: Option<Duration>) -> PyResult<()> {
+        if let Some(work) = self.under_way() {
+            let result = py.detach(|| match within {
+                Some(within) => match work.wait_timeout(within) {
+                    WorkStatus::Queued | WorkStatus::Started => None,
+                    WorkStatus::Completed | WorkStatus::Failed => Some(work.join()),
+                },
+                None => Some(work.join()),
+            });
+            let Some(result) = result else {
+                let waited = within.unwrap_or_default().as_millis();
+                let text = format!(
+                    "rcomm: Timed out waiting {waited}ms for {} #{}: the operation itself continues, and has {} ms",
+                    self.name,
+                    self.seq,
+                    self.timeout.as_millis()
+                );
+                return Err(of_torch(py, "DistBackendError", text));
+            };
+            drop(work);
+            self.end(result);
+        }
+        match self.outcome(py)? {
+            Some(Err(error)) => Err(raise(py, &error, Some(self.timeout))),
+            _ => Ok(()),
+        }
+    }
+
+    /// Gives a future what the operation ended with.
+    fn settle(&self, py: Python<'_>, future: &Bound<'_, PyAny>) -> PyResult<()> {
+        match self.look(py)? {
+            Some(Err(error)) => {
+                let error = raise(py, &error, Some(self.timeout));
+                future.call_method1(intern!(py, "set_exception"), (error.value(py),))?;
+            }
+            _ => {
+                future.call_method1(intern!(py, "set_result"), (self.tensors.bind(py),))?;
+            }
+        }
+        Ok(())
+    }
+}
+
+impl CopyBack {
+    pub(crate) fn make(&self, py: Python<'_>) -> PyResult<()> {
+        let tensor = self.tensor.bind(py);
+        tensor.call_method1(intern!(py, "copy_"), (self.beside.bind(py),))?;
+        Ok(())
+    }
+}
+
+#[pymethods]
+impl Work {
+    /// Waits for the end: until the operation's own time-out, or for `timeout` at most. Raises the operation's
+    /// error; or, where `timeout` has passed, one that says so, and the operation continues.
+    #[pyo3(signature = (timeout=None))]
+    fn wait(&self, py: Python<'_>, timeout: Option<&Bound<'_, PyAny>>) -> PyResult<bool> {
+        let within = timeout.map(duration).transpose()?.flatten();
+        self.own()?.wait(py, within)?;
+        Ok(true)
+    }
+
+    /// As `wait`.
+    fn synchronize(&self, py: Python<'_>) -> PyResult<()> {
+        self.own()?.wait(py, None)
+    }
+
+    /// On the CPU there is no stream to block: waits.
+    fn block_current_stream(&self, py: Python<'_>) -> PyResult<()> {
+        self.own()?.wait(py, None)
+    }
+
+    /// Whether it has ended, well or not. Never waits.
+    fn is_completed(&self, py: Python<'_>) -> PyResult<bool> {
+        let inner = self.own()?;
+        Ok(match inner.under_way() {
+            None => true,
+            Some(work) if !work.is_completed() => false,
+            Some(_) => inner.look(py)?.is_some(),
+        })
+    }
+
+    /// Whether it has ended well. Never waits.
+    fn is_success(&self, py: Python<'_>) -> PyResult<bool> {
+        Ok(matches!(self.own()?.look(py)?, Some(Ok(_))))
+    }
+
+    /// The exception that `wait` raises; None if there is none so far.
+    fn exception<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyAny>>> {
+        let inner = self.own()?;
+        Ok(match inner.look(py)? {
+            Some(Err(error)) => {
+                let raised = raise(py, &error, Some(inner.timeout));
+                Some(raised.value(py).clone().into_any())
+            }
+            _ => None,
+        })
+    }
+
+    /// The tensors that it wrote. Waits for the end.
+    fn result(&self, py: Python<'_>) -> PyResult<Py<PyAny>> {
+        let inner = self.own()?;
+        inner.wait(py, None)?;
+        Ok(inner.tensors.clone_ref(py))
+    }
+
+    /// The sender's rank in the group, after a receive from any rank.
+    fn _source_rank(&self, py: Python<'_>) -> PyResult<i64> {
+        let inner = self.own()?;
+        inner.wait(py, None)?;
+        Ok(match inner.look(py)? {
+            Some(Ok(Done {
+                source: Some(rank), ..
+            })) => i64::from(rank),
+            _ => -1,
+        })
+    }
+
+    /// As `_source_rank`.
+    fn source_rank(&self, py: Python<'_>) -> PyResult<i64> {
+        self._source_rank(py)
+    }
+
+    /// A `torch.futures.Future` of the tensors that it writes. Callbacks run on threads of their own.
+    fn get_future<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        let inner = self.own()?;
+        let futures = py.import(intern!(py, "torch.futures"))?;
+        let future = futures.getattr(intern!(py, "Future"))?.call0()?;
+        let Some(work) = inner.under_way() else {
+            inner.settle(py, &future)?;
+            return Ok(future);
+        };
+        let (own, kept) = (Arc::clone(&self.inner), future.clone().unbind());
+        let callbacks = self.callbacks.clone();
+        py.detach(|| {
+            work.on_completion(move |_| {
+                callbacks.run(Box::new(move || {
+                    // An interpreter that has ended has no callbacks.
+                    Python::try_attach(|py| {
+                        if let Err(error) = own.settle(py, kept.bind(py)) {
+                            error.write_unraisable(py, Some(kept.bind(py)));
+                        }
+                        // While the interpreter is held.
+                        drop((own, kept));
+                    });
+                }));
+            });
+        });
+        Ok(future)
+    }
+
+    /// How long the operation may take.
+    #[getter]
+    fn timeout(&self) -> PyResult<Duration> {
+        Ok(self.own()?.timeout)
+    }
+
+    /// The operation's name.
+    fn _get_op_name(&self) -> PyResult<&'static str> {
+        Ok(self.own()?.name)
+    }
+
+    /// Its sequence number in the group; 0 after a blocking call.
+    fn _get_sequence_number(&self) -> PyResult<u64> {
+        Ok(self.own()?.seq)
+    }
+
+    /// How long it ran in milliseconds, where that was measured; else -1.
+    fn _get_duration(&self, py: Python<'_>) -> PyResult<f64> {
+        Ok(match self.own()?.look(py)? {
+            Some(Ok(Done {
+                duration: Some(ran),
+                ..
+            })) => ran.as_secs_f64() * 1e3,
+            _ => -1.0,
+        })
+    }
+
+    fn __repr__(&self, py: Python<'_>) -> PyResult<String> {
+        let inner = self.own()?;
+        let state = match inner.look(py)? {
+            None => "under way",
+            Some(Ok(_)) => "completed",
+            Some(Err(_)) => "failed",
+        };
+        Ok(format!(
+            "<rcomm.Work {} #{} {state}>",
+            inner.name, inner.seq
+        ))
+    }
+}
+
+/// A list of these tensors.
+pub(crate) fn as_list<'py>(py: Python<'py>, tensors: &[Bound<'py, PyAny>]) -> PyResult<Py<PyAny>> {
+    Ok(PyList::new(py, tensors)?.into_any().unbind())
+}

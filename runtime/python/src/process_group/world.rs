@@ -1,0 +1,232 @@
+//! A process's place in a job of PyTorch's ranks.
+
+use super::callbacks::Callbacks;
+use super::errors::raise;
+use super::fork::OfProcess;
+use super::issue::{Group, Shared};
+use crate::frames::CallSites;
+use crate::tensors::Types;
+use pyo3::prelude::*;
+use rcomm::store::{TcpStoreServer, addresses_of};
+use rcomm::{
+    Config, Error, ErrorKind, GroupOptions, HashStore, PrefixStore, Rendezvous, Store, TcpStore,
+};
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+/// A server for the store of a job whose own store other processes cannot be given: a file, or a table in a
+/// process's memory. It listens on a port that the kernel chooses.
+#[pyclass(module = "rcomm._native", frozen)]
+pub(crate) struct StoreServer(OfProcess<Mutex<Option<TcpStoreServer>>>, u16);
+
+#[pymethods]
+impl StoreServer {
+    /// Listens on the addresses of this name of this host.
+    #[new]
+    fn new(py: Python<'_>, host: &str) -> PyResult<Self> {
+        let server = addresses_of(host).and_then(|addresses| TcpStoreServer::bind(&addresses, 0));
+        let server = server.map_err(|error| raise(py, &error, None))?;
+        let port = server.port();
+        Ok(Self(OfProcess::new(Mutex::new(Some(server))), port))
+    }
+
+    #[getter]
+    fn port(&self) -> u16 {
+        self.1
+    }
+}
+
+/// One process's place in a job, and its groups.
+#[pyclass(module = "rcomm._native", frozen)]
+pub(crate) struct World {
+    world: OfProcess<Mutex<Option<rcomm::World>>>,
+    group: OfProcess<rcomm::ProcessGroup>,
+    is_open: AtomicBool,
+    shared: Arc<Shared>,
+}
+
+impl World {
+    fn lock(&self) -> MutexGuard<'_, Option<rcomm::World>> {
+        self.world.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Uses the world with the interpreter released: it may wait for other ranks.
+    fn with<T: Send>(
+        &self,
+        py: Python<'_>,
+        use_it: impl FnOnce(&rcomm::World) -> Result<T, Error> + Send,
+    ) -> PyResult<T> {
+        let gone = |message: &str| Error::new(ErrorKind::Closed, message);
+        let used = match self.world.is_own() {
+            false => Err(gone(
+                "this process is a fork of the one that made the group",
+            )),
+            true => py.detach(|| {
+                let world = self.lock();
+                let world = world.as_ref();
+                let world = world.ok_or_else(|| gone("the process group was destroyed"))?;
+                use_it(world)
+            }),
+        };
+        used.map_err(|error| raise(py, &error, None))
+    }
+}
+
+/// Where a job of several ranks meets.
+struct Meeting {
+    host: String,
+    port: u16,
+    server: Option<TcpStoreServer>,
+}
+
+fn open_store(
+    meeting: Option<Meeting>,
+    prefix: &str,
+    patience: Duration,
+) -> Result<Arc<dyn Store>, Error> {
+    let Some(meeting) = meeting else {
+        return Ok(Arc::new(HashStore::new()));
+    };
+    let store = match meeting.server {
+        Some(server) => TcpStore::attach(server, patience)?,
+        None => TcpStore::connect(meeting.host, meeting.port, patience)?,
+    };
+    Ok(Arc::new(PrefixStore::new(prefix, Arc::new(store))))
+}
+
+#[pymethods]
+impl World {
+    /// Joins a job: waits until all of its ranks have come to the store at `host` and `port`, whose keys it puts
+    /// under `prefix`. Without a host the job has this one rank. With a `server`, this process serves the
+    /// store. `outlives` says that the store is another's, and needs no rank to be there last.
+    #[new]
+    #[pyo3(signature = (rank, size, *, job, host=None, port=0, prefix="", server=None, outlives=false, attempt=0, timeout, own_code=Vec::new()))]
+    #[allow(clippy::too_many_arguments)]
+    fn new(
+        py: Python<'_>,
+        rank: u32,
+        size: u32,
+        job: String,
+        host: Option<String>,
+        port: u16,
+        prefix: &str,
+        server: Option<&Bound<'_, StoreServer>>,
+        outlives: bool,
+        attempt: u32,
+        timeout: Duration,
+        own_code: Vec<String>,
+    ) -> PyResult<Self> {
+        let server = server.and_then(|server| {
+            let mut held = server
+                .get()
+                .0
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner);
+            held.take()
+        });
+        let meeting = host.clone().map(|host| Meeting { host, port, server });
+        let made = py.detach(|| {
+            let place = Rendezvous::explicit(
+                rank,
+                size,
+                host.unwrap_or_else(|| "localhost".to_owned()),
+                port.max(1),
+            )?;
+            let config = Config {
+                timeout,
+                init_timeout: timeout,
+                rendezvous: Some(Rendezvous {
+                    job,
+                    attempt,
+                    uses_agent_store: outlives,
+                    ..place
+                }),
+                ..Config::from_environment()?
+            };
+            let store = open_store(meeting, prefix, timeout)?;
+            rcomm::World::builder(config).store(store).init()
+        });
+        let world = made.map_err(|error| raise(py, &error, Some(timeout)))?;
+        let recorder = world.recorder().clone();
+        let shared = Shared {
+            in_torch: recorder.intern_call_site("<PyTorch>", "a thread of PyTorch's own", 0),
+            sites: CallSites::new(own_code),
+            types: Types::default(),
+            callbacks: Arc::new(Callbacks::default()),
+            recorder,
+        };
+        Ok(Self {
+            group: OfProcess::new(world.group().clone()),
+            world: OfProcess::new(Mutex::new(Some(world))),
+            is_open: AtomicBool::new(true),
+            shared: Arc::new(shared),
+        })
+    }
+
+    /// The group of all ranks.
+    fn group(&self) -> Group {
+        Group::new((*self.group).clone(), self.shared.clone())
+    }
+
+    /// A group of these ranks of the world. Exactly its members call this, all with the same list.
+    fn new_group(
+        &self,
+        py: Python<'_>,
+        ranks: Vec<u32>,
+        name: String,
+        timeout: Duration,
+    ) -> PyResult<Group> {
+        let options = GroupOptions {
+            timeout: Some(timeout),
+            ..GroupOptions::named(name)
+        };
+        let group = self.with(py, |world| world.new_group(&ranks, &options))?;
+        Ok(Group::new(group, self.shared.clone()))
+    }
+
+    /// Waits for what is pending, for this long at most, and ends the world. Does nothing the second time, and
+    /// nothing in a forked child.
+    fn shutdown(&self, py: Python<'_>, within: Duration) -> PyResult<()> {
+        if !self.world.is_own() {
+            return Ok(());
+        }
+        self.is_open.store(false, Ordering::Relaxed);
+        let ended = py.detach(|| {
+            let world = self.lock().take();
+            world.map_or(Ok(()), |world| world.shutdown_within(within))
+        });
+        ended.map_err(|error| raise(py, &error, Some(within)))
+    }
+
+    /// Whether it was not shut down, and is this process's own.
+    fn is_open(&self) -> bool {
+        self.world.is_own() && self.is_open.load(Ordering::Relaxed)
+    }
+
+    /// The ring's file; None if it is in this process's own memory.
+    #[getter]
+    fn path(&self) -> Option<PathBuf> {
+        self.shared.recorder.storage().path().map(ToOwned::to_owned)
+    }
+
+    /// Names what the program does from now on; the empty text ends a phase.
+    fn phase(&self, name: &str) {
+        if self.world.is_own() {
+            self.shared.recorder.phase(name);
+        }
+    }
+
+    /// Sets the step that the program is in.
+    fn step(&self, step: i64) {
+        if self.world.is_own() {
+            self.shared.recorder.step(step);
+        }
+    }
+
+    /// Writes this rank's dump and returns where it is.
+    fn dump(&self, py: Python<'_>) -> PyResult<String> {
+        self.with(py, rcomm::World::dump)
+    }
+}

@@ -1,0 +1,378 @@
+"""The backend "rcomm" of torch.distributed, in real processes, beside gloo."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import traceback
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from conftest import PATIENCE, Job
+
+import rcomm
+from rcomm import _programs
+
+WAITS = 10**6
+
+
+class BackendJob(Job):
+    """Ranks whose default group is of one backend; nothing is imported or set for it."""
+
+    def __init__(self, rings: Path, size: int, body, backend: str = "rcomm", timeout: float = PATIENCE):
+        self.backend, self.timeout = backend, timeout
+        super().__init__(rings, size, body)
+
+    def _be(self, rank, size, port, body):
+        os.environ.update(
+            RANK=str(rank),
+            WORLD_SIZE=str(size),
+            MASTER_ADDR="127.0.0.1",
+            MASTER_PORT=str(port),
+            RCOMM_JOB="job",
+            RCOMM_RING_DIR=str(self.root),
+            RCOMM_DUMP_DIR=str(self.root / "dumps"),
+        )
+        code = 1
+        try:
+            dist.init_process_group(self.backend, timeout=datetime.timedelta(seconds=self.timeout))
+            body(rank)
+            code = 0
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(code)
+
+
+@pytest.fixture
+def ranks(tmp_path):
+    jobs = []
+
+    def start(size, body, **options):
+        jobs.append(BackendJob(tmp_path, size, body, **options))
+        return jobs[-1]
+
+    yield start
+    for one in jobs:
+        one.end()
+
+
+def every_operation(rank: int, size: int, group) -> dict[str, list[torch.Tensor]]:
+    """What each operation gives on this rank."""
+    own = (torch.arange(6, dtype=torch.float64) + 1) * (rank + 1)
+    given: dict[str, list[torch.Tensor]] = {}
+    for name in ("SUM", "PRODUCT", "MIN", "MAX"):
+        x = own.clone()
+        dist.all_reduce(x, getattr(dist.ReduceOp, name), group=group)
+        given[f"all_reduce {name}"] = [x]
+    for name in ("BAND", "BOR", "BXOR"):
+        x = torch.tensor([rank + 1, 5 * rank + 2])
+        dist.all_reduce(x, getattr(dist.ReduceOp, name), group=group)
+        given[f"all_reduce {name}"] = [x]
+    for dtype in (torch.float16, torch.bfloat16, torch.int8, torch.uint8, torch.int64):
+        x = torch.tensor([rank + 1, 2], dtype=dtype)
+        work = dist.all_reduce(x, group=group, async_op=True)
+        assert work.wait() and work.is_completed() and work.is_success()
+        given[f"all_reduce {dtype}"] = [x]
+    x = own.clone().to(torch.complex64) * 1j
+    dist.all_reduce(x, group=group)
+    given["all_reduce complex"] = [x]
+    x = own.clone()
+    dist.broadcast(x, 1, group=group)
+    given["broadcast"] = [x]
+    x = own.clone()
+    dist.reduce(x, 1, group=group)
+    given["reduce"] = [x] if rank == 1 else []
+    out = [torch.zeros(6, dtype=torch.float64) for _ in range(size)]
+    dist.all_gather(out, own, group=group)
+    given["all_gather"] = out
+    whole = torch.zeros(6 * size, dtype=torch.float64)
+    dist.all_gather_into_tensor(whole, own, group=group)
+    given["all_gather_into_tensor"] = [whole]
+    part = torch.zeros(6, dtype=torch.float64)
+    dist.reduce_scatter_tensor(part, whole * (rank + 1), group=group)
+    given["reduce_scatter_tensor"] = [part]
+    part = torch.zeros(6, dtype=torch.float64)
+    dist.reduce_scatter(part, [own + to for to in range(size)], group=group)
+    given["reduce_scatter"] = [part]
+    out = [torch.zeros(6, dtype=torch.float64) for _ in range(size)] if rank == 1 else None
+    dist.gather(own, out, dst=1, group=group)
+    given["gather"] = out or []
+    part = torch.zeros(6, dtype=torch.float64)
+    parts = [own + to for to in range(size)] if rank == 1 else None
+    dist.scatter(part, parts, src=1, group=group)
+    given["scatter"] = [part]
+    out = torch.zeros(size, 2)
+    dist.all_to_all_single(out, torch.full((size, 2), rank + 1.0), group=group)
+    given["all_to_all_single"] = [out]
+    sizes = [(rank + to) % 2 + 1 for to in range(size)]
+    out = torch.zeros(sum(sizes))
+    dist.all_to_all_single(out, torch.full((sum(sizes),), rank + 1.0), sizes, sizes, group=group)
+    given["all_to_all_single, uneven"] = [out]
+    if rank == 0:
+        dist.send(own, 1, group=group, tag=3)
+    elif rank == 1:
+        x = torch.zeros(6, dtype=torch.float64)
+        assert dist.recv(x, group=group, tag=3) == 0
+        given["recv from any"] = [x]
+    right, left = (rank + 1) % size, (rank - 1) % size
+    x = torch.zeros(6, dtype=torch.float64)
+    batch = [dist.P2POp(dist.irecv, x, left, group), dist.P2POp(dist.isend, own, right, group)]
+    for work in dist.batch_isend_irecv(batch):
+        work.wait()
+    given["batch_isend_irecv"] = [x]
+    x = torch.sparse_coo_tensor([[rank, 3]], [1.0, 2.0], (size + 4,))
+    dist.all_reduce(x, group=group)
+    given["sparse"] = [x.to_dense()]
+    # Every other column: not in row-major order.
+    x = torch.ones(3, 4)
+    dist.all_reduce(x[:, ::2].copy_(torch.full((3, 2), rank + 1.0)), group=group)
+    strided = torch.arange(12.0).reshape(3, 4).t() * (rank + 1)
+    dist.all_reduce(strided, group=group)
+    given["all_reduce, transposed"] = [strided]
+    objects = [None] * size
+    dist.all_gather_object(objects, {"rank": rank}, group=group)
+    assert objects == [{"rank": other} for other in range(size)]
+    dist.barrier(group=group)
+    dist.monitored_barrier(group=group)
+    future = dist.all_reduce(own.clone(), group=group, async_op=True).get_future()
+    given["future"] = [future.then(lambda done: done.value()[0] * 2).wait()]
+    return given
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_every_operation_gives_what_gloo_gives(ranks, size):
+    def body(rank):
+        of_gloo = every_operation(rank, size, dist.new_group(backend="gloo"))
+        of_ours = every_operation(rank, size, dist.group.WORLD)
+        in_subgroup = every_operation(rank, size, dist.new_group(list(range(size))))
+        assert of_gloo.keys() == of_ours.keys() == in_subgroup.keys()
+        for name, expected in of_gloo.items():
+            for got in (of_ours[name], in_subgroup[name]):
+                assert len(got) == len(expected)
+                assert all(torch.equal(a, b) for a, b in zip(got, expected)), name
+        dist.destroy_process_group()
+
+    assert ranks(size, body).wait() == [0] * size
+
+
+def losses_of(tmp_path, ranks, backend, train):
+    def body(rank):
+        torch.manual_seed(1)
+        torch.set_num_threads(1)
+        (tmp_path / f"{backend}-{rank}.json").write_text(json.dumps(train(rank)))
+        dist.destroy_process_group()
+
+    assert ranks(2, body, backend=backend).wait() == [0, 0]
+    return [json.loads((tmp_path / f"{backend}-{rank}.json").read_text()) for rank in range(2)]
+
+
+def train_with(model, rank):
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    losses = []
+    for step in range(8):
+        torch.manual_seed(100 * step + rank)
+        optimizer.zero_grad()
+        loss = model(torch.randn(4, 32)).square().mean()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item().hex())
+    return losses
+
+
+def network():
+    layers = [torch.nn.Linear(32, 64), torch.nn.Tanh(), torch.nn.Linear(64, 32), torch.nn.Linear(32, 1)]
+    return torch.nn.Sequential(*layers)
+
+
+def test_ddp_trains_to_the_same_bits_as_on_gloo(ranks, tmp_path):
+    def train(rank):
+        return train_with(torch.nn.parallel.DistributedDataParallel(network()), rank)
+
+    ours = losses_of(tmp_path, ranks, "rcomm", train)
+    assert ours == losses_of(tmp_path, ranks, "gloo", train)
+    assert ours[0] != ours[1]
+
+
+def test_fsdp2_trains_to_the_same_bits_as_on_gloo(ranks, tmp_path):
+    def train(rank):
+        from torch.distributed.fsdp import fully_shard
+
+        mesh = dist.device_mesh.init_device_mesh("cpu", (2,))
+        model = network()
+        for layer in model:
+            fully_shard(layer, mesh=mesh)
+        return train_with(fully_shard(model, mesh=mesh), rank)
+
+    assert losses_of(tmp_path, ranks, "rcomm", train) == losses_of(tmp_path, ranks, "gloo", train)
+
+
+def test_sizes_that_differ_are_an_error_with_both_sizes_on_both_ranks(ranks):
+    def body(rank):
+        with pytest.raises(dist.DistBackendError) as raised:
+            dist.all_reduce(torch.zeros(4 + rank))
+        assert "4 Float" in str(raised.value) and "5 Float" in str(raised.value)
+
+    assert ranks(2, body).wait() == [0, 0]
+
+
+def test_killed_peer_is_named_at_once(ranks):
+    def body(rank):
+        dist.barrier()
+        if rank == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        with pytest.raises(dist.DistError, match="rank 1 is gone"):
+            dist.all_reduce(torch.zeros(4))
+
+    begun = time.monotonic()
+    assert ranks(2, body).wait() == [0, -signal.SIGKILL]
+    assert time.monotonic() - begun < PATIENCE / 2
+
+
+def test_absent_rank_is_named_when_the_time_is_over(ranks, tmp_path, until):
+    over = tmp_path / "over"
+
+    def body(rank):
+        dist.barrier()
+        if rank == 1:
+            return until(over.exists)
+        group = dist.group.WORLD
+        dist.distributed_c10d._set_pg_timeout(datetime.timedelta(seconds=1), group)
+        with pytest.raises(dist.DistBackendError, match="Timed out waiting 1000ms") as raised:
+            dist.all_reduce(torch.zeros(4))
+        assert "rank 1" in str(raised.value)
+        assert raised.value.kind == "Timeout"
+        with pytest.raises(dist.DistBackendError, match="aborted before"):
+            dist.barrier()
+        over.write_text("")
+
+    assert ranks(2, body).wait() == [0, 0]
+
+
+def test_wait_with_a_time_of_its_own_leaves_the_operation(ranks, tmp_path, until):
+    go = tmp_path / "go"
+
+    def body(rank):
+        x = torch.ones(4)
+        if rank == 1:
+            until(go.exists)
+            dist.all_reduce(x)
+        else:
+            work = dist.all_reduce(x, async_op=True)
+            with pytest.raises(dist.DistBackendError, match=" Timed out waiting 200ms "):
+                work.wait(datetime.timedelta(milliseconds=200))
+            assert not work.is_completed() and work.exception() is None
+            go.write_text("")
+            work.wait()
+        assert x.tolist() == [2.0] * 4
+
+    assert ranks(2, body).wait() == [0, 0]
+
+
+def test_groups_can_be_destroyed_and_made_again(ranks):
+    def body(rank):
+        for _ in range(3):
+            pair = dist.new_group([1, 0])
+            x = torch.ones(2)
+            dist.all_reduce(x, group=pair)
+            dist.destroy_process_group(pair)
+            begun = time.monotonic()
+            dist.destroy_process_group()
+            assert time.monotonic() - begun < PATIENCE / 2
+            dist.init_process_group("rcomm")
+        group = dist.group.WORLD
+        dist.destroy_process_group()
+        with pytest.raises(dist.DistBackendError, match="was shut down"):
+            group.allreduce([torch.ones(2)])
+
+    assert ranks(2, body).wait() == [0, 0]
+
+
+def test_what_cannot_be_communicated_is_refused_by_name(ranks):
+    def body(rank):
+        with pytest.raises(ValueError, match="this one is on meta"):
+            dist.all_reduce(torch.zeros(2, device="meta"))
+        with pytest.raises(ValueError, match="torch.quint8"):
+            dist.broadcast(torch.quantize_per_tensor(torch.zeros(2), 0.1, 0, torch.quint8), 0)
+        with pytest.raises(ValueError, match="torch.sparse_coo"):
+            dist.broadcast(torch.zeros(2).to_sparse(), 0)
+        with pytest.raises(ValueError, match="ReduceOp.SUM only"):
+            dist.all_reduce(torch.zeros(2).to_sparse(), dist.ReduceOp.MAX)
+        with pytest.raises(NotImplementedError, match="not defined for elements of type Float"):
+            dist.all_reduce(torch.zeros(2), dist.ReduceOp.BXOR)
+        pid = os.fork()
+        if pid == 0:
+            try:
+                dist.all_reduce(torch.zeros(2))
+            except dist.DistBackendError as error:
+                os._exit(0 if "fork" in str(error) else 2)
+            os._exit(1)
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+        x = torch.ones(2)
+        dist.all_reduce(x)
+        assert x.tolist() == [2.0, 2.0]
+
+    assert ranks(2, body).wait() == [0, 0]
+
+
+def test_job_is_seen_without_a_switch_with_the_line_in_python(ranks, tmp_path, until):
+    def body(rank):
+        dist.all_reduce(torch.zeros(4, 8))
+        if rank == 1:
+            with rcomm.torch.phase("looks at a picture"):
+                time.sleep(WAITS)
+        dist.all_reduce(torch.zeros(4))
+
+    import rcomm.torch
+
+    line = body.__code__.co_firstlineno + 1
+    started = ranks(2, body)
+
+    def named():
+        if len(list(started.rings.glob("*.ring"))) < 2:
+            return None
+        report = rcomm.analyze(started.rings, overdue=0.5)
+        return report if report.verdict == "stuck" else None
+
+    report = until(named)
+    assert report.culprit.culprit_ranks == (1,)
+    assert "rank 1 never issued all_reduce #2" in str(report)
+    assert "looks at a picture" in report.culprit.sentence
+    rings = sorted(map(str, started.rings.glob("*.ring")))
+    out = tmp_path / "as-dumps"
+    command = [_programs.find("rcomm-fr"), "dump", "--format", "json", "-o", str(out), *rings]
+    subprocess.run(command, check=True, capture_output=True)
+    for path in out.rglob("*.json"):
+        dump = json.loads(path.read_text())
+        first = dump["entries"][0]
+        frame = dump["frames"][dump["stacks"][first["stack"]][0]]
+        assert (frame["filename"], frame["line"], frame["name"]) == (__file__, line, "body")
+        assert first["input_sizes"] == [[4, 8]]
+
+
+@pytest.mark.parametrize("destroys", [True, False])
+def test_process_without_an_import_ends_well(tmp_path, destroys):
+    program = f"""
+import torch, torch.distributed as dist
+dist.init_process_group("rcomm", rank=0, world_size=1, store=dist.HashStore())
+assert "rcomm.torch" in __import__("sys").modules
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 1))
+model(torch.ones(2)).sum().backward()
+dist.all_reduce(torch.zeros(2), async_op=True)
+if {destroys}:
+    dist.destroy_process_group()
+"""
+    environment = dict(os.environ, RCOMM_RING_DIR=str(tmp_path))
+    done = subprocess.run(
+        [sys.executable, "-c", program], env=environment, timeout=300, capture_output=True, text=True
+    )
+    assert (done.returncode, done.stderr) == (0, "")

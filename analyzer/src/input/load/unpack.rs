@@ -327,11 +327,11 @@ fn plain(
         worker.unreadable(name, format!("{error}; what came before is used"));
     }
     if name.ends_with(":manifest.json")
-        && let Ok(manifest) = serde_json::from_slice::<Manifest>(&worker.buffer)
+        && let Ok(manifest) = serde_json::from_slice::<CaptureManifest>(&worker.buffer)
         && manifest.schema.starts_with("rcomm.capture/")
     {
         for absence in manifest.absent {
-            let Absence { host, path, reason } = absence;
+            let AbsentFile { host, path, reason } = absence;
             let sentence = format!("not in the archive: {path} on {host}: {reason}");
             worker.problem(Problem::unreadable_dump(name, sentence));
         }
@@ -366,14 +366,14 @@ fn long_log(
 
 /// The manifest that `rcomm-fr collect` writes into an archive.
 #[derive(Deserialize)]
-struct Manifest {
+struct CaptureManifest {
     schema: String,
     #[serde(default)]
-    absent: Vec<Absence>,
+    absent: Vec<AbsentFile>,
 }
 
 #[derive(Deserialize)]
-struct Absence {
+struct AbsentFile {
     host: String,
     #[serde(default)]
     path: String,

@@ -10,13 +10,13 @@ use rcomm_verdict::logs::{Ended, Event};
 /// Where in torchrun's list of failures a line is.
 #[derive(Debug, Default)]
 pub(super) struct Summary {
-    inside: Part,
+    inside: Section,
     rank: Option<Rank>,
     local_rank: Option<u32>,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-enum Part {
+enum Section {
     #[default]
     Outside,
     Failures,
@@ -47,13 +47,13 @@ pub(super) fn read_line(line: &Line<'_>, summary: &mut Summary, found: &mut Foun
 /// torchrun's list: a head, then `key : value` lines of each process.
 fn in_summary(text: &str, summary: &mut Summary, found: &mut Found) {
     if text == "Failures:" {
-        summary.inside = Part::Failures;
+        summary.inside = Section::Failures;
     } else if text.starts_with("Root Cause (first observed failure)") {
-        summary.inside = Part::RootCause;
+        summary.inside = Section::RootCause;
     } else if text.starts_with("=====") {
-        summary.inside = Part::Outside;
+        summary.inside = Section::Outside;
     }
-    if summary.inside == Part::Outside {
+    if summary.inside == Section::Outside {
         return;
     }
     let Some((key, value)) = text.split_once(':') else {
@@ -72,7 +72,7 @@ fn in_summary(text: &str, summary: &mut Summary, found: &mut Found) {
                 code,
                 local_rank: summary.local_rank.take(),
                 pid: number_after(value, "(pid: "),
-                first: summary.inside == Part::RootCause,
+                first: summary.inside == Section::RootCause,
             };
             found.push((summary.rank.take(), Event::Ended(ended)));
         }

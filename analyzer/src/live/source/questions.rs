@@ -71,12 +71,12 @@ pub(super) struct Answers<A> {
 struct Round<T, A> {
     items: Vec<T>,
     next: AtomicUsize,
-    progress: Mutex<Progress<A>>,
+    progress: Mutex<RoundProgress<A>>,
     bell: Condvar,
     late: Arc<Mutex<Vec<A>>>,
 }
 
-struct Progress<A> {
+struct RoundProgress<A> {
     answers: Vec<Option<A>>,
     answered: usize,
     over: bool,
@@ -102,7 +102,7 @@ impl<A: Send + 'static> Looks<A> {
         let mut answers = std::mem::take(&mut *late);
         drop(late);
         let round = Arc::new(Round {
-            progress: Mutex::new(Progress {
+            progress: Mutex::new(RoundProgress {
                 answers: items.iter().map(|_| None).collect(),
                 answered: 0,
                 over: false,
@@ -142,7 +142,7 @@ impl<A> Drop for Looks<A> {
 }
 
 impl<T, A> Round<T, A> {
-    fn progress(&self) -> MutexGuard<'_, Progress<A>> {
+    fn progress(&self) -> MutexGuard<'_, RoundProgress<A>> {
         self.progress.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

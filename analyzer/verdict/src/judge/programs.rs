@@ -105,7 +105,7 @@ pub(crate) fn same_order(ctx: &Context<'_>, one: Point, other: Point) -> bool {
     one.len() == other.len() && one.iter().zip(&other).all(|(a, b)| same(ctx, a, b))
 }
 
-struct Step {
+struct ProgramStep {
     family: u32,
     kind: OpType,
     call: u32,
@@ -115,7 +115,7 @@ struct Step {
     group: GroupIx,
 }
 
-fn same(ctx: &Context<'_>, a: &Step, b: &Step) -> bool {
+fn same(ctx: &Context<'_>, a: &ProgramStep, b: &ProgramStep) -> bool {
     let calls = &ctx.aligned.shared.calls;
     a.family == b.family
         && match a.kind.is_p2p() {
@@ -125,7 +125,7 @@ fn same(ctx: &Context<'_>, a: &Step, b: &Step) -> bool {
         }
 }
 
-fn difference(ctx: &Context<'_>, usual: &[Step], odd: &[Step]) -> Vec<String> {
+fn difference(ctx: &Context<'_>, usual: &[ProgramStep], odd: &[ProgramStep]) -> Vec<String> {
     // Longest common part of what follows, by length of what is left of each.
     let mut common = vec![vec![0u8; odd.len() + 1]; usual.len() + 1];
     for a in (0..usual.len()).rev() {
@@ -159,8 +159,8 @@ fn difference(ctx: &Context<'_>, usual: &[Step], odd: &[Step]) -> Vec<String> {
 }
 
 /// The text of a step; where one of the other program reads the same and is another, with what makes it so.
-fn unlike(ctx: &Context<'_>, step: &Step, others: &[Step]) -> String {
-    let twin = |other: &&Step| other.text == step.text && !same(ctx, step, other);
+fn unlike(ctx: &Context<'_>, step: &ProgramStep, others: &[ProgramStep]) -> String {
+    let twin = |other: &&ProgramStep| other.text == step.text && !same(ctx, step, other);
     if !others.iter().any(|other| twin(&other)) {
         return step.text.clone();
     }
@@ -170,7 +170,7 @@ fn unlike(ctx: &Context<'_>, step: &Step, others: &[Step]) -> String {
     format!("{}, {elements} elements, group of {ranks}", step.text)
 }
 
-fn steps(ctx: &Context<'_>, record: RecordIx, group: GroupIx, seq: u32) -> Vec<Step> {
+fn steps(ctx: &Context<'_>, record: RecordIx, group: GroupIx, seq: u32) -> Vec<ProgramStep> {
     let lane = ctx.aligned.lanes[record]
         .iter()
         .find(|lane| lane.group == group);
@@ -186,7 +186,7 @@ fn steps(ctx: &Context<'_>, record: RecordIx, group: GroupIx, seq: u32) -> Vec<S
             let op = ctx.aligned.op(record, at);
             let described = ctx.aligned.shared.calls.get(op.call).describe();
             let text = format!("{described}{}", ctx.at_site(op));
-            Step {
+            ProgramStep {
                 family: ctx.aligned.groups[group].family,
                 kind: op.kind,
                 call: op.call,
@@ -198,13 +198,13 @@ fn steps(ctx: &Context<'_>, record: RecordIx, group: GroupIx, seq: u32) -> Vec<S
         .collect()
 }
 
-fn steps_in_all(ctx: &Context<'_>, point: Point) -> Vec<Step> {
+fn steps_in_all(ctx: &Context<'_>, point: Point) -> Vec<ProgramStep> {
     let Point { record, position } = point;
     let lanes = &ctx.aligned.lanes[record];
     let step = |op: &Op| {
         let group = lanes[usize::from(op.group)].group;
         let name = ctx.aligned.shared.calls.get(op.call).op_name();
-        Step {
+        ProgramStep {
             family: ctx.aligned.groups[group].family,
             kind: op.kind,
             call: op.call,
@@ -217,7 +217,7 @@ fn steps_in_all(ctx: &Context<'_>, point: Point) -> Vec<Step> {
     let ops = &ctx.aligned.records[record].ops;
     let (before, after) = ops.split_at((position as usize).min(ops.len()));
     let before = before.iter().rev().filter(is_step).take(BEFORE_IN_ALL);
-    let mut steps: Vec<Step> = before.map(step).collect();
+    let mut steps: Vec<ProgramStep> = before.map(step).collect();
     steps.reverse();
     steps.extend(after.iter().filter(is_step).take(AFTER_IN_ALL).map(step));
     steps

@@ -255,7 +255,7 @@ fn used_by<'a>(shared: &'a Shared, record: &Record) -> BTreeSet<Use<'a>> {
 }
 
 #[derive(Clone, Default)]
-struct Tally {
+struct Comparison {
     compared: usize,
     /// Completed another operation than the majority did under the same number.
     against: usize,
@@ -381,7 +381,7 @@ fn leave_contradicting(
 /// are compared as they are: ranks of one host share a clock.
 fn is_of_this_run(
     records: &[Record],
-    tallies: &[Tally],
+    tallies: &[Comparison],
     clocks: &[Option<clocks::Offset>],
     at: RecordIx,
 ) -> bool {
@@ -397,8 +397,8 @@ fn is_of_this_run(
         })
 }
 
-fn tally(aligned: &Aligned<'_>) -> Vec<Tally> {
-    let mut tallies = vec![Tally::default(); aligned.records.len()];
+fn tally(aligned: &Aligned<'_>) -> Vec<Comparison> {
+    let mut tallies = vec![Comparison::default(); aligned.records.len()];
     let mut row: Vec<(RecordIx, u32)> = Vec::new();
     for group in 0..aligned.groups.len() {
         let Some((low, high)) = aligned.window(group) else {
@@ -452,7 +452,7 @@ fn tally(aligned: &Aligned<'_>) -> Vec<Tally> {
     tallies
 }
 
-fn mark_in_step(aligned: &Aligned<'_>, group: usize, seq: u32, tallies: &mut [Tally]) {
+fn mark_in_step(aligned: &Aligned<'_>, group: usize, seq: u32, tallies: &mut [Comparison]) {
     for member in 0..aligned.groups[group].ranks.len() {
         if let Some((record, lane)) = aligned.lane(group, member)
             && let Ok(at) = aligned.find(record, lane, seq)
@@ -463,7 +463,7 @@ fn mark_in_step(aligned: &Aligned<'_>, group: usize, seq: u32, tallies: &mut [Ta
     }
 }
 
-fn count_against(aligned: &Aligned<'_>, row: &[(RecordIx, u32)], tallies: &mut [Tally]) {
+fn count_against(aligned: &Aligned<'_>, row: &[(RecordIx, u32)], tallies: &mut [Comparison]) {
     let calls = &aligned.shared.calls;
     let contradicts = |a: u32, b: u32| {
         matches!(
@@ -483,7 +483,7 @@ fn count_against(aligned: &Aligned<'_>, row: &[(RecordIx, u32)], tallies: &mut [
 }
 
 /// Completed with every member what most other members have not issued.
-fn count_beyond(aligned: &Aligned<'_>, group: usize, tallies: &mut [Tally]) {
+fn count_beyond(aligned: &Aligned<'_>, group: usize, tallies: &mut [Comparison]) {
     let mut newest: Vec<(RecordIx, u32)> = Vec::new();
     for member in 0..aligned.groups[group].ranks.len() {
         let Some((record, lane)) = aligned.lane(group, member) else {
@@ -522,7 +522,7 @@ fn count_beyond(aligned: &Aligned<'_>, group: usize, tallies: &mut [Tally]) {
     }
 }
 
-fn count_misplaced(aligned: &Aligned<'_>, tallies: &mut [Tally]) {
+fn count_misplaced(aligned: &Aligned<'_>, tallies: &mut [Comparison]) {
     for group in &aligned.groups {
         let known = group.lanes.iter().flatten().count();
         if known < 2 || known * 2 <= group.ranks.len() {

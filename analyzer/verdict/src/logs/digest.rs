@@ -27,7 +27,7 @@ impl Seen<'_> {
 
 /// One rank in one operation that timed out.
 #[derive(Clone, Debug)]
-pub(super) struct Wait<'a> {
+pub(super) struct TimedOutWait<'a> {
     pub(super) seen: Seen<'a>,
     pub(super) rank: Rank,
     pub(super) group: Option<&'a str>,
@@ -38,7 +38,7 @@ pub(super) struct Wait<'a> {
 pub(super) struct Digest<'a> {
     pub(super) all: Vec<Seen<'a>>,
     /// Each rank's oldest time-out of each group, by rank.
-    pub(super) waits: Vec<Wait<'a>>,
+    pub(super) waits: Vec<TimedOutWait<'a>>,
     /// Time-outs whose rank is not known.
     pub(super) nameless: Vec<Seen<'a>>,
     /// The furthest that each rank is known to have come, by group and rank.
@@ -106,7 +106,7 @@ impl<'a> Digest<'a> {
     }
 
     fn gather_waits(&mut self) {
-        let mut waits: BTreeMap<(Rank, Option<&str>), Wait<'a>> = BTreeMap::new();
+        let mut waits: BTreeMap<(Rank, Option<&str>), TimedOutWait<'a>> = BTreeMap::new();
         let failed = self.groups_of_failed();
         for &seen in &self.all {
             let Event::TimedOut(what) = &seen.fact.event else {
@@ -118,7 +118,7 @@ impl<'a> Digest<'a> {
             };
             let by_number = || *failed.get(&(rank, what.seq?))?;
             let group = what.group.as_deref().or_else(by_number);
-            let wait = Wait {
+            let wait = TimedOutWait {
                 seen,
                 rank,
                 group,

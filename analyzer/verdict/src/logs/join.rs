@@ -1,6 +1,6 @@
 //! Logs and a report together.
 
-use super::digest::{Digest, Wait, is_world};
+use super::digest::{Digest, TimedOutWait, is_world};
 use super::facts::{Log, LoggedOp};
 use super::rules::{self, Conclusion};
 use crate::report::{Code, Finding, LogInput, LogLine, Report, SeqKind, Severity, Verdict};
@@ -116,7 +116,7 @@ fn finding(id: u32, found: Conclusion) -> Finding {
 }
 
 /// Cites the time-outs of the operation that a finding is about.
-fn cite_waits(finding: &mut Finding, waits: &[Wait<'_>]) {
+fn cite_waits(finding: &mut Finding, waits: &[TimedOutWait<'_>]) {
     let Some(group) = finding.group.clone() else {
         return;
     };

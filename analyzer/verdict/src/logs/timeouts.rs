@@ -1,6 +1,6 @@
 //! Rules on time-outs: what the ranks that report one were in, and who reports none.
 
-use super::digest::{Digest, Wait, is_world};
+use super::digest::{Digest, TimedOutWait, is_world};
 use super::rules::{Conclusion, PARTING};
 use crate::report::format::{format_ranks, format_time, grouped};
 use crate::report::{Code, Verdict};
@@ -12,7 +12,7 @@ struct Front<'a, 'b> {
     group: Option<&'a str>,
     seq: u64,
     /// Those in the operation of this number.
-    here: Vec<&'b Wait<'a>>,
+    here: Vec<&'b TimedOutWait<'a>>,
     /// All ranks of the group that timed out, ascending.
     ranks: Vec<Rank>,
 }
@@ -38,7 +38,7 @@ impl Front<'_, '_> {
     }
 }
 
-fn cite(wait: &Wait<'_>) -> crate::report::LogLine {
+fn cite(wait: &TimedOutWait<'_>) -> crate::report::LogLine {
     let what = wait.what;
     let elements = match what.elements {
         [Some(n), _] => format!(", {} elements in", grouped(n)),
@@ -59,7 +59,7 @@ fn place(op: &str, seq: Option<u64>, group: Option<&str>) -> String {
 /// The groups with time-outs of collectives, those with most ranks first. Time-outs whose group is not
 /// logged are taken for those of one group, and what follows from them is less sure.
 fn fronts<'a, 'b>(digest: &'b Digest<'a>) -> Vec<Front<'a, 'b>> {
-    let mut groups: BTreeMap<Option<&'a str>, Vec<&'b Wait<'a>>> = BTreeMap::new();
+    let mut groups: BTreeMap<Option<&'a str>, Vec<&'b TimedOutWait<'a>>> = BTreeMap::new();
     for wait in &digest.waits {
         if wait.what.seq.is_some() && is_comparable(wait.what.op.kind) {
             groups.entry(wait.group).or_default().push(wait);
@@ -109,14 +109,15 @@ pub(super) fn differ(digest: &Digest<'_>) -> Option<Conclusion> {
 
 fn differ_at(front: &Front<'_, '_>) -> Option<Conclusion> {
     let first = front.here.first()?;
-    let other_op = |wait: &&&Wait<'_>| wait.what.op.kind.pattern() != first.what.op.kind.pattern();
+    let other_op =
+        |wait: &&&TimedOutWait<'_>| wait.what.op.kind.pattern() != first.what.op.kind.pattern();
     let ops_differ = front.here.iter().any(|wait| other_op(&wait));
-    let lengths = |wait: &Wait<'_>| {
+    let lengths = |wait: &TimedOutWait<'_>| {
         let [input, output] = equal_lengths(wait.what.op.kind);
         let [n_in, n_out] = wait.what.elements;
         [n_in.filter(|_| input), n_out.filter(|_| output)]
     };
-    let unequal = |wait: &&Wait<'_>| {
+    let unequal = |wait: &&TimedOutWait<'_>| {
         lengths(wait)
             .into_iter()
             .zip(lengths(first))

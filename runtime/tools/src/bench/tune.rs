@@ -15,11 +15,11 @@ use std::process::{Command, Stdio};
 /// The program's answer, reduced to the fields needed here.
 #[derive(Deserialize)]
 struct Answer {
-    rows: Vec<Row>,
+    rows: Vec<MeasuredRow>,
 }
 
 #[derive(Deserialize)]
-struct Row {
+struct MeasuredRow {
     op: String,
     bytes: usize,
     p50_us: f64,
@@ -106,7 +106,7 @@ fn time(
     topology: Topology,
     ranks: NonZeroU32,
     algorithm: Algorithm,
-) -> anyhow::Result<Vec<Row>> {
+) -> anyhow::Result<Vec<MeasuredRow>> {
     let program = std::env::current_exe().context("failed to find this program's own file")?;
     let mut command = Command::new(program);
     command

@@ -26,7 +26,7 @@ impl Check for OddMessage {
 
     fn run(&self, ctx: &Context<'_>, so_far: &[FindingDraft]) -> Vec<FindingDraft> {
         let explained = |node: Node| so_far.iter().any(|draft| draft.targets.contains(&node));
-        let mut first: BTreeMap<RecordIx, (Odd, End)> = BTreeMap::new();
+        let mut first: BTreeMap<RecordIx, (Odd, MessageEnd)> = BTreeMap::new();
         let ends = suspicious_ends(ctx);
         let open: BTreeSet<RecordIx> = ends
             .iter()
@@ -64,7 +64,7 @@ impl Check for OddMessage {
 
 /// One end of a message that does not complete: what a rank exchanges with a peer.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-struct End {
+struct MessageEnd {
     /// Both halves are posted and fit.
     met: bool,
     /// Both halves are posted, and no other pairing fits.
@@ -81,8 +81,8 @@ struct End {
 const MOST: usize = 256;
 
 /// Both ends of every message that waits, those whose halves do not fit first.
-fn suspicious_ends(ctx: &Context<'_>) -> Vec<End> {
-    let mut ends: BTreeMap<(GroupIx, RecordIx, u32), End> = BTreeMap::new();
+fn suspicious_ends(ctx: &Context<'_>) -> Vec<MessageEnd> {
+    let mut ends: BTreeMap<(GroupIx, RecordIx, u32), MessageEnd> = BTreeMap::new();
     for place in &ctx.graph.places {
         let &Place::Batch {
             group,
@@ -99,11 +99,16 @@ fn suspicious_ends(ctx: &Context<'_>) -> Vec<End> {
             }
         }
     }
-    let ends: BTreeSet<End> = ends.into_values().collect();
+    let ends: BTreeSet<MessageEnd> = ends.into_values().collect();
     ends.into_iter().take(MOST).collect()
 }
 
-fn ends_of(ctx: &Context<'_>, group: GroupIx, record: RecordIx, half: Half) -> [Option<End>; 2] {
+fn ends_of(
+    ctx: &Context<'_>,
+    group: GroupIx,
+    record: RecordIx,
+    half: Half,
+) -> [Option<MessageEnd>; 2] {
     let aligned = ctx.aligned;
     let ranks = &aligned.groups[group].ranks;
     let member = |rank| ranks.iter().position(|&other| other == rank);
@@ -113,7 +118,7 @@ fn ends_of(ctx: &Context<'_>, group: GroupIx, record: RecordIx, half: Half) -> [
     let (Some(me), Some(other)) = (member(aligned.records[record].rank), member(peer)) else {
         return [None, None];
     };
-    let end = |record: RecordIx, peer: usize| End {
+    let end = |record: RecordIx, peer: usize| MessageEnd {
         met: fits(ctx, group, record, half),
         paired: both_ends(ctx, group, record, half).is_some(),
         group,
@@ -122,7 +127,7 @@ fn ends_of(ctx: &Context<'_>, group: GroupIx, record: RecordIx, half: Half) -> [
         waiting: (record, half.position),
     };
     let mine = end(record, other);
-    let theirs = aligned.record_in(group, peer).map(|there| End {
+    let theirs = aligned.record_in(group, peer).map(|there| MessageEnd {
         record: there,
         peer: me as u32,
         ..mine
@@ -141,7 +146,7 @@ fn fits(ctx: &Context<'_>, group: GroupIx, record: RecordIx, half: Half) -> bool
     })
 }
 
-fn draft(ctx: &Context<'_>, odd: &Odd, end: End) -> Option<FindingDraft> {
+fn draft(ctx: &Context<'_>, odd: &Odd, end: MessageEnd) -> Option<FindingDraft> {
     let aligned = ctx.aligned;
     let rank = aligned.records[odd.record].rank;
     let peer = *aligned.groups[end.group].ranks.get(end.peer as usize)?;
@@ -180,7 +185,7 @@ fn draft(ctx: &Context<'_>, odd: &Odd, end: End) -> Option<FindingDraft> {
     Some(draft)
 }
 
-fn sentence(ctx: &Context<'_>, odd: &Odd, end: End, peer: u32) -> String {
+fn sentence(ctx: &Context<'_>, odd: &Odd, end: MessageEnd, peer: u32) -> String {
     let aligned = ctx.aligned;
     let rank = aligned.records[odd.record].rank;
     let group = ctx.group_name(end.group);

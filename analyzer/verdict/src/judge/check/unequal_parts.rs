@@ -35,7 +35,7 @@ impl Check for UnequalParts {
             if so_far.iter().any(known) || ctx.disagreement_at(place).is_some() {
                 continue;
             }
-            let row = Row::new(ctx, group, seq);
+            let row = InstanceCalls::new(ctx, group, seq);
             let found = match row.op().map(OpType::pattern) {
                 Some(Pattern::AllToAll) => exchange(&row),
                 Some(Pattern::Gather | Pattern::Scatter) => roots(ctx, &row),
@@ -62,14 +62,14 @@ impl Check for UnequalParts {
 }
 
 /// One instance: of each member the call that it issued, where its record has it.
-struct Row<'a> {
+struct InstanceCalls<'a> {
     group: GroupIx,
     seq: u32,
     ranks: &'a [Rank],
     calls: Vec<Option<(RecordIx, u32, &'a Call)>>,
 }
 
-impl<'a> Row<'a> {
+impl<'a> InstanceCalls<'a> {
     fn new(ctx: &'a Context<'_>, group: GroupIx, seq: u32) -> Self {
         let aligned = ctx.aligned;
         let ranks = &aligned.groups[group].ranks;
@@ -137,7 +137,7 @@ fn parts(call: &Call, members: usize, sends: bool) -> Option<Vec<u64>> {
     })
 }
 
-fn exchange(row: &Row<'_>) -> Option<Found> {
+fn exchange(row: &InstanceCalls<'_>) -> Option<Found> {
     let members = row.ranks.len();
     if members <= MOST_MEMBERS
         && let Some(found) = pairs(row, members)
@@ -147,7 +147,7 @@ fn exchange(row: &Row<'_>) -> Option<Found> {
     sums(row)
 }
 
-fn pairs(row: &Row<'_>, members: usize) -> Option<Found> {
+fn pairs(row: &InstanceCalls<'_>, members: usize) -> Option<Found> {
     let all = |sends: bool| -> Vec<Option<Vec<u64>>> {
         let calls = row.calls.iter();
         calls
@@ -206,7 +206,7 @@ fn blame(conflicts: &[(usize, usize, u64, u64)], members: usize) -> (Vec<usize>,
 }
 
 /// Where pairs are not recorded: what all send together and what all take.
-fn sums(row: &Row<'_>) -> Option<Found> {
+fn sums(row: &InstanceCalls<'_>) -> Option<Found> {
     if !row.is_full() {
         return None;
     }
@@ -245,7 +245,7 @@ fn sums(row: &Row<'_>) -> Option<Found> {
 }
 
 /// Members that name all parts: the root, and every other that takes itself for it.
-fn roots_of(row: &Row<'_>) -> Vec<usize> {
+fn roots_of(row: &InstanceCalls<'_>) -> Vec<usize> {
     let names_parts = |call: &Call| {
         let signature = &call.signature;
         let sizes = if call.op.pattern() == Pattern::Gather {
@@ -266,7 +266,7 @@ fn roots_of(row: &Row<'_>) -> Vec<usize> {
         .collect()
 }
 
-fn roots(ctx: &Context<'_>, row: &Row<'_>) -> Option<Found> {
+fn roots(ctx: &Context<'_>, row: &InstanceCalls<'_>) -> Option<Found> {
     let found = roots_of(row);
     let past = past_root(ctx, row);
     let known: Vec<usize> = row
@@ -310,7 +310,7 @@ fn roots(ctx: &Context<'_>, row: &Row<'_>) -> Option<Found> {
 }
 
 /// The root of the group's newest earlier operation of that kind that all agree on.
-fn past_root(ctx: &Context<'_>, row: &Row<'_>) -> Option<usize> {
+fn past_root(ctx: &Context<'_>, row: &InstanceCalls<'_>) -> Option<usize> {
     let op = row.op()?;
     let &(record, ..) = row.calls.iter().flatten().next()?;
     let lane = ctx.aligned.lanes[record]
@@ -324,14 +324,14 @@ fn past_root(ctx: &Context<'_>, row: &Row<'_>) -> Option<usize> {
     let earlier = earlier.filter(|one| one.kind == op && one.seq < row.seq);
     let mut roots = earlier
         .take(8)
-        .map(|one| roots_of(&Row::new(ctx, row.group, one.seq)));
+        .map(|one| roots_of(&InstanceCalls::new(ctx, row.group, one.seq)));
     roots.find_map(|roots| match roots.as_slice() {
         [root] => Some(*root),
         _ => None,
     })
 }
 
-fn draft(ctx: &Context<'_>, row: &Row<'_>, place: usize, found: Found) -> FindingDraft {
+fn draft(ctx: &Context<'_>, row: &InstanceCalls<'_>, place: usize, found: Found) -> FindingDraft {
     let op_ref = ctx.op_ref(row.group, row.seq);
     let of = |members: &[usize]| -> Vec<Rank> {
         let mut ranks: Vec<Rank> = members.iter().map(|&member| row.ranks[member]).collect();

@@ -26,7 +26,7 @@ use crate::align::{Aligned, GroupIx, RecordIx, is_message};
 use crate::judge::policy::Policy;
 use chance::{Loss, Tally};
 use rcomm_recorder::model::Rank;
-use rows::{Arrived, Row, Rows};
+use rows::{ArrivalReader, Arrived, InstanceArrivals};
 use std::collections::BTreeMap;
 
 /// Newest lags of a rank, and newest worst lags of a group, that percentiles are made from.
@@ -128,8 +128,8 @@ impl Lateness {
             span_ms: span_ms(aligned),
             ..Self::default()
         };
-        let rows = Rows::new(aligned, clocks);
-        let mut row = Row::default();
+        let rows = ArrivalReader::new(aligned, clocks);
+        let mut row = InstanceArrivals::default();
         // What each operation cost its rank, or others for its rank's sake.
         let mut bore = rows.message_waits();
         for group in 0..aligned.groups.len() {
@@ -186,9 +186,9 @@ impl Lateness {
     fn take(
         &mut self,
         aligned: &Aligned<'_>,
-        rows: &Rows<'_>,
+        rows: &ArrivalReader<'_>,
         group: GroupIx,
-        row: &Row,
+        row: &InstanceArrivals,
         bore: &[Vec<f32>],
         gathered: &mut Gathered,
     ) {
@@ -270,8 +270,8 @@ impl Lateness {
     fn late_host(
         &self,
         aligned: &Aligned<'_>,
-        rows: &Rows<'_>,
-        row: &Row,
+        rows: &ArrivalReader<'_>,
+        row: &InstanceArrivals,
         borne: impl Fn(&Arrived) -> f32,
     ) -> Option<(usize, f32)> {
         let mut hosts: Vec<HostPart<'_>> = Vec::new();
@@ -418,7 +418,7 @@ fn carried(aligned: &Aligned<'_>, bore: &[Vec<f32>], last: &Arrived, second: &Ar
 }
 
 /// The last to arrive, the second last and the third last.
-fn latest(row: &Row) -> [Option<&Arrived>; 3] {
+fn latest(row: &InstanceArrivals) -> [Option<&Arrived>; 3] {
     let mut by_wait: [Option<&Arrived>; 3] = [None; 3];
     for one in &row.members {
         let mut carried = Some(one);

@@ -31,7 +31,7 @@ pub(super) struct Arrived {
 
 /// All members' parts in one instance.
 #[derive(Default)]
-pub(super) struct Row {
+pub(super) struct InstanceArrivals {
     pub(super) members: Vec<Arrived>,
     /// Waits are durations that the backend measured; else they come from issue times.
     pub(super) measured: bool,
@@ -48,7 +48,7 @@ struct Seat {
 }
 
 /// Reads rows.
-pub(super) struct Rows<'a> {
+pub(super) struct ArrivalReader<'a> {
     aligned: &'a Aligned<'a>,
     /// Of each record: how far its clock may be off, ms.
     clock_ms: Vec<f32>,
@@ -58,7 +58,7 @@ pub(super) struct Rows<'a> {
     messages: Vec<Vec<u32>>,
 }
 
-impl<'a> Rows<'a> {
+impl<'a> ArrivalReader<'a> {
     pub(super) fn new(aligned: &'a Aligned<'a>, clocks: &[Option<Offset>]) -> Self {
         let clock_ms = |record: RecordIx| match clocks[record].and_then(|clock| clock.error_ns) {
             Some(ns) => ns as f32 / 1e6 * ERRORS,
@@ -92,7 +92,7 @@ impl<'a> Rows<'a> {
 
     /// Below this, ms, the order of two members says nothing: clocks that are known from completions are
     /// not relied on for less than twice the step in which these are noticed.
-    pub(super) fn bar_ms(&self, row: &Row, one: &Arrived, other: &Arrived) -> f32 {
+    pub(super) fn bar_ms(&self, row: &InstanceArrivals, one: &Arrived, other: &Arrived) -> f32 {
         let doubt_ms = self.doubt_ms(row, one, other);
         if doubt_ms == 0.0 {
             return 0.0;
@@ -102,7 +102,7 @@ impl<'a> Rows<'a> {
     }
 
     /// How far the difference of two members' arrivals may be off, ms.
-    pub(super) fn doubt_ms(&self, row: &Row, one: &Arrived, other: &Arrived) -> f32 {
+    pub(super) fn doubt_ms(&self, row: &InstanceArrivals, one: &Arrived, other: &Arrived) -> f32 {
         if row.measured {
             0.0
         } else if retiring_is_all(self.aligned.records[one.record].recorder) {
@@ -123,7 +123,7 @@ impl<'a> Rows<'a> {
 
     /// For how long the rank's device was still busy with what came before when its host issued this, ms,
     /// and how far that may be off: a host that is so far ahead delays nothing.
-    pub(super) fn busy_ms(&self, row: &Row, one: &Arrived) -> Option<[f32; 2]> {
+    pub(super) fn busy_ms(&self, row: &InstanceArrivals, one: &Arrived) -> Option<[f32; 2]> {
         if row.measured {
             return None;
         }
@@ -146,7 +146,7 @@ impl<'a> Rows<'a> {
     /// How late the first was by itself at most, ms, as far as messages show: across these, arrivals do
     /// not compare unless both ranks passed the same ones. Then their recorded waits are known; without
     /// durations, what counts is by how much later it issued the first of them.
-    pub(super) fn own_ms(&self, row: &Row, one: &Arrived, other: &Arrived) -> f32 {
+    pub(super) fn own_ms(&self, row: &InstanceArrivals, one: &Arrived, other: &Arrived) -> f32 {
         if self.compare(one, other) {
             return f32::MAX;
         }
@@ -191,7 +191,12 @@ impl<'a> Rows<'a> {
     }
 
     /// Walks a group's completed instances that all members recorded.
-    pub(super) fn each(&self, group: GroupIx, row: &mut Row, mut see: impl FnMut(&Row)) {
+    pub(super) fn each(
+        &self,
+        group: GroupIx,
+        row: &mut InstanceArrivals,
+        mut see: impl FnMut(&InstanceArrivals),
+    ) {
         let aligned = self.aligned;
         let lanes = aligned.groups[group].lanes.iter().flatten().copied();
         let mut seats: Vec<Seat> = lanes
@@ -236,7 +241,7 @@ impl<'a> Rows<'a> {
     }
 
     /// The waits of all members in one instance; `false` if one is not known.
-    fn read(&self, seats: &mut [Seat], seq: u32, row: &mut Row) -> bool {
+    fn read(&self, seats: &mut [Seat], seq: u32, row: &mut InstanceArrivals) -> bool {
         let aligned = self.aligned;
         row.members.clear();
         (row.measured, row.by_device) = (true, true);

@@ -8,7 +8,7 @@ use super::{Dump, Identity};
 use crate::error::{Error, Result};
 use crate::record::directory::{self, RingName};
 use crate::record::failures;
-use crate::record::layout::{self, Layout, halves, header};
+use crate::record::layout::{self, RingLayout, halves, header};
 use crate::record::map::View;
 use crate::record::nccl;
 use crate::record::process::{ProcessIdentity, ProcessState};
@@ -28,7 +28,7 @@ pub struct RingReader {
     path: PathBuf,
     file: OwnedFd,
     view: View,
-    layout: Layout,
+    layout: RingLayout,
     owner: ProcessIdentity,
     /// The owner's monotonic clock is ours.
     shares_clock: bool,
@@ -95,7 +95,7 @@ impl RingReader {
                 known: layout::MAJOR,
             });
         }
-        let layout = Layout::load(&view).map_err(not_a_ring)?;
+        let layout = RingLayout::load(&view).map_err(not_a_ring)?;
         let owner = ProcessIdentity {
             pid: halves(view.load(header::ATTEMPT)).1,
             start: view.load(header::PROCESS_START),
@@ -193,7 +193,7 @@ impl RingReader {
     }
 
     /// The words, and where everything lies in them.
-    pub(super) fn memory(&self) -> (&View, &Layout) {
+    pub(super) fn memory(&self) -> (&View, &RingLayout) {
         (&self.view, &self.layout)
     }
 

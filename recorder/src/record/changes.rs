@@ -4,7 +4,7 @@
 //! changes. Each read (a "look") has a number, and each slot stores the number of the look that first
 //! saw its stamp.
 
-use super::layout::Layout;
+use super::layout::RingLayout;
 use super::sync::Read;
 use super::{decode, rings};
 use crate::publish::Dump;
@@ -26,7 +26,7 @@ pub(crate) struct Changes {
 
 impl Changes {
     /// Looks are numbered from `first` on, which no earlier process of this rank has reached.
-    pub(crate) fn numbered_from(first: u64, layout: &Layout) -> Self {
+    pub(crate) fn numbered_from(first: u64, layout: &RingLayout) -> Self {
         Self {
             slots: vec![SlotSeen::default(); layout.slots.rows],
             first,
@@ -44,7 +44,7 @@ impl Changes {
     pub(crate) fn since(
         &mut self,
         memory: &impl Read,
-        layout: &Layout,
+        layout: &RingLayout,
         since: u64,
         dump_time_ns: i64,
     ) -> (Dump, u64) {

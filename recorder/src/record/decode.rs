@@ -8,7 +8,7 @@ use super::clock::Anchor;
 use super::config::RingPart;
 use super::failures;
 use super::lap::{self, LapPlace};
-use super::layout::{self, Layout, NO_THREAD, group, halves, header, phase, slot};
+use super::layout::{self, NO_THREAD, RingLayout, group, halves, header, phase, slot};
 use super::nccl;
 use super::ring::Found;
 use super::rings;
@@ -29,7 +29,7 @@ const TRIES: u32 = 1_000;
 const MOST_RANKS: usize = 1 << 24;
 
 /// The record of a ring, as taken at this wall time (ns since the epoch).
-pub(crate) fn dump(memory: &impl Read, layout: &Layout, dump_time_ns: i64) -> Dump {
+pub(crate) fn dump(memory: &impl Read, layout: &RingLayout, dump_time_ns: i64) -> Dump {
     dump_of(
         memory,
         layout,
@@ -41,7 +41,7 @@ pub(crate) fn dump(memory: &impl Read, layout: &Layout, dump_time_ns: i64) -> Du
 /// The same, with the entries of these slots alone.
 pub(crate) fn dump_of(
     memory: &impl Read,
-    layout: &Layout,
+    layout: &RingLayout,
     dump_time_ns: i64,
     picked: impl IntoIterator<Item = usize>,
 ) -> Dump {
@@ -101,7 +101,7 @@ fn header_text(memory: &impl Read, word: usize) -> String {
 
 struct Decoder<'a, R> {
     memory: &'a R,
-    layout: &'a Layout,
+    layout: &'a RingLayout,
     anchor: Anchor,
     /// Bytes of the arena that honest rows can still refer to.
     arena_left: usize,

@@ -5,7 +5,7 @@
 
 use super::bytes::words_of;
 use super::clock::{Anchor, Timestamp};
-use super::layout::{self, Layout, failure, halves, header, join};
+use super::layout::{self, RingLayout, failure, halves, header, join};
 use super::ring::{Found, Missed, SlotRing};
 use super::signature::cut;
 use super::sync::{Memory, Read, Word};
@@ -18,7 +18,7 @@ const TRIES: u32 = 1_000;
 type Slots = SlotRing<{ failure::WORDS }>;
 
 /// The slots of the first failures, and those of the newest; `None` in a ring without them.
-fn rings(layout: &Layout) -> Option<[Slots; 2]> {
+fn rings(layout: &RingLayout) -> Option<[Slots; 2]> {
     let section = layout.failures;
     let each = section.rows / 2;
     (each > 0)
@@ -27,7 +27,7 @@ fn rings(layout: &Layout) -> Option<[Slots; 2]> {
 
 /// Stores a failure that was seen at this moment. Takes no lock and allocates nothing. A failure for which
 /// there is no slot shows as a gap in the numbers.
-pub(super) fn write<M: Memory>(memory: &M, layout: &Layout, failure: &Failure, at: Timestamp) {
+pub(super) fn write<M: Memory>(memory: &M, layout: &RingLayout, failure: &Failure, at: Timestamp) {
     let Some([first, newest]) = rings(layout) else {
         return;
     };
@@ -73,7 +73,7 @@ fn fill<W: Word>(words: &[W; failure::WORDS], it: &Failure, at: Timestamp) {
 }
 
 /// The failures that a ring holds, by number. Those whose slot cannot be read are left out.
-pub(super) fn read(memory: &impl Read, layout: &Layout, anchor: Anchor) -> Vec<Failure> {
+pub(super) fn read(memory: &impl Read, layout: &RingLayout, anchor: Anchor) -> Vec<Failure> {
     let rings = rings(layout).into_iter().flatten();
     let slots = rings.flat_map(|ring| (0..ring.slots()).map(move |index| (ring, index)));
     let mut failures: Vec<Failure> = slots
@@ -130,7 +130,7 @@ pub(super) fn closed_ns(memory: &impl Read, anchor: Anchor) -> i64 {
 }
 
 /// A number that stays the same while no failure is written.
-pub(crate) fn stands(memory: &impl Read, layout: &Layout) -> u64 {
+pub(crate) fn stands(memory: &impl Read, layout: &RingLayout) -> u64 {
     let rings = rings(layout).into_iter().flatten();
     let stamps =
         rings.flat_map(|ring| (0..ring.slots()).map(move |index| ring.stamp(memory, index)));

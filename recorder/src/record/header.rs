@@ -3,7 +3,7 @@
 use super::bytes::words_of;
 use super::clock::Anchor;
 use super::config::RecorderConfig;
-use super::layout::{self, Layout, header, join};
+use super::layout::{self, RingLayout, header, join};
 use super::map::Map;
 use super::process::ProcessIdentity;
 use super::signature::cut;
@@ -11,7 +11,7 @@ use super::sync::Memory;
 use std::sync::atomic::Ordering;
 
 /// Writes the header of zeroed memory.
-pub(super) fn initialise(map: &Map, layout: &Layout, config: &RecorderConfig) {
+pub(super) fn initialise(map: &Map, layout: &RingLayout, config: &RecorderConfig) {
     let words = map.words();
     let store = |word: usize, value: u64| words[word].store(value, Ordering::Relaxed);
     let text = |word: usize, text: &str| {

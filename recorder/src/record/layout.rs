@@ -282,7 +282,7 @@ impl Section {
 
 /// The place of every section.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Layout {
+pub(crate) struct RingLayout {
     pub(crate) bytes: usize,
     pub(crate) groups: Section,
     pub(crate) signatures: Section,
@@ -305,7 +305,7 @@ pub(crate) struct Layout {
 
 const NO_SECTION: Section = Section { word: 0, rows: 0 };
 
-impl Layout {
+impl RingLayout {
     /// The layout for this configuration.
     pub(crate) fn plan(config: &RecorderConfig) -> Self {
         let slots = (config.entries as usize).next_power_of_two();
@@ -506,7 +506,7 @@ mod tests {
 
     #[test]
     fn default_ring_takes_less_than_four_mebibytes() {
-        let layout = Layout::plan(&RecorderConfig::new("job", 0, 8));
+        let layout = RingLayout::plan(&RecorderConfig::new("job", 0, 8));
         assert!(layout.bytes < 4 << 20, "{} bytes", layout.bytes);
         assert!(layout.bytes.is_multiple_of(4096));
     }

@@ -1,7 +1,7 @@
 //! Reads what a ring holds of NCCL's communicators beyond groups and operations.
 
 use super::clock::Anchor;
-use super::layout::{Layout, group, halves, header, kernel, link, slot};
+use super::layout::{RingLayout, group, halves, header, kernel, link, slot};
 use super::ring::{Found, SlotRing};
 use super::sync::Read;
 use super::{layout, rings};
@@ -29,7 +29,7 @@ const TRIES: u32 = 100;
 
 /// Sets a dump's communicators from the ring that it was read from: for each its hash and own rank, and
 /// what is under way.
-pub(crate) fn put_into(dump: &mut Dump, memory: &impl Read, layout: &Layout) {
+pub(crate) fn put_into(dump: &mut Dump, memory: &impl Read, layout: &RingLayout) {
     let anchor = layout::load_anchor(memory);
     let used = memory
         .load(header::GROUPS_USED)
@@ -81,7 +81,7 @@ pub(crate) fn put_into(dump: &mut Dump, memory: &impl Read, layout: &Layout) {
 fn kernel_of(
     entry: &Entry,
     memory: &impl Read,
-    layout: &Layout,
+    layout: &RingLayout,
     slots: &SlotRing<{ slot::WORDS }>,
     anchor: Anchor,
 ) -> Option<KernelProgress> {
@@ -131,7 +131,7 @@ fn link_of(words: &[u64; link::WORDS], anchor: Anchor) -> Option<(usize, LinkPro
 }
 
 /// A hash of the stamps of all links, which is equal while none of them changes.
-pub(crate) fn stands(memory: &impl Read, layout: &Layout) -> u64 {
+pub(crate) fn stands(memory: &impl Read, layout: &RingLayout) -> u64 {
     let ring = rings::links(layout);
     let rows = memory
         .load(header::LINKS_USED)

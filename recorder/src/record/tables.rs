@@ -6,7 +6,7 @@
 //! counts it.
 
 use super::bytes::Packer;
-use super::layout::{self, Layout, Section, header, join};
+use super::layout::{self, RingLayout, Section, header, join};
 use super::map::Map;
 use super::signature::{MOST_BYTES, OwnedKey, SignatureId, SignatureKey, cut};
 use super::sync::{Memory, Read};
@@ -138,7 +138,7 @@ struct SourceSite {
 /// The tables of one ring.
 #[derive(Debug)]
 pub(super) struct Tables {
-    layout: Layout,
+    layout: RingLayout,
     /// Boxed: nearly all places stay empty, and each would be as long as a key.
     signatures: HashIndex<Box<OwnedKey>>,
     /// By the address of the location, which is one constant of the program.
@@ -155,7 +155,7 @@ pub(super) struct Tables {
 }
 
 impl Tables {
-    pub(super) fn new(layout: Layout) -> Self {
+    pub(super) fn new(layout: RingLayout) -> Self {
         // invariant 9: the exception. Numbers the recorders of this process, so that a thread's cached
         // row (`OWN_ROW`) is not used with another recorder's tables; 0 means none. Relaxed: only
         // uniqueness matters.

@@ -8,7 +8,7 @@ use crate::record::clock::Clock;
 use crate::record::config::{Placement, RecorderConfig, Storage, Touch};
 use crate::record::directory::{self, RingId, Unnamed};
 use crate::record::header::initialise;
-use crate::record::layout::{Layout, header};
+use crate::record::layout::{RingLayout, header};
 use crate::record::map::Map;
 use crate::record::rings;
 use crate::record::sync::Memory;
@@ -28,7 +28,7 @@ impl FlightRecorder {
     pub fn create(config: &RecorderConfig) -> Result<Self> {
         config.check()?;
         let in_memory = |why| {
-            let layout = Layout::plan(config);
+            let layout = RingLayout::plan(config);
             let map = Map::anonymous(layout.bytes, config.touch).map_err(|error| {
                 Error::io(format!("allocate a ring of {} bytes", layout.bytes), error)
             })?;
@@ -57,7 +57,7 @@ impl FlightRecorder {
             attempt: config.attempt,
             part: config.part,
         };
-        let layout = Layout::plan(config);
+        let layout = RingLayout::plan(config);
         // Everything but slots and lap ring is written to at any place; those come one after the other.
         let first = match config.touch {
             Touch::AtOnce => layout.bytes,
@@ -73,7 +73,7 @@ impl FlightRecorder {
         Ok(Self::over(map, layout, Storage::File(path), Some(lock)))
     }
 
-    fn over(map: Map, layout: Layout, storage: Storage, lock: Option<OwnedFd>) -> Self {
+    fn over(map: Map, layout: RingLayout, storage: Storage, lock: Option<OwnedFd>) -> Self {
         Self {
             map,
             slots: rings::slots(&layout),

@@ -18,7 +18,9 @@ use super::decode;
 use super::directory;
 use super::failures;
 use super::lap::{self, LapPlace};
-use super::layout::{self, Layout, NO_ROW, NO_THREAD, group, header, join, kernel, phase, slot};
+use super::layout::{
+    self, NO_ROW, NO_THREAD, RingLayout, group, header, join, kernel, phase, slot,
+};
 use super::map::Map;
 use super::operation::{CallSite, CallSiteId, GroupHandle, Operation, SignatureRef, Start, Ticket};
 use super::progress::{advance, duration_bits, end, graph_bits, retire};
@@ -70,7 +72,7 @@ pub struct Counters {
 #[derive(Debug)]
 pub struct FlightRecorder {
     map: Map,
-    layout: Layout,
+    layout: RingLayout,
     slots: SlotRing<{ slot::WORDS }>,
     phases: SlotRing<{ phase::WORDS }>,
     lap: LapRing,
@@ -486,7 +488,7 @@ impl FlightRecorder {
 
     /// The ring's memory, for repeated reads within this process.
     #[cfg(feature = "endpoint")]
-    pub(crate) fn memory(&self) -> (&Map, &Layout) {
+    pub(crate) fn memory(&self) -> (&Map, &RingLayout) {
         (&self.map, &self.layout)
     }
 

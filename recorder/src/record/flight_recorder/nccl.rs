@@ -2,7 +2,7 @@
 //!
 //! The same rules as for operations: no lock, no allocation, nothing that fails the caller.
 
-use super::super::layout::{Layout, NO_ROW, halves, header, join, kernel, link, slot};
+use super::super::layout::{NO_ROW, RingLayout, halves, header, join, kernel, link, slot};
 use super::super::operation::{GroupHandle, Ticket};
 use super::super::ring::{MAX_ID, Missed, SlotRing};
 use super::FlightRecorder;
@@ -93,7 +93,7 @@ pub(super) struct Links {
 }
 
 impl Links {
-    pub(super) fn new(layout: &Layout) -> Self {
+    pub(super) fn new(layout: &RingLayout) -> Self {
         let rows = layout.links.rows;
         Self {
             ring: SlotRing::new(layout.links.word, rows.max(1)),

@@ -43,8 +43,8 @@ struct FieldKey(Field);
 
 impl<'de> serde::Deserialize<'de> for FieldKey {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct KeyVisitor;
-        impl Visitor<'_> for KeyVisitor {
+        struct EntryKeyVisitor;
+        impl Visitor<'_> for EntryKeyVisitor {
             type Value = FieldKey;
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
                 f.write_str("a key of an entry")
@@ -53,7 +53,7 @@ impl<'de> serde::Deserialize<'de> for FieldKey {
                 Ok(FieldKey(Field::of(key.as_bytes())))
             }
         }
-        deserializer.deserialize_str(KeyVisitor)
+        deserializer.deserialize_str(EntryKeyVisitor)
     }
 }
 

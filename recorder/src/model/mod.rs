@@ -1,6 +1,7 @@
 //! The vocabulary: operations, groups, entries and status. Plain data, no behaviour of its own.
 
 mod coded;
+pub(crate) mod dump;
 mod entry;
 mod failure;
 mod group;

@@ -3,7 +3,6 @@
 mod answer;
 mod client;
 mod dialect;
-mod dump;
 mod dump_file;
 // invariant 1: an async runtime comes with this feature only.
 #[cfg(feature = "endpoint")]
@@ -15,13 +14,15 @@ mod pickle;
 mod ring_follower;
 mod ring_reader;
 
+pub use crate::model::dump::{
+    Dump, DumpGroup, FormatVersion, Identity, Recorder, ThreadInfo, UnreadableVersion,
+};
 pub use answer::{
     EndpointAddress, EndpointNotice, EndpointToken, GroupAnswer, PeerEndpoint, RankAnswer,
     WrittenDump,
 };
 pub use client::{DumpAnswer, EndpointClient};
 pub use dialect::{Cause, DumpReader, ReadError, ReadProblem};
-pub use dump::{Dump, DumpGroup, FormatVersion, Identity, Recorder, ThreadInfo, UnreadableVersion};
 pub use dump_file::{DumpFileError, write_dump_file};
 #[cfg(feature = "endpoint")]
 pub use endpoint::{CONNECTION_TIME, Endpoint, Listen, MOST_CONNECTIONS};

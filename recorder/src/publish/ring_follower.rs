@@ -3,9 +3,9 @@
 //! A slot is written to until its operation has ended and is no longer watched. A read therefore covers
 //! the slots used since the previous read and those that could still change then.
 
-use super::dump::Dump;
 use super::follow::FollowedDump;
 use super::ring_reader::{Owner, RingReader};
+use crate::model::dump::Dump;
 use crate::model::{Entry, EntryState};
 use crate::record::clock::Anchor;
 use crate::record::ring::is_busy;

@@ -7,7 +7,7 @@
 use super::layout::RingLayout;
 use super::sync::Read;
 use super::{decode, rings};
-use crate::publish::Dump;
+use crate::model::dump::Dump;
 
 #[derive(Clone, Copy, Debug, Default)]
 struct SlotSeen {

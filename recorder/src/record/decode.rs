@@ -14,11 +14,11 @@ use super::ring::Found;
 use super::rings;
 use super::signature;
 use super::sync::Read;
+use crate::model::dump::{Dump, DumpGroup, FormatVersion, Identity, Recorder, ThreadInfo};
 use crate::model::{
     Entry, EntryState, Frame, GroupPlace, OpType, Peer, ProcessGroupInfo, ProcessGroupStatus, Rank,
     RankStatus, ReduceOp, Signature,
 };
-use crate::publish::{Dump, DumpGroup, FormatVersion, Identity, Recorder, ThreadInfo};
 use std::collections::HashMap;
 use std::sync::Arc;
 

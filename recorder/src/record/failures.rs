@@ -142,7 +142,7 @@ pub(crate) fn stands(memory: &impl Read, layout: &RingLayout) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::publish::Dump;
+    use crate::model::dump::Dump;
     use crate::record::{FlightRecorder, Placement, RecorderConfig};
 
     fn recorder() -> FlightRecorder {

@@ -5,8 +5,8 @@ use super::layout::{RingLayout, group, halves, header, kernel, link, slot};
 use super::ring::{Found, SlotRing};
 use super::sync::Read;
 use super::{layout, rings};
+use crate::model::dump::Dump;
 use crate::model::{Communicator, Entry, EntryState, KernelProgress, LinkProgress, LinkWait};
-use crate::publish::Dump;
 use std::collections::HashMap;
 
 /// NCCL's algorithms, by their numbers in a ring; other numbers are unknown.

@@ -2,7 +2,7 @@
 
 use super::wire::{End, Part, Record, Rows, WireTables, captured};
 use super::{MAGIC, MAX_PART, VERSION};
-use crate::input::load::{Loaded, LoadedDump};
+use crate::input::loaded::{Loaded, LoadedDump};
 use flate2::Compression;
 use flate2::write::GzEncoder;
 use rcomm_recorder::model::{Frame, Rank, Signature};

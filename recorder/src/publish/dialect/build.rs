@@ -3,11 +3,11 @@
 use super::intern::{Interner, Recurring, Text, Texts};
 use super::keys::Field;
 use super::names::{ProfilingName, op_type};
+use crate::model::dump::{Dump, DumpGroup, FormatVersion, Recorder, ThreadInfo};
 use crate::model::{
     Entry, EntryState, Frame, GroupPlace, OpType, Peer, ProcessGroupInfo, ProcessGroupStatus,
     ReduceOp, Signature,
 };
-use crate::publish::dump::{Dump, DumpGroup, FormatVersion, Recorder, ThreadInfo};
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 

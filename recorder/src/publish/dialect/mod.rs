@@ -19,8 +19,8 @@ mod write;
 mod write_json;
 mod write_pickle;
 
-use super::dump::{Dump, UnreadableVersion};
 use super::pickle::Pickle;
+use crate::model::dump::{Dump, UnreadableVersion};
 use build::Builder;
 
 /// Why nothing could be read.

@@ -1,7 +1,7 @@
 //! Detects which recorder wrote a dump.
 
 use crate::model::EntryState;
-use crate::publish::dump::{Dump, Recorder};
+use crate::model::dump::{Dump, Recorder};
 
 /// Decides by the entries' backends and by the fields that each recorder omits.
 pub(super) fn detect(dump: &Dump) -> Recorder {

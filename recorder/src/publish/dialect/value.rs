@@ -5,11 +5,11 @@
 
 use super::build::{Builder, Fields};
 use super::keys::{Field, failure, rank, top};
+use crate::model::dump::{FormatVersion, Recorder};
 use crate::model::{
     EntryState, FailedOperation, Failure, FailureKind, GroupId, OpType, Peer, Rank, RankStatus,
     ReduceOp,
 };
-use crate::publish::dump::{FormatVersion, Recorder};
 
 /// A value that is no container.
 #[derive(Clone, Copy, Debug, PartialEq)]

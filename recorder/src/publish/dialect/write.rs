@@ -5,8 +5,8 @@
 
 use super::keys::{Field, config, failure, rank, status, top};
 use super::names::{ProfilingName, known_to_torch};
+use crate::model::dump::{Dump, DumpGroup, FormatVersion, Identity, Recorder};
 use crate::model::{Entry, EntryState, Failure, OpType, Peer, RankStatus, Signature};
-use crate::publish::dump::{Dump, DumpGroup, FormatVersion, Identity, Recorder};
 use std::collections::HashSet;
 
 /// One encoding. A key is followed by exactly one value.

@@ -5,7 +5,7 @@
 
 use super::keys::{Field, frame, top};
 use super::write::{self, Encoder};
-use crate::publish::dump::Dump;
+use crate::model::dump::Dump;
 use std::io::Write as _;
 
 impl Dump {

@@ -4,7 +4,7 @@
 
 use super::keys::{Field, frame};
 use super::write::{self, Encoder};
-use crate::publish::dump::Dump;
+use crate::model::dump::Dump;
 use crate::publish::pickle::PickleWriter;
 
 impl Dump {

@@ -29,10 +29,10 @@ use super::signature::{SignatureId, SignatureKey, cut};
 use super::sync::{Memory, Read};
 use super::tables::Tables;
 use crate::error::{Error, Result};
+use crate::model::dump::Dump;
 use crate::model::{
     EntryState, Failure, GroupPlace, Peer, ProcessGroupInfo, ProcessGroupStatus, Rank, ReduceOp,
 };
-use crate::publish::Dump;
 use std::os::fd::OwnedFd;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};

@@ -1,6 +1,6 @@
 //! The command line.
 
-use super::operation::Operation;
+use super::operation::{Operation, Reduction};
 use clap::{Parser, Subcommand, ValueEnum};
 use rcomm::tuning::Topology;
 use std::num::NonZeroU32;
@@ -41,8 +41,8 @@ pub struct Args {
     #[arg(short = 'd', long, value_enum, default_value_t = Dtype::F32)]
     pub(crate) dtype: Dtype,
     /// How values are combined.
-    #[arg(short = 'o', long, value_enum, default_value_t = Reduce::Sum)]
-    pub(crate) op: Reduce,
+    #[arg(short = 'o', long, value_enum, default_value_t = Reduction::Sum)]
+    pub(crate) op: Reduction,
     /// Root of rooted operations.
     #[arg(short = 'r', long, default_value_t = 0)]
     pub(crate) root: u32,
@@ -136,19 +136,6 @@ pub(crate) enum Dtype {
     I64,
     /// Unsigned 8-bit integer.
     U8,
-}
-
-/// How values are combined.
-#[derive(Clone, Copy, Debug, ValueEnum)]
-pub(crate) enum Reduce {
-    /// Addition.
-    Sum,
-    /// The smaller.
-    Min,
-    /// The larger.
-    Max,
-    /// Multiplication.
-    Product,
 }
 
 /// How operations are called.

@@ -1,6 +1,5 @@
 //! One operation at one size: its buffers, how it is called, and what must come out.
 
-use super::cli::Reduce;
 use clap::ValueEnum;
 use rcomm::{Buffer, Element, OpType, ProcessGroup, ReduceOp, Result};
 use std::ops::{Deref, DerefMut};
@@ -68,13 +67,26 @@ impl Operation {
     }
 }
 
-impl From<Reduce> for ReduceOp {
-    fn from(reduce: Reduce) -> Self {
-        match reduce {
-            Reduce::Sum => Self::Sum,
-            Reduce::Min => Self::Min,
-            Reduce::Max => Self::Max,
-            Reduce::Product => Self::Product,
+/// How values are combined.
+#[derive(Clone, Copy, Debug, ValueEnum)]
+pub(crate) enum Reduction {
+    /// Addition.
+    Sum,
+    /// The smaller.
+    Min,
+    /// The larger.
+    Max,
+    /// Multiplication.
+    Product,
+}
+
+impl From<Reduction> for ReduceOp {
+    fn from(reduction: Reduction) -> Self {
+        match reduction {
+            Reduction::Sum => Self::Sum,
+            Reduction::Min => Self::Min,
+            Reduction::Max => Self::Max,
+            Reduction::Product => Self::Product,
         }
     }
 }

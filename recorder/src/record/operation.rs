@@ -145,6 +145,10 @@ impl Ticket {
     pub const fn record_id(self) -> u64 {
         self.id
     }
+    /// The operation's `collective_seq_id`; `None` for point-to-point operations.
+    pub const fn collective_seq_id(self) -> Option<u64> {
+        self.sequence.checked_sub(1)
+    }
 
     /// As plain numbers, to be kept outside of Rust; the first is the record's id.
     pub const fn to_words(self) -> [u64; 3] {

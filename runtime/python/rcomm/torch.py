@@ -133,6 +133,7 @@ class _Recorder:
         self.c10d = c10d
         self.ring: Ring | None = None
         self.hooks: dict[tuple[str, tuple[int, ...]], GroupHooks] = {}
+        self.addresses: dict[tuple[str, tuple[int, ...]], int] = {}
         self.groups: list[weakref.ref[Any]] = []
         self.phase = ""
         self.steps: dict[int, int] = {}
@@ -140,6 +141,8 @@ class _Recorder:
         self.raised = False
         self.ended = threading.Event()
         self.watcher: threading.Thread | None = None
+        self.native: Any = None
+        self.waited: list[Callable[[Any, bool], None]] = []
 
     def install(self) -> None:
         c10d = self.c10d
@@ -174,8 +177,21 @@ class _Recorder:
                 timeout_ms=_timeout_of(pg),
             )
         self.groups.append(weakref.ref(pg))
+        if self.native is not None and self.is_builtin(pg):
+            # A group's address is asked for once: each answer is kept to the end of the process.
+            address = self.addresses.get(key) or self.addresses.setdefault(key, hooks.address())
+            self.watch_waits(self.native_waited)
+            self.native.attach(pg.boxed(), _HOOK_ID, address)
+            return
+        self.watch_waits(self.ring.waited)
+        self.watch_works()
         pg.register_pre_hook(_HOOK_ID, hooks.before)
         pg.register_post_hook(_HOOK_ID, hooks.after)
+
+    def is_builtin(self, pg: Any) -> bool:
+        """Whether the group's Works are PyTorch's own: of one in Python C++ learns nothing but that a wait returned."""
+        backends = (pg._get_backend(device) for device in pg._device_types)
+        return all(type(one).__module__ == self.c10d.Work.__module__ for one in backends)
 
     def open(self, pg: Any) -> Ring:
         """The ring of this rank, made with its first group, which has all ranks of the world."""
@@ -194,14 +210,33 @@ class _Recorder:
         )
         if self.ring.path is None:
             _log.warning("rcomm records into this process's own memory, which no other can read")
-        self.watch_works()
-        for install in (self.watch_loader, self.watch_optimizers, self.watch_end):
+        for install in (self.load_native, self.watch_loader, self.watch_optimizers, self.watch_end):
             _quietly(install)
         return self.ring
 
-    def watch_works(self) -> None:
-        """Sees operations end: when a wait for them returns, and by a look from time to time."""
-        ring, work = self.ring, self.c10d.Work
+    def load_native(self) -> None:
+        """Takes the hooks in C++ if they were built for this PyTorch."""
+        from . import _cpp, _native
+
+        path = _cpp.find()
+        if path is not None:
+            import torch
+
+            torch.ops.load_library(str(path))
+            torch.ops.rcomm.open(_native.__file__)
+            self.native = torch.ops.rcomm
+
+    def native_waited(self, work: Any, well: bool) -> None:
+        # The hooks in C++ see the end of all others by themselves.
+        if self.ring.deferred():
+            self.native.waited(work.boxed(), well)
+
+    def watch_waits(self, waited: Callable[[Any, bool], None]) -> None:
+        """Calls `waited` when a wait for an operation has returned or raised."""
+        if waited in self.waited:
+            return
+        self.waited.append(waited)
+        work = self.c10d.Work
         wait = work.wait
 
         @functools.wraps(wait)
@@ -209,12 +244,18 @@ class _Recorder:
             try:
                 done = wait(self, *args, **kwargs)
             except BaseException:
-                ring.waited(self, False)
+                waited(self, False)
                 raise
-            ring.waited(self, True)
+            waited(self, True)
             return done
 
         work.wait = wait_and_see
+
+    def watch_works(self) -> None:
+        """For hooks in Python: looks from time to time which operations have ended."""
+        if self.watcher is not None:
+            return
+        ring = self.ring
 
         def look() -> None:
             while not self.ended.wait(1 / _LOOKS_A_SECOND):
@@ -282,9 +323,14 @@ class _Recorder:
         if ring is None:
             return
         ring.sweep()
+        under_way = ring.under_way()
+        if self.native is not None:
+            self.native.sweep()
+            under_way += self.native.under_way()
+            self.native.stop()
         if self.raised:
             return
-        if ring.under_way() == 0 and not self.c10d.is_initialized():
+        if under_way == 0 and not self.c10d.is_initialized():
             ring.close()
         else:
             ring.phase("ended without destroy_process_group()")

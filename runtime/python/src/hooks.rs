@@ -1,15 +1,20 @@
 //! What PyTorch calls before and after each operation of a group.
+//!
+//! It calls the hooks in Python (`before` and `after` of [`GroupHooks`]), or those of `rcomm/_hooks.cpp`, which call
+//! [`native`](crate::native). Both write the same record.
 
 use crate::pending::Watched;
 use crate::ring::Shared;
 use crate::tensors::Side;
 use pyo3::intern;
 use pyo3::prelude::*;
-use rcomm_recorder::model::{OpType, Peer};
+use rcomm_recorder::model::{OpType, Peer, WaitsFor};
 use rcomm_recorder::record::{
-    CallSite, GroupHandle, Operation, SignatureKey, SignatureRef, Start, Ticket,
+    CallSite, CallSiteId, GroupHandle, Operation, SignatureKey, SignatureRef, Start, Ticket,
 };
+use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::ThreadId;
 use std::time::Duration;
@@ -21,6 +26,8 @@ struct Named {
     name: &'static str,
     /// Its Work has a future on gloo.
     future: bool,
+    /// On gloo it ends within the wait for it: its Work shows no end before.
+    deferred: bool,
 }
 
 const fn named(op: OpType, name: &'static str) -> Named {
@@ -28,6 +35,7 @@ const fn named(op: OpType, name: &'static str) -> Named {
         op,
         name,
         future: true,
+        deferred: false,
     }
 }
 
@@ -36,6 +44,16 @@ const fn without_future(op: OpType, name: &'static str) -> Named {
         op,
         name,
         future: false,
+        deferred: false,
+    }
+}
+
+const fn deferred(op: OpType, name: &'static str) -> Named {
+    Named {
+        op,
+        name,
+        future: false,
+        deferred: true,
     }
 }
 
@@ -48,7 +66,7 @@ const NAMED: [Named; 20] = [
     named(OpType::AllReduce, "all_reduce"),
     named(OpType::Reduce, "reduce"),
     named(OpType::AllGather, "all_gather"),
-    without_future(OpType::ReduceScatter, "reduce_scatter"),
+    deferred(OpType::ReduceScatter, "reduce_scatter"),
     named(OpType::AllToAll, "all_to_all"),
     named(OpType::Barrier, "barrier"),
     named(OpType::Scatter, "scatter"),
@@ -62,8 +80,8 @@ const NAMED: [Named; 20] = [
         OpType::AllGatherCoalesced,
         "all_gather_into_tensor_coalesced",
     ),
-    without_future(OpType::ReduceScatterSingle, "_reduce_scatter_base"),
-    without_future(
+    deferred(OpType::ReduceScatterSingle, "_reduce_scatter_base"),
+    deferred(
         OpType::ReduceScatterCoalesced,
         "reduce_scatter_tensor_coalesced",
     ),
@@ -75,13 +93,44 @@ const UNKNOWN: Named = without_future(OpType::Other, "unknown");
 /// How many operations under way a hook looks at.
 const LOOK: usize = 4;
 
+/// An operation as a hook is given it.
+pub(crate) struct Issued {
+    /// PyTorch's number of the operation's name.
+    pub(crate) name: usize,
+    /// The same in both hooks of an operation.
+    pub(crate) op_id: i64,
+    /// The root or the peer, as a rank of the group; negative: none.
+    pub(crate) root: i64,
+    pub(crate) inputs: Side,
+    pub(crate) outputs: Side,
+}
+
 /// An operation between its two hooks.
-struct Open {
+pub(crate) struct Open {
     op_id: i64,
     thread: ThreadId,
-    ticket: Ticket,
+    pub(crate) operation: UnderWay,
     on_host: bool,
     future: bool,
+}
+
+/// An operation that is under way.
+#[derive(Clone, Copy)]
+pub(crate) struct UnderWay {
+    pub(crate) ticket: Ticket,
+    /// No member completes it before all have issued it.
+    pub(crate) waits_for_all: bool,
+    /// Its end is seen by a wait for it only.
+    pub(crate) deferred: bool,
+}
+
+/// How an operation ended.
+#[derive(Clone, Copy, PartialEq)]
+pub(crate) enum Ending {
+    Completed,
+    Failed,
+    /// What becomes of it is not watched any more.
+    Unwatched,
 }
 
 #[derive(Default)]
@@ -90,60 +139,40 @@ struct Counts {
     messages: u64,
     operations: u64,
     open: Vec<Open>,
+    /// The deferred operations whose end was not seen, oldest first.
+    deferred: VecDeque<Ticket>,
 }
 
-/// The hooks of one group: `before` and `after` are for PyTorch's `register_pre_hook` and
-/// `register_post_hook`. Neither ever raises.
-#[pyclass(module = "rcomm._native", frozen)]
-pub(crate) struct GroupHooks {
-    shared: Arc<Shared>,
+/// The most deferred operations of a group that are remembered.
+const MOST_DEFERRED: usize = 1_024;
+
+/// What is recorded of one group.
+pub(crate) struct Group {
+    pub(crate) shared: Arc<Shared>,
     group: Option<GroupHandle>,
     backend: String,
     timeout: Duration,
     counts: Mutex<Counts>,
 }
 
-impl GroupHooks {
-    pub(crate) fn new(
-        shared: Arc<Shared>,
-        group: Option<GroupHandle>,
-        backend: String,
-        timeout: Duration,
-    ) -> Self {
-        Self {
-            shared,
-            group,
-            backend,
-            timeout,
-            counts: Mutex::default(),
-        }
-    }
-
+impl Group {
     fn counts(&self) -> MutexGuard<'_, Counts> {
         self.counts.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn begin(&self, args: &Bound<'_, PyAny>) -> PyResult<()> {
-        let py = args.py();
+    /// Records that an operation is issued. Nothing here calls Python: the order of the counts is the order of issue.
+    pub(crate) fn begin(&self, issued: &Issued, site: Option<CallSiteId>) {
         let (Some(ring), Some(group)) = (self.shared.ring.get(), self.group) else {
-            return Ok(());
+            return;
         };
-        self.shared.pending.sweep(py, &self.shared.ring, LOOK);
-        let code: usize = args.getattr(intern!(py, "name"))?.extract()?;
-        let what = NAMED.get(code).unwrap_or(&UNKNOWN);
-        let op_id: i64 = args.getattr(intern!(py, "op_id"))?.extract()?;
-        let root: i64 = args.getattr(intern!(py, "root"))?.extract()?;
-        let types = &self.shared.types;
-        let inputs = Side::read(&args.getattr(intern!(py, "input_tensors"))?, types)?;
-        let outputs = Side::read(&args.getattr(intern!(py, "output_tensors"))?, types)?;
-        let site = self.shared.sites.of_caller(py, ring);
+        let what = NAMED.get(issued.name).unwrap_or(&UNKNOWN);
         let key = SignatureKey {
             backend: &self.backend,
             op_name: what.name,
-            inputs: &inputs.tensors(),
-            outputs: &outputs.tensors(),
+            inputs: &issued.inputs.tensors(),
+            outputs: &issued.outputs.tensors(),
         };
-        let rank = u32::try_from(root).ok();
+        let rank = u32::try_from(issued.root).ok();
         let is_p2p = what.op.is_p2p();
         let mut operation = Operation {
             is_p2p,
@@ -158,13 +187,13 @@ impl GroupHooks {
             root => operation.root = root,
         }
         let thread = std::thread::current().id();
-        // From here to the end nothing calls Python: the order of the counts is the order of issue.
+        let on_host = issued.inputs.on_host || issued.outputs.on_host;
         let mut counts = self.counts();
         // PyTorch calls no second hook for an operation that it refused.
         counts.open.retain(|open| {
             let refused = open.thread == thread;
             if refused {
-                ring.failed(open.ticket);
+                ring.failed(open.operation.ticket);
             }
             !refused
         });
@@ -178,39 +207,135 @@ impl GroupHooks {
         operation.p2p_seq_id = counts.messages;
         let ticket = ring.begin(&operation);
         counts.open.push(Open {
-            op_id,
+            op_id: issued.op_id,
             thread,
-            ticket,
-            on_host: inputs.on_host || outputs.on_host,
+            operation: UnderWay {
+                ticket,
+                waits_for_all: what.op.waits_for() == WaitsFor::All,
+                deferred: what.deferred && on_host,
+            },
+            on_host,
             future: what.future,
         });
+    }
+
+    /// The operation whose second hook is called; `None` if its first was not seen.
+    pub(crate) fn issued(&self, op_id: i64) -> Option<Open> {
+        let mut counts = self.counts();
+        let at = counts.open.iter().position(|open| open.op_id == op_id)?;
+        let open = counts.open.swap_remove(at);
+        if open.operation.deferred && counts.deferred.len() < MOST_DEFERRED {
+            counts.deferred.push_back(open.operation.ticket);
+            self.shared.deferred.fetch_add(1, Ordering::Relaxed);
+        }
+        Some(open)
+    }
+
+    /// Whether this operation's end was not seen, and no later one proved that all members have issued it.
+    pub(crate) fn is_deferred(&self, ticket: Ticket) -> bool {
+        self.counts().deferred.contains(&ticket)
+    }
+
+    /// Records that an operation was seen, now, to have ended.
+    ///
+    /// Once one for which all members are needed has completed, all of them have issued every earlier one:
+    /// no member is missing in a deferred operation before it, whose own end may never be seen, since a
+    /// wait in C++ does not come by here. Such a one is retired.
+    pub(crate) fn ended(&self, operation: UnderWay, ending: Ending) {
+        let Some(ring) = self.shared.ring.get() else {
+            return;
+        };
+        let ticket = operation.ticket;
+        match ending {
+            Ending::Completed => ring.completed_and_retired_at(ticket, ring.now(), None),
+            Ending::Failed => {
+                ring.failed(ticket);
+                ring.retired(ticket);
+            }
+            Ending::Unwatched => ring.retired(ticket),
+        }
+        let passes = operation.waits_for_all && ending == Ending::Completed;
+        if !passes && !operation.deferred {
+            return;
+        }
+        let mut counts = self.counts();
+        let before = counts.deferred.len();
+        counts.deferred.retain(|earlier| {
+            let passed = passes && earlier.collective_seq_id() < ticket.collective_seq_id();
+            if passed {
+                ring.retired(*earlier);
+            }
+            !passed && *earlier != ticket
+        });
+        let gone = before - counts.deferred.len();
+        self.shared.deferred.fetch_sub(gone, Ordering::Relaxed);
+    }
+}
+
+/// The hooks of one group: `before` and `after` are for PyTorch's `register_pre_hook` and
+/// `register_post_hook`. Neither ever raises.
+#[pyclass(module = "rcomm._native", frozen)]
+pub(crate) struct GroupHooks(Arc<Group>);
+
+impl GroupHooks {
+    pub(crate) fn new(
+        shared: Arc<Shared>,
+        group: Option<GroupHandle>,
+        backend: String,
+        timeout: Duration,
+    ) -> Self {
+        Self(Arc::new(Group {
+            shared,
+            group,
+            backend,
+            timeout,
+            counts: Mutex::default(),
+        }))
+    }
+
+    fn read(&self, args: &Bound<'_, PyAny>) -> PyResult<()> {
+        let py = args.py();
+        let shared = &self.0.shared;
+        let Some(ring) = shared.ring.get() else {
+            return Ok(());
+        };
+        shared.pending.sweep(py, &shared.ring, LOOK);
+        let inputs = args.getattr(intern!(py, "input_tensors"))?;
+        let outputs = args.getattr(intern!(py, "output_tensors"))?;
+        let issued = Issued {
+            name: args.getattr(intern!(py, "name"))?.extract()?,
+            op_id: args.getattr(intern!(py, "op_id"))?.extract()?,
+            root: args.getattr(intern!(py, "root"))?.extract()?,
+            inputs: Side::read(&inputs, &shared.types)?,
+            outputs: Side::read(&outputs, &shared.types)?,
+        };
+        self.0.begin(&issued, shared.sites.of_caller(py, ring));
         Ok(())
     }
 
-    fn issued(&self, args: &Bound<'_, PyAny>) -> PyResult<()> {
+    fn watch(&self, args: &Bound<'_, PyAny>) -> PyResult<()> {
         let py = args.py();
-        let Some(ring) = self.shared.ring.get() else {
+        let shared = &self.0.shared;
+        if shared.ring.get().is_none() {
+            return Ok(());
+        }
+        let op_id: i64 = args.getattr(intern!(py, "op_id"))?.extract()?;
+        let Some(open) = self.0.issued(op_id) else {
             return Ok(());
         };
-        let op_id: i64 = args.getattr(intern!(py, "op_id"))?.extract()?;
-        let open = {
-            let mut counts = self.counts();
-            let at = counts.open.iter().position(|open| open.op_id == op_id);
-            at.map(|at| counts.open.swap_remove(at))
-        };
-        let Some(open) = open else { return Ok(()) };
         let work = args.getattr(intern!(py, "work"))?;
         if work.is_none() {
-            ring.completed_and_retired_at(open.ticket, ring.now(), None);
+            self.0.ended(open.operation, Ending::Completed);
             return Ok(());
         }
         let watched = Watched {
-            ticket: open.ticket,
+            group: self.0.clone(),
+            operation: open.operation,
             work: work.unbind(),
             on_host: open.on_host,
             future: open.future,
         };
-        self.shared.pending.push(&self.shared.ring, watched);
+        shared.pending.push(watched);
         Ok(())
     }
 }
@@ -219,12 +344,18 @@ impl GroupHooks {
 impl GroupHooks {
     /// Before an operation is issued.
     fn before(&self, args: &Bound<'_, PyAny>) {
-        quietly(|| self.begin(args));
+        quietly(|| self.read(args));
     }
 
     /// After an operation was issued.
     fn after(&self, args: &Bound<'_, PyAny>) {
-        quietly(|| self.issued(args));
+        quietly(|| self.watch(args));
+    }
+
+    /// The address of this group for `_hooks.cpp`, valid to the end of the process: PyTorch may keep a hook for
+    /// longer than the interpreter lives. One is kept per call, so one call is made per group.
+    fn address(&self) -> usize {
+        Arc::into_raw(self.0.clone()).expose_provenance()
     }
 }
 

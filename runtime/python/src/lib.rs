@@ -8,6 +8,7 @@
 //! |---|---|
 //! | `ring` | [`Ring`](ring::Ring): the recorder as a Python object, with its heartbeat |
 //! | `hooks` | what PyTorch calls before and after each operation of a group |
+//! | `native` | what the hooks in C++ call |
 //! | `tensors` | shapes and types of PyTorch's tensors |
 //! | `frames` | which line of the program called |
 //! | `process_group` | `torch.distributed`'s backend "rcomm" |
@@ -15,6 +16,7 @@
 
 mod frames;
 mod hooks;
+mod native;
 mod pending;
 mod process_group;
 mod ring;

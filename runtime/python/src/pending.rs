@@ -4,20 +4,21 @@
 //! thread a few times a second. No call to Python is made under the lock: such a call may give the
 //! interpreter to a thread that wants the lock.
 
+use crate::hooks::{Ending, Group, UnderWay};
 use pyo3::intern;
 use pyo3::prelude::*;
-use rcomm_recorder::record::Ticket;
 use rcomm_recorder_capi::ForkGuarded;
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// The most operations that are watched; of those beyond, the oldest is not watched any more.
 const MOST: usize = 8_192;
 
 /// An operation under way.
 pub(crate) struct Watched {
-    pub(crate) ticket: Ticket,
+    pub(crate) group: Arc<Group>,
+    pub(crate) operation: UnderWay,
     pub(crate) work: Py<PyAny>,
     /// Its tensors are in the host's memory, so that it has ended when a wait for it returns.
     pub(crate) on_host: bool,
@@ -25,10 +26,11 @@ pub(crate) struct Watched {
     pub(crate) future: bool,
 }
 
-/// How an operation ended.
-enum End {
-    Well,
-    Badly,
+impl Watched {
+    /// A later operation proved that no member is missing in this one, whose end is not seen.
+    fn has_passed(&self) -> bool {
+        self.operation.deferred && !self.group.is_deferred(self.operation.ticket)
+    }
 }
 
 /// All operations under way.
@@ -47,7 +49,7 @@ impl Pending {
         self.count.load(Ordering::Relaxed)
     }
 
-    pub(crate) fn push(&self, ring: &ForkGuarded, watched: Watched) {
+    pub(crate) fn push(&self, watched: Watched) {
         let dropped = {
             let mut all = self.lock();
             all.push_back(watched);
@@ -55,8 +57,8 @@ impl Pending {
             self.count.store(all.len(), Ordering::Relaxed);
             dropped
         };
-        if let (Some(dropped), Some(ring)) = (dropped, ring.get()) {
-            ring.retired(dropped.ticket);
+        if let Some(dropped) = dropped {
+            dropped.group.ended(dropped.operation, Ending::Unwatched);
         }
     }
 
@@ -65,46 +67,46 @@ impl Pending {
         if self.len() == 0 || ring.get().is_none() {
             return;
         }
-        let look: Vec<(Ticket, Py<PyAny>, bool)> = {
-            let all = self.lock();
-            let first = all.iter().take(most);
+        let mut passed = VecDeque::new();
+        let look: Vec<(Py<PyAny>, bool)> = {
+            let mut all = self.lock();
+            if all.iter().any(Watched::has_passed) {
+                let (gone, left) = all.drain(..).partition(Watched::has_passed);
+                (passed, *all) = (gone, left);
+                self.count.store(all.len(), Ordering::Relaxed);
+            }
+            let first = all.iter().filter(|one| !one.operation.deferred).take(most);
             first
-                .map(|one| (one.ticket, one.work.clone_ref(py), one.future))
+                .map(|one| (one.work.clone_ref(py), one.future))
                 .collect()
         };
-        for (ticket, work, future) in look {
+        // Outside of the lock: a Work may be the last owner of tensors.
+        drop(passed);
+        for (work, future) in look {
             let work = work.bind(py);
             let ended = work
                 .call_method0(intern!(py, "is_completed"))
                 .and_then(|ended| ended.is_truthy());
             match ended {
                 Ok(false) => {}
-                Ok(true) if future && future_failed(work) => {
-                    self.end(ring, ticket, &End::Badly);
-                }
-                Ok(true) => self.end(ring, ticket, &End::Well),
+                Ok(true) if future && future_failed(work) => self.end(work, Ending::Failed),
+                Ok(true) => self.end(work, Ending::Completed),
                 // The state of such a Work is unknown from now on.
-                Err(_) => self.forget(ring, ticket),
+                Err(_) => self.end(work, Ending::Unwatched),
             }
         }
     }
 
     /// A wait for this Work returned (`well`), or raised.
-    pub(crate) fn waited(
-        &self,
-        py: Python<'_>,
-        ring: &ForkGuarded,
-        work: &Bound<'_, PyAny>,
-        well: bool,
-    ) {
-        let found = {
+    pub(crate) fn waited(&self, py: Python<'_>, work: &Bound<'_, PyAny>, well: bool) {
+        let on_host = {
             let all = self.lock();
             let mut newest_first = all.iter().rev();
             newest_first
                 .find(|one| one.work.is(work))
-                .map(|one| (one.ticket, one.on_host))
+                .map(|one| one.on_host)
         };
-        let Some((ticket, on_host)) = found else {
+        let Some(on_host) = on_host else {
             return;
         };
         let ended = |work: &Bound<'_, PyAny>| {
@@ -113,44 +115,23 @@ impl Pending {
         };
         match well {
             // On a device a wait returns when the stream will wait.
-            true if on_host || ended(work) => self.end(ring, ticket, &End::Well),
+            true if on_host || ended(work) => self.end(work, Ending::Completed),
             true => {}
-            false => self.end(ring, ticket, &End::Badly),
+            false => self.end(work, Ending::Failed),
         }
     }
 
-    fn take(&self, ticket: Ticket) -> bool {
+    fn end(&self, work: &Bound<'_, PyAny>, how: Ending) {
         let taken = {
             let mut all = self.lock();
-            let at = all.iter().position(|one| one.ticket == ticket);
+            let at = all.iter().position(|one| one.work.is(work));
             let taken = at.and_then(|at| all.remove(at));
             self.count.store(all.len(), Ordering::Relaxed);
             taken
         };
         // Dropped here, outside of the lock: the Work may be the last owner of tensors.
-        taken.is_some()
-    }
-
-    fn end(&self, ring: &ForkGuarded, ticket: Ticket, how: &End) {
-        if !self.take(ticket) {
-            return;
-        }
-        if let Some(ring) = ring.get() {
-            match how {
-                End::Well => ring.completed_and_retired_at(ticket, ring.now(), None),
-                End::Badly => {
-                    ring.failed(ticket);
-                    ring.retired(ticket);
-                }
-            }
-        }
-    }
-
-    fn forget(&self, ring: &ForkGuarded, ticket: Ticket) {
-        if self.take(ticket)
-            && let Some(ring) = ring.get()
-        {
-            ring.retired(ticket);
+        if let Some(taken) = taken {
+            taken.group.ended(taken.operation, how);
         }
     }
 }

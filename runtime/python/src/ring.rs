@@ -10,7 +10,7 @@ use rcomm_recorder::model::ProcessGroupInfo;
 use rcomm_recorder::record::{FlightRecorder, Placement, RecorderConfig};
 use rcomm_recorder_capi::ForkGuarded;
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -20,6 +20,8 @@ pub(crate) struct Shared {
     pub(crate) pending: Pending,
     pub(crate) sites: CallSites,
     pub(crate) types: Types,
+    /// How many operations under way show their end only in a wait for them.
+    pub(crate) deferred: AtomicUsize,
     groups: AtomicU32,
 }
 
@@ -60,6 +62,7 @@ impl Ring {
             pending: Pending::default(),
             sites: CallSites::new(own_code),
             types: Types::default(),
+            deferred: AtomicUsize::new(0),
             groups: AtomicU32::new(0),
         });
         beat(&shared);
@@ -100,6 +103,11 @@ impl Ring {
         self.0.pending.sweep(py, &self.0.ring, usize::MAX);
     }
 
+    /// How many operations under way show their end only in a wait for them.
+    fn deferred(&self) -> usize {
+        self.0.deferred.load(Ordering::Relaxed)
+    }
+
     /// How many operations are under way as far as is known.
     fn under_way(&self) -> usize {
         self.0.pending.len()
@@ -107,7 +115,7 @@ impl Ring {
 
     /// Records that a wait for this Work returned, or raised.
     fn waited(&self, py: Python<'_>, work: &Bound<'_, PyAny>, well: bool) {
-        self.0.pending.waited(py, &self.0.ring, work, well);
+        self.0.pending.waited(py, work, well);
     }
 
     /// Names what the program does from now on; the empty text ends a phase.

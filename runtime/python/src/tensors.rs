@@ -85,6 +85,27 @@ impl Side {
         Ok(side)
     }
 
+    /// An empty side, of tensors in the host's memory or elsewhere.
+    pub(crate) fn on(on_host: bool) -> Self {
+        Self {
+            on_host,
+            ..Self::default()
+        }
+    }
+
+    /// Adds a tensor by PyTorch's name of its element type and its extents; those beyond the most are left out.
+    pub(crate) fn push(&mut self, dtype: &str, extents: &[i64]) {
+        if self.types.len() < MOST {
+            self.types
+                .push(DType::from_name(dtype).unwrap_or(DType::Other));
+            self.dimensions.push(extents.len());
+            let sizes = extents
+                .iter()
+                .map(|&extent| u64::try_from(extent).unwrap_or(0));
+            self.extents.extend(sizes);
+        }
+    }
+
     /// As the recorder takes them.
     pub(crate) fn tensors(&self) -> Vec<Tensor<'_>> {
         let mut rest = &self.extents[..];

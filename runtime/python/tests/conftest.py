@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import socket
+import subprocess
 import sys
 import time
 import traceback
@@ -30,7 +32,10 @@ def _free_port() -> int:
 class Job:
     """Ranks that run `body(rank)`, each in a process of its own."""
 
-    def __init__(self, rings: Path, size: int, body: Callable[[int], None]) -> None:
+    def __init__(
+        self, rings: Path, size: int, body: Callable[[int], None], cache: Path | None = None
+    ) -> None:
+        self.cache = cache or rings / "no-cache"
         self.rings = rings / "job"
         self.root = rings
         self.pids: list[int] = []
@@ -50,14 +55,18 @@ class Job:
             MASTER_PORT=str(port),
             RCOMM_JOB="job",
             RCOMM_RING_DIR=str(self.root),
+            XDG_CACHE_HOME=str(self.cache),
         )
         code = 1
         try:
             import torch.distributed as dist
 
+            import rcomm._cpp
             import rcomm.torch
 
             rcomm.torch.record()
+            if self.cache.exists():
+                assert rcomm._cpp.find() is not None
             dist.init_process_group("gloo")
             body(rank)
             code = 0
@@ -96,12 +105,30 @@ class Job:
         self.pids = []
 
 
-@pytest.fixture
-def job(tmp_path: Path) -> Iterator[Callable[[int, Callable[[int], None]], Job]]:
+@pytest.fixture(scope="session")
+def native_hooks(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A cache in which the hooks in C++ were built."""
+    if shutil.which("c++") is None:
+        pytest.skip("no C++ compiler: the hooks in C++ are not tested")
+    cache = tmp_path_factory.mktemp("cache")
+    build = [sys.executable, "-m", "rcomm", "build-hooks"]
+    done = subprocess.run(
+        build, env={**os.environ, "XDG_CACHE_HOME": str(cache)}, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    return cache
+
+
+@pytest.fixture(params=["python", "c++"])
+def job(
+    request: pytest.FixtureRequest, tmp_path: Path
+) -> Iterator[Callable[[int, Callable[[int], None]], Job]]:
+    """Starts jobs, recorded by the hooks in Python and by those in C++."""
+    cache = request.getfixturevalue("native_hooks") if request.param == "c++" else None
     jobs: list[Job] = []
 
     def start(size: int, body: Callable[[int], None]) -> Job:
-        jobs.append(Job(tmp_path, size, body))
+        jobs.append(Job(tmp_path, size, body, cache))
         return jobs[-1]
 
     yield start

@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 import rcomm
-from rcomm import _programs
+from rcomm import _cpp, _programs
 
 WAITS = 10**6
 
@@ -280,8 +280,62 @@ def test_fixture_fails_a_test_whose_ranks_died(pytester):
     result.stdout.fnmatch_lines(["*the process of rank 1 is gone*"])
 
 
+def test_operation_that_was_waited_for_in_cpp_is_not_left_pending(job, tmp_path):
+    def body(rank):
+        from torch.distributed import _functional_collectives as functional
+
+        for _ in range(3):
+            part = functional.reduce_scatter_tensor(torch.ones(8), "sum", 0, dist.group.WORLD)
+            assert functional.wait_tensor(part).tolist() == [2.0] * 4
+            dist.all_reduce(torch.zeros(4))
+        os._exit(0)
+
+    started = job(2, body)
+    assert started.wait() == [0, 0]
+    for dump in entries(started, tmp_path).values():
+        ops = [(one["profiling_name"], one["retired"]) for one in dump["entries"]]
+        scattered = [retired for name, retired in ops if "reduce_scatter" in name]
+        # The last all_reduce's own end is seen by the next look at it, so only those before it are sure.
+        assert len(scattered) == 3 and all(scattered[:2]), ops
+
+
+def test_hooks_in_native_code_are_those_that_ran(job, tmp_path):
+    def body(rank):
+        dist.all_reduce(torch.zeros(4))
+        recorder = rcomm.torch._recorder
+        mode = "python" if recorder.native is None else "c++"
+        assert (recorder.watcher is None) == (mode == "c++")
+        (tmp_path / f"mode-{rank}").write_text(mode)
+
+    started = job(2, body)
+    assert started.wait() == [0, 0]
+    expected = "c++" if started.cache.exists() else "python"
+    assert {(tmp_path / f"mode-{rank}").read_text() for rank in range(2)} == {expected}
+
+
+def test_hooks_that_others_may_write_are_not_loaded(native_hooks, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(native_hooks))
+    built = _cpp.find()
+    assert built is not None
+    for writable in (built, built.parent):
+        before = writable.stat().st_mode
+        writable.chmod(0o777)
+        assert _cpp.find() is None
+        writable.chmod(before)
+    assert _cpp.find() == built
+
+
+def test_compiler_that_fails_is_a_sentence(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("CXX", "false")
+    with pytest.raises(_cpp.BuildError, match="false failed"):
+        _cpp.build()
+    assert not list(tmp_path.rglob("*.so"))
+
+
+@pytest.mark.parametrize("hooks", ["python", "c++"])
 @pytest.mark.parametrize("destroys", [True, False])
-def test_process_ends_well_with_its_groups_or_without(tmp_path, destroys):
+def test_process_ends_well_with_its_groups_or_without(request, tmp_path, destroys, hooks):
     program = f"""
 import torch, torch.distributed as dist
 dist.init_process_group("gloo", rank=0, world_size=1, store=dist.HashStore())
@@ -292,6 +346,8 @@ if {destroys}:
     dist.destroy_process_group()
 """
     environment = dict(os.environ, RCOMM_RECORD="1", RCOMM_RING_DIR=str(tmp_path), RCOMM_JOB="job")
+    cache = request.getfixturevalue("native_hooks") if hooks == "c++" else tmp_path / "no-cache"
+    environment["XDG_CACHE_HOME"] = str(cache)
     done = subprocess.run([sys.executable, "-c", program], env=environment, timeout=300)
     assert done.returncode == 0
     assert len(list(tmp_path.glob("job/*.ring"))) == (0 if destroys else 1)

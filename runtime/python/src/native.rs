@@ -1,0 +1,217 @@
+//! What `rcomm/_hooks.cpp` calls: hooks of PyTorch that run without Python's interpreter lock.
+//!
+//! The C++ file is compiled for one version of PyTorch, by one explicit command, and reads PyTorch's arguments; all else is
+//! decided here, so that its hooks record what those in Python record. Its declarations repeat the types of this file;
+//! `LAYOUT` tells a library that was built for other ones.
+
+use crate::hooks::{Ending, Group, Issued, UnderWay};
+use crate::tensors::Side;
+use pyo3::prelude::*;
+use rcomm_recorder::record::{CallSiteId, Ticket};
+use std::ffi::{CStr, c_char};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+/// Counts the changes of the types and functions below.
+const LAYOUT: u32 = 1;
+
+/// A tensor as C++ passes it.
+#[repr(C)]
+pub(crate) struct TensorView {
+    /// PyTorch's name of the element type, as `Float`; ends with a zero byte.
+    dtype: *const c_char,
+    /// Its extents.
+    extents: *const i64,
+    /// How many there are.
+    dimensions: usize,
+}
+
+/// The arguments of a pre-hook.
+#[repr(C)]
+pub(crate) struct IssuedView {
+    /// The number in `c10d::HookOpName`.
+    name: u32,
+    /// Whether the tensors are in the host's memory.
+    on_host: u32,
+    op_id: i64,
+    root: i64,
+    inputs: *const TensorView,
+    input_count: usize,
+    outputs: *const TensorView,
+    output_count: usize,
+}
+
+/// An operation under way: the recorder's words, or zeros for none.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(crate) struct OperationView {
+    words: [u64; 3],
+    /// [`UnderWay::waits_for_all`], 0 or 1.
+    waits_for_all: u32,
+    /// [`UnderWay::deferred`], 0 or 1.
+    deferred: u32,
+}
+
+impl OperationView {
+    fn under_way(self) -> UnderWay {
+        UnderWay {
+            ticket: Ticket::of_words(self.words),
+            waits_for_all: self.waits_for_all != 0,
+            deferred: self.deferred != 0,
+        }
+    }
+}
+
+fn quietly<T>(otherwise: T, run: impl FnOnce() -> Option<T>) -> T {
+    catch_unwind(AssertUnwindSafe(run))
+        .ok()
+        .flatten()
+        .unwrap_or(otherwise)
+}
+
+/// Which layout of these types and functions this library has.
+#[unsafe(no_mangle)]
+pub(crate) extern "C" fn rcomm_python_layout() -> u32 {
+    LAYOUT
+}
+
+/// Records that an operation is issued, now, by the calling thread. Takes the interpreter's lock for a moment if the
+/// calling thread is one of Python's, to read which line called; waits for nothing else.
+///
+/// # Safety
+/// `group` is an address that `GroupHooks.address()` gave; `issued` points to arguments whose lists are as long
+/// as their counts.
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn rcomm_python_before(
+    group: *const Group,
+    issued: *const IssuedView,
+) {
+    quietly((), || {
+        // SAFETY: the group is kept to the end of the process, and the caller does not change the arguments during
+        // this call.
+        let (group, view) = unsafe { (group.as_ref()?, issued.as_ref()?) };
+        let ring = group.shared.ring.get()?;
+        // SAFETY: the caller's lists are as long as their counts, and so are the extents in them.
+        let (inputs, outputs) = unsafe {
+            (
+                side(view.inputs, view.input_count, view.on_host != 0),
+                side(view.outputs, view.output_count, view.on_host != 0),
+            )
+        };
+        let site = call_site(|py| group.shared.sites.of_caller(py, ring));
+        let issued = Issued {
+            name: view.name as usize,
+            op_id: view.op_id,
+            root: view.root,
+            inputs,
+            outputs,
+        };
+        group.begin(&issued, site);
+        Some(())
+    });
+}
+
+/// The operation whose post-hook is called. `has_work` is 0 where PyTorch gave no Work: then the operation
+/// has completed, which is recorded, and there is nothing to watch.
+///
+/// # Safety
+/// `group` is an address that `GroupHooks.address()` gave.
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn rcomm_python_after(
+    group: *const Group,
+    op_id: i64,
+    has_work: u32,
+) -> OperationView {
+    let nothing = OperationView {
+        words: [0; 3],
+        waits_for_all: 0,
+        deferred: 0,
+    };
+    quietly(nothing, || {
+        // SAFETY: the group is kept to the end of the process.
+        let group = unsafe { group.as_ref()? };
+        let operation = group.issued(op_id)?.operation;
+        if has_work == 0 {
+            group.ended(operation, Ending::Completed);
+            return None;
+        }
+        Some(OperationView {
+            words: operation.ticket.to_words(),
+            waits_for_all: operation.waits_for_all.into(),
+            deferred: operation.deferred.into(),
+        })
+    })
+}
+
+/// Whether the end of a deferred operation is still of interest: 0 once a later one proved that all members have
+/// issued it.
+///
+/// # Safety
+/// `group` is an address that `GroupHooks.address()` gave.
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn rcomm_python_is_deferred(
+    group: *const Group,
+    operation: OperationView,
+) -> u32 {
+    quietly(0, || {
+        // SAFETY: the group is kept to the end of the process.
+        let group = unsafe { group.as_ref()? };
+        Some(group.is_deferred(operation.under_way().ticket).into())
+    })
+}
+
+/// Records that an operation ended, now. `ending` is 0 for one that completed, 1 for one that failed, and another number
+/// for one that is not watched any more.
+///
+/// # Safety
+/// `group` is an address that `GroupHooks.address()` gave.
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn rcomm_python_ended(
+    group: *const Group,
+    operation: OperationView,
+    ending: u32,
+) {
+    quietly((), || {
+        // SAFETY: the group is kept to the end of the process.
+        let group = unsafe { group.as_ref()? };
+        let ending = match ending {
+            0 => Ending::Completed,
+            1 => Ending::Failed,
+            _ => Ending::Unwatched,
+        };
+        group.ended(operation.under_way(), ending);
+        Some(())
+    });
+}
+
+/// The line that called, if the calling thread is one of Python's and the interpreter has not begun to end.
+fn call_site(find: impl FnOnce(Python<'_>) -> Option<CallSiteId>) -> Option<CallSiteId> {
+    // SAFETY: it reads a value of the calling thread, and may be called without the interpreter's lock.
+    let of_python = unsafe { !pyo3::ffi::PyGILState_GetThisThreadState().is_null() };
+    of_python
+        .then(|| Python::try_attach(find))
+        .flatten()
+        .flatten()
+}
+
+/// # Safety
+/// `tensors` holds `count` tensors, and each as many extents as it has dimensions.
+unsafe fn side(tensors: *const TensorView, count: usize, on_host: bool) -> Side {
+    let mut side = Side::on(on_host && count > 0);
+    if tensors.is_null() {
+        return side;
+    }
+    // SAFETY: the caller's list is as long as its count.
+    for tensor in unsafe { std::slice::from_raw_parts(tensors, count) } {
+        // SAFETY: PyTorch's names are texts that end with a zero byte and live as long as the process; the extents
+        // are as many as the dimensions, and NULL only where there are none.
+        let (name, extents) = unsafe {
+            let extents = match tensor.dimensions {
+                0 => &[],
+                dimensions => std::slice::from_raw_parts(tensor.extents, dimensions),
+            };
+            (CStr::from_ptr(tensor.dtype), extents)
+        };
+        side.push(name.to_str().unwrap_or_default(), extents);
+    }
+    side
+}

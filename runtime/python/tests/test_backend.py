@@ -216,6 +216,72 @@ def test_fsdp2_trains_to_the_same_bits_as_on_gloo(ranks, tmp_path):
     assert losses_of(tmp_path, ranks, "rcomm", train) == losses_of(tmp_path, ranks, "gloo", train)
 
 
+@pytest.mark.parametrize("backend", ["rcomm", "cpu:rcomm,cuda:gloo"])
+def test_apis_above_the_groups_work(ranks, backend):
+    """What calls groups from C++: functional collectives, DTensor, tensor parallelism, coalescing."""
+
+    def body(rank):
+        import torch.distributed._functional_collectives as funcol
+        from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+        from torch.distributed.tensor.parallel import (
+            ColwiseParallel,
+            RowwiseParallel,
+            parallelize_module,
+        )
+
+        world = dist.group.WORLD
+        x = torch.ones(4) * (rank + 1)
+        assert funcol.all_reduce(x, "sum", world).tolist() == [3.0] * 4
+        assert funcol.broadcast(x, 1, world).tolist() == [2.0] * 4
+        assert funcol.all_gather_single(x, 0, world).tolist() == [1.0] * 4 + [2.0] * 4
+        half = funcol.reduce_scatter_single(x, "sum", 0, world)
+        assert half.tolist() == [3.0] * 2
+        assert funcol.all_to_all_single(x, None, None, world).tolist() == [1.0] * 2 + [2.0] * 2
+        several = funcol.all_reduce_coalesced([x, 2 * x], "sum", world)
+        assert [one.tolist() for one in several] == [[3.0] * 4, [6.0] * 4]
+        parts = [x.clone() for _ in range(3)]
+        cpu = torch.device("cpu")
+        with dist._coalescing_manager(device=cpu, async_ops=True) as block:
+            for part in parts:
+                dist.all_reduce(part)
+        block.wait()
+        assert all(part.tolist() == [3.0] * 4 for part in parts)
+        mesh = dist.device_mesh.init_device_mesh("cpu", (2,))
+        whole = torch.arange(16.0).reshape(4, 4)
+        split = distribute_tensor(whole, mesh, [Shard(0)])
+        assert torch.equal(split.full_tensor(), whole)
+        product = split @ split.redistribute(mesh, [Replicate()])
+        assert torch.equal(product.full_tensor(), whole @ whole)
+        torch.manual_seed(0)
+        layers = [torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 8)]
+        model, batch = torch.nn.Sequential(*layers), torch.randn(3, 8)
+        expected = model(batch)
+        plan = {"0": ColwiseParallel(), "2": RowwiseParallel()}
+        got = parallelize_module(model, mesh, plan)(batch)
+        assert torch.allclose(got, expected, atol=1e-5)
+        dist.destroy_process_group()
+
+    assert ranks(2, body, backend=backend).wait() == [0, 0]
+
+
+def test_hooks_of_ddp_may_wait_inside_of_futures(ranks):
+    def body(rank):
+        from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
+
+        model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(64, 64))
+        state = powerSGD_hook.PowerSGDState(None, start_powerSGD_iter=2)
+        model.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
+        for _ in range(5):
+            model(torch.randn(2, 64) + rank).sum().backward()
+        # After the last step both ranks hold the same gradients.
+        own = model.module.weight.grad.clone()
+        both = [torch.empty_like(own) for _ in range(2)]
+        dist.all_gather(both, own)
+        assert torch.equal(*both)
+
+    assert ranks(2, body).wait() == [0, 0]
+
+
 def test_sizes_that_differ_are_an_error_with_both_sizes_on_both_ranks(ranks):
     def body(rank):
         with pytest.raises(dist.DistBackendError) as raised:

@@ -204,7 +204,13 @@ impl Group {
             input,
             output: into,
         };
-        self.issue(py, &options, memory, op, as_list(py, std::slice::from_ref(output))?)
+        self.issue(
+            py,
+            &options,
+            memory,
+            op,
+            as_list(py, std::slice::from_ref(output))?,
+        )
     }
 
     /// Several gathers as one; a pair of tensors each.
@@ -397,7 +403,13 @@ impl Group {
             output: into,
             op: by,
         };
-        self.issue(py, &options, memory, op, as_list(py, std::slice::from_ref(output))?)
+        self.issue(
+            py,
+            &options,
+            memory,
+            op,
+            as_list(py, std::slice::from_ref(output))?,
+        )
     }
 
     /// Several reductions as one; a pair of tensors each.
@@ -456,7 +468,13 @@ impl Group {
                 output: into,
             }
         };
-        self.issue(py, &options, memory, op, as_list(py, std::slice::from_ref(output))?)
+        self.issue(
+            py,
+            &options,
+            memory,
+            op,
+            as_list(py, std::slice::from_ref(output))?,
+        )
     }
 
     /// Exchanges a tensor with each rank; sizes may differ from pair to pair.

@@ -111,7 +111,8 @@ impl Group {
             ));
         }
         drop(block);
-        if !options.blocking {
+        // Alone in its group a rank waits for no other, and needs no thread that does.
+        if !options.blocking && self.group.size() > 1 {
             let work = py.detach(|| handle.execute_async(op));
             let work = work.map_err(|error| raise(py, &error, Some(timeout)))?;
             return Ok(Work::under_way(work, results, timeout, callbacks));

@@ -1,0 +1,144 @@
+"""all_reduce through torch.distributed: the backend "rcomm" beside gloo, in the same processes, by turns.
+
+    python runtime/python/bench/collectives.py [--ranks 1,2,4] [--most BYTES] [--rounds N] [--json FILE]
+
+For each number of ranks and size, a round times some calls on gloo and then as many on rcomm; a line shows the best and
+the median round of each in microseconds a call, as rank 0 saw them, and the ratio of the medians (over 1: rcomm is faster).
+The load of the machine is printed before and after: on busy cores the ratios say more than the times.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import os
+import socket
+import statistics
+import sys
+import time
+import traceback
+from collections.abc import Callable
+
+import torch
+import torch.distributed as dist
+
+SIZES = [8, 1 << 10, 64 << 10, 1 << 20, 16 << 20, 64 << 20]
+BACKENDS = ("gloo", "rcomm")
+# Time that one measurement of a backend should take in all its rounds.
+SPEND = 1.0
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def blocking(x: torch.Tensor, group: dist.ProcessGroup) -> None:
+    dist.all_reduce(x, group=group)
+
+
+def issued(x: torch.Tensor, group: dist.ProcessGroup) -> None:
+    dist.all_reduce(x, group=group, async_op=True).wait()
+
+
+def seconds(call: Callable[[], None], times: int) -> float:
+    begun = time.perf_counter()
+    for _ in range(times):
+        call()
+    return (time.perf_counter() - begun) / times
+
+
+def measure(groups: dict, x: torch.Tensor, how: Callable, rounds: int) -> dict[str, list[float]]:
+    """Seconds a call, by backend and round; all ranks make the same calls."""
+    first = torch.tensor([max(seconds(lambda: how(x, group), 3) for group in groups.values())])
+    dist.all_reduce(first, dist.ReduceOp.MAX)
+    times = min(1000, max(1, int(SPEND / rounds / first.item())))
+    found: dict[str, list[float]] = {name: [] for name in groups}
+    for _ in range(rounds):
+        for name, group in groups.items():
+            x.zero_()
+            dist.barrier(group)
+            found[name].append(seconds(lambda: how(x, group), times))
+    return found
+
+
+def rank_main(rank: int, ranks: int, port: int, args: argparse.Namespace, out: int) -> None:
+    torch.set_num_threads(1)
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    place = f"tcp://127.0.0.1:{port}"
+    limit = datetime.timedelta(minutes=10)
+    dist.init_process_group("rcomm", init_method=place, rank=rank, world_size=ranks, timeout=limit)
+    groups = {"gloo": dist.new_group(backend="gloo"), "rcomm": dist.group.WORLD}
+    rows = []
+    for size in SIZES:
+        if size > args.most or (ranks == 1 and size > 8):
+            continue
+        x = torch.zeros(size // 4)
+        for how in (blocking, issued):
+            found = measure(groups, x, how, args.rounds)
+            row = {"ranks": ranks, "bytes": size, "call": how.__name__}
+            for name in BACKENDS:
+                row[name] = [1e6 * value for value in found[name]]
+            rows.append(row)
+            if rank == 0:
+                print(line(row), flush=True)
+    if rank == 0:
+        os.write(out, json.dumps(rows).encode() + b"\n")
+    dist.destroy_process_group()
+
+
+def line(row: dict) -> str:
+    best = [min(row[name]) for name in BACKENDS]
+    median = [statistics.median(row[name]) for name in BACKENDS]
+    times = "".join(f"{a:12.1f} {b:12.1f}" for a, b in zip(best, median))
+    ratio = median[0] / median[1]
+    return f"{row['ranks']:5} {row['bytes']:10} {row['call']:9}{times} {ratio:8.2f} {best[0] / best[1]:8.2f}"
+
+
+def run(ranks: int, args: argparse.Namespace) -> list[dict]:
+    port, (read, write) = free_port(), os.pipe()
+    sys.stdout.flush()
+    pids = []
+    for rank in range(ranks):
+        pid = os.fork()
+        if pid == 0:
+            code = 1
+            try:
+                os.close(read)
+                rank_main(rank, ranks, port, args, write)
+                code = 0
+            except BaseException:
+                traceback.print_exc()
+            finally:
+                sys.stdout.flush()
+                os._exit(code)
+        pids.append(pid)
+    os.close(write)
+    with os.fdopen(read) as results:
+        text = results.read()
+    codes = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids]
+    if any(codes):
+        sys.exit(f"ranks ended with {codes}")
+    return json.loads(text)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--ranks", default="1,2,4", help="numbers of ranks, by comma")
+    parser.add_argument("--most", type=int, default=SIZES[-1], help="the largest size in bytes")
+    parser.add_argument("--rounds", type=int, default=9, help="rounds of each measurement")
+    parser.add_argument("--json", help="a file for all rounds")
+    args = parser.parse_args()
+    print(f"torch {torch.__version__}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}")
+    print("ranks      bytes call         gloo best       median   rcomm best       median   median     best")
+    rows = [row for ranks in args.ranks.split(",") for row in run(int(ranks), args)]
+    print(f"load at the end {os.getloadavg()[0]:.1f}")
+    if args.json:
+        with open(args.json, "w") as file:
+            json.dump(rows, file)
+
+
+if __name__ == "__main__":
+    main()

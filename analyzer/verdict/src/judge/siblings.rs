@@ -81,60 +81,61 @@ pub(crate) fn odd(
     if member == NONE || !is_usable(&aligned.records[record]) {
         return None;
     }
+    let part = Part {
+        group,
+        member,
+        peer,
+    };
+    let mut own = Program::read(aligned, record, lane_at, peer);
+    let mut siblings = siblings(aligned, record, &part);
+    if let Some(odd) = decide(aligned, record, &walks(aligned, &own, &siblings)) {
+        return Some(odd);
+    }
     // Pipelines that exchange parts of other lengths are alike in their order alone.
-    [Sizes::Compared, Sizes::Ignored]
-        .into_iter()
-        .find_map(|sizes| {
-            let part = Part {
-                group,
-                lane_at,
-                member,
-                peer,
-                sizes,
-            };
-            decide(aligned, record, &walks(aligned, record, &part))
-        })
-}
-
-/// Whether messages of other sizes are other steps.
-#[derive(Clone, Copy, PartialEq)]
-enum Sizes {
-    Compared,
-    Ignored,
+    own.forget_sizes();
+    siblings.iter_mut().for_each(Program::forget_sizes);
+    decide(aligned, record, &walks(aligned, &own, &siblings))
 }
 
 /// What a rank does in a group with a peer.
 struct Part {
     group: GroupIx,
-    /// The rank's lane of that group.
-    lane_at: usize,
     member: u32,
     peer: u32,
-    sizes: Sizes,
+}
+
+/// A rank's messages with a peer and the collectives of all its groups, in the order in which it issued
+/// them.
+struct Program {
+    record: RecordIx,
+    steps: Steps,
+}
+
+/// The programs of the ranks with the same part in other groups of the family.
+fn siblings(aligned: &Aligned<'_>, record: RecordIx, part: &Part) -> Vec<Program> {
+    let family = aligned.groups[part.group].family;
+    let nth = nth_of_family(aligned, record, part.group);
+    let others = aligned.groups.iter().enumerate();
+    let others = others.filter(|&(at, other)| at != part.group && other.family == family);
+    let with_same_part = others.filter_map(|(_, other)| {
+        let &(sibling, lane) = other.lanes.get(part.member as usize)?.as_ref()?;
+        let same_part = lane_of_family(aligned, sibling, family, nth) == Some(lane);
+        let usable = sibling != record && same_part && is_usable(&aligned.records[sibling]);
+        usable.then_some((sibling, lane))
+    });
+    with_same_part
+        .map(|(sibling, lane)| Program::read(aligned, sibling, lane, part.peer))
+        .take(SIBLINGS)
+        .collect()
 }
 
 /// A rank's steps against those of each of its siblings.
-fn walks(aligned: &Aligned<'_>, record: RecordIx, part: &Part) -> Vec<(RecordIx, Walk)> {
-    let family = aligned.groups[part.group].family;
-    let nth = nth_of_family(aligned, record, part.group);
-    let own = steps(aligned, record, part.lane_at, part);
-    let own_marks = marks(&own);
-    let mut walks: Vec<(RecordIx, Walk)> = Vec::new();
-    for (at, other) in aligned.groups.iter().enumerate() {
-        if at == part.group || other.family != family || walks.len() >= SIBLINGS {
-            continue;
-        }
-        let Some(&Some((sibling, lane))) = other.lanes.get(part.member as usize) else {
-            continue;
-        };
-        let same_part = lane_of_family(aligned, sibling, family, nth) == Some(lane);
-        if sibling != record && same_part && is_usable(&aligned.records[sibling]) {
-            let theirs = steps(aligned, sibling, lane, part);
-            let whole = !aligned.records[record].wrapped() && !aligned.records[sibling].wrapped();
-            walks.extend(walk(&own, &own_marks, &theirs, whole).map(|walk| (sibling, walk)));
-        }
-    }
-    walks
+fn walks(aligned: &Aligned<'_>, own: &Program, siblings: &[Program]) -> Vec<(RecordIx, Walk)> {
+    let walks = siblings.iter().filter_map(|theirs| {
+        let walk = walk(aligned, own, theirs)?;
+        Some((theirs.record, walk))
+    });
+    walks.collect()
 }
 
 /// Whether a record holds steps without gaps, and peers.
@@ -192,78 +193,100 @@ fn decide(aligned: &Aligned<'_>, record: RecordIx, walks: &[(RecordIx, Walk)]) -
     })
 }
 
-/// A rank's messages with a peer and the collectives of all its groups, in the order in which it issued
-/// them.
-fn steps(aligned: &Aligned<'_>, record: RecordIx, lane_at: usize, part: &Part) -> Steps {
-    let lanes = &aligned.lanes[record];
-    let nths: Vec<u32> = lanes
-        .iter()
-        .map(|lane| nth_of_family(aligned, record, lane.group))
-        .collect();
-    let calls = &aligned.shared.calls;
-    let mut newest_seq: Vec<Option<u32>> = vec![None; lanes.len()];
-    let mut steps = Vec::new();
-    for (position, op) in (0u32..).zip(&aligned.records[record].ops) {
-        let of = usize::from(op.group);
-        let lane = &lanes[of];
-        if op.kind.is_p2p() {
-            if of == lane_at && other_end(aligned, lane, op) == part.peer {
-                let size = calls.key(op.call).size;
-                let step = Step::Message {
-                    sends: op.kind == OpType::Send,
-                    size: size.filter(|_| part.sizes == Sizes::Compared),
+impl Program {
+    fn read(aligned: &Aligned<'_>, record: RecordIx, lane_at: usize, peer: u32) -> Self {
+        let lanes = &aligned.lanes[record];
+        let nths: Vec<u32> = lanes
+            .iter()
+            .map(|lane| nth_of_family(aligned, record, lane.group))
+            .collect();
+        let calls = &aligned.shared.calls;
+        let mut newest_seq: Vec<Option<u32>> = vec![None; lanes.len()];
+        let mut steps = Vec::new();
+        for (position, op) in (0u32..).zip(&aligned.records[record].ops) {
+            let of = usize::from(op.group);
+            let lane = &lanes[of];
+            if op.kind.is_p2p() {
+                if of == lane_at && other_end(aligned, lane, op) == peer {
+                    let step = Step::Message {
+                        sends: op.kind == OpType::Send,
+                        size: calls.key(op.call).size,
+                    };
+                    steps.push((step, position));
+                }
+            } else if op.kind.is_collective()
+                && !op.is_p2p
+                && lane.member != NONE
+                && newest_seq[of].replace(op.seq) != Some(op.seq)
+            {
+                let step = Step::Collective {
+                    family: aligned.groups[lane.group].family,
+                    nth: nths[of],
+                    seq: op.seq,
                 };
                 steps.push((step, position));
             }
-        } else if op.kind.is_collective()
-            && !op.is_p2p
-            && lane.member != NONE
-            && newest_seq[of].replace(op.seq) != Some(op.seq)
-        {
-            let step = Step::Collective {
-                family: aligned.groups[lane.group].family,
-                nth: nths[of],
-                seq: op.seq,
-            };
-            steps.push((step, position));
+        }
+        Self { record, steps }
+    }
+
+    /// From here on messages of other sizes are no other steps.
+    fn forget_sizes(&mut self) {
+        for (step, _) in &mut self.steps {
+            if let Step::Message { size, .. } = step {
+                *size = None;
+            }
         }
     }
-    steps
 }
 
-/// The steps that are no messages, in order of their values.
-fn marks(steps: &Steps) -> Vec<Step> {
-    let marks = steps.iter().map(|&(step, _)| step);
-    let mut marks: Vec<Step> = marks.filter(|step| step.direction().is_none()).collect();
-    marks.sort_unstable();
-    marks
+/// Whether a step is compared with a record: every message is, and a collective that the record holds too.
+/// What it lacks it may not have come to.
+fn is_compared(aligned: &Aligned<'_>, record: RecordIx, step: Step) -> bool {
+    match step {
+        Step::Message { .. } => true,
+        Step::Collective { family, nth, seq } => lane_of_family(aligned, record, family, nth)
+            .is_some_and(|lane| {
+                let lane = &aligned.lanes[record][lane];
+                aligned.find(record, lane, seq).is_ok()
+            }),
+    }
 }
 
-/// Follows both programs from their beginning, or from the first mark that both rings still hold; `None` if
-/// they share none.
-fn walk(own: &Steps, own_marks: &[Step], theirs: &Steps, whole: bool) -> Option<Walk> {
-    // A mark that one of them lacks is not compared: it may not have come to it.
-    let kept = |steps: &Steps, marks: &[Step]| -> Steps {
-        let kept = |&&(step, _): &&(Step, u32)| {
-            step.direction().is_some() || marks.binary_search(&step).is_ok()
-        };
-        steps.iter().filter(kept).copied().collect()
+/// Follows both programs from their beginning, or from the first collective that both rings still hold;
+/// `None` if they share none.
+fn walk(aligned: &Aligned<'_>, own: &Program, theirs: &Program) -> Option<Walk> {
+    let wrapped = |program: &Program| aligned.records[program.record].wrapped();
+    let is_shared = |&(step, _): &(Step, u32)| is_compared(aligned, theirs.record, step);
+    let is_ours = |&(step, _): &(Step, u32)| is_compared(aligned, own.record, step);
+    let (mut mine, mut usual) = (&own.steps[..], &theirs.steps[..]);
+    if wrapped(own) || wrapped(theirs) {
+        let first = mine
+            .iter()
+            .position(|step| step.0.direction().is_none() && is_shared(step))?;
+        let there = usual.iter().position(|&(step, _)| step == mine[first].0)?;
+        (mine, usual) = (&mine[first..], &usual[there..]);
+    }
+    let mut agreed_to = 0;
+    loop {
+        // Steps that are equal are in both records: only where the two differ is a step looked up.
+        match (mine.split_first(), usual.split_first()) {
+            (Some((one, after)), Some((other, behind))) if one.0 == other.0 => {
+                (agreed_to, mine, usual) = (one.1 + 1, after, behind);
+            }
+            (Some((one, after)), _) if !is_shared(one) => mine = after,
+            (_, Some((other, behind))) if !is_ours(other) => usual = behind,
+            _ => break,
+        }
+    }
+    let rest = |steps: &[(Step, u32)], is_kept: &dyn Fn(&(Step, u32)) -> bool| -> Steps {
+        steps.iter().filter(|step| is_kept(step)).copied().collect()
     };
-    let (own, theirs) = (kept(own, &marks(theirs)), kept(theirs, own_marks));
-    let (mut at, mut there) = (0, 0);
-    if !whole {
-        let (first, _) = own.iter().find(|(step, _)| step.direction().is_none())?;
-        at = own.iter().position(|(step, _)| step == first)?;
-        there = theirs.iter().position(|(step, _)| step == first)?;
-    }
-    while at < own.len() && there < theirs.len() && own[at].0 == theirs[there].0 {
-        (at, there) = (at + 1, there + 1);
-    }
-    let agreed_to = at.checked_sub(1).map_or(0, |last| own[last].1 + 1);
+    let (mine, usual) = (rest(mine, &is_shared), rest(usual, &is_ours));
     Some(Walk {
         agreed_to,
-        differs: at < own.len() && there < theirs.len(),
-        parted: parted(&own[at..], &theirs[there..]),
+        differs: !mine.is_empty() && !usual.is_empty(),
+        parted: parted(&mine, &usual),
     })
 }
 

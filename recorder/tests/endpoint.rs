@@ -284,7 +284,7 @@ fn rank_that_is_stuck() {
     let endpoint = Endpoint::serve(recorder.clone(), Listen::beside(&recorder).unwrap()).unwrap();
     recorder.phase("load data");
     begin(&recorder, group, 41);
-    child::say(&endpoint.address().to_string());
+    child::print_line(&endpoint.address().to_string());
     let held = Mutex::new(());
     let _first = held.lock().unwrap();
     let _second = held.lock();
@@ -294,7 +294,7 @@ fn rank_that_is_stuck() {
 fn endpoint_answers_while_the_main_thread_is_stuck() {
     let directory = tempfile::tempdir().unwrap();
     let mut rank = Child::spawn("rank_that_is_stuck", directory.path());
-    let client = EndpointClient::new(rank.hear().parse().unwrap(), None);
+    let client = EndpointClient::new(rank.read_line().parse().unwrap(), None);
     let status = client.status(soon()).unwrap();
     assert_eq!(status.status.phase, "load data");
     assert_eq!(status.groups[0].status.last_enqueued, 41);

@@ -123,7 +123,7 @@ fn writer() {
     let recorder = FlightRecorder::create(&config).unwrap();
     let group = recorder.add_group(&world(), Duration::ZERO);
     let base = recorder.now().as_ns();
-    child::say(recorder.storage().path().unwrap().to_str().unwrap());
+    child::print_line(recorder.storage().path().unwrap().to_str().unwrap());
     std::thread::scope(|scope| {
         for writer in 0..WRITERS {
             let recorder = &recorder;
@@ -146,7 +146,7 @@ fn writer() {
 fn reader_in_another_process_sees_no_torn_entry() {
     let directory = tempfile::tempdir().unwrap();
     let mut writer = Child::spawn("writer", directory.path());
-    let reader = RingReader::attach(writer.hear()).unwrap();
+    let reader = RingReader::attach(writer.read_line()).unwrap();
     let seconds = std::env::var("RCOMM_HAMMER_SECONDS").ok();
     let seconds = Duration::from_secs(seconds.map_or(3, |seconds| seconds.parse().unwrap()));
     let begun = Instant::now();

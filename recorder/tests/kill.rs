@@ -58,7 +58,7 @@ fn rank_that_records_without_end() {
     };
     let (recorder, group) = recorder(directory);
     recorder.phase("train");
-    child::say(recorder.storage().path().unwrap().to_str().unwrap());
+    child::print_line(recorder.storage().path().unwrap().to_str().unwrap());
     for seq in 1.. {
         record(&recorder, group, seq);
         recorder.step(seq.cast_signed());
@@ -87,7 +87,7 @@ fn rank_that_is_stuck_in_teardown() {
         let _ = wait.recv();
     });
     recorder.phase("shutdown");
-    child::say(recorder.storage().path().unwrap().to_str().unwrap());
+    child::print_line(recorder.storage().path().unwrap().to_str().unwrap());
     drop(JoinOnDrop(Some(stuck)));
 }
 
@@ -123,7 +123,7 @@ fn ring_of_a_killed_process_is_whole_and_known_as_dead() {
     for round in 0..10 {
         let directory = tempfile::tempdir().unwrap();
         let mut rank = Child::spawn("rank_that_records_without_end", directory.path());
-        let reader = RingReader::attach(rank.hear()).unwrap();
+        let reader = RingReader::attach(rank.read_line()).unwrap();
         assert!(reader.is_alive());
         // Each round ends at another moment.
         until("records", || reader.records() > 5_000 + round * 777);
@@ -144,7 +144,7 @@ fn ring_of_a_killed_process_is_whole_and_known_as_dead() {
 fn ring_of_a_stopped_process_is_readable_and_known_as_alive() {
     let directory = tempfile::tempdir().unwrap();
     let mut rank = Child::spawn("rank_that_records_without_end", directory.path());
-    let reader = RingReader::attach(rank.hear()).unwrap();
+    let reader = RingReader::attach(rank.read_line()).unwrap();
     until("records", || reader.records() > 5_000);
     rank.signal(Signal::STOP);
     // The signal takes effect when it does: then nothing moves any more.
@@ -172,7 +172,7 @@ fn ring_of_a_stopped_process_is_readable_and_known_as_alive() {
 fn ring_of_a_process_stuck_in_teardown_says_where_it_is() {
     let directory = tempfile::tempdir().unwrap();
     let mut rank = Child::spawn("rank_that_is_stuck_in_teardown", directory.path());
-    let reader = RingReader::attach(rank.hear()).unwrap();
+    let reader = RingReader::attach(rank.read_line()).unwrap();
     let dump = reader.snapshot();
     assert!(reader.is_alive());
     assert_eq!(dump.status.unwrap().phase, "shutdown");

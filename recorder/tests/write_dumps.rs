@@ -279,8 +279,8 @@ fn python() -> Option<String> {
 
 fn run(command: &mut Command) -> String {
     let output = command.output().unwrap();
-    let said = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
-    let (out, err) = (said(&output.stdout), said(&output.stderr));
+    let utf8 = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    let (out, err) = (utf8(&output.stdout), utf8(&output.stderr));
     assert!(output.status.success(), "{command:?}\n{out}\n{err}");
     out + &err
 }
@@ -379,12 +379,12 @@ fn pytorch_s_own_analyser_reads_our_pickles_and_names_the_missing_rank() {
         write_dump_file(&path, &stuck_rank(rank).to_pickle()).unwrap();
     }
     let module = "torch.distributed.flight_recorder.fr_trace";
-    let said = run(Command::new(python).args(["-m", module]).arg(folder.path()));
+    let printed = run(Command::new(python).args(["-m", module]).arg(folder.path()));
     assert!(
-        said.contains("Not all ranks joining collective, sequence number: 5"),
-        "{said}"
+        printed.contains("Not all ranks joining collective, sequence number: 5"),
+        "{printed}"
     );
-    assert!(said.contains("missing ranks: {2}"), "{said}");
+    assert!(printed.contains("missing ranks: {2}"), "{printed}");
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! `rcomm-fr watch DIR`: the report of a folder into which dumps still arrive.
 //!
 //! The folder is looked at several times a second, not subscribed to: on a network file system a
-//! subscription hears nothing of what other hosts write.
+//! subscription does not report what other hosts write.
 
 use super::analyze::show;
 use super::judge::{Judged, Keep, judge, memory_limit, policy, too_large};

@@ -457,13 +457,13 @@ fn a_sentence_grows_older_by_the_clock_that_the_ages_do() {
     live.observe(0, poll(simulation.dumps_at((now * 1e9) as i64)), at(now));
     let report = live.refresh(at(now)).expect("the first look").report;
     let finding = &report.findings[0];
-    let (said, age) = (
+    let (age_in_report_ms, age) = (
         finding.age_ms.expect("it has an age"),
         report.in_flight[0].age_ms,
     );
-    assert!((said - age.expect("times are known")).abs() < 1.0);
-    let then = format!(" {:.0} s,", said / 1e3);
-    let later = format!(" {:.0} s,", (said + 100e3) / 1e3);
+    assert!((age_in_report_ms - age.expect("times are known")).abs() < 1.0);
+    let then = format!(" {:.0} s,", age_in_report_ms / 1e3);
+    let later = format!(" {:.0} s,", (age_in_report_ms + 100e3) / 1e3);
     assert!(finding.sentence.contains(&then), "{}", finding.sentence);
     assert_eq!(finding.sentence_after(0.0), finding.sentence);
     assert_eq!(

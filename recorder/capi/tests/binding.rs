@@ -90,8 +90,8 @@ fn a_c_program_and_its_forked_child_each_leave_their_own_record() {
         .arg(&program)
         .output()
         .unwrap();
-    let said = String::from_utf8_lossy(&built.stderr);
-    assert!(built.status.success(), "{said}");
+    let stderr = String::from_utf8_lossy(&built.stderr);
+    assert!(built.status.success(), "{stderr}");
 
     let rings = folder.path().join("rings");
     let ended = Command::new(&program).arg(&rings).output().unwrap();

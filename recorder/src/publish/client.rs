@@ -27,7 +27,7 @@ pub struct DumpAnswer {
 }
 
 /// Longest part of an endpoint's error text that goes into the error, in characters.
-const MOST_SAID: usize = 200;
+const MOST_ERROR_TEXT: usize = 200;
 
 /// Asks one endpoint. Each call makes a connection and ends by its deadline.
 #[derive(Clone, Debug)]
@@ -114,12 +114,12 @@ impl EndpointClient {
             200 => Ok(answer),
             401 => Err(self.error("it refused the token")),
             status => {
-                let said = String::from_utf8_lossy(&answer.body);
-                let said = said.trim().chars().filter(|c| !c.is_control());
-                let said: String = said.take(MOST_SAID).collect();
-                let colon = if said.is_empty() { "" } else { ": " };
+                let text = String::from_utf8_lossy(&answer.body);
+                let text = text.trim().chars().filter(|c| !c.is_control());
+                let text: String = text.take(MOST_ERROR_TEXT).collect();
+                let colon = if text.is_empty() { "" } else { ": " };
                 Err(self.error(format!(
-                    "it answered with HTTP status {status}{colon}{said}"
+                    "it answered with HTTP status {status}{colon}{text}"
                 )))
             }
         }

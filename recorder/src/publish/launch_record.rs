@@ -1,6 +1,6 @@
 //! What a launcher knows of the processes that it started: a small JSON file in the job's directory of rings.
 //!
-//! A process that is killed cannot say how it ended, and a ring does not hold it. The launcher sees it: exit
+//! A process that is killed cannot report how it ended, and a ring does not hold it. The launcher sees it: exit
 //! codes, the signals that it received and sent, and whether the kernel killed for want of memory.
 
 use crate::error::{Error, Result};

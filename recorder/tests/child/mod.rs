@@ -7,8 +7,8 @@ use std::path::{Path, PathBuf};
 use std::process::{ChildStdout, Command, Stdio};
 
 const DIRECTORY: &str = "RCOMM_TEST_CHILD_DIRECTORY";
-/// Prefix of lines from `say`, since the test harness prints as well.
-const MARK: &str = "child says: ";
+/// Prefix of lines from `print_line`, since the test harness prints as well.
+const MARK: &str = "child prints: ";
 
 /// In the child: where to put its files. `None` if this is no child.
 pub(crate) fn directory() -> Option<PathBuf> {
@@ -16,7 +16,7 @@ pub(crate) fn directory() -> Option<PathBuf> {
 }
 
 /// In the child: one line to the parent.
-pub(crate) fn say(line: &str) {
+pub(crate) fn print_line(line: &str) {
     let mut out = std::io::stdout();
     writeln!(out, "\n{MARK}{line}").unwrap();
     out.flush().unwrap();
@@ -42,7 +42,7 @@ impl Child {
     }
 
     /// The next line from the child.
-    pub(crate) fn hear(&mut self) -> String {
+    pub(crate) fn read_line(&mut self) -> String {
         loop {
             let mut line = String::new();
             let read = self.output.read_line(&mut line).unwrap();

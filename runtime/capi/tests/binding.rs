@@ -104,8 +104,8 @@ fn a_c_program_uses_every_operation() {
         .arg(&program)
         .output()
         .unwrap();
-    let said = String::from_utf8_lossy(&built.stderr);
-    assert!(built.status.success(), "{said}");
+    let stderr = String::from_utf8_lossy(&built.stderr);
+    assert!(built.status.success(), "{stderr}");
     for ranks in [1, 3] {
         let program = program.to_str().unwrap();
         let mut job = Job::start_as(program, ranks, "c", |_, command| {

@@ -142,8 +142,8 @@ fn machine_that_was_measured_has_a_table_that_can_be_used() {
         .arg(&file)
         .output()
         .expect("the program of this package starts");
-    let said = String::from_utf8_lossy(&output.stderr).into_owned();
-    assert!(output.status.success(), "{said}");
+    let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(output.status.success(), "{stderr}");
     let printed = Command::new(env!("CARGO_BIN_EXE_rcomm-bench"))
         .args(["tune", "--print"])
         .env("RCOMM_TUNING_FILE", &file)

@@ -200,10 +200,10 @@ fn first_failure_ends_the_others_and_names_itself() {
     let (command, _folder) = shell_with_folder(4, &["--linger", "0"], script);
     let output = run(command);
     assert_eq!(output.status.code(), Some(7));
-    let said = text(&output.stderr);
-    assert!(said.contains("rank 2"), "{said}");
-    assert!(said.contains("exited with 7 after "), "{said}");
-    assert!(said.contains("ending the other 3"), "{said}");
+    let stderr = text(&output.stderr);
+    assert!(stderr.contains("rank 2"), "{stderr}");
+    assert!(stderr.contains("exited with 7 after "), "{stderr}");
+    assert!(stderr.contains("ending the other 3"), "{stderr}");
     let ranks = by_rank(&output.stdout);
     assert_eq!(ranks.len(), 4);
     for (rank, lines) in ranks {
@@ -219,13 +219,16 @@ fn rank_killed_by_a_signal_is_told_by_its_name() {
         "if [ $RANK = 0 ]; then kill -KILL $$; fi; sleep 1000",
     ));
     assert_eq!(output.status.code(), Some(128 + 9));
-    let said = text(&output.stderr);
+    let stderr = text(&output.stderr);
     assert!(
-        said.contains("rank 0") && said.contains("was killed by SIGKILL"),
-        "{said}"
+        stderr.contains("rank 0") && stderr.contains("was killed by SIGKILL"),
+        "{stderr}"
     );
     // So long has the other one where nothing else was asked for.
-    assert!(said.contains("the other 1 here are ended in 5s"), "{said}");
+    assert!(
+        stderr.contains("the other 1 here are ended in 5s"),
+        "{stderr}"
+    );
 }
 
 #[test]
@@ -235,10 +238,10 @@ fn rank_that_ignores_sigterm_is_killed_with_its_children() {
     let (command, _folder) = shell_with_folder(2, &["--grace", "0.2"], script);
     let output = run(command);
     assert_eq!(output.status.code(), Some(3));
-    let said = text(&output.stderr);
+    let stderr = text(&output.stderr);
     assert!(
-        said.contains("killing what is left") && said.contains("rank 0"),
-        "{said}"
+        stderr.contains("killing what is left") && stderr.contains("rank 0"),
+        "{stderr}"
     );
     assert!(is_gone(by_rank(&output.stdout)[&0][0]));
 }
@@ -264,15 +267,18 @@ fn others_write_their_dumps_after_a_rank_was_killed() {
         .env("RCOMM_RING_DIR", dumps.path().join("rings"))
         .env("RCOMM_TIMEOUT_MS", "60000");
     let output = run(command);
-    let said = text(&output.stderr);
-    assert_eq!(output.status.code(), Some(7), "{said}");
-    assert!(said.contains("the other 2 here are ended in 60s"), "{said}");
+    let stderr = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(7), "{stderr}");
+    assert!(
+        stderr.contains("the other 2 here are ended in 60s"),
+        "{stderr}"
+    );
     let out = text(&output.stdout);
     for rank in [0, 2] {
         let lines = out.lines().filter(|line| line.contains("survived: "));
         let prefix = format!("[rank {rank}] ");
         let line = lines.clone().find(|line| line.starts_with(&prefix));
-        let line = line.unwrap_or_else(|| panic!("rank {rank} said nothing: {out} {said}"));
+        let line = line.unwrap_or_else(|| panic!("rank {rank} printed nothing: {out} {stderr}"));
         let (_, dump) = line.split_once("dump: ").unwrap();
         let dump = dump.split_once(".json").unwrap().0;
         let dump = std::fs::read_to_string(format!("{dump}.json")).unwrap();
@@ -396,7 +402,7 @@ fn program_that_cannot_be_started_has_the_shells_exit_codes() {
 
 #[test]
 fn wrong_command_lines_are_explained() {
-    for (arguments, said) in [
+    for (arguments, stderr) in [
         (&["-n", "0", "true"][..], "0 is not in"),
         (&["-n", "2"], "PROGRAM"),
         (
@@ -415,7 +421,7 @@ fn wrong_command_lines_are_explained() {
         let output = run(rcomm_run(arguments));
         assert_eq!(output.status.code(), Some(2), "{arguments:?}");
         assert!(
-            text(&output.stderr).contains(said),
+            text(&output.stderr).contains(stderr),
             "{}",
             text(&output.stderr)
         );
@@ -535,11 +541,11 @@ dist.destroy_process_group()
         return;
     };
     let output = run(rcomm_run(&["-n", "2", &python, "-c", PROGRAM]));
-    let said = text(&output.stderr);
-    assert!(output.status.success(), "{said}");
+    let stderr = text(&output.stderr);
+    assert!(output.status.success(), "{stderr}");
     let ranks = by_rank(&output.stdout);
     for rank in 0..2 {
         let line = format!("sum [2.0, 2.0, 2.0, 2.0] {rank}");
-        assert!(ranks[&rank].contains(&line.as_str()), "{ranks:?} {said}");
+        assert!(ranks[&rank].contains(&line.as_str()), "{ranks:?} {stderr}");
     }
 }

@@ -26,7 +26,7 @@ pub struct DumpAnswers {
     /// Ranks that do it after they answered, ascending.
     pub agreed: Vec<Rank>,
     /// Ranks whose endpoints do not answer and that were asked through the job's store, ascending: they
-    /// do it if they still hear it.
+    /// do it if they still read the store.
     pub requested: Vec<Rank>,
     /// Ranks that do not, or did not answer, with the reason, ascending.
     pub refused: Vec<(Rank, String)>,
@@ -35,13 +35,13 @@ pub struct DumpAnswers {
 impl DumpAnswers {
     /// What ranks answered that names the location of their dumps.
     pub(super) fn of_writers(answers: Vec<(Rank, Result<String, String>)>) -> Self {
-        let mut said = Self::default();
+        let mut all = Self::default();
         for (rank, answer) in answers {
             match answer {
-                Ok(place) => said.written.push((rank, place)),
-                Err(reason) => said.refused.push((rank, reason)),
+                Ok(place) => all.written.push((rank, place)),
+                Err(reason) => all.refused.push((rank, reason)),
             }
         }
-        said
+        all
     }
 }

@@ -203,30 +203,30 @@ impl DumpRequests for EndpointDumps {
             let place = client.write_dump(soon).map(|written| written.place);
             (*rank, place.map_err(|error| error.to_string()))
         });
-        let mut said = DumpAnswers::of_writers(answers);
+        let mut all = DumpAnswers::of_writers(answers);
         if let Some(store) = &source.store {
             let far = source.far.iter();
             let reason = "its endpoint is a unix socket of another host";
-            said.refused
+            all.refused
                 .extend(far.map(|&rank| (rank, reason.to_owned())));
-            said.refused.sort();
-            if !said.refused.is_empty() {
-                ask_through(store, source.attempt, deadline, &mut said);
+            all.refused.sort();
+            if !all.refused.is_empty() {
+                ask_through(store, source.attempt, deadline, &mut all);
             }
         }
-        Ok(said)
+        Ok(all)
     }
 }
 
 /// Asks the ranks that did not answer through the store.
-fn ask_through(store: &HostPort, attempt: u32, deadline: Instant, said: &mut DumpAnswers) {
+fn ask_through(store: &HostPort, attempt: u32, deadline: Instant, all: &mut DumpAnswers) {
     match store::ask_for_dumps(store, attempt, "asked for from outside", deadline) {
         Ok(()) => {
-            let refused = std::mem::take(&mut said.refused);
-            said.requested = refused.into_iter().map(|(rank, _)| rank).collect();
+            let refused = std::mem::take(&mut all.refused);
+            all.requested = refused.into_iter().map(|(rank, _)| rank).collect();
         }
         Err(error) => {
-            for (_, reason) in &mut said.refused {
+            for (_, reason) in &mut all.refused {
                 reason.push_str(&format!("; nor can store {store} be asked: {error}"));
             }
         }

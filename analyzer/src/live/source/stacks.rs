@@ -39,7 +39,7 @@ pub struct TakenStacks {
 
 impl TakenStacks {
     pub(super) fn merge(answers: Vec<(Rank, Result<String, String>)>) -> Self {
-        let mut said = Self {
+        let mut merged = Self {
             what: "Python frames",
             ..Self::default()
         };
@@ -47,16 +47,16 @@ impl TakenStacks {
         for (rank, answer) in answers {
             match answer {
                 Ok(text) => {
-                    said.taken.push(rank);
+                    merged.taken.push(rank);
                     stacks.extend(read_traceback(&text).into_iter().map(|stack| (stack, rank)));
                 }
-                Err(reason) => said.refused.push((rank, reason)),
+                Err(reason) => merged.refused.push((rank, reason)),
             }
         }
         let stacks = stacks.iter();
         let stacks = stacks.map(|(frames, rank)| (frames.iter().rev(), vec![*rank]));
-        said.stacks = StackNode::merge(stacks);
-        said
+        merged.stacks = StackNode::merge(stacks);
+        merged
     }
 }
 
@@ -145,9 +145,9 @@ mod tests {
             (2, Ok(TEXT.to_owned())),
             (3, Err("HTTP status 500".to_owned())),
         ];
-        let said = TakenStacks::merge(answers);
-        let [root] = said.stacks.as_slice() else {
-            panic!("one outermost frame: {said:?}");
+        let merged = TakenStacks::merge(answers);
+        let [root] = merged.stacks.as_slice() else {
+            panic!("one outermost frame: {merged:?}");
         };
         assert_eq!(root.ranks, [0, 1, 2]);
         let inner: Vec<_> = root
@@ -156,8 +156,8 @@ mod tests {
             .map(|node| (&*node.name, &*node.ranks))
             .collect();
         assert_eq!(inner, [("load", &[0, 2][..]), ("step", &[1])]);
-        assert_eq!(said.taken, [0, 1, 2]);
-        assert_eq!(said.refused, [(3, "HTTP status 500".to_owned())]);
+        assert_eq!(merged.taken, [0, 1, 2]);
+        assert_eq!(merged.refused, [(3, "HTTP status 500".to_owned())]);
     }
 
     #[test]

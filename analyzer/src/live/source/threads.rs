@@ -148,19 +148,23 @@ mod tests {
 
     #[test]
     fn what_the_kernel_tells_is_said_in_words() {
-        let said = |state: &str, place: &str| doing(&format!("Name:\tx\nState:\t{state}\n"), place);
+        let describe =
+            |state: &str, place: &str| doing(&format!("Name:\tx\nState:\t{state}\n"), place);
         assert_eq!(
-            said("S (sleeping)", "futex_wait_queue"),
+            describe("S (sleeping)", "futex_wait_queue"),
             "sleeps in futex_wait_queue"
         );
-        assert_eq!(said("S (sleeping)", "0"), "sleeps");
-        assert_eq!(said("R (running)", "0"), "runs, or waits for a processor");
+        assert_eq!(describe("S (sleeping)", "0"), "sleeps");
         assert_eq!(
-            said("D (disk sleep)", "nfs_wait_bit_killable"),
+            describe("R (running)", "0"),
+            "runs, or waits for a processor"
+        );
+        assert_eq!(
+            describe("D (disk sleep)", "nfs_wait_bit_killable"),
             "waits for a device or a file system in nfs_wait_bit_killable"
         );
         assert_eq!(
-            said("T (stopped)", "do_signal_stop"),
+            describe("T (stopped)", "do_signal_stop"),
             "is stopped in do_signal_stop"
         );
         assert_eq!(

@@ -211,14 +211,14 @@ impl WorkerServerDumps {
 impl DumpRequests for WorkerServerDumps {
     fn ask(&self, deadline: Instant) -> Result<DumpAnswers, SourceError> {
         let mut source = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut said = DumpAnswers::default();
+        let mut answers = DumpAnswers::default();
         for (rank, answer) in source.ask_each("/handler/fr_dump_file", deadline)? {
             match answer {
-                Ok(_) => said.agreed.push(rank),
-                Err(reason) => said.refused.push((rank, reason)),
+                Ok(_) => answers.agreed.push(rank),
+                Err(reason) => answers.refused.push((rank, reason)),
             }
         }
-        Ok(said)
+        Ok(answers)
     }
 }
 
@@ -358,7 +358,10 @@ impl WorkerState {
         let answer = self.address.ask(&request, &mut self.reached, deadline)?;
         match answer.status {
             200 => Ok(answer.body),
-            status => Err(format!("HTTP status {status}: {}", said(&answer.body))),
+            status => Err(format!(
+                "HTTP status {status}: {}",
+                error_text(&answer.body)
+            )),
         }
     }
 
@@ -375,8 +378,8 @@ impl WorkerState {
         if answer.status != 200 {
             // It may be another build by now.
             self.handlers = None;
-            let said = said(&answer.body);
-            return Err(format!("HTTP status {}: {said}", answer.status));
+            let text = error_text(&answer.body);
+            return Err(format!("HTTP status {}: {text}", answer.status));
         }
         let (dump, lost) = Dump::read(&answer.body)
             .map_err(|error| format!("its answer is no record: {error}"))?;
@@ -385,7 +388,7 @@ impl WorkerState {
 }
 
 /// A server's error message, as far as it fits on a line.
-fn said(body: &[u8]) -> String {
+fn error_text(body: &[u8]) -> String {
     let text = String::from_utf8_lossy(body);
     let printable = text.chars().filter(|c| !c.is_control());
     printable.take(120).collect()

@@ -174,10 +174,10 @@ pub(crate) fn compare(op_headers: &[OpHeader]) -> Result<(), Disagreement> {
     let odd = (0..op_headers.len())
         .find(|&rank| !op_headers[rank].agrees_with(&op_headers[usual]))
         .unwrap_or(0);
-    let (said, usually) = (&op_headers[odd], &op_headers[usual]);
+    let (called, usually) = (&op_headers[odd], &op_headers[usual]);
     let mut message =
-        format!("rank {odd} of the group called {said}, but rank {usual} called {usually}");
-    if said.to_string() == usually.to_string() {
+        format!("rank {odd} of the group called {called}, but rank {usual} called {usually}");
+    if called.to_string() == usually.to_string() {
         message.push_str(" with other sizes for each rank");
     }
     Err(Disagreement { rank: odd, message })

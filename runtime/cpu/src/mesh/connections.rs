@@ -355,7 +355,7 @@ impl Mesh {
         };
         talk.send(&first)?;
         let mut answer = [0; ANSWER_LEN];
-        talk.hear(&mut answer)?;
+        talk.receive(&mut answer)?;
         let refuse = |verdict: Option<Verdict>| Failure::Refused {
             peer: handshake.to,
             address,
@@ -378,7 +378,7 @@ impl Mesh {
         }
         talk.send(&self.identity.prove(End::Dialer, &first, &theirs))?;
         let mut last = [0; 4];
-        talk.hear(&mut last)?;
+        talk.receive(&mut last)?;
         match Verdict::from_bytes(last) {
             Some(Verdict::Welcome) => Ok(stream),
             other => Err(refuse(other)),
@@ -433,7 +433,7 @@ impl Talk<'_, '_> {
         Ok(())
     }
 
-    fn hear(&mut self, bytes: &mut [u8]) -> Result<(), Failure> {
+    fn receive(&mut self, bytes: &mut [u8]) -> Result<(), Failure> {
         let mut received = 0;
         while received < bytes.len() {
             match (&*self.stream).read(&mut bytes[received..]) {

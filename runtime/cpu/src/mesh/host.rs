@@ -61,7 +61,7 @@ pub(crate) struct Host {
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Note {
     name: String,
-    /// Which one, and the processors; `None` where the system does not tell.
+    /// Which one, and the processors; `None` where the system does not report them.
     machine: Option<(String, Processors)>,
 }
 

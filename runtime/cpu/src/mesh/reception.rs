@@ -201,7 +201,7 @@ impl Reception {
     fn listen(&mut self) {
         let mut at = 0;
         while at < self.greetings.len() {
-            let outcome = self.greetings[at].hear(&self.identity);
+            let outcome = self.greetings[at].read_handshake(&self.identity);
             let expired = self.greetings[at].since.elapsed() > GREETING_TIME;
             match outcome {
                 Admission::More if !expired => at += 1,
@@ -253,7 +253,7 @@ impl Greeting {
         }
     }
 
-    fn hear(&mut self, identity: &Identity) -> Admission {
+    fn read_handshake(&mut self, identity: &Identity) -> Admission {
         loop {
             let needed = match self.answered {
                 None => HANDSHAKE_LEN,

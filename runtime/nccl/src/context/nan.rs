@@ -393,7 +393,7 @@ mod tests {
 
     /// `RCOMM_TEST_PTXAS` names NVIDIA's assembler, of which the driver has a copy.
     #[test]
-    #[allow(clippy::print_stderr, reason = "a skipped test is heard")]
+    #[allow(clippy::print_stderr, reason = "a skipped test is reported")]
     fn the_assembler_takes_the_kernels() {
         let Some(ptxas) = std::env::var_os("RCOMM_TEST_PTXAS") else {
             eprintln!("skipped: RCOMM_TEST_PTXAS names no ptxas");

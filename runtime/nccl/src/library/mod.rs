@@ -345,7 +345,7 @@ pub(crate) mod tests {
         }
     }
 
-    #[allow(clippy::print_stderr, reason = "a skipped test is heard")]
+    #[allow(clippy::print_stderr, reason = "a skipped test is reported")]
     pub(crate) fn skip<T>(why: &str) -> Option<T> {
         eprintln!("skipped: {why}");
         None

@@ -416,31 +416,37 @@ pub(crate) mod tests {
     #[test]
     fn the_documentation_lists_the_functions_that_are_called_and_no_others() {
         let section = documented("### Functions of NCCL");
-        let mut said = BTreeMap::new();
+        let mut documented_names = BTreeMap::new();
         for row in section.lines().filter(|line| line.starts_with("| `")) {
             let cells: Vec<&str> = row.split('|').map(str::trim).collect();
             for name in names(cells[1]) {
-                assert_eq!(said.insert(name, (cells[2], cells[3])), None, "{name}");
+                assert_eq!(
+                    documented_names.insert(name, (cells[2], cells[3])),
+                    None,
+                    "{name}"
+                );
             }
         }
         for name in NcclTable::REQUIRED {
-            let row = said.remove(name);
+            let row = documented_names.remove(name);
             assert_eq!(row, Some(("2.18.3 or before", "refused")), "{name}");
         }
         for (name, since) in NcclTable::OPTIONAL {
-            let (first, without) = said.remove(name).unwrap_or_else(|| panic!("{name}"));
+            let (first, without) = documented_names
+                .remove(name)
+                .unwrap_or_else(|| panic!("{name}"));
             assert!(first.starts_with(&format!("{since}.")), "{name}: {first}");
             assert_ne!(without, "refused", "{name}");
         }
-        assert!(said.is_empty(), "{said:?}");
+        assert!(documented_names.is_empty(), "{documented_names:?}");
 
         let section = documented("### Functions of the CUDA driver");
-        let said: BTreeSet<&str> = names(&section)
+        let documented_names: BTreeSet<&str> = names(&section)
             .into_iter()
             .filter(|name| name.starts_with("cu"))
             .collect();
         let called = crate::cuda::CudaTable::REQUIRED;
-        assert_eq!(said, called.iter().copied().collect());
+        assert_eq!(documented_names, called.iter().copied().collect());
     }
 
     #[test]

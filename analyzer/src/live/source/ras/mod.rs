@@ -64,10 +64,12 @@ impl RasSource {
         // A process that does not answer is reported as missing within our time, not after the five
         // seconds that are usual. A server that does not know the word waits for those.
         ask(&mut stream, "TIMEOUT 1").map_err(failed)?;
-        let said = ask(&mut stream, "SET FORMAT json").map_err(failed)?;
+        let reply = ask(&mut stream, "SET FORMAT json").map_err(failed)?;
         // An error: older than 2.28.7, its report will be text.
-        if said != "OK" && !said.starts_with("ERROR") {
-            return Err(unusable(format!("it answered {said:?}: is it NCCL's RAS?")));
+        if reply != "OK" && !reply.starts_with("ERROR") {
+            return Err(unusable(format!(
+                "it answered {reply:?}: is it NCCL's RAS?"
+            )));
         }
         let command = b"VERBOSE STATUS\n";
         stream.get_mut().write_all(command).map_err(failed)?;
@@ -81,24 +83,24 @@ impl RasSource {
 /// Connects and greets.
 fn open(address: &HostPort, deadline: Instant) -> io::Result<BufReader<Timed>> {
     let mut stream = BufReader::new(address.connect(deadline)?);
-    let said = ask(&mut stream, "CLIENT PROTOCOL 2")?;
-    if said.starts_with("SERVER PROTOCOL") {
+    let reply = ask(&mut stream, "CLIENT PROTOCOL 2")?;
+    if reply.starts_with("SERVER PROTOCOL") {
         return Ok(stream);
     }
-    let text = format!("it greets with {said:?}: is it NCCL's RAS?");
+    let text = format!("it greets with {reply:?}: is it NCCL's RAS?");
     Err(io::Error::new(io::ErrorKind::InvalidData, text))
 }
 
 /// Sends a line and reads the line that answers it.
 fn ask(stream: &mut BufReader<Timed>, line: &str) -> io::Result<String> {
     stream.get_mut().write_all(format!("{line}\n").as_bytes())?;
-    let mut said = Vec::new();
-    stream.take(MOST_LINE).read_until(b'\n', &mut said)?;
-    if said.last() != Some(&b'\n') {
+    let mut reply = Vec::new();
+    stream.take(MOST_LINE).read_until(b'\n', &mut reply)?;
+    if reply.last() != Some(&b'\n') {
         let text = "it closed, or sent an endless line: is it NCCL's RAS?";
         return Err(io::Error::new(io::ErrorKind::InvalidData, text));
     }
-    Ok(String::from_utf8_lossy(&said).trim().to_owned())
+    Ok(String::from_utf8_lossy(&reply).trim().to_owned())
 }
 
 impl Source for RasSource {

@@ -34,7 +34,7 @@ fn seen(ns: i64) -> Option<i64> {
 }
 
 /// Null where a text was not recorded.
-fn said(text: &str) -> Option<String> {
+fn non_empty(text: &str) -> Option<String> {
     (!text.is_empty()).then(|| text.to_owned())
 }
 
@@ -93,7 +93,7 @@ pub(super) fn entries(dumps: &[Dump]) -> Result<DataFrame, TableError> {
     let rows = rows(dumps);
     frame(vec![
         column(&rows, "rank", |row| row.dump.identity.rank.map(signed)),
-        column(&rows, "host", |row| said(&row.dump.identity.host)),
+        column(&rows, "host", |row| non_empty(&row.dump.identity.host)),
         column(&rows, "record_id", |row| signed(row.entry.record_id)),
         column(&rows, "group_name", |row| {
             row.group().map(|group| group.name.clone())
@@ -107,8 +107,8 @@ pub(super) fn entries(dumps: &[Dump]) -> Result<DataFrame, TableError> {
         column(&rows, "p2p_seq_id", |row| signed(row.entry.p2p_seq_id)),
         column(&rows, "op_id", |row| signed(row.entry.op_id)),
         column(&rows, "op", |row| row.entry.op.name()),
-        column(&rows, "op_name", |row| said(&row.signature()?.op_name)),
-        column(&rows, "backend", |row| said(&row.signature()?.backend)),
+        column(&rows, "op_name", |row| non_empty(&row.signature()?.op_name)),
+        column(&rows, "backend", |row| non_empty(&row.signature()?.backend)),
         column(&rows, "dtype", |row| {
             let signature = row.signature()?;
             let dtypes = [&signature.input_dtypes, &signature.output_dtypes];
@@ -223,7 +223,7 @@ pub(super) fn groups(report: &Report) -> Result<DataFrame, TableError> {
         column(rows, "desc", |it| it.group.desc.clone()),
         column(rows, "size", |it| signed(it.group.ranks.len())),
         column(rows, "ranks_read", |it| signed(it.ranks_read)),
-        column(rows, "backend", |it| said(&it.backend)),
+        column(rows, "backend", |it| non_empty(&it.backend)),
         column(rows, "last_seq", |it| it.last_seq.map(signed)),
         column(rows, "min_seq", |it| it.min_seq.map(signed)),
         column(rows, "in_flight", |it| signed(it.in_flight)),

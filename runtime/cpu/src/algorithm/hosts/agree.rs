@@ -95,7 +95,7 @@ impl HostAgreement {
         };
         let len = (0..place.size).filter_map(|rank| expected.of(rank)).sum();
         if ways.layout.place() > 0 {
-            return self.hear(ways, place, expected, len, policy);
+            return self.receive_agreed(ways, place, expected, len, policy);
         }
         self.announce(ways, op_header, dissent, policy)?;
         let verdict = match self.compare(ways, op_header)? {
@@ -335,7 +335,7 @@ impl HostAgreement {
     }
 
     /// Receives from the first rank of this host the data of all ranks, which are `len` bytes.
-    fn hear(
+    fn receive_agreed(
         &mut self,
         ways: &mut Ways<'_>,
         place: Position,

@@ -2,7 +2,7 @@
 
 #![allow(clippy::unwrap_used)]
 
-use rcomm::store::{BatchReply, BatchRequest, Store, TcpStore, TcpStoreServer};
+use rcomm::store::{BatchReply, BatchRequest, Store, StoreAccess, TcpStore, TcpStoreServer};
 use rcomm::{ErrorKind, Rendezvous, Result};
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
@@ -238,7 +238,13 @@ fn ranks_find_each_other() {
     let stores: Vec<TcpStore> = thread::scope(|scope| {
         let ranks: Vec<_> = (0..8)
             .rev()
-            .map(|rank| scope.spawn(move || place(rank, 8, port).open_store(LONG).unwrap()))
+            .map(|rank| {
+                scope.spawn(move || {
+                    place(rank, 8, port)
+                        .open_store(&StoreAccess::Open, LONG)
+                        .unwrap()
+                })
+            })
             .collect();
         ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
     });
@@ -252,7 +258,10 @@ fn ranks_find_each_other() {
 fn ranks_that_do_not_come_are_counted() {
     let port = free_port();
     let brief = Duration::from_secs(2);
-    let text = refusal(place(0, 3, port).open_store(brief), ErrorKind::Timeout);
+    let text = refusal(
+        place(0, 3, port).open_store(&StoreAccess::Open, brief),
+        ErrorKind::Timeout,
+    );
     assert!(text.contains("1 of 3 ranks"), "{text}");
 }
 
@@ -263,21 +272,30 @@ fn wrong_jobs_are_refused_before_any_deadline() {
         uses_agent_store: true,
         ..place(0, 2, server.port())
     };
-    ours.open_store(LONG).unwrap();
-    let text = refusal(ours.open_store(LONG), ErrorKind::Rendezvous);
+    ours.open_store(&StoreAccess::Open, LONG).unwrap();
+    let text = refusal(
+        ours.open_store(&StoreAccess::Open, LONG),
+        ErrorKind::Rendezvous,
+    );
     assert!(text.contains("was started 2 times"), "{text}");
     let larger = Rendezvous {
         rank: 2,
         world_size: 3,
         ..ours.clone()
     };
-    let text = refusal(larger.open_store(LONG), ErrorKind::Rendezvous);
+    let text = refusal(
+        larger.open_store(&StoreAccess::Open, LONG),
+        ErrorKind::Rendezvous,
+    );
     assert!(text.contains("world size of 3"), "{text}");
     let other = Rendezvous {
         job: "other".to_owned(),
         ..ours
     };
-    let text = refusal(other.open_store(LONG), ErrorKind::Rendezvous);
+    let text = refusal(
+        other.open_store(&StoreAccess::Open, LONG),
+        ErrorKind::Rendezvous,
+    );
     assert!(text.contains("two jobs share MASTER_PORT"), "{text}");
 }
 

@@ -2,7 +2,7 @@
 
 #![allow(clippy::unwrap_used)]
 
-use rcomm::store::{Store, TcpStore, TcpStoreServer};
+use rcomm::store::{Store, StoreAccess, StoreLimits, TcpStore, TcpStoreServer};
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Ipv4Addr, TcpStream};
 use std::time::Duration;
@@ -452,7 +452,7 @@ fn server_that_stops_closes_its_connections() {
 
 #[test]
 fn ipv4_and_ipv6_clients_meet_on_a_server_of_all_addresses() {
-    let server = TcpStoreServer::bind_any(0).unwrap();
+    let server = TcpStoreServer::bind_any(0, &StoreAccess::Open, StoreLimits::default()).unwrap();
     let four = TcpStore::connect("127.0.0.1", server.port(), LONG).unwrap();
     four.set("k", b"v").unwrap();
     match TcpStore::connect("::1", server.port(), Duration::from_secs(1)) {

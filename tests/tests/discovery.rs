@@ -1,7 +1,8 @@
 //! A job is found through its store: its ranks, and the instances of `rcomm-web` on its hosts.
 #![allow(clippy::unwrap_used)]
 
-use rcomm::{EndpointAddress, Store, TcpStore};
+use rcomm::store::StoreAccess;
+use rcomm::{EndpointAddress, Secret, Store, TcpStore};
 use rcomm_analyzer::Source;
 use rcomm_analyzer::source::{EndpointSource, HostPort, Seen, hosts_in_store};
 use rcomm_recorder::publish::EndpointNotice;
@@ -59,7 +60,10 @@ fn instances_on_the_nodes_are_found_through_the_store_of_the_job() {
     wait_until("the hosts of the job in its store", || {
         hosts_in_store(&store, soon()).ok()
     });
-    let client = TcpStore::connect(&*store.host, store.port, Duration::from_secs(20)).unwrap();
+    // The ranks are on one host: their store asks for the user's secret.
+    let access = StoreAccess::Secret(Secret::of_user().unwrap());
+    let wait = Duration::from_secs(20);
+    let client = TcpStore::connect_with(&*store.host, store.port, wait, &access).unwrap();
     // The hosts name themselves; where this test runs, only loopback is sure to lead to one.
     for rank in 0..RANKS {
         let notice = EndpointNotice {

@@ -1,7 +1,7 @@
 //! Jobs that are set up wrongly get one clear error, soon.
 #![allow(clippy::unwrap_used)]
 
-use rcomm::config::{RingDir, TransportChoice};
+use rcomm::config::{RingDir, StoreChoice, TransportChoice};
 use rcomm::{
     Config, Error, ErrorKind, GroupOptions, HashStore, ReduceOp, Rendezvous, Store, TcpStore, World,
 };
@@ -20,6 +20,8 @@ fn at(place: Rendezvous) -> Config {
         rendezvous: Some(place),
         init_timeout: Duration::from_secs(20),
         ring_dir: RingDir::Memory,
+        // What a rank is told there does not depend on who may use the store.
+        store: StoreChoice::Open,
         ..Config::default()
     }
 }
@@ -198,6 +200,64 @@ fn secrets_that_differ_are_told_to_all_ranks_before_they_connect() {
             [(); 3].map(|()| sentence.clone())
         );
     }
+}
+
+#[test]
+fn ranks_of_several_hosts_agree_on_a_secret_that_does_not_lie_in_the_store() {
+    let server = TcpStore::host("127.0.0.1", 0, Duration::from_secs(20)).unwrap();
+    let port = server.port();
+    let store: Arc<dyn Store> = Arc::new(server);
+    // The system resolves this name to the loopback address; nothing tells that all ranks are on one host.
+    let place = |rank| Rendezvous::explicit(rank, 3, "127.1", port).unwrap();
+    assert!(!place(0).is_on_one_host());
+    std::thread::scope(|scope| {
+        for rank in 0..3 {
+            let builder = World::builder(at(place(rank))).store(store.clone());
+            scope.spawn(move || {
+                // Data connections prove the secret to each other.
+                let world = builder.init().unwrap();
+                let mut ranks = [rank as f32];
+                world.group().all_reduce(&mut ranks, ReduceOp::Sum).unwrap();
+                assert_eq!(ranks, [3.0]);
+                world.shutdown().unwrap();
+            });
+        }
+    });
+    let job = format!("3/127.1-{port}");
+    let read = |key: String| {
+        let value = store.get(&key, Duration::from_secs(20)).unwrap();
+        String::from_utf8_lossy(&value).into_owned()
+    };
+    for key in [format!("rcomm/0/run/{job}"), "rcomm/0/all here".to_owned()] {
+        let value = read(key);
+        let digits = |line: &str| line.len() == 64 && line.bytes().all(|b| b.is_ascii_hexdigit());
+        assert!(!value.lines().any(digits), "{value}");
+    }
+    assert_ne!(
+        read(format!("rcomm/0/sealed/{job}/1")),
+        read(format!("rcomm/0/sealed/{job}/2"))
+    );
+}
+
+#[test]
+fn a_secret_that_is_wrong_is_named_by_the_ranks_that_wait_too() {
+    let port = rcomm_tests::process::free_port();
+    let rank = |rank, secret: &str| Config {
+        secret: Some(rcomm::Secret::from_text(secret)),
+        store: StoreChoice::Auto,
+        init_timeout: Duration::from_secs(8),
+        ..at(place(rank, 2, port))
+    };
+    let (first, second) = (rank(0, "one"), rank(1, "two"));
+    let first = std::thread::spawn(move || refusal(first));
+    let error = refusal(second);
+    assert_eq!(error.kind(), ErrorKind::Unauthorized, "{error}");
+    let error = first.join().unwrap().to_string();
+    assert!(error.contains("missing rank 1"), "{error}");
+    assert!(
+        error.contains("refused 1 connections that did not prove"),
+        "{error}"
+    );
 }
 
 #[test]

@@ -13,6 +13,8 @@ mod launch_record;
 mod pickle;
 mod ring_follower;
 mod ring_reader;
+mod secret;
+mod store_proof;
 
 pub use crate::model::dump::{
     Dump, DumpGroup, FormatVersion, Identity, Recorder, ThreadInfo, UnreadableVersion,
@@ -31,3 +33,5 @@ pub use http::{HttpAnswer, HttpError, HttpRequest};
 pub use launch_record::{LaunchRecord, LaunchSignal, LaunchedRank, RankEnd};
 pub use ring_follower::{RingFollower, RingPoll};
 pub use ring_reader::{RingListing, RingReader, RingSummary, list_rings, remove_stale_rings};
+pub use secret::Secret;
+pub use store_proof::{STORE_REFUSAL, StoreCaller, StoreChallenge, StoreOpCode};

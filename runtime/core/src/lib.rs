@@ -53,12 +53,11 @@ pub use op::{Op, Reduction, Sides};
 pub use rcomm_recorder::model::{
     Bus, DType, Layout, OpType, Parts, Pattern, Peer, ProcessGroupInfo, Rank, ReduceOp, WaitsFor,
 };
-pub use rcomm_recorder::publish::{EndpointAddress, EndpointToken};
+pub use rcomm_recorder::publish::{EndpointAddress, EndpointToken, Secret};
 pub use watch::dump_writer::{DumpWriter, FileDumpWriter};
 pub use world::config::Config;
 pub use world::group_init::GroupOptions;
 pub use world::rendezvous::Rendezvous;
-pub use world::secret::Secret;
 pub use world::store::{
     FileStore, HashStore, PrefixStore, QueueStore, Store, TcpStore, TcpStoreServer,
 };

@@ -2,8 +2,8 @@
 
 #![allow(clippy::unwrap_used, clippy::print_stderr, clippy::print_stdout)]
 
-use rcomm::store::{Store, TcpStore};
-use rcomm::{Config, ReduceOp, World};
+use rcomm::store::{Store, StoreAccess, TcpStore};
+use rcomm::{Config, ErrorKind, ReduceOp, Secret, World};
 use rustix::process::{Pid, Signal, kill_process, test_kill_process};
 use std::collections::HashMap;
 use std::io::Write as _;
@@ -351,19 +351,46 @@ fn user_signals_are_passed_on_and_end_nothing() {
     assert_eq!(code, 0);
 }
 
-#[test]
-fn store_is_served_as_long_as_the_job_runs() {
-    let script = "trap 'exit 0' USR1; echo $MASTER_PORT; while :; do sleep 0.05; done";
-    let mut running = Running::start(shell(1, &[], script));
+/// What a client of the store meets while the job runs, which is started with these options.
+fn with_a_store(options: &[&str], meet: impl FnOnce(u16)) -> String {
+    let script = "trap 'exit 0' USR1; echo $MASTER_PORT $RCOMM_STORE; while :; do sleep 0.05; done";
+    let mut running = Running::start(shell(1, options, script));
     let line = running.line();
-    let port = line.trim().rsplit(' ').next().unwrap().parse().unwrap();
-    let store = TcpStore::connect("127.0.0.1", port, LONG).unwrap();
-    store.set("k", b"v").unwrap();
-    assert_eq!(store.get("k", LONG).unwrap(), b"v");
+    let mut words = line.trim().rsplit(' ');
+    let mode = words.next().unwrap().to_owned();
+    meet(words.next().unwrap().parse().unwrap());
     running.signal(Signal::USR1);
-    let (_, _, code) = running.finish();
+    let (_, errors, code) = running.finish();
     assert_eq!(code, 0);
+    format!("{mode} {errors}")
+}
+
+#[test]
+fn store_is_served_to_those_who_know_the_secret_as_long_as_the_job_runs() {
+    let mut kept = None;
+    let mode = with_a_store(&["--job-secret", "theirs"], |port| {
+        let access = StoreAccess::Secret(Secret::from_text("theirs"));
+        let store = TcpStore::connect_with("127.0.0.1", port, LONG, &access).unwrap();
+        store.set("k", b"v").unwrap();
+        assert_eq!(store.get("k", LONG).unwrap(), b"v");
+        let stranger = TcpStore::connect("127.0.0.1", port, LONG);
+        let error = stranger.err().expect("a stranger");
+        assert_eq!(error.kind(), ErrorKind::Unauthorized, "{error}");
+        kept = Some(store);
+    });
+    assert!(mode.starts_with("secret"), "{mode}");
+    let store = kept.unwrap();
     assert!(store.set("k", b"v").is_err(), "the store went with the job");
+}
+
+#[test]
+fn an_open_store_is_asked_for_and_said_aloud() {
+    let said = with_a_store(&["--open-store"], |port| {
+        let store = TcpStore::connect("127.0.0.1", port, LONG).unwrap();
+        store.set("k", b"v").unwrap();
+    });
+    assert!(said.starts_with("open"), "{said}");
+    assert!(said.contains("the store is open"), "{said}");
 }
 
 #[test]

@@ -3,11 +3,14 @@
 //! A request is one opcode byte and its fields, integers are little-endian, a string is its `u64`
 //! length and its bytes. A key is looked for before it is asked for: a `get` of one that is missing
 //! would wait, or close the connection. Nothing is written, unless ranks are asked for their dumps.
+//!
+//! A store that asks for the job's secret gets the proof: of `RCOMM_JOB_SECRET`, or, where that is not set,
+//! of the user's own secret, which jobs on one host use.
 
 use super::SourceError;
 use super::net::{HostPort, Timed};
 use rcomm_recorder::model::Rank;
-use rcomm_recorder::publish::EndpointNotice;
+use rcomm_recorder::publish::{EndpointNotice, STORE_REFUSAL, Secret, StoreCaller};
 use std::io::{self, Read, Write};
 use std::time::Instant;
 
@@ -16,6 +19,9 @@ const SET: u8 = 0x01;
 const ADD: u8 = 0x04;
 const CHECK: u8 = 0x05;
 const MULTI_GET: u8 = 0x0A;
+const PING: u8 = 0x0D;
+/// What a PING carries and the reply repeats.
+const NONCE: [u8; 4] = *b"seen";
 const MAGIC: u32 = 0x3C85_F7CE;
 /// The longest value that is read, bytes: they are addresses.
 const MOST_VALUE: u64 = 4096;
@@ -111,14 +117,54 @@ pub(super) fn ask_for_dumps(
     add(&mut stream, &key, 1).map(drop)
 }
 
-/// A connection on which the server knows that it is spoken to.
+/// A connection that the server serves.
 fn connect(store: &HostPort, deadline: Instant) -> io::Result<Timed> {
     let mut stream = store.connect(deadline)?;
-    // PyTorch's server wants these five bytes in one piece.
+    // PyTorch's server wants the first five bytes in one piece.
     let mut hello = vec![VALIDATE];
     hello.extend(MAGIC.to_le_bytes());
+    hello.push(PING);
+    hello.extend(NONCE);
     stream.write_all(&hello)?;
-    Ok(stream)
+    let mut answer = [0; 4];
+    stream.read_exact(&mut answer).map_err(closed)?;
+    match answer {
+        NONCE => Ok(stream),
+        _ if STORE_REFUSAL.starts_with(&answer) => prove(store, deadline),
+        _ => Err(io::Error::new(
+            io::ErrorKind::InvalidData,
+            "it answered as no store does: is it a job's TCPStore?",
+        )),
+    }
+}
+
+/// A connection to a store that asks for the secret.
+fn prove(store: &HostPort, deadline: Instant) -> io::Result<Timed> {
+    let given = std::env::var("RCOMM_JOB_SECRET")
+        .ok()
+        .filter(|it| !it.trim().is_empty());
+    let secret = match given {
+        Some(text) => Secret::from_text(&text),
+        None => Secret::of_user().map_err(io::Error::other)?,
+    };
+    let caller = StoreCaller::new(&secret).map_err(io::Error::other)?;
+    let mut stream = store.connect(deadline)?;
+    stream.write_all(&caller.hello())?;
+    let mut answer = [0; StoreCaller::ANSWER_LEN];
+    stream.read_exact(&mut answer).map_err(closed)?;
+    let refused = || {
+        io::Error::new(
+            io::ErrorKind::PermissionDenied,
+            "it asks for the job's secret, and this process has another: set RCOMM_JOB_SECRET to the job's",
+        )
+    };
+    stream.write_all(&caller.proof(&answer).ok_or_else(refused)?)?;
+    let mut taken = [1];
+    stream.read_exact(&mut taken).map_err(closed)?;
+    match taken {
+        [0] => Ok(stream),
+        _ => Err(refused()),
+    }
 }
 
 fn add(stream: &mut (impl Read + Write), key: &str, amount: i64) -> io::Result<i64> {
@@ -286,6 +332,12 @@ pub(super) mod tests {
         loop {
             let mut op = [0];
             stream.read_exact(&mut op)?;
+            if op[0] == PING {
+                let mut nonce = [0; 4];
+                stream.read_exact(&mut nonce)?;
+                stream.write_all(&nonce)?;
+                continue;
+            }
             let count = number(&mut stream)?;
             let asked: Vec<String> = (0..count)
                 .map(|_| key(&mut stream))

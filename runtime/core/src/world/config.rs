@@ -12,7 +12,8 @@
 //! | `RCOMM_HOST_ID` | [`host_id`](Config::host_id) | none |
 //! | `RCOMM_TUNING_FILE`, and before its lines those of `RCOMM_TUNING` | [`tuning`](Config::tuning) | measured where this was written |
 //! | `RCOMM_SOCKET_STREAMS` | [`Tuning::streams`](crate::tuning::Tuning::streams) | 1 |
-//! | `RCOMM_JOB_SECRET` | [`secret`](Config::secret) | made by rank 0, sent through the store |
+//! | `RCOMM_JOB_SECRET` | [`secret`](Config::secret) | on one host from a file of the user, else made by rank 0 and sealed for each rank |
+//! | `RCOMM_STORE` | [`store`](Config::store) | `secret` where the store is ours and there is a secret, else `open` |
 //! | `RCOMM_RING_DIR` | [`ring_dir`](Config::ring_dir); `memory` for none | `/dev/shm/rcomm-<uid>` |
 //! | `RCOMM_RING_ENTRIES`, `TORCH_FR_BUFFER_SIZE`, `TORCH_NCCL_TRACE_BUFFER_SIZE`, `TORCHCOMM_FR_BUFFER_SIZE` | [`ring_entries`](Config::ring_entries) | 16,384 |
 //! | `RCOMM_DUMP_DIR` | [`dump_dir`](Config::dump_dir) | `rcomm-dumps` in the working directory |
@@ -32,15 +33,14 @@
 
 use crate::op::error::{Error, ErrorKind, Result};
 use crate::tuning::Tuning;
+pub use crate::world::backend_options::BackendOptions;
 use crate::world::rendezvous::Rendezvous;
-use crate::world::secret::Secret;
+pub use crate::world::store::StoreChoice;
 use rcomm_recorder::publish::EndpointToken;
-use std::any::Any;
-use std::fmt;
+use rcomm_recorder::publish::Secret;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::str::FromStr;
-use std::sync::Arc;
 use std::time::Duration;
 
 /// All options of a world. Plain data: it can be filled in by hand.
@@ -69,8 +69,11 @@ pub struct Config {
     /// This process's rank and the job's meeting point; `None` = read from the launcher's environment when
     /// the world is made.
     pub rendezvous: Option<Rendezvous>,
-    /// The job's secret; `None` = rank 0 generates one and sends it to the others through the store.
+    /// The job's secret; `None` = on one host derived from the user's
+    /// ([`Secret::of_user`]), else made by rank 0 and sealed for each rank.
     pub secret: Option<Secret>,
+    /// Who may use the job's store.
+    pub store: StoreChoice,
     /// Where the ring file goes.
     pub ring_dir: RingDir,
     /// Operations that the ring holds.
@@ -99,41 +102,6 @@ pub struct Config {
     pub status_wait: Duration,
     /// What this rank does when another has failed.
     pub propagation: Propagation,
-}
-
-/// Options of single backends, each found by its type.
-///
-/// ```
-/// use rcomm::config::BackendOptions;
-///
-/// #[derive(Debug, PartialEq)]
-/// struct MyOptions {
-///     streams: u32,
-/// }
-///
-/// let mut options = BackendOptions::default();
-/// options.set(MyOptions { streams: 2 });
-/// assert_eq!(options.get(), Some(&MyOptions { streams: 2 }));
-/// ```
-#[derive(Clone, Debug, Default)]
-pub struct BackendOptions(Vec<Arc<dyn Options>>);
-
-trait Options: Any + fmt::Debug + Send + Sync {}
-
-impl<T: Any + fmt::Debug + Send + Sync> Options for T {}
-
-impl BackendOptions {
-    /// Puts these options in, in place of others of their type.
-    pub fn set<T: Any + fmt::Debug + Send + Sync>(&mut self, options: T) {
-        self.0.retain(|it| !(&**it as &dyn Any).is::<T>());
-        self.0.push(Arc::new(options));
-    }
-
-    /// The options of this type; `None` if there are none.
-    pub fn get<T: Any>(&self) -> Option<&T> {
-        let mut all = self.0.iter();
-        all.find_map(|it| (&**it as &dyn Any).downcast_ref())
-    }
 }
 
 /// What a rank does when it learns from the store that another has failed.
@@ -230,6 +198,7 @@ impl Default for Config {
             backend_options: BackendOptions::default(),
             rendezvous: None,
             secret: None,
+            store: StoreChoice::Auto,
             ring_dir: RingDir::Shared,
             ring_entries: 16_384,
             dump_dir: PathBuf::from("rcomm-dumps"),
@@ -367,6 +336,13 @@ impl Config {
             read.map_err(|error| in_variable(error, "RCOMM_SOCKET_STREAMS"))?;
         }
         config.secret = text("RCOMM_JOB_SECRET").map(|secret| Secret::from_text(&secret));
+        if let Some(value) = text("RCOMM_STORE") {
+            config.store = match value.as_str() {
+                "secret" => StoreChoice::Secret,
+                "open" => StoreChoice::Open,
+                _ => return Err(refused("RCOMM_STORE", &value, "secret or open")),
+            };
+        }
         if let Some(value) = text("RCOMM_RING_DIR") {
             config.ring_dir = match value.as_str() {
                 "memory" => RingDir::Memory,

@@ -7,10 +7,11 @@ use crate::op::error::{Error, ErrorKind, Result};
 use crate::tuning::Tuning;
 use crate::watch::failure_broadcast::FLAG;
 use crate::world::config::{Config, RingDir};
+use crate::world::job_secret::JobSecret;
 use crate::world::rendezvous::Rendezvous;
-use crate::world::secret::Secret;
 use crate::world::store::{BatchReply, BatchRequest, PrefixStore, Store, which_came};
-use rcomm_recorder::model::{Rank, text};
+use rcomm_recorder::model::Rank;
+use rcomm_recorder::publish::Secret;
 use rcomm_recorder::record::{FlightRecorder, Placement, RecorderConfig, Storage, Touch};
 use std::time::{Duration, Instant, SystemTime};
 
@@ -33,8 +34,8 @@ fn forget_earlier_attempt(root: &dyn Store, notes: &dyn Store, place: &Rendezvou
 /// Checks in ([`Rendezvous::check_in`]), waits until all ranks have come, verifies that all were given the
 /// same secret, or none, and reads the settings that rank 0 leaves for all.
 ///
-/// Each rank leaves a fingerprint of its secret, and rank 0 its settings; the last to come compares the
-/// fingerprints and publishes the result, so that all ranks fail where one is wrong. The request that waits
+/// Each rank leaves a statement on its secret, and rank 0 its settings; the last to come compares the
+/// statements and publishes the result, so that all ranks fail where one is wrong. The request that waits
 /// for the result also reads rank 0's settings. A rank writes all its keys in one request, before it knows
 /// whether it may check in. A refused rank's keys do no harm: keys are those of a job and a world size, and
 /// the first of two ranks of one number counts.
@@ -43,18 +44,12 @@ pub(crate) fn meet(
     notes: &PrefixStore<dyn Store>,
     place: &Rendezvous,
     config: &Config,
+    secret: JobSecret,
     deadline: Deadline,
 ) -> Result<Agreed> {
-    let said = match place.rank {
-        0 => Some(Agreed::of_rank_0(config)?),
-        _ => None,
-    };
-    let words = said.as_ref().map(|said| said.in_words(config));
-    let own = config
-        .secret
-        .as_ref()
-        .map(|secret| text::hex(&secret.derive("fingerprint").tag(&[place.job.as_bytes()])));
-    let own = own.unwrap_or_else(|| NO_SECRET.to_owned());
+    let said = (place.rank == 0).then(|| Settings::of_rank_0(config));
+    let words = said.as_ref().map(Settings::in_words);
+    let own = secret.statement(place);
     let name = place.name_to_leave();
     let (here, count) = (here(place, place.rank), count(place));
     let (here, here_count, run) = (
@@ -102,10 +97,16 @@ pub(crate) fn meet(
     };
     let verdict = String::from_utf8_lossy(&verdict);
     if let Some(words) = verdict.strip_prefix(YES) {
-        return match said {
-            Some(said) => Ok(said),
-            None => Agreed::from_words(words, config),
+        let settings = match said {
+            Some(said) => said,
+            None => Settings::from_words(words)?,
         };
+        let here: Vec<String> = (0..place.world_size)
+            .map(|rank| self::here(place, rank))
+            .collect();
+        let sealed = |rank| format!("sealed/{}/{rank}", place.crew());
+        let secret = secret.agree(notes, place, &here, sealed, deadline)?;
+        return Ok(Agreed { secret, settings });
     }
     // The rank that serves the store keeps it only until all ranks that came have read the reason. So a
     // request from here on may find the store gone, which hides no reason.
@@ -124,8 +125,6 @@ pub(crate) fn meet(
     Err(Error::new(ErrorKind::Rendezvous, verdict))
 }
 
-/// The fingerprint of a rank that was given no secret.
-const NO_SECRET: &str = "none";
 /// The key below `rcomm/<attempt>` that holds [`YES`] and rank 0's settings, or why the job cannot start. It
 /// is set once.
 pub(crate) const ALL_HERE: &str = "all here";
@@ -147,7 +146,8 @@ fn count(place: &Rendezvous) -> String {
     format!("count/{}", place.crew())
 }
 
-fn from_hex(text: &str) -> Option<[u8; 32]> {
+/// The 32 bytes that these 64 digits spell.
+pub(crate) fn from_hex(text: &str) -> Option<[u8; 32]> {
     let mut bytes = [0; 32];
     if text.len() != 64 || !text.is_ascii() {
         return None;
@@ -173,20 +173,42 @@ fn judge(notes: &dyn Store, place: &Rendezvous, deadline: Deadline) -> Result<St
     Ok(compare_secrets(given).unwrap_or_else(|| format!("{YES}{words}")))
 }
 
+/// A rank's statement on its secret, as far as two of them are compared.
+fn comparable(statement: &[u8]) -> &[u8] {
+    match statement.starts_with(b"none ") {
+        true => b"none",
+        false => statement,
+    }
+}
+
+/// Whether a rank that stated this was given its secret.
+fn was_given(statement: &[u8]) -> bool {
+    !statement.starts_with(b"none") && !statement.starts_with(b"user ")
+}
+
 /// The error if the secrets that the ranks were given differ.
-fn compare_secrets(given: &[Vec<u8>]) -> Option<String> {
-    let first = given.first()?;
-    let other = |(rank, given): (Rank, &Vec<u8>)| (given != first).then_some(rank);
-    let others: Vec<Rank> = (0..).zip(given).filter_map(other).collect();
+fn compare_secrets(statements: &[Vec<u8>]) -> Option<String> {
+    let first = statements.first()?;
+    let other =
+        |(rank, it): (Rank, &Vec<u8>)| (comparable(it) != comparable(first)).then_some(rank);
+    let others: Vec<Rank> = (0..).zip(statements).filter_map(other).collect();
     if others.is_empty() {
         return None;
     }
-    let none = NO_SECRET.as_bytes();
-    let others_have_none = others.iter().all(|&rank| given[rank as usize] == none);
-    let (own, theirs) = match (first == none, others_have_none) {
-        (true, _) => ("no job secret", "one"),
-        (false, true) => ("a job secret", "none"),
-        (false, false) => ("a job secret", "another"),
+    let others_given = others
+        .iter()
+        .any(|&rank| was_given(&statements[rank as usize]));
+    let (own, theirs) = match (was_given(first), others_given) {
+        (false, true) => ("no job secret", "one"),
+        (true, false) => ("a job secret", "none"),
+        (true, true) => ("a job secret", "another"),
+        (false, false) => {
+            return Some(format!(
+                "rank 0 was given no job secret, and shares no file with {}: they are on another host, in \
+                 another container, or another user's. Set RCOMM_JOB_SECRET to the same on all ranks",
+                list(&others)
+            ));
+        }
     };
     Some(format!(
         "rank 0 was given {own}, but {} {theirs}: set RCOMM_JOB_SECRET to the same on all ranks, or on \
@@ -207,77 +229,74 @@ fn list(ranks: &[Rank]) -> String {
 }
 
 /// The error that names the ranks that did not come.
-fn name_absent(notes: &dyn Store, place: &Rendezvous) -> String {
+fn name_absent(notes: &PrefixStore<dyn Store>, place: &Rendezvous) -> String {
     let keys = (0..place.world_size).map(|rank| here(place, rank));
     let keys: Vec<String> = keys.collect();
     let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
     let came = which_came(notes, &keys, Instant::now() + Duration::from_secs(2));
     let absent = |(rank, came): (Rank, bool)| (!came).then_some(rank);
     let ranks: Vec<Rank> = (0..).zip(came).filter_map(absent).collect();
+    let refused = match notes.inner().get("rcomm/refused", Duration::from_millis(1)) {
+        Ok(text) => refusals(&String::from_utf8_lossy(&text)),
+        Err(_) => String::new(),
+    };
     format!(
-        "not all {} ranks came in time: missing {}",
+        "not all {} ranks came in time: missing {}{refused}",
         place.world_size,
         list(&ranks)
     )
 }
 
-/// The settings that rank 0 decides for all ranks.
+/// What the store noted of clients that did not prove the secret, as a part of a sentence.
+fn refusals(noted: &str) -> String {
+    let (times, last) = noted.split_once(' ').unwrap_or((noted, "an unknown host"));
+    let times: String = times.chars().filter(char::is_ascii_digit).collect();
+    let last: String = last.chars().filter(|c| !c.is_control()).take(64).collect();
+    format!(
+        ". The store refused {times} connections that did not prove the job's secret, the last from {last}: is \
+         RCOMM_JOB_SECRET the same on all ranks?"
+    )
+}
+
+/// What all ranks agree on when they meet.
 pub(crate) struct Agreed {
     pub(crate) secret: Secret,
+    pub(crate) settings: Settings,
+}
+
+/// The settings that rank 0 decides for all ranks.
+pub(crate) struct Settings {
     /// The name of this run.
     pub(crate) run: String,
     /// The table of algorithms.
     pub(crate) tuning: Tuning,
 }
 
-impl Agreed {
-    fn of_rank_0(config: &Config) -> Result<Self> {
-        let secret = match &config.secret {
-            Some(secret) => secret.clone(),
-            None => Secret::generate()?,
-        };
+impl Settings {
+    fn of_rank_0(config: &Config) -> Self {
         let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
-        Ok(Self {
-            secret,
+        Self {
             run: now.map_or(0, |now| now.as_millis()).to_string(),
             tuning: config.tuning.clone(),
-        })
+        }
     }
 
-    /// A line with the run, one with the secret unless every rank was given it, and the table unless it is
-    /// the built-in one.
-    fn in_words(&self, config: &Config) -> String {
-        let secret = match &config.secret {
-            Some(_) => NO_SECRET.to_owned(),
-            None => self.secret.to_hex(),
-        };
+    /// A line with the run, and the table unless it is the built-in one.
+    fn in_words(&self) -> String {
         let table = match self.tuning == Tuning::default() {
             true => String::new(),
             false => self.tuning.to_string(),
         };
-        format!("{}\n{secret}\n{table}", self.run)
+        format!("{}\n{table}", self.run)
     }
 
-    fn from_words(words: &str, config: &Config) -> Result<Self> {
-        let mut lines = words.splitn(3, '\n');
-        let mut next = || lines.next().unwrap_or_default();
-        let (run, secret, table) = (next(), next(), next());
-        let secret = match &config.secret {
-            Some(secret) => Some(secret.clone()),
-            None => from_hex(secret).map(Secret::from_bytes),
-        };
-        let secret = secret.ok_or_else(|| {
-            Error::new(
-                ErrorKind::Rendezvous,
-                "the store does not hold the job's secret, which rank 0 makes where none was given",
-            )
-        })?;
+    fn from_words(words: &str) -> Result<Self> {
+        let (run, table) = words.split_once('\n').unwrap_or((words, ""));
         let tuning = match table {
             "" => Tuning::default(),
             table => Tuning::from_table(table)?,
         };
         Ok(Self {
-            secret,
             run: run.to_owned(),
             tuning,
         })
@@ -300,6 +319,18 @@ pub(crate) fn open_recorder(place: &Rendezvous, config: &Config) -> Result<Fligh
     FlightRecorder::create(&recorder).map_err(|error| {
         Error::new(ErrorKind::Io, "cannot open the ring of the flight recorder").with_source(error)
     })
+}
+
+/// Writes keys and values to the store, all at once.
+pub(crate) fn leave(store: &dyn Store, notes: Vec<(String, Vec<u8>)>) -> Result<()> {
+    if notes.is_empty() {
+        return Ok(());
+    }
+    let notes: Vec<(&str, &[u8])> = notes
+        .iter()
+        .map(|(key, note)| (key.as_str(), note.as_slice()))
+        .collect();
+    store.multi_set(&notes)
 }
 
 pub(crate) fn ring_place(recorder: &FlightRecorder) -> String {

@@ -3,11 +3,12 @@
 //! Making a world finds the other ranks, agrees with them on the secret and the name of this run,
 //! opens the ring, and starts the threads. Nothing of it is global: dropping the world frees it all.
 
+mod backend_options;
 pub mod config;
 pub(crate) mod group_init;
 pub(crate) mod init;
+pub(crate) mod job_secret;
 pub mod rendezvous;
-pub(crate) mod secret;
 pub mod store;
 
 use crate::backend::{BackendFactory, BackendSet, OpenBackend, WorldContext};
@@ -23,9 +24,10 @@ use crate::watch::pipe::DumpPipe;
 use crate::watch::watchdog::{Helpers, Watch, Watchdog};
 use crate::world::config::Config;
 use crate::world::group_init::{GroupOptions, Origin};
-use crate::world::init::{meet, open_recorder, ring_place, run_name};
+use crate::world::init::{leave, meet, open_recorder, ring_place, run_name};
+use crate::world::job_secret::{JobSecret, say_open};
 use crate::world::rendezvous::Rendezvous;
-use crate::world::store::{PrefixStore, Store};
+use crate::world::store::{PrefixStore, Store, StoreAccess};
 use rcomm_recorder::model::Rank;
 use rcomm_recorder::publish::Dump;
 #[cfg(feature = "endpoint")]
@@ -145,15 +147,22 @@ impl<B: BackendSet> WorldBuilder<B> {
         config.rendezvous = Some(place.clone());
         let config = Arc::new(config);
         let deadline = Deadline::In(config.init_timeout).started();
+        let secret = JobSecret::of(&config, &place)?;
         let root: Arc<dyn Store> = match self.store {
             Some(store) => store,
-            None => Arc::new(place.connect_store(deadline.remaining())?),
+            None => {
+                let access = secret.store_access(&config, &place)?;
+                if place.serves_store() && matches!(access, StoreAccess::Open) {
+                    say_open(&place);
+                }
+                Arc::new(place.connect_store(&access, deadline.remaining())?)
+            }
         };
         let notes = PrefixStore::new(format!("rcomm/{}", place.attempt), root.clone());
-        let agreed = meet(&*root, &notes, &place, &config, deadline)?;
-        let (secret, run) = (agreed.secret, agreed.run);
+        let agreed = meet(&*root, &notes, &place, &config, secret, deadline)?;
+        let (secret, run) = (agreed.secret, agreed.settings.run);
         let config = Arc::new(Config {
-            tuning: agreed.tuning,
+            tuning: agreed.settings.tuning,
             ..Config::clone(&config)
         });
         let recorder = Arc::new(open_recorder(&place, &config)?);
@@ -278,18 +287,6 @@ impl Drop for UnmadeWorld {
             tracing::warn!(%error, "the ring file stays behind");
         }
     }
-}
-
-/// Writes keys and values to the store, all at once.
-fn leave(store: &dyn Store, notes: Vec<(String, Vec<u8>)>) -> Result<()> {
-    if notes.is_empty() {
-        return Ok(());
-    }
-    let notes: Vec<(&str, &[u8])> = notes
-        .iter()
-        .map(|(key, note)| (key.as_str(), note.as_slice()))
-        .collect();
-    store.multi_set(&notes)
 }
 
 /// The FIFOs that ask for dumps. One that cannot be made is logged, and the job continues.

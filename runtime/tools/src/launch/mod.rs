@@ -56,7 +56,12 @@ fn try_run(options: &Options, sinks: &mut Sinks) -> Result<Option<Failure>> {
         Some(secret) => secret.clone(),
         None => new_secret()?,
     };
-    let mut nodes = Nodes::join(options)?;
+    if options.open_store && options.node_rank == 0 {
+        sinks.print_message(
+            "the store is open: whoever reaches its port can read and change the job's keys",
+        );
+    }
+    let mut nodes = Nodes::join(options, &secret)?;
     let ranks = Ranks::start(options, &nodes.job, &secret)?;
     let failure = ranks.supervise(options, &signals, &nodes, sinks)?;
     nodes.leave(failure)

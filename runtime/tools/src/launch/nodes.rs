@@ -6,8 +6,8 @@
 use super::options::Options;
 use super::{Failure, LAUNCHER_FAILED};
 use anyhow::{Context, Result};
-use rcomm::store::{PrefixStore, Store, TcpStore};
-use rcomm::{ErrorKind, Rendezvous};
+use rcomm::store::{PrefixStore, Store, StoreAccess, TcpStore};
+use rcomm::{ErrorKind, Rendezvous, Secret};
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -52,21 +52,27 @@ pub(super) struct Nodes {
 
 impl Nodes {
     /// Opens the job's store and learns what the other launchers start.
-    pub(super) fn join(options: &Options) -> Result<Self> {
+    ///
+    /// The store asks for `secret`, the job's, unless it was asked for an open one.
+    pub(super) fn join(options: &Options, secret: &str) -> Result<Self> {
+        let access = match options.open_store {
+            true => StoreAccess::Open,
+            false => StoreAccess::Secret(Secret::from_text(secret)),
+        };
         let &Options {
             nnodes, node_rank, ..
         } = options;
         let started = Instant::now();
         let addr = options.master_addr.as_str();
         if nnodes == 1 {
-            let store = TcpStore::host(addr, options.master_port, options.timeout)?;
+            let store = TcpStore::host_with(addr, options.master_port, options.timeout, &access)?;
             return Self::agree(options, PrefixStore::new(KEYS, Arc::new(store)), started);
         }
         let mut place = Rendezvous::explicit(node_rank, nnodes, addr, options.master_port)?;
         if let Some(id) = &options.job_id {
             place.job.clone_from(id);
         }
-        let store = place.connect_store(options.timeout)?;
+        let store = place.connect_store(&access, options.timeout)?;
         let keys = PrefixStore::new(KEYS, Arc::new(store));
         place
             .check_in(&keys)

@@ -6,8 +6,9 @@ use std::time::Duration;
 
 const EXIT_CODES: &str = "\
 Each rank gets torchrun's environment (RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, GROUP_RANK,
-MASTER_ADDR, MASTER_PORT, TORCHELASTIC_RUN_ID, ...) and RCOMM_JOB_SECRET. The launcher of node 0 serves
-the store at MASTER_ADDR and MASTER_PORT. Every line of output begins with \"[rank N] \".
+MASTER_ADDR, MASTER_PORT, TORCHELASTIC_RUN_ID, ...), RCOMM_JOB_SECRET and RCOMM_STORE. The launcher of
+node 0 serves the store at MASTER_ADDR and MASTER_PORT, to those who prove the secret. Every line of
+output begins with \"[rank N] \".
 
 When a rank fails, the others may go on for --linger, to write their dumps and say what they saw. Then
 they get SIGTERM, and SIGKILL if they are still there after --grace.
@@ -61,6 +62,11 @@ pub struct Options {
         value_name = "SECRET"
     )]
     pub job_secret: Option<String>,
+
+    /// Serve PyTorch's protocol to whoever reaches the store's port, in place of asking for the job's secret:
+    /// for programs that use PyTorch's own TCPStore.
+    #[arg(long)]
+    pub open_store: bool,
 
     /// How long ranks may take to end after SIGTERM, in seconds.
     #[arg(long, default_value = "10", value_parser = seconds, value_name = "SECONDS")]

@@ -496,7 +496,11 @@ fn command_of(options: &Options, job: &Job, secret: &str, local_rank: u32) -> Co
         .env("ROLE_WORLD_SIZE", place.world_size.to_string())
         .env("TORCHELASTIC_RESTART_COUNT", "0")
         .env("TORCHELASTIC_MAX_RESTARTS", "0")
-        .env("TORCHELASTIC_USE_AGENT_STORE", "True");
+        .env("TORCHELASTIC_USE_AGENT_STORE", "True")
+        .env(
+            "RCOMM_STORE",
+            if options.open_store { "open" } else { "secret" },
+        );
     command
 }
 

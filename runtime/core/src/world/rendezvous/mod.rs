@@ -26,7 +26,8 @@ mod environment;
 use crate::op::error::{Error, ErrorKind, Result};
 use crate::world::init::ALL_HERE;
 use crate::world::store::{
-    BatchReply, BatchRequest, Store, TcpStore, TcpStoreServer, addresses_of,
+    BatchReply, BatchRequest, Store, StoreAccess, StoreLimits, TcpStore, TcpStoreServer,
+    addresses_of,
 };
 use rcomm_recorder::model::Rank;
 use std::net::IpAddr;
@@ -109,6 +110,15 @@ impl Rendezvous {
         self.local_world_size == Some(self.world_size)
     }
 
+    /// Whether all ranks are known to be on one host, by the launcher or because they meet at a loopback
+    /// address.
+    pub fn is_on_one_host(&self) -> bool {
+        let address = self.master_addr.parse::<IpAddr>();
+        self.is_single_host()
+            || self.master_addr == "localhost"
+            || address.is_ok_and(|address| address.is_loopback())
+    }
+
     /// Whether this process serves the store, which then ends with it.
     pub(crate) fn serves_store(&self) -> bool {
         self.rank == 0 && !self.uses_agent_store
@@ -161,9 +171,9 @@ impl Rendezvous {
     /// # Errors
     /// As [`connect_store`](Self::connect_store), [`check_in`](Self::check_in) and
     /// [`TcpStore::wait_for_workers`].
-    pub fn open_store(&self, timeout: Duration) -> Result<TcpStore> {
+    pub fn open_store(&self, access: &StoreAccess, timeout: Duration) -> Result<TcpStore> {
         let started = Instant::now();
-        let store = self.connect_store(timeout)?;
+        let store = self.connect_store(access, timeout)?;
         self.check_in(&store)?;
         store.wait_for_workers(self.world_size, timeout.saturating_sub(started.elapsed()))?;
         Ok(store)
@@ -176,20 +186,21 @@ impl Rendezvous {
     /// the job, it listens on all addresses and logs that.
     ///
     /// # Errors
-    /// As [`TcpStore::host`] and [`TcpStore::connect`].
-    pub fn connect_store(&self, timeout: Duration) -> Result<TcpStore> {
+    /// As [`TcpStore::host_with`] and [`TcpStore::connect_with`].
+    pub fn connect_store(&self, access: &StoreAccess, timeout: Duration) -> Result<TcpStore> {
         let (addr, port) = (self.master_addr.as_str(), self.master_port);
         if self.uses_agent_store || self.rank != 0 {
-            return TcpStore::connect(addr, port, timeout);
+            return TcpStore::connect_with(addr, port, timeout, access);
         }
         if self.hides_behind_loopback()? {
             tracing::warn!(
                 "{addr} is this host's loopback address, where other hosts cannot reach the store: it \
                  listens on all addresses. Give MASTER_ADDR as an address to avoid that"
             );
-            return TcpStore::attach(TcpStoreServer::bind_any(port)?, timeout);
+            let server = TcpStoreServer::bind_any(port, access, StoreLimits::default())?;
+            return TcpStore::attach(server, timeout, access);
         }
-        TcpStore::host(addr, port, timeout)
+        TcpStore::host_with(addr, port, timeout, access)
     }
 
     /// Whether the store's name resolves to the loopback interface here, but not for other hosts.

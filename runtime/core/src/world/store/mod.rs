@@ -17,7 +17,7 @@ pub use file::FileStore;
 pub use hash::HashStore;
 pub use prefix::PrefixStore;
 pub use tcp::addresses_of;
-pub use tcp::{TcpStore, TcpStoreServer};
+pub use tcp::{StoreAccess, StoreChoice, StoreLimits, TcpStore, TcpStoreServer};
 
 use crate::op::error::{Error, ErrorKind, Result};
 use rcomm_recorder::model::text;

@@ -46,23 +46,44 @@ pub(crate) fn sum(held: Option<&[u8]>, delta: i64) -> Result<i64, AddError> {
     count.checked_add(delta).ok_or(AddError::Overflow)
 }
 
+/// What a key or a value costs beside its bytes.
+pub(crate) const ENTRY: usize = 64;
+
 /// Keys with their values, and queues with theirs.
 #[derive(Default)]
 pub(crate) struct Table {
     values: HashMap<Box<[u8]>, Vec<u8>>,
     queues: HashMap<Box<[u8]>, VecDeque<Vec<u8>>>,
+    /// See [`Table::bytes`].
+    bytes: usize,
 }
 
 impl Table {
+    /// What all keys and values take: their bytes, and [`ENTRY`] for each key and for each value of a queue.
+    pub(crate) fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// How many names there are, of values and of queues.
+    pub(crate) fn names(&self) -> usize {
+        self.values.len() + self.queues.len()
+    }
+
     pub(crate) fn set(&mut self, key: &[u8], value: &[u8]) {
+        self.bytes += value.len();
         match self.values.get_mut(key) {
             // A value set over and over (a heartbeat, say) keeps its allocation.
-            Some(held) if held.capacity() / 4 <= value.len() => {
+            Some(held) if held.capacity() / 2 <= value.len().max(32) => {
+                self.bytes -= held.len();
                 held.clear();
                 held.extend_from_slice(value);
             }
-            Some(held) => *held = value.to_vec(),
+            Some(held) => {
+                self.bytes -= held.len();
+                *held = value.to_vec();
+            }
             None => {
+                self.bytes += key.len() + ENTRY;
                 self.values.insert(key.into(), value.to_vec());
             }
         }
@@ -107,13 +128,20 @@ impl Table {
 
     pub(crate) fn append(&mut self, key: &[u8], value: &[u8]) {
         match self.values.get_mut(key) {
-            Some(held) => held.extend_from_slice(value),
+            Some(held) => {
+                self.bytes += value.len();
+                held.extend_from_slice(value);
+            }
             None => self.set(key, value),
         }
     }
 
     pub(crate) fn delete(&mut self, key: &[u8]) -> bool {
-        self.values.remove(key).is_some()
+        let removed = self.values.remove(key);
+        if let Some(value) = &removed {
+            self.bytes -= key.len() + ENTRY + value.len();
+        }
+        removed.is_some()
     }
 
     /// Whether a wait for `key` would end now: it is a key, or a queue that is not empty.
@@ -130,9 +158,11 @@ impl Table {
     }
 
     pub(crate) fn queue_push(&mut self, key: &[u8], value: &[u8]) {
+        self.bytes += ENTRY + value.len();
         match self.queues.get_mut(key) {
             Some(queue) => queue.push_back(value.to_vec()),
             None => {
+                self.bytes += key.len() + ENTRY;
                 let queue = VecDeque::from([value.to_vec()]);
                 self.queues.insert(key.into(), queue);
             }
@@ -142,9 +172,11 @@ impl Table {
     pub(crate) fn queue_pop(&mut self, key: &[u8]) -> Option<Vec<u8>> {
         let queue = self.queues.get_mut(key)?;
         let value = queue.pop_front();
+        self.bytes -= value.as_ref().map_or(0, |value| ENTRY + value.len());
         // No empty queue is kept: `has` asks only whether the name is there.
         if queue.is_empty() {
             self.queues.remove(key);
+            self.bytes -= key.len() + ENTRY;
         }
         value
     }
@@ -191,5 +223,25 @@ mod tests {
         table.set(b"k", b"x");
         assert_eq!(table.get(b"k"), Some(&b"x"[..]));
         assert!(table.values[&b"k"[..]].capacity() < 1024);
+    }
+
+    #[test]
+    fn bytes_come_and_go_with_what_they_count() {
+        let mut table = Table::default();
+        table.set(b"key", b"value");
+        assert_eq!(table.bytes(), 8 + ENTRY);
+        table.set(b"key", &[7; 1000]);
+        table.set(b"key", b"x");
+        table.append(b"key", b"yz");
+        assert_eq!(table.bytes(), 6 + ENTRY);
+        table.queue_push(b"q", b"one");
+        table.queue_push(b"q", b"two");
+        assert_eq!(table.bytes(), 6 + ENTRY + 1 + 6 + 3 * ENTRY);
+        assert_eq!(table.names(), 2);
+        table.queue_pop(b"q");
+        table.queue_pop(b"q");
+        assert_eq!(table.compare_set(b"key", b"xyz", b""), b"");
+        assert!(table.delete(b"key") && !table.delete(b"key"));
+        assert_eq!((table.bytes(), table.names()), (0, 0));
     }
 }

@@ -1,9 +1,11 @@
 //! One connection to a server: dialled, greeted, and read with deadlines.
 
+use super::access::StoreAccess;
 use super::protocol::{Encoder, MAGIC, OpCode, WAIT_CANCELED};
 use super::spin::Spin;
 use crate::op::error::{Error, ErrorKind, Result};
 use rcomm_recorder::model::text;
+use rcomm_recorder::publish::{STORE_REFUSAL, Secret, StoreCaller};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags, recv, send};
@@ -25,6 +27,8 @@ const HEARING: Duration = Duration::from_secs(1);
 /// The longest string to take from a server: PyTorch's older one has no limit of its own.
 const MAX_STRING: u64 = 1 << 30;
 const READ: usize = 16 << 10;
+/// The longest reason of a refusal that is read.
+const MAX_REASON: usize = 1024;
 /// The nonce of a PING whose reply shows that the requests before it have landed.
 pub(super) const NONCE: u32 = 0x5245_4144;
 
@@ -38,6 +42,8 @@ pub(super) enum Broken {
     Failed(io::Error),
     /// The server sent what it may not.
     Garbled(String),
+    /// The server refused, for this reason.
+    Refused(String),
 }
 
 impl From<Errno> for Broken {
@@ -66,7 +72,12 @@ pub(super) struct Connection {
 
 impl Connection {
     /// Connects to `host` and greets the server there; tries again until `deadline`.
-    pub(super) fn dial(host: &str, port: u16, timeout: Duration) -> Result<Self> {
+    pub(super) fn dial(
+        host: &str,
+        port: u16,
+        timeout: Duration,
+        access: &StoreAccess,
+    ) -> Result<Self> {
         let started = Instant::now();
         let deadline = started + timeout;
         let mut pause = RETRY.0;
@@ -74,8 +85,11 @@ impl Connection {
         let mut before = None;
         loop {
             let had = left_until(deadline);
-            let obstacle = match Self::dial_once(host, port, deadline) {
+            let obstacle = match Self::dial_once(host, port, deadline, access) {
                 Ok(connection) => return Ok(connection),
+                Err(obstacle @ (Obstacle::Refusal(_) | Obstacle::Stranger)) => {
+                    return Err(obstacle.unauthorized(host, port));
+                }
                 Err(obstacle @ Obstacle::Foreign(_)) => {
                     let message = format!("no store at {host} port {port}: {obstacle}");
                     return Err(Error::new(ErrorKind::Rendezvous, message));
@@ -108,16 +122,28 @@ impl Connection {
     }
 
     /// Connects once more to a server that was there: if it does not listen now, it is gone.
-    pub(super) fn dial_again(host: &str, port: u16, timeout: Duration) -> Result<Self> {
-        Self::dial_once(host, port, Instant::now() + timeout).map_err(|obstacle| {
-            Error::new(
+    pub(super) fn dial_again(
+        host: &str,
+        port: u16,
+        timeout: Duration,
+        access: &StoreAccess,
+    ) -> Result<Self> {
+        let deadline = Instant::now() + timeout;
+        Self::dial_once(host, port, deadline, access).map_err(|obstacle| match obstacle {
+            Obstacle::Refusal(_) | Obstacle::Stranger => obstacle.unauthorized(host, port),
+            obstacle => Error::new(
                 ErrorKind::Store,
                 format!("the store at {host} port {port} is gone: {obstacle}"),
-            )
+            ),
         })
     }
 
-    fn dial_once(host: &str, port: u16, deadline: Instant) -> Result<Self, Obstacle> {
+    fn dial_once(
+        host: &str,
+        port: u16,
+        deadline: Instant,
+        access: &StoreAccess,
+    ) -> Result<Self, Obstacle> {
         let addresses: Vec<SocketAddr> = (host, port)
             .to_socket_addrs()
             .map_err(Obstacle::NoAddress)?
@@ -126,16 +152,22 @@ impl Connection {
         for address in addresses {
             // One try even if the deadline has passed: a server that is there answers at once.
             let left = left_until(deadline).max(Duration::from_millis(1));
-            match Self::greet(address, left) {
+            match Self::greet(address, left, access) {
                 Ok(connection) => return Ok(connection),
-                Err(found @ Obstacle::Foreign(_)) => return Err(found),
+                Err(found @ (Obstacle::Foreign(_) | Obstacle::Refusal(_) | Obstacle::Stranger)) => {
+                    return Err(found);
+                }
                 Err(found) => obstacle = found,
             }
         }
         Err(obstacle)
     }
 
-    fn greet(address: SocketAddr, timeout: Duration) -> Result<Self, Obstacle> {
+    fn greet(
+        address: SocketAddr,
+        timeout: Duration,
+        access: &StoreAccess,
+    ) -> Result<Self, Obstacle> {
         let deadline = Instant::now() + timeout;
         let socket = TcpStream::connect_timeout(&address, timeout.min(ATTEMPT)).map_err(|e| {
             if e.kind() == io::ErrorKind::ConnectionRefused {
@@ -155,6 +187,10 @@ impl Connection {
             used: 0,
             spin: Spin::eager(),
         };
+        if let StoreAccess::Secret(secret) = access {
+            connection.prove(secret, deadline)?;
+            return Ok(connection);
+        }
         // One write: PyTorch's server closes a connection whose VALIDATE comes in pieces.
         let nonce = std::process::id();
         let hello = Encoder::default()
@@ -164,12 +200,41 @@ impl Connection {
             .u32(nonce);
         let greeted = connection
             .send(hello.bytes(), deadline)
-            .and_then(|()| connection.read_bytes(4, deadline))
+            .and_then(|()| connection.read_reply(4, deadline))
             .map(|answer| answer == nonce.to_le_bytes());
         match greeted {
+            Err(Broken::Refused(reason)) => Err(Obstacle::Refusal(reason)),
             Ok(true) => Ok(connection),
             Ok(false) => Err(Obstacle::Foreign(connection.heard())),
             Err(_) if !connection.inbox.is_empty() => Err(Obstacle::Foreign(connection.heard())),
+            Err(Broken::Late) => Err(Obstacle::Silent),
+            Err(_) => Err(Obstacle::Closed),
+        }
+    }
+
+    /// Proves to the server that this process knows the secret, and has the server prove it.
+    fn prove(&mut self, secret: &Secret, deadline: Instant) -> Result<(), Obstacle> {
+        let caller = StoreCaller::new(secret)
+            .map_err(|error| Obstacle::Unreachable(io::Error::other(error)))?;
+        let answer = self
+            .send(&caller.hello(), deadline)
+            .and_then(|()| self.read_reply(StoreCaller::ANSWER_LEN, deadline))
+            .map(|answer| answer.first_chunk().and_then(|answer| caller.proof(answer)));
+        let proof = match answer {
+            Ok(Some(proof)) => proof,
+            Ok(None) => return Err(Obstacle::Stranger),
+            Err(Broken::Refused(reason)) => return Err(Obstacle::Refusal(reason)),
+            Err(_) if !self.inbox.is_empty() => return Err(Obstacle::Foreign(self.heard())),
+            Err(Broken::Late) => return Err(Obstacle::Silent),
+            Err(_) => return Err(Obstacle::NoProof),
+        };
+        let taken = self
+            .send(&proof, deadline)
+            .and_then(|()| self.read_answer(deadline));
+        match taken {
+            Ok(true) => Ok(()),
+            Ok(false) => Err(Obstacle::Foreign(self.heard())),
+            Err(Broken::Refused(reason)) => Err(Obstacle::Refusal(reason)),
             Err(Broken::Late) => Err(Obstacle::Silent),
             Err(_) => Err(Obstacle::Closed),
         }
@@ -208,15 +273,46 @@ impl Connection {
         Ok(&self.inbox[start..self.used])
     }
 
+    /// As [`read_bytes`](Self::read_bytes), at the beginning of a reply, where a refusal may come instead: no
+    /// reply begins as one does, but for one number of 2^64.
+    fn read_reply(&mut self, length: usize, deadline: Instant) -> Result<&[u8], Broken> {
+        let looked_at = length.min(STORE_REFUSAL.len());
+        loop {
+            let come = &self.inbox[self.used..];
+            let same = come.len().min(looked_at);
+            if come[..same] != STORE_REFUSAL[..same] {
+                return self.read_bytes(length, deadline);
+            }
+            if same == looked_at {
+                break;
+            }
+            self.fill(deadline)?;
+        }
+        let from = self.used;
+        while self.inbox.len() - from < MAX_REASON && !self.inbox[from..].contains(&b'\n') {
+            match self.fill(deadline) {
+                Ok(()) => {}
+                Err(Broken::Closed) => break,
+                Err(broken) => return Err(broken),
+            }
+        }
+        let reason = self.inbox[from..].strip_prefix(&STORE_REFUSAL[..]);
+        let line = reason.and_then(|it| it.split(|&byte| byte == b'\n').next());
+        match line {
+            Some(line) => Err(Broken::Refused(String::from_utf8_lossy(line).into_owned())),
+            None => Err(Broken::Garbled(self.heard())),
+        }
+    }
+
     /// One byte.
     pub(super) fn read_u8(&mut self, deadline: Instant) -> Result<u8, Broken> {
-        Ok(self.read_bytes(1, deadline)?[0])
+        Ok(self.read_reply(1, deadline)?[0])
     }
 
     /// An integer of 64 bits.
     pub(super) fn read_i64(&mut self, deadline: Instant) -> Result<i64, Broken> {
         let mut number = [0; 8];
-        number.copy_from_slice(self.read_bytes(8, deadline)?);
+        number.copy_from_slice(self.read_reply(8, deadline)?);
         Ok(i64::from_le_bytes(number))
     }
 
@@ -240,7 +336,7 @@ impl Connection {
 
     /// The reply to a PING that carried [`NONCE`].
     pub(super) fn read_nonce(&mut self, deadline: Instant) -> Result<(), Broken> {
-        match self.read_bytes(4, deadline)? {
+        match self.read_reply(4, deadline)? {
             answer if answer == NONCE.to_le_bytes() => Ok(()),
             answer => Err(Broken::Garbled(format!("{answer:02x?}"))),
         }
@@ -336,9 +432,31 @@ enum Obstacle {
     Closed,
     Silent,
     Foreign(String),
+    /// A store refused, for this reason.
+    Refusal(String),
+    /// It answered with a wrong proof of the secret.
+    Stranger,
+    /// It closed the connection when it was asked to prove the secret.
+    NoProof,
 }
 
 impl Obstacle {
+    /// The error of a client and a store that do not share a secret.
+    fn unauthorized(self, host: &str, port: u16) -> Error {
+        let message = match self {
+            Obstacle::Stranger => format!(
+                "the store at {host} port {port} was given another job secret than this process, or is \
+                 another job's: set RCOMM_JOB_SECRET to the same on all ranks, or on none"
+            ),
+            Obstacle::Refusal(reason) => format!(
+                "the store at {host} port {port} refuses this process: {reason}. Set RCOMM_JOB_SECRET and \
+                 RCOMM_STORE to the same on all ranks, or on none"
+            ),
+            other => format!("the store at {host} port {port} cannot be used: {other}"),
+        };
+        Error::new(ErrorKind::Unauthorized, message)
+    }
+
     /// Whether it is only that no answer came in time.
     fn is_silence(&self) -> bool {
         match self {
@@ -362,6 +480,12 @@ impl std::fmt::Display for Obstacle {
                 "what listens there closes the connection without a word. Is MASTER_PORT another \
                  program's port?",
             ),
+            Obstacle::NoProof => f.write_str(
+                "what listens there closes the connection when it is asked to prove the job's secret. Is it \
+                 PyTorch's store? RCOMM_STORE=open uses one without a proof",
+            ),
+            Obstacle::Refusal(reason) => write!(f, "it refuses: {reason}"),
+            Obstacle::Stranger => f.write_str("it does not know the job's secret"),
             Obstacle::Silent => f.write_str(
                 "what listens there accepts the connection and does not answer. Is MASTER_PORT another \
                  program's port?",

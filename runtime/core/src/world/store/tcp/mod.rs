@@ -1,14 +1,18 @@
 //! A store over TCP, wire-compatible with PyTorch's `TCPStore` in both directions.
 //!
 //! [`TcpStoreServer`] serves our clients and PyTorch's, [`TcpStore`] talks to our server and to
-//! PyTorch's (libuv and legacy). `protocol` holds the wire format of both ends.
+//! PyTorch's (libuv and legacy). A store that is ours alone asks its clients for the job's secret first
+//! ([`StoreAccess`]). `protocol` holds the wire format of both ends.
 
+mod access;
+mod checks;
 mod client;
 mod protocol;
 mod server;
 mod spin;
 mod tcp_store;
 
+pub use access::{StoreAccess, StoreChoice, StoreLimits};
 pub use server::TcpStoreServer;
 pub use tcp_store::TcpStore;
 pub use tcp_store::addresses_of;

@@ -3,12 +3,15 @@
 //! A request is one opcode byte and its fields; nothing frames it, and the next one follows at once.
 //! Integers are little-endian, a string is its `u64` length and its bytes. Replies come in the order of
 //! the requests, but for that of a WAIT or BARRIER, which may come later. Nothing is ever refused with
-//! a reply: the server closes the connection of a client that breaks a rule.
+//! a reply: the server closes the connection of a client that breaks a rule. To a client that has proved the
+//! job's secret ([`StoreCaller`](rcomm_recorder::publish::StoreCaller) has those two requests), it first
+//! says why ([`STORE_REFUSAL`](rcomm_recorder::publish::STORE_REFUSAL)).
 //!
 //! [`Scanner`] finds the end of a request in bytes that arrive in any pieces, [`Request`] reads it, and
 //! [`Encoder`] writes one. None of them does I/O.
 
 use crate::world::store::table::AddError;
+use rcomm_recorder::publish::StoreOpCode;
 
 /// What VALIDATE carries.
 pub(super) const MAGIC: u32 = 0x3C85_F7CE;
@@ -49,9 +52,11 @@ pub(super) enum OpCode {
     QueueLen = 0x10,
     ListKeys = 0x11,
     Barrier = 0x12,
+    Hello = StoreOpCode::Hello as u8,
+    Proof = StoreOpCode::Proof as u8,
 }
 
-const OPCODES: [OpCode; 19] = [
+const OPCODES: [OpCode; 21] = [
     OpCode::Validate,
     OpCode::Set,
     OpCode::CompareSet,
@@ -71,6 +76,8 @@ const OPCODES: [OpCode; 19] = [
     OpCode::QueueLen,
     OpCode::ListKeys,
     OpCode::Barrier,
+    OpCode::Hello,
+    OpCode::Proof,
 ];
 
 /// One field of a request, as far as finding its end goes.
@@ -87,10 +94,21 @@ enum Field {
 }
 
 impl OpCode {
+    /// The opcode with this number.
+    pub(super) fn of(code: u8) -> Option<Self> {
+        // Those of PyTorch are numbered without a gap, and come first.
+        let at_its_place = OPCODES
+            .get(usize::from(code))
+            .filter(|op| **op as u8 == code);
+        let found = at_its_place.or_else(|| OPCODES.iter().find(|op| **op as u8 == code));
+        found.copied()
+    }
+
     fn fields(self) -> &'static [Field] {
         use Field::{Bytes, Key, Keys, Pairs, Value};
         match self {
             OpCode::Validate | OpCode::Ping => &[Bytes(4)],
+            OpCode::Hello | OpCode::Proof => &[Bytes(32)],
             OpCode::Set | OpCode::Append | OpCode::QueuePush => &[Key, Value],
             OpCode::CompareSet => &[Key, Value, Value],
             OpCode::Get | OpCode::DeleteKey | OpCode::QueuePop | OpCode::QueueLen => &[Key],
@@ -127,6 +145,36 @@ pub(super) enum Violation {
     CannotAdd(AddError),
     #[error("it sent WAIT or BARRIER while another was pending")]
     WaitsTwice,
+    #[error("this store takes requests only from those who prove the job's secret")]
+    NotProved,
+    #[error("its proof of the job's secret is wrong")]
+    WrongProof,
+    #[error("this store is open: it has no secret to compare with")]
+    NoSecretHere,
+    #[error("it sent a proof out of turn")]
+    ProofOutOfTurn,
+    #[error("the system's random source cannot be read")]
+    NoRandomness,
+    #[error(
+        "the store holds {held} bytes in keys, values and waits, and {more} more are above the limit of {limit}"
+    )]
+    StoreFull {
+        held: usize,
+        more: usize,
+        limit: usize,
+    },
+    #[error("the store holds {0} keys, which is the limit")]
+    TooManyStoredKeys(usize),
+    #[error("the value would grow to {0} bytes, above the limit of {MAX_VALUE}")]
+    ValueGrowsTooLong(usize),
+    #[error("unfinished requests hold {0} bytes, above the limit of {1}")]
+    TooManyUnfinishedBytes(usize, usize),
+    #[error("{0} connections of its host have unfinished requests, which is the limit")]
+    TooManyUnfinished(usize),
+    #[error("replies that were not read hold {0} bytes, above the limit of {1}")]
+    TooManyUnreadBytes(usize, usize),
+    #[error("a request was not finished within {0} s of its first byte")]
+    TooSlow(u64),
 }
 
 /// Finds where a request ends, looking at each length field once however the bytes arrive.
@@ -151,9 +199,7 @@ impl Scanner {
                 let Some(&code) = request.first() else {
                     return Ok(None);
                 };
-                let op = *OPCODES
-                    .get(usize::from(code))
-                    .ok_or(Violation::UnknownOpCode(code))?;
+                let op = OpCode::of(code).ok_or(Violation::UnknownOpCode(code))?;
                 self.op = Some(op);
                 self.at = 1;
                 op
@@ -275,6 +321,8 @@ pub(super) enum Request<'a> {
     QueueLen(&'a [u8]),
     ListKeys,
     Barrier(&'a [u8], i64),
+    Hello([u8; 32]),
+    Proof([u8; 32]),
 }
 
 impl<'a> Request<'a> {
@@ -282,7 +330,7 @@ impl<'a> Request<'a> {
     pub(super) fn decode(frame: &'a [u8]) -> Option<Self> {
         let (&code, mut rest) = frame.split_first()?;
         let rest = &mut rest;
-        let request = match *OPCODES.get(usize::from(code))? {
+        let request = match OpCode::of(code)? {
             OpCode::Validate => Request::Validate(u32::from_le_bytes(take(rest)?)),
             OpCode::Set => Request::Set(string(rest)?, string(rest)?),
             OpCode::CompareSet => Request::CompareSet {
@@ -306,6 +354,8 @@ impl<'a> Request<'a> {
             OpCode::QueueLen => Request::QueueLen(string(rest)?),
             OpCode::ListKeys => Request::ListKeys,
             OpCode::Barrier => Request::Barrier(string(rest)?, i64::from_le_bytes(take(rest)?)),
+            OpCode::Hello => Request::Hello(take(rest)?),
+            OpCode::Proof => Request::Proof(take(rest)?),
         };
         rest.is_empty().then_some(request)
     }
@@ -406,6 +456,7 @@ mod tests {
                 let e = match op {
                     OpCode::Validate => e.u32(MAGIC),
                     OpCode::Ping => e.u32(7),
+                    OpCode::Hello | OpCode::Proof => (0..8).fold(e, |e, n| e.u32(n)),
                     OpCode::Set | OpCode::Append | OpCode::QueuePush => {
                         e.string(b"/k").string(b"value")
                     }
@@ -458,9 +509,10 @@ mod tests {
     }
 
     #[test]
-    fn opcode_is_its_place_in_the_table() {
-        for (code, op) in OPCODES.iter().enumerate() {
-            assert_eq!(*op as usize, code);
+    fn opcode_is_found_by_its_number_alone() {
+        for code in 0..=u8::MAX {
+            let expected = OPCODES.iter().find(|op| **op as u8 == code);
+            assert_eq!(OpCode::of(code), expected.copied());
         }
     }
 

@@ -1,7 +1,9 @@
 //! The client's end: each call of the [`Store`] as requests and replies.
 
+use super::access::{StoreAccess, StoreLimits};
+use super::checks::{PREFIX, checked, checked_number, checked_value, name_of, names_of};
 use super::client::{Broken, Connection, GRACE, NONCE, Waited};
-use super::protocol::{Encoder, MAX_KEY, MAX_KEYS, MAX_MESSAGE, MAX_VALUE, OpCode};
+use super::protocol::{Encoder, OpCode};
 use super::server::TcpStoreServer;
 use crate::op::error::{Error, ErrorKind, Result};
 use crate::world::store::{
@@ -13,8 +15,6 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-/// PyTorch's clients put this before every key of the user.
-const PREFIX: u8 = b'/';
 /// Where PyTorch's clients count themselves; it has no prefix.
 const WORKERS: &[u8] = b"init/";
 /// Idle connections kept; more are open while more threads call at once.
@@ -32,6 +32,7 @@ pub struct TcpStore {
     host: String,
     port: u16,
     timeout: Duration,
+    access: StoreAccess,
     idle: Mutex<Vec<Connection>>,
     /// PyTorch's legacy server closes a connection that asks for a missing key.
     closes_on_missing: AtomicBool,
@@ -40,54 +41,84 @@ pub struct TcpStore {
 }
 
 impl TcpStore {
-    /// Connects to the server at `host` and `port`, trying again until it is there.
+    /// Connects to the open server at `host` and `port`, trying again until it is there.
     ///
     /// `timeout` is for that, and for every later call that does not wait for other ranks.
     ///
     /// # Errors
     /// [`ErrorKind::Rendezvous`] if nothing listens there within `timeout`, or something that is not a
-    /// store does. The latter fails at once where it answers.
+    /// store does. The latter fails at once where it answers. [`ErrorKind::Unauthorized`] at once if the store
+    /// asks for a secret.
     ///
     /// # Blocking
     /// Up to `timeout`; the system's look-up of a host name may take longer.
     pub fn connect(host: impl Into<String>, port: u16, timeout: Duration) -> Result<Self> {
-        Self::dial(host.into(), port, timeout, None)
+        Self::connect_with(host, port, timeout, &StoreAccess::Open)
     }
 
-    /// Serves the store at `host` (this host's name or address) and connects to it.
+    /// As [`connect`](Self::connect), with a proof of the secret if `access` has one.
+    ///
+    /// # Errors
+    /// As [`connect`](Self::connect). [`ErrorKind::Unauthorized`] if the store knows another secret, or none.
+    pub fn connect_with(
+        host: impl Into<String>,
+        port: u16,
+        timeout: Duration,
+        access: &StoreAccess,
+    ) -> Result<Self> {
+        Self::dial(host.into(), port, timeout, access, None)
+    }
+
+    /// Serves an open store at `host` (this host's name or address) and connects to it.
     ///
     /// Listens on the addresses of `host` and no other; `port` 0 lets the kernel choose.
     ///
     /// # Errors
     /// As [`TcpStoreServer::bind`] and [`connect`](Self::connect).
     pub fn host(host: impl Into<String>, port: u16, timeout: Duration) -> Result<Self> {
-        let host = host.into();
-        let server = TcpStoreServer::bind(&addresses_of(&host)?, port)?;
-        let port = server.port();
-        Self::dial(host, port, timeout, Some(server))
+        Self::host_with(host, port, timeout, &StoreAccess::Open)
     }
 
-    /// Connects to `server`, and stops it when the store is dropped.
+    /// As [`host`](Self::host), for those who have access.
     ///
     /// # Errors
-    /// As [`connect`](Self::connect).
-    pub fn attach(server: TcpStoreServer, timeout: Duration) -> Result<Self> {
+    /// As [`host`](Self::host).
+    pub fn host_with(
+        host: impl Into<String>,
+        port: u16,
+        timeout: Duration,
+        access: &StoreAccess,
+    ) -> Result<Self> {
+        let host = host.into();
+        let addresses = addresses_of(&host)?;
+        let server = TcpStoreServer::bind_with(&addresses, port, access, StoreLimits::default())?;
+        let port = server.port();
+        Self::dial(host, port, timeout, access, Some(server))
+    }
+
+    /// Connects to `server`, and stops it when the store is dropped. `access` is what the server was made with.
+    ///
+    /// # Errors
+    /// As [`connect_with`](Self::connect_with).
+    pub fn attach(server: TcpStoreServer, timeout: Duration, access: &StoreAccess) -> Result<Self> {
         let address = server.local_addr();
         let host = address.ip().to_string();
-        Self::dial(host, address.port(), timeout, Some(server))
+        Self::dial(host, address.port(), timeout, access, Some(server))
     }
 
     fn dial(
         host: String,
         port: u16,
         timeout: Duration,
+        access: &StoreAccess,
         server: Option<TcpStoreServer>,
     ) -> Result<Self> {
-        let connection = Connection::dial(&host, port, timeout)?;
+        let connection = Connection::dial(&host, port, timeout, access)?;
         Ok(Self {
             host,
             port,
             timeout,
+            access: access.clone(),
             idle: Mutex::new(vec![connection]),
             closes_on_missing: AtomicBool::new(false),
             server,
@@ -152,7 +183,7 @@ impl TcpStore {
         let held = self.lock_idle().pop();
         let mut connection = match held {
             Some(connection) => connection,
-            None => Connection::dial_again(&self.host, self.port, timeout)?,
+            None => Connection::dial_again(&self.host, self.port, timeout, &self.access)?,
         };
         let result = exchange(&mut connection, deadline);
         if result.is_ok() {
@@ -188,6 +219,9 @@ impl TcpStore {
                 "the connection to the store at {host} port {port} broke during {what}"
             ))
             .with_source(error),
+            Broken::Refused(reason) => store(format!(
+                "the store at {host} port {port} refused {what}: {reason}"
+            )),
             Broken::Garbled(answer) => store(format!(
                 "the store at {host} port {port} answered {what} with {answer}"
             )),
@@ -328,52 +362,6 @@ fn after(timeout: Duration) -> Instant {
     Instant::now() + timeout.min(Duration::from_secs(365 * 24 * 3600))
 }
 
-fn too_long(message: String) -> Error {
-    Error::new(ErrorKind::InvalidArgument, message)
-}
-
-fn name_of(key: &str) -> Result<Vec<u8>> {
-    let name = [&[PREFIX], key.as_bytes()].concat();
-    if name.len() as u64 > MAX_KEY {
-        return Err(too_long(format!(
-            "a store key of {} bytes is above the limit of {}",
-            key.len(),
-            MAX_KEY - 1
-        )));
-    }
-    Ok(name)
-}
-
-fn names_of(keys: &[&str]) -> Result<Vec<Vec<u8>>> {
-    if keys.len() as u64 > MAX_KEYS {
-        return Err(too_long(format!(
-            "{} keys in one call to the store are above the limit of {MAX_KEYS}",
-            keys.len()
-        )));
-    }
-    keys.iter().map(|key| name_of(key)).collect()
-}
-
-fn checked_value(value: &[u8]) -> Result<&[u8]> {
-    if value.len() as u64 > MAX_VALUE {
-        return Err(too_long(format!(
-            "a store value of {} bytes is above the limit of {MAX_VALUE}",
-            value.len()
-        )));
-    }
-    Ok(value)
-}
-
-fn checked(request: Encoder) -> Result<Encoder> {
-    if request.bytes().len() > MAX_MESSAGE {
-        return Err(too_long(format!(
-            "a store request of {} bytes is above the limit of {MAX_MESSAGE}",
-            request.bytes().len()
-        )));
-    }
-    Ok(request)
-}
-
 impl Store for TcpStore {
     fn set(&self, key: &str, value: &[u8]) -> Result<()> {
         let request = Encoder::default()
@@ -475,12 +463,7 @@ impl Store for TcpStore {
     }
 
     fn multi_set(&self, pairs: &[(&str, &[u8])]) -> Result<()> {
-        if pairs.len() as u64 > MAX_KEYS {
-            return Err(too_long(format!(
-                "{} keys in one call to the store are above the limit of {MAX_KEYS}",
-                pairs.len()
-            )));
-        }
+        checked_number(pairs.len())?;
         let mut request = Encoder::default()
             .op(OpCode::MultiSet)
             .i64(pairs.len() as i64);

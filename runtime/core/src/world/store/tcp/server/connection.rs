@@ -1,8 +1,11 @@
 //! One client's socket, and the bytes that are on their way in and out.
 
 use crate::world::store::tcp::protocol::Scanner;
+use rcomm_recorder::publish::StoreChallenge;
 use rustix::fd::OwnedFd;
 use rustix::io::Errno;
+use std::net::IpAddr;
+use std::time::Instant;
 
 /// The pool to which connections return buffers that they do not need, so that an idle connection
 /// holds none and a busy one need not allocate.
@@ -32,9 +35,29 @@ pub(super) enum Link {
     Lost,
 }
 
+/// How far a client has come towards being served.
+#[derive(Clone, Debug)]
+pub(super) enum Standing {
+    /// It has sent nothing.
+    New,
+    /// It has sent VALIDATE, to a store that asks for a proof.
+    Validated,
+    /// It was asked for its proof.
+    Challenged(StoreChallenge),
+    /// It may use the store. `proved`: it speaks our dialect, which has refusals.
+    Served { proved: bool },
+    /// It was told why it is not served; what it still sends is thrown away.
+    Refused,
+}
+
 pub(super) struct Connection {
     pub(super) socket: OwnedFd,
-    pub(super) validated: bool,
+    pub(super) host: Option<IpAddr>,
+    pub(super) standing: Standing,
+    /// When it is closed unless it has proved the secret, or finished its request, before.
+    pub(super) deadline: Option<Instant>,
+    /// Bytes of `inbox` that are counted as unfinished.
+    pub(super) counted: usize,
     pub(super) scanner: Scanner,
     /// The beginning of a request whose end has not come, or requests held back with `paused`.
     pub(super) inbox: Vec<u8>,
@@ -49,10 +72,13 @@ pub(super) struct Connection {
 }
 
 impl Connection {
-    pub(super) fn new(socket: OwnedFd) -> Self {
+    pub(super) fn new(socket: OwnedFd, host: Option<IpAddr>) -> Self {
         Self {
             socket,
-            validated: false,
+            host,
+            standing: Standing::New,
+            deadline: None,
+            counted: 0,
             scanner: Scanner::default(),
             inbox: Vec::new(),
             outbox: Vec::new(),
@@ -94,7 +120,7 @@ mod tests {
     #[test]
     fn idle_connection_takes_a_fraction_of_a_kibibyte() {
         let (socket, _other) = std::os::unix::net::UnixStream::pair().unwrap();
-        let mut connection = Connection::new(socket.into());
+        let mut connection = Connection::new(socket.into(), None);
         let mut buffers = Buffers::default();
         connection.outbox.extend_from_slice(b"a reply");
         assert_eq!(connection.flush(&mut buffers), Link::Open);

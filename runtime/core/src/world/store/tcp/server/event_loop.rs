@@ -1,15 +1,19 @@
 //! The server's one thread: accept, read, answer, wake.
 
-use super::connection::{Buffers, Connection, Link};
+use super::connection::{Buffers, Connection, Link, Standing};
+use super::quota::{Overdue, Quota};
 use super::state::{ConnectionId, State};
-use crate::world::store::tcp::protocol::{MAGIC, Request, STOP_WAITING, Violation};
+use crate::world::store::tcp::access::{StoreAccess, StoreLimits};
+use crate::world::store::tcp::protocol::{MAGIC, OpCode, Request, STOP_WAITING, Violation};
 use crate::world::store::tcp::spin::Spin;
+use rcomm_recorder::publish::{STORE_REFUSAL, Secret, StoreChallenge};
 use rustix::event::{Timespec, epoll};
 use rustix::fd::OwnedFd;
 use rustix::io::Errno;
-use rustix::net::{SocketFlags, accept_with, sockopt};
+use rustix::net::{Shutdown, SocketFlags, acceptfrom_with, shutdown, sockopt};
 use rustix::process::{Resource, getrlimit, setrlimit};
 use slab::Slab;
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -33,6 +37,9 @@ pub(super) struct EventLoop {
     listen_at: Option<Instant>,
     connections: Slab<Connection>,
     state: State,
+    /// What clients must prove to know; `None` = nothing.
+    key: Option<Secret>,
+    quota: Quota,
     buffers: Buffers,
     scratch: Box<[u8]>,
     spin: Spin,
@@ -41,7 +48,12 @@ pub(super) struct EventLoop {
 }
 
 impl EventLoop {
-    pub(super) fn new(listeners: Vec<OwnedFd>, stop: Arc<OwnedFd>) -> rustix::io::Result<Self> {
+    pub(super) fn new(
+        listeners: Vec<OwnedFd>,
+        stop: Arc<OwnedFd>,
+        access: &StoreAccess,
+        limits: StoreLimits,
+    ) -> rustix::io::Result<Self> {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         let data = epoll::EventData::new_u64(STOP);
         epoll::add(&epoll, &*stop, data, epoll::EventFlags::IN)?;
@@ -50,7 +62,12 @@ impl EventLoop {
             listeners,
             listen_at: None,
             connections: Slab::new(),
-            state: State::default(),
+            state: State::new(limits.stored_bytes, limits.stored_keys),
+            key: match access {
+                StoreAccess::Open => None,
+                StoreAccess::Secret(secret) => Some(secret.store_key()),
+            },
+            quota: Quota::new(limits),
             buffers: Buffers::default(),
             scratch: vec![0; READ].into_boxed_slice(),
             spin: Spin::wary(),
@@ -95,6 +112,7 @@ impl EventLoop {
                     self.serve(token as ConnectionId, flags);
                 }
             }
+            self.close_overdue();
             if self.listen_at.is_some_and(|at| at <= Instant::now()) {
                 self.listen_at = None;
                 if let Err(error) = self.listen() {
@@ -124,9 +142,11 @@ impl EventLoop {
             }
             self.spin.was_in_vain();
         }
-        let limit = self
-            .listen_at
-            .and_then(|at| at.saturating_duration_since(idle_since).try_into().ok());
+        let next = [self.listen_at, self.quota.next()]
+            .into_iter()
+            .flatten()
+            .min();
+        let limit = next.and_then(|at| at.saturating_duration_since(idle_since).try_into().ok());
         let ready = epoll::wait(&self.epoll, &mut events[..], limit.as_ref())?;
         self.spin.slept(idle_since.elapsed());
         Ok(ready)
@@ -135,8 +155,8 @@ impl EventLoop {
     fn accept(&mut self, listener: usize) {
         for _ in 0..ACCEPTS {
             let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
-            let socket = match accept_with(&self.listeners[listener], flags) {
-                Ok(socket) => socket,
+            let (socket, peer) = match acceptfrom_with(&self.listeners[listener], flags) {
+                Ok(accepted) => accepted,
                 Err(Errno::AGAIN) => return,
                 Err(Errno::MFILE) if raise_descriptor_limit() => continue,
                 Err(error @ (Errno::MFILE | Errno::NFILE | Errno::NOMEM | Errno::NOBUFS)) => {
@@ -146,13 +166,28 @@ impl EventLoop {
                 // The peer gave up between its SYN and now.
                 Err(_) => continue,
             };
+            if self.connections.len() >= self.quota.limits.connections {
+                let limit = self.quota.limits.connections;
+                tracing::warn!(
+                    ?peer,
+                    limit,
+                    "the store server refuses a connection: it has as many as it may"
+                );
+                continue;
+            }
             // Without it small replies are late; nothing else depends on it.
             let _ = sockopt::set_tcp_nodelay(&socket, true);
             let slot = self.connections.vacant_entry();
             let data = epoll::EventData::new_u64(slot.key() as u64);
             match epoll::add(&self.epoll, &socket, data, epoll::EventFlags::IN) {
                 Ok(()) => {
-                    slot.insert(Connection::new(socket));
+                    let host = peer.and_then(|peer| SocketAddr::try_from(peer).ok());
+                    let host = host.map(|it| it.ip().to_canonical());
+                    let id = slot.key();
+                    let new = slot.insert(Connection::new(socket, host));
+                    if let Some(oldest) = self.quota.came(id, new) {
+                        self.close(oldest);
+                    }
                 }
                 Err(error) => tracing::warn!(%error, "the store server drops a new connection"),
             }
@@ -213,6 +248,9 @@ impl EventLoop {
             Err(Errno::AGAIN | Errno::INTR) => return Link::Open,
             Err(_) => return Link::Lost,
         };
+        if let Standing::Refused = connection.standing {
+            return Link::Open;
+        }
         if !connection.inbox.is_empty() {
             let mut bytes = std::mem::take(&mut connection.inbox);
             bytes.extend_from_slice(&self.scratch[..count]);
@@ -224,7 +262,7 @@ impl EventLoop {
         let link = match (used, self.connections.get_mut(id)) {
             (Ok(used), Some(connection)) => {
                 connection.inbox.extend_from_slice(&scratch[used..count]);
-                Link::Open
+                self.count(id, used > 0)
             }
             _ => Link::Lost,
         };
@@ -246,13 +284,25 @@ impl EventLoop {
                     }
                     connection.inbox = bytes;
                 }
-                Link::Open
+                self.count(id, used > 0)
             }
             _ => Link::Lost,
         }
     }
 
-    /// Answers the requests that are complete; returns how many bytes they took.
+    /// Takes account of what the connection holds now.
+    fn count(&mut self, id: ConnectionId, progress: bool) -> Link {
+        let Some(connection) = self.connections.get_mut(id) else {
+            return Link::Open;
+        };
+        match self.quota.count(id, connection, progress) {
+            Ok(()) => Link::Open,
+            Err(violation) => self.refuse(id, violation),
+        }
+    }
+
+    /// Answers the requests that are complete; returns how many bytes they took. A client that breaks a
+    /// rule is refused, and all that it sent counts as taken.
     fn answer_requests(&mut self, id: ConnectionId, bytes: &[u8]) -> Result<usize, Violation> {
         let connection = &mut self.connections[id];
         if connection.outbox.capacity() == 0 {
@@ -260,10 +310,17 @@ impl EventLoop {
         }
         let mut used = 0;
         let answered = loop {
+            let connection = &mut self.connections[id];
             if connection.unsent() > BACK_PRESSURE {
                 connection.paused = true;
-                break Ok(());
+                break self.check_unread();
             }
+            if let Some(&code) = bytes.get(used)
+                && !self.may_begin(id, code)
+            {
+                break Err(self.not_admitted());
+            }
+            let connection = &mut self.connections[id];
             let length = match connection.scanner.advance(&bytes[used..]) {
                 Ok(Some(length)) => length,
                 Ok(None) => break Ok(()),
@@ -271,17 +328,18 @@ impl EventLoop {
             };
             let frame = &bytes[used..used + length];
             used += length;
-            if !connection.validated {
-                match Request::decode(frame) {
-                    Some(Request::Validate(MAGIC)) => connection.validated = true,
-                    Some(Request::Validate(magic)) => break Err(Violation::WrongMagic(magic)),
-                    _ => break Err(Violation::NotValidated),
+            if !matches!(connection.standing, Standing::Served { .. }) {
+                if let Err(violation) = self.admit(id, frame) {
+                    break Err(violation);
                 }
                 continue;
             }
             let Some(request) = Request::decode(frame) else {
                 break Err(Violation::UnknownOpCode(frame[0]));
             };
+            if matches!((&request, &self.key), (Request::Hello(_), None)) {
+                break Err(Violation::NoSecretHere);
+            }
             if let Err(violation) = self.state.apply(id, request, &mut connection.outbox) {
                 break Err(violation);
             }
@@ -294,12 +352,123 @@ impl EventLoop {
                 }
             }
         };
-        if let Err(violation) = answered {
-            let peer = rustix::net::getpeername(&connection.socket).ok().flatten();
-            tracing::warn!(?peer, "the store server closes a connection: {violation}");
-            return Err(violation);
+        match answered {
+            Ok(()) => Ok(used),
+            Err(violation) => match self.refuse(id, violation) {
+                Link::Open => Ok(bytes.len()),
+                Link::Lost => Err(violation),
+            },
         }
-        Ok(used)
+    }
+
+    /// Whether a request of this kind may come now.
+    fn may_begin(&self, id: ConnectionId, code: u8) -> bool {
+        let op = OpCode::of(code);
+        match self.connections[id].standing {
+            Standing::New => op == Some(OpCode::Validate),
+            Standing::Validated => op == Some(OpCode::Hello),
+            Standing::Challenged(_) => op == Some(OpCode::Proof),
+            Standing::Served { .. } | Standing::Refused => true,
+        }
+    }
+
+    fn not_admitted(&self) -> Violation {
+        match self.key {
+            Some(_) => Violation::NotProved,
+            None => Violation::NotValidated,
+        }
+    }
+
+    /// Takes a client one step closer to being served.
+    fn admit(&mut self, id: ConnectionId, frame: &[u8]) -> Result<(), Violation> {
+        let connection = &mut self.connections[id];
+        let request = Request::decode(frame);
+        connection.standing = match (&connection.standing, request, &self.key) {
+            (Standing::New, Some(Request::Validate(MAGIC)), None) => {
+                Standing::Served { proved: false }
+            }
+            (Standing::New, Some(Request::Validate(MAGIC)), Some(_)) => Standing::Validated,
+            (Standing::New, Some(Request::Validate(magic)), _) => {
+                return Err(Violation::WrongMagic(magic));
+            }
+            (Standing::Validated, Some(Request::Hello(nonce)), Some(key)) => {
+                let made = StoreChallenge::new(key, &nonce);
+                let (challenge, answer) = made.map_err(|_| Violation::NoRandomness)?;
+                connection.outbox.extend_from_slice(&answer);
+                Standing::Challenged(challenge)
+            }
+            (Standing::Challenged(challenge), Some(Request::Proof(proof)), Some(key)) => {
+                if !challenge.is_met(key, &proof) {
+                    return Err(Violation::WrongProof);
+                }
+                connection.outbox.push(STOP_WAITING);
+                Standing::Served { proved: true }
+            }
+            _ => return Err(self.not_admitted()),
+        };
+        if let Standing::Served { .. } = connection.standing {
+            self.quota.is_served(id, connection);
+        }
+        Ok(())
+    }
+
+    /// Checks that all unread replies together are within their limit.
+    fn check_unread(&self) -> Result<(), Violation> {
+        let limit = self.quota.limits.unread_bytes;
+        let held = self.connections.iter().map(|(_, it)| it.unsent()).sum();
+        match held > limit {
+            true => Err(Violation::TooManyUnreadBytes(held, limit)),
+            false => Ok(()),
+        }
+    }
+
+    /// Serves the connection no longer. One that speaks our dialect, or that was to prove the secret, is told
+    /// why; one of PyTorch's would take the words for a reply.
+    fn refuse(&mut self, id: ConnectionId, violation: Violation) -> Link {
+        let Some(connection) = self.connections.get_mut(id) else {
+            return Link::Open;
+        };
+        let peer = rustix::net::getpeername(&connection.socket).ok().flatten();
+        tracing::warn!(?peer, "the store server closes a connection: {violation}");
+        let unproved =
+            self.key.is_some() && !matches!(connection.standing, Standing::Served { .. });
+        if unproved {
+            let peer = connection
+                .host
+                .map_or("an unknown host".to_owned(), |it| it.to_string());
+            self.state.count_refused(&peer);
+        }
+        let ours = matches!(connection.standing, Standing::Served { proved: true });
+        if !ours && !unproved && violation != Violation::NoSecretHere {
+            return Link::Lost;
+        }
+        self.state.forget(id);
+        self.quota.is_refused(id, connection);
+        connection.standing = Standing::Refused;
+        connection.paused = false;
+        connection.inbox = Vec::new();
+        connection.outbox.extend_from_slice(&STORE_REFUSAL);
+        let text = violation.to_string();
+        connection.outbox.extend_from_slice(text.as_bytes());
+        connection.outbox.push(b'\n');
+        Link::Open
+    }
+
+    /// Closes connections whose time is over.
+    fn close_overdue(&mut self) {
+        let now = Instant::now();
+        while let Some((id, why)) = self.quota.overdue(now) {
+            let refused = match why {
+                Overdue::Proof => Link::Lost,
+                Overdue::Request => {
+                    let limit = self.quota.limits.request_time.as_secs();
+                    self.refuse(id, Violation::TooSlow(limit))
+                }
+            };
+            if refused == Link::Lost || self.settle(id) == Link::Lost {
+                self.close(id);
+            }
+        }
     }
 
     /// Sends what can be sent, continues with requests that were held back if the peer has read enough,
@@ -311,6 +480,12 @@ impl EventLoop {
             };
             if connection.flush(&mut self.buffers) == Link::Lost {
                 return Link::Lost;
+            }
+            if let Standing::Refused = connection.standing
+                && connection.unsent() == 0
+            {
+                // The client reads it before it sees the end; an end with bytes unread would be a reset.
+                let _ = shutdown(&connection.socket, Shutdown::Write);
             }
             if !connection.paused || connection.unsent() > BACK_PRESSURE / 2 {
                 break connection;
@@ -337,6 +512,17 @@ impl EventLoop {
     fn close(&mut self, id: ConnectionId) {
         if let Some(mut connection) = self.connections.try_remove(id) {
             self.state.forget(id);
+            self.quota.forget(id, &mut connection);
+            if let Standing::Challenged(_) = connection.standing {
+                let peer = connection
+                    .host
+                    .map_or("an unknown host".to_owned(), |it| it.to_string());
+                tracing::warn!(
+                    peer,
+                    "a client of the store left when it was to prove the job's secret"
+                );
+                self.state.count_refused(&peer);
+            }
             // What was answered before the fault still goes out if the socket takes it.
             connection.flush(&mut self.buffers);
             // Closing the only descriptor of the socket takes it out of epoll, too.

@@ -2,8 +2,10 @@
 
 mod connection;
 mod event_loop;
+mod quota;
 mod state;
 
+use super::access::{StoreAccess, StoreLimits};
 use crate::op::error::{Error, ErrorKind, Result};
 use event_loop::EventLoop;
 use rustix::event::{EventfdFlags, eventfd};
@@ -23,13 +25,16 @@ const BACKLOG: i32 = 4096;
 /// and closes all connections: clients then get an error. It looks up no names.
 ///
 /// # Security
-/// The protocol has no room for a secret: any client that reaches the port may use every key. The
-/// server therefore listens on the addresses it is given and on no other.
+/// With [`StoreAccess::Secret`] clients must prove that they know the job's secret before anything else, and
+/// the server proves it to them. With [`StoreAccess::Open`], PyTorch's protocol, any client that reaches the
+/// port may use every key. In both cases it listens on the addresses it is given and on no other, and what
+/// is sent is not encrypted.
 ///
 /// # Limits
-/// Keys up to 8 KiB, values up to 8 MiB, 131,072 keys in one request, 256 MiB for one request or reply.
+/// Keys up to 8 KiB, values up to 8 MiB, 131,072 keys in one request, 256 MiB for one request or reply; for
+/// all clients together, [`StoreLimits`].
 /// A client that breaks a limit, or the protocol, is disconnected. One that does not read its replies
-/// is served no further once 1 MiB waits for it. Where file descriptors run out, the soft limit of the
+/// is served no further once 1 MiB waits for it. One that proved the secret is told why in its error. Where file descriptors run out, the soft limit of the
 /// process is raised to the hard one; beyond that, new connections wait until others have gone.
 #[derive(Debug)]
 pub struct TcpStoreServer {
@@ -49,6 +54,19 @@ impl TcpStoreServer {
     /// [`ErrorKind::Rendezvous`] if the port is taken or none of the addresses is this host's,
     /// [`ErrorKind::Io`] if the system refuses sockets or a thread.
     pub fn bind(addresses: &[IpAddr], port: u16) -> Result<Self> {
+        Self::bind_with(addresses, port, &StoreAccess::Open, StoreLimits::default())
+    }
+
+    /// As [`bind`](Self::bind), for those who have access, within these limits.
+    ///
+    /// # Errors
+    /// As [`bind`](Self::bind).
+    pub fn bind_with(
+        addresses: &[IpAddr],
+        port: u16,
+        access: &StoreAccess,
+        limits: StoreLimits,
+    ) -> Result<Self> {
         let mut listeners = Vec::new();
         let mut bound = None;
         let mut not_ours = Vec::new();
@@ -73,28 +91,33 @@ impl TcpStoreServer {
                 ),
             ));
         };
-        Self::start(listeners, bound)
+        Self::start(listeners, bound, access, limits)
     }
 
-    /// As [`bind`](Self::bind), on all addresses of this host, IPv6 and IPv4.
+    /// As [`bind_with`](Self::bind_with), on all addresses of this host, IPv6 and IPv4.
     ///
     /// # Errors
     /// As [`bind`](Self::bind).
-    pub fn bind_any(port: u16) -> Result<Self> {
+    pub fn bind_any(port: u16, access: &StoreAccess, limits: StoreLimits) -> Result<Self> {
         let either: SocketAddr = (Ipv6Addr::UNSPECIFIED, port).into();
         match listen_on(either) {
-            Ok((listener, bound)) => Self::start(vec![listener], bound),
+            Ok((listener, bound)) => Self::start(vec![listener], bound, access, limits),
             Err(Errno::ADDRNOTAVAIL | Errno::AFNOSUPPORT) => {
-                Self::bind(&[Ipv4Addr::UNSPECIFIED.into()], port)
+                Self::bind_with(&[Ipv4Addr::UNSPECIFIED.into()], port, access, limits)
             }
             Err(error) => Err(refused(either.ip(), port, error)),
         }
     }
 
-    fn start(listeners: Vec<OwnedFd>, bound: SocketAddr) -> Result<Self> {
+    fn start(
+        listeners: Vec<OwnedFd>,
+        bound: SocketAddr,
+        access: &StoreAccess,
+        limits: StoreLimits,
+    ) -> Result<Self> {
         let start = || -> std::io::Result<Self> {
             let stop = Arc::new(eventfd(0, EventfdFlags::CLOEXEC)?);
-            let event_loop = EventLoop::new(listeners, stop.clone())?;
+            let event_loop = EventLoop::new(listeners, stop.clone(), access, limits)?;
             let thread = std::thread::Builder::new()
                 .name("rcomm/store".to_owned())
                 .spawn(move || event_loop.run())?;

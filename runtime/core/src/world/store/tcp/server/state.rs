@@ -2,9 +2,9 @@
 //!
 //! Pure: requests in, reply bytes and the numbers of woken connections out.
 
-use crate::world::store::table::Table;
+use crate::world::store::table::{ENTRY, Table};
 use crate::world::store::tcp::protocol::{
-    MAX_MESSAGE, Request, STOP_WAITING, Strings, Violation, WAIT_CANCELED,
+    MAX_MESSAGE, MAX_VALUE, Request, STOP_WAITING, Strings, Violation, WAIT_CANCELED,
 };
 use std::collections::HashMap;
 
@@ -13,15 +13,31 @@ pub(super) type ConnectionId = usize;
 
 type Key = Box<[u8]>;
 
+/// Where the server notes the clients that it refused: how many, and the last one's address.
+const REFUSED: &[u8] = b"/rcomm/refused";
+
 /// What one connection waits for; it has at most one such wait.
 enum Pending {
     Keys { keys: Vec<Key>, missing: usize },
     Barrier(Key),
 }
 
-#[derive(Default)]
+impl Pending {
+    /// What it counts in the store's bytes.
+    fn bytes(&self) -> usize {
+        match self {
+            Pending::Keys { keys, .. } => keys.iter().map(|key| 2 * (key.len() + ENTRY)).sum(),
+            Pending::Barrier(key) => 2 * (key.len() + ENTRY),
+        }
+    }
+}
+
 pub(super) struct State {
     table: Table,
+    /// Limits of the table with what is waited for: bytes and names.
+    most: (usize, usize),
+    /// Bytes of all pending waits.
+    waits: usize,
     pending: HashMap<ConnectionId, Pending>,
     /// Connections that wait for each key, in order of arrival, once for each time a wait names the key.
     waiting: HashMap<Key, Vec<ConnectionId>>,
@@ -31,6 +47,45 @@ pub(super) struct State {
 }
 
 impl State {
+    /// An empty store that may hold so many bytes, and so many keys and queues.
+    pub(super) fn new(bytes: usize, keys: usize) -> Self {
+        Self {
+            table: Table::default(),
+            most: (bytes, keys),
+            waits: 0,
+            pending: HashMap::new(),
+            waiting: HashMap::new(),
+            at_barrier: HashMap::new(),
+            woken: Vec::new(),
+        }
+    }
+
+    /// Counts a client that was refused, for the ranks that wonder why one does not come.
+    pub(super) fn count_refused(&mut self, peer: &str) {
+        let refused = self.table.get(REFUSED).map(String::from_utf8_lossy);
+        let times = refused.and_then(|it| it.split(' ').next()?.parse::<u64>().ok());
+        let text = format!("{} {peer}", times.unwrap_or(0).saturating_add(1));
+        self.table.set(REFUSED, text.as_bytes());
+    }
+
+    /// Checks that there is room for so many bytes more under this key.
+    fn admit(&self, key: &[u8], more: usize) -> Result<(), Violation> {
+        let is_new = !self.table.has(key);
+        if is_new && self.table.names() >= self.most.1 {
+            return Err(Violation::TooManyStoredKeys(self.most.1));
+        }
+        let more = more + if is_new { key.len() + ENTRY } else { 0 };
+        self.admit_bytes(more)
+    }
+
+    fn admit_bytes(&self, more: usize) -> Result<(), Violation> {
+        let (held, limit) = (self.table.bytes() + self.waits, self.most.0);
+        if held + more > limit {
+            return Err(Violation::StoreFull { held, more, limit });
+        }
+        Ok(())
+    }
+
     /// Executes `request` and adds its reply, if there is one now, to `out`.
     pub(super) fn apply(
         &mut self,
@@ -40,12 +95,14 @@ impl State {
     ) -> Result<(), Violation> {
         match request {
             Request::Validate(_) => return Err(Violation::ValidatedTwice),
-            Request::Set(key, value) => self.set(key, value),
+            Request::Hello(_) | Request::Proof(_) => return Err(Violation::ProofOutOfTurn),
+            Request::Set(key, value) => self.set(key, value)?,
             Request::CompareSet {
                 key,
                 expected,
                 desired,
             } => {
+                self.admit(key, desired.len())?;
                 reply_string(out, self.table.compare_set(key, expected, desired));
                 self.wake_all(key);
             }
@@ -62,6 +119,11 @@ impl State {
             Request::GetNumKeys => reply_number(out, self.table.len() as i64),
             Request::DeleteKey(key) => reply_number(out, i64::from(self.table.delete(key))),
             Request::Append(key, value) => {
+                let length = self.table.get(key).map_or(0, <[u8]>::len) + value.len();
+                if length as u64 > MAX_VALUE {
+                    return Err(Violation::ValueGrowsTooLong(length));
+                }
+                self.admit(key, value.len())?;
                 self.table.append(key, value);
                 self.wake_all(key);
             }
@@ -76,7 +138,7 @@ impl State {
             }
             Request::MultiSet(mut strings) => {
                 while let (Some(key), Some(value)) = (strings.next(), strings.next()) {
-                    self.set(key, value);
+                    self.set(key, value)?;
                 }
             }
             Request::CancelWait => {
@@ -85,6 +147,7 @@ impl State {
             }
             Request::Ping(nonce) => out.extend_from_slice(&nonce),
             Request::QueuePush(key, value) => {
+                self.admit(key, ENTRY + value.len())?;
                 self.table.queue_push(key, value);
                 self.wake_first(key);
             }
@@ -112,7 +175,7 @@ impl State {
 
     /// Ends what the connection waits for: it cancelled, or it is gone.
     pub(super) fn forget(&mut self, connection: ConnectionId) {
-        match self.pending.remove(&connection) {
+        match self.take_pending(connection) {
             None => {}
             Some(Pending::Keys { keys, .. }) => {
                 for key in keys {
@@ -123,12 +186,28 @@ impl State {
         }
     }
 
-    fn set(&mut self, key: &[u8], value: &[u8]) {
+    fn take_pending(&mut self, connection: ConnectionId) -> Option<Pending> {
+        let pending = self.pending.remove(&connection)?;
+        self.waits -= pending.bytes();
+        Some(pending)
+    }
+
+    fn put_pending(&mut self, connection: ConnectionId, pending: Pending) {
+        self.waits += pending.bytes();
+        self.pending.insert(connection, pending);
+    }
+
+    fn set(&mut self, key: &[u8], value: &[u8]) -> Result<(), Violation> {
+        let held = self.table.get(key).map_or(0, <[u8]>::len);
+        self.admit(key, value.len().saturating_sub(held))?;
         self.table.set(key, value);
         self.wake_all(key);
+        Ok(())
     }
 
     fn add(&mut self, key: &[u8], delta: i64) -> Result<i64, Violation> {
+        // A counter has at most 20 digits.
+        self.admit(key, 20)?;
         let count = self.table.add(key, delta).map_err(Violation::CannotAdd)?;
         self.wake_all(key);
         Ok(count)
@@ -151,7 +230,13 @@ impl State {
             out.push(STOP_WAITING);
             return Ok(());
         }
-        for key in &keys {
+        let missing = keys.len();
+        let pending = Pending::Keys { keys, missing };
+        self.admit_bytes(pending.bytes())?;
+        let Pending::Keys { keys, .. } = &pending else {
+            return Ok(());
+        };
+        for key in keys {
             match self.waiting.get_mut(key) {
                 Some(connections) => connections.push(from),
                 None => {
@@ -159,8 +244,7 @@ impl State {
                 }
             }
         }
-        let missing = keys.len();
-        self.pending.insert(from, Pending::Keys { keys, missing });
+        self.put_pending(from, pending);
         Ok(())
     }
 
@@ -176,7 +260,7 @@ impl State {
         }
         if self.add(key, 1)? >= world_size {
             for connection in self.at_barrier.remove(key).unwrap_or_default() {
-                self.pending.remove(&connection);
+                self.take_pending(connection);
                 self.woken.push(connection);
             }
             out.push(STOP_WAITING);
@@ -188,7 +272,7 @@ impl State {
                 self.at_barrier.insert(key.into(), vec![from]);
             }
         }
-        self.pending.insert(from, Pending::Barrier(key.into()));
+        self.put_pending(from, Pending::Barrier(key.into()));
         Ok(())
     }
 
@@ -219,7 +303,7 @@ impl State {
         if let Some(Pending::Keys { missing, .. }) = self.pending.get_mut(&connection) {
             *missing -= 1;
             if *missing == 0 {
-                self.pending.remove(&connection);
+                self.take_pending(connection);
                 self.woken.push(connection);
             }
         }

@@ -1,0 +1,145 @@
+//! How a process and a job's store prove to each other that they know the secret.
+//!
+//! Two requests that PyTorch's TCPStore does not have, sent before any other:
+//!
+//! | from | bytes | what |
+//! |---|---|---|
+//! | client | 5 | `VALIDATE` and its magic number, as PyTorch's clients send it |
+//! | client | 33 | opcode `0x70`, a nonce |
+//! | server | 68 | `rst1`, a nonce of its own, HMAC-SHA256 over both nonces |
+//! | client | 33 | opcode `0x71`, HMAC-SHA256 over the same under another label |
+//! | server | 1 | 0 |
+//!
+//! In place of any reply the server may send a refusal: [`STORE_REFUSAL`], a line of text, and the end of
+//! the connection. Both ends must know the secret; the labels keep one end's proof from being played back
+//! as the other's. What follows is neither encrypted nor authenticated: the proof keeps strangers out, not
+//! one who can read or change what the network carries.
+
+use super::secret::{Secret, random};
+use crate::error::Result;
+
+/// What a refusal begins with. It ends with a line feed, and the server closes the connection behind it.
+pub const STORE_REFUSAL: [u8; 16] = *b"\xFFrcomm refuses: ";
+
+const MAGIC: [u8; 4] = *b"rst1";
+/// `VALIDATE` and what it carries.
+const VALIDATE: [u8; 5] = [0x00, 0xCE, 0xF7, 0x85, 0x3C];
+
+/// Opcodes beside those of PyTorch's TCPStore.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum StoreOpCode {
+    /// A nonce follows.
+    Hello = 0x70,
+    /// A proof follows.
+    Proof = 0x71,
+}
+
+/// The client's end of a proof.
+#[derive(Debug)]
+pub struct StoreCaller {
+    key: Secret,
+    nonce: [u8; 32],
+}
+
+impl StoreCaller {
+    /// Bytes of the server's answer.
+    pub const ANSWER_LEN: usize = 68;
+
+    /// A caller that knows this secret.
+    ///
+    /// # Errors
+    /// [`Io`](crate::Error::Io) if the system's random source cannot be read.
+    pub fn new(secret: &Secret) -> Result<Self> {
+        Ok(Self {
+            key: secret.store_key(),
+            nonce: random()?,
+        })
+    }
+
+    /// The first bytes to send.
+    pub fn hello(&self) -> Vec<u8> {
+        [&VALIDATE[..], &[StoreOpCode::Hello as u8], &self.nonce].concat()
+    }
+
+    /// The bytes to send after the server's answer; `None` if it does not show that the server knows the
+    /// secret.
+    pub fn proof(&self, answer: &[u8; Self::ANSWER_LEN]) -> Option<Vec<u8>> {
+        let (head, tag) = answer.split_at(36);
+        let (magic, theirs) = head.split_at(4);
+        let parts = |label| [label, &self.nonce[..], theirs];
+        if magic != MAGIC || !self.key.verify(&parts(SERVER), tag) {
+            return None;
+        }
+        let proof = self.key.tag(&parts(CLIENT));
+        Some([&[StoreOpCode::Proof as u8], &proof[..]].concat())
+    }
+}
+
+const SERVER: &[u8] = b"store";
+const CLIENT: &[u8] = b"caller";
+
+/// The server's end: what it asked one client to prove.
+#[derive(Clone, Debug)]
+pub struct StoreChallenge {
+    nonces: Box<[[u8; 32]; 2]>,
+}
+
+impl StoreChallenge {
+    /// A challenge for the client that sent this nonce, and the answer to it. `key` is
+    /// [`Secret::store_key`].
+    ///
+    /// # Errors
+    /// [`Io`](crate::Error::Io) if the system's random source cannot be read.
+    pub fn new(key: &Secret, theirs: &[u8; 32]) -> Result<(Self, Vec<u8>)> {
+        let nonces = Box::new([*theirs, random()?]);
+        let [theirs, own] = &*nonces;
+        let proof = key.tag(&[SERVER, theirs, own]);
+        let answer = [&MAGIC[..], own, &proof].concat();
+        Ok((Self { nonces }, answer))
+    }
+
+    /// Whether `proof` is what a client that knows the secret sends. Compares in constant time.
+    pub fn is_met(&self, key: &Secret, proof: &[u8]) -> bool {
+        let [theirs, own] = &*self.nonces;
+        key.verify(&[CLIENT, theirs, own], proof)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn meet(client: &Secret, server: &Secret) -> (bool, bool) {
+        let caller = StoreCaller::new(client).unwrap();
+        let key = server.store_key();
+        let nonce = *caller.hello().last_chunk().unwrap();
+        let (challenge, answer) = StoreChallenge::new(&key, &nonce).unwrap();
+        let proof = caller.proof(answer[..].try_into().unwrap());
+        let known = proof.is_some();
+        // A client that does not trust the server could still try.
+        let proof = proof.unwrap_or_else(|| answer[36..].to_vec());
+        (known, challenge.is_met(&key, &proof[1..]))
+    }
+
+    #[test]
+    fn both_ends_must_know_the_secret() {
+        let (one, two) = (Secret::from_text("one"), Secret::from_text("two"));
+        assert_eq!(meet(&one, &one), (true, true));
+        assert_eq!(meet(&one, &two), (false, false));
+    }
+
+    #[test]
+    fn a_proof_is_no_proof_of_the_other_end_or_of_another_connection() {
+        let secret = Secret::from_text("one");
+        let key = secret.store_key();
+        let caller = StoreCaller::new(&secret).unwrap();
+        let nonce = *caller.hello().last_chunk().unwrap();
+        let (challenge, answer) = StoreChallenge::new(&key, &nonce).unwrap();
+        assert!(!challenge.is_met(&key, &answer[36..]));
+        let proof = caller.proof(answer[..].try_into().unwrap()).unwrap();
+        assert!(challenge.is_met(&key, &proof[1..]));
+        let (another, _) = StoreChallenge::new(&key, &nonce).unwrap();
+        assert!(!another.is_met(&key, &proof[1..]));
+    }
+}

@@ -1,0 +1,40 @@
+//! Options of single backends, which the configuration carries without knowing their types.
+
+use std::any::Any;
+use std::fmt;
+use std::sync::Arc;
+
+/// Options of single backends, each found by its type.
+///
+/// ```
+/// use rcomm::config::BackendOptions;
+///
+/// #[derive(Debug, PartialEq)]
+/// struct MyOptions {
+///     streams: u32,
+/// }
+///
+/// let mut options = BackendOptions::default();
+/// options.set(MyOptions { streams: 2 });
+/// assert_eq!(options.get(), Some(&MyOptions { streams: 2 }));
+/// ```
+#[derive(Clone, Debug, Default)]
+pub struct BackendOptions(Vec<Arc<dyn Options>>);
+
+trait Options: Any + fmt::Debug + Send + Sync {}
+
+impl<T: Any + fmt::Debug + Send + Sync> Options for T {}
+
+impl BackendOptions {
+    /// Puts these options in, in place of others of their type.
+    pub fn set<T: Any + fmt::Debug + Send + Sync>(&mut self, options: T) {
+        self.0.retain(|it| !(&**it as &dyn Any).is::<T>());
+        self.0.push(Arc::new(options));
+    }
+
+    /// The options of this type; `None` if there are none.
+    pub fn get<T: Any>(&self) -> Option<&T> {
+        let mut all = self.0.iter();
+        all.find_map(|it| (&**it as &dyn Any).downcast_ref())
+    }
+}

@@ -1,0 +1,230 @@
+//! Where a rank has the job's secret from, and what it lets the rank's store ask for.
+//!
+//! | the rank was given | all ranks on one host | between hosts |
+//! |---|---|---|
+//! | a secret (`RCOMM_JOB_SECRET`) | that | that |
+//! | none | derived from the [user's](Secret::of_user), a file of mode 0600 | rank 0 makes one and seals it for each rank |
+//!
+//! Never does the secret itself lie in the store. What is sealed is encrypted with a key that the two ranks
+//! agree on (X25519, RFC 7748): one who reads the store learns nothing. One who *writes* to it while the job
+//! starts can put own keys in place of the ranks'; only a given secret is safe from that.
+
+use crate::op::deadline::Deadline;
+use crate::op::error::{Error, ErrorKind, Result};
+use crate::world::config::Config;
+use crate::world::init::from_hex;
+use crate::world::rendezvous::Rendezvous;
+use crate::world::store::{Store, StoreAccess, StoreChoice};
+use rcomm_recorder::model::{Rank, text};
+use rcomm_recorder::publish::Secret;
+use x25519_dalek::{PublicKey, StaticSecret};
+
+/// Bytes of a sealed secret: the secret, encrypted, and a proof that it is whole.
+const SEALED: usize = 32 + Secret::TAG_LEN;
+
+/// Where a rank has the job's secret from.
+pub(crate) enum JobSecret {
+    /// The configuration.
+    Given(Secret),
+    /// The user's secret on this host: the store's key, and the job's secret derived from it.
+    OfUser { user: Secret, job: Secret },
+    /// Rank 0, once all ranks have come.
+    ToAgree(Box<StaticSecret>),
+}
+
+impl JobSecret {
+    /// # Errors
+    /// `Io` if the user's secret can neither be read nor made.
+    pub(crate) fn of(config: &Config, place: &Rendezvous) -> Result<Self> {
+        if let Some(secret) = &config.secret {
+            return Ok(Self::Given(secret.clone()));
+        }
+        if !place.is_on_one_host() {
+            let random = *made()?.as_bytes();
+            return Ok(Self::ToAgree(Box::new(StaticSecret::from(random))));
+        }
+        let user = Secret::of_user().map_err(|error| {
+            let what = "the ranks of this host share their secret in a file, which cannot be used: set \
+                        RCOMM_JOB_SECRET to the same on all ranks";
+            Error::new(ErrorKind::Io, what).with_source(error)
+        })?;
+        let job = user.derive(&format!("job {}", place.job));
+        Ok(Self::OfUser { user, job })
+    }
+
+    /// What this rank asks of its store, or offers to it.
+    ///
+    /// # Errors
+    /// `InvalidArgument` if a proof is asked for and there is no secret yet.
+    pub(crate) fn store_access(&self, config: &Config, place: &Rendezvous) -> Result<StoreAccess> {
+        let known = match self {
+            Self::Given(secret) => Some(secret),
+            Self::OfUser { user, .. } => Some(user),
+            Self::ToAgree(_) => None,
+        };
+        match (config.store, known) {
+            (StoreChoice::Open, _) => Ok(StoreAccess::Open),
+            // Then it is torchrun's, or another's that says so by that variable.
+            (StoreChoice::Auto, _) if place.uses_agent_store => Ok(StoreAccess::Open),
+            (StoreChoice::Auto, None) => Ok(StoreAccess::Open),
+            (_, Some(secret)) => Ok(StoreAccess::Secret(secret.clone())),
+            (StoreChoice::Secret, None) => Err(Error::new(
+                ErrorKind::InvalidArgument,
+                "RCOMM_STORE is \"secret\", and the ranks of several hosts were given none: set \
+                 RCOMM_JOB_SECRET to the same on all ranks",
+            )),
+        }
+    }
+
+    /// What this rank says of its secret in the store: enough to find one that differs.
+    pub(crate) fn statement(&self, place: &Rendezvous) -> String {
+        let fingerprint =
+            |secret: &Secret| text::hex(&secret.derive("fingerprint").tag(&[place.job.as_bytes()]));
+        match self {
+            Self::Given(secret) => fingerprint(secret),
+            Self::OfUser { job, .. } => format!("user {}", fingerprint(job)),
+            Self::ToAgree(own) => format!("none {}", text::hex(PublicKey::from(&**own).as_bytes())),
+        }
+    }
+
+    /// The job's secret, now that all ranks have come and none differs. `statements` are the keys that hold
+    /// theirs, by rank; `sealed` names the key of what rank 0 seals for a rank.
+    ///
+    /// # Blocking
+    /// Where it is to be agreed on: until rank 0 has sealed it, or the deadline.
+    pub(crate) fn agree(
+        self,
+        notes: &dyn Store,
+        place: &Rendezvous,
+        statements: &[String],
+        sealed: impl Fn(Rank) -> String,
+        deadline: Deadline,
+    ) -> Result<Secret> {
+        let own = match self {
+            Self::Given(secret) | Self::OfUser { job: secret, .. } => return Ok(secret),
+            Self::ToAgree(own) => own,
+        };
+        if place.rank > 0 {
+            let keys = [statements[0].as_str(), &sealed(place.rank)];
+            let values = notes.multi_get(&keys, deadline.remaining())?;
+            let opened = match &values[..] {
+                [statement, envelope] => public_key(statement)
+                    .and_then(|theirs| open(&own, &theirs, place.rank, envelope)),
+                _ => None,
+            };
+            return opened.ok_or_else(|| {
+                let what = "the secret that rank 0 sealed for this rank cannot be opened: another process \
+                            writes to the store. Set RCOMM_JOB_SECRET to the same on all ranks";
+                Error::new(ErrorKind::Unauthorized, what)
+            });
+        }
+        let secret = made()?;
+        let keys: Vec<&str> = statements.iter().map(String::as_str).collect();
+        let values = notes.multi_get(&keys, deadline.remaining())?;
+        let mut envelopes = Vec::new();
+        for (rank, statement) in (0..).zip(&values).skip(1) {
+            let theirs = public_key(statement).ok_or_else(|| {
+                let what = format!("rank {rank} left no public key in the store");
+                Error::new(ErrorKind::Rendezvous, what)
+            })?;
+            envelopes.push((sealed(rank), seal(&own, &theirs, rank, &secret)));
+        }
+        let envelopes: Vec<(&str, &[u8])> = envelopes
+            .iter()
+            .map(|(key, envelope)| (key.as_str(), &envelope[..]))
+            .collect();
+        if !envelopes.is_empty() {
+            notes.multi_set(&envelopes)?;
+        }
+        Ok(secret)
+    }
+}
+
+/// Says on standard error that this rank serves a store that asks for no proof.
+#[expect(
+    clippy::print_stderr,
+    reason = "whoever runs the job must know it, with or without a subscriber of its log"
+)]
+pub(crate) fn say_open(place: &Rendezvous) {
+    eprintln!(
+        "rcomm: the store at {} port {} is open: whoever reaches that port can read and change the job's keys. \
+         RCOMM_JOB_SECRET, the same on all ranks, closes it to others",
+        place.master_addr, place.master_port
+    );
+}
+
+fn made() -> Result<Secret> {
+    Secret::generate().map_err(|error| {
+        Error::new(ErrorKind::Io, "no secret can be made for the job").with_source(error)
+    })
+}
+
+fn public_key(statement: &[u8]) -> Option<PublicKey> {
+    let text = std::str::from_utf8(statement).ok()?;
+    Some(PublicKey::from(from_hex(text.strip_prefix("none ")?)?))
+}
+
+/// The key that two ranks share, of which `rank` is not 0.
+fn shared(own: &StaticSecret, theirs: &PublicKey, rank: Rank) -> Option<Secret> {
+    let shared = own.diffie_hellman(theirs);
+    // A key of small order makes the result known to anybody.
+    let shared = shared
+        .was_contributory()
+        .then(|| Secret::from_bytes(shared.to_bytes()))?;
+    Some(shared.derive(&format!("sealed for rank {rank}")))
+}
+
+/// Each key is used once, so a pad from it encrypts.
+fn pad(key: &Secret, bytes: &[u8]) -> [u8; 32] {
+    let mut padded = *key.derive("pad").as_bytes();
+    padded
+        .iter_mut()
+        .zip(bytes)
+        .for_each(|(pad, byte)| *pad ^= byte);
+    padded
+}
+
+fn seal(own: &StaticSecret, theirs: &PublicKey, rank: Rank, secret: &Secret) -> Vec<u8> {
+    // An envelope of zeroes cannot be opened, which is what one with such a key shall have.
+    let Some(key) = shared(own, theirs, rank) else {
+        return vec![0; SEALED];
+    };
+    let padded = pad(&key, secret.as_bytes());
+    [padded, key.derive("whole").tag(&[&padded])].concat()
+}
+
+fn open(own: &StaticSecret, theirs: &PublicKey, rank: Rank, envelope: &[u8]) -> Option<Secret> {
+    let key = shared(own, theirs, rank)?;
+    let envelope: &[u8; SEALED] = envelope.try_into().ok()?;
+    let (padded, tag) = envelope.split_at(32);
+    key.derive("whole")
+        .verify(&[padded], tag)
+        .then(|| Secret::from_bytes(pad(&key, padded)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_sealed_for_a_rank_is_opened_by_that_rank_alone() {
+        let keys = [1, 2, 3].map(|byte| StaticSecret::from([byte; 32]));
+        let public = keys.each_ref().map(PublicKey::from);
+        let secret = Secret::from_text("the job's");
+        let envelope = seal(&keys[0], &public[1], 1, &secret);
+        assert_eq!(envelope.len(), SEALED);
+        let opened = open(&keys[1], &public[0], 1, &envelope).unwrap();
+        assert_eq!(opened.as_bytes(), secret.as_bytes());
+        assert!(!envelope.windows(32).any(|bytes| bytes == secret.as_bytes()));
+        assert!(open(&keys[2], &public[0], 1, &envelope).is_none());
+        assert!(open(&keys[1], &public[0], 2, &envelope).is_none());
+        let mut changed = envelope.clone();
+        changed[3] ^= 1;
+        assert!(open(&keys[1], &public[0], 1, &changed).is_none());
+        assert!(open(&keys[1], &public[0], 1, &envelope[1..]).is_none());
+        // The point of order 1: with it, anybody could compute what the two share.
+        let known = PublicKey::from([0; 32]);
+        assert!(shared(&keys[0], &known, 1).is_none());
+        assert!(open(&keys[1], &known, 1, &seal(&keys[0], &known, 1, &secret)).is_none());
+    }
+}

@@ -1,0 +1,59 @@
+//! What a client checks before it sends: the server would close the connection without a word.
+
+use super::protocol::{Encoder, MAX_KEY, MAX_KEYS, MAX_MESSAGE, MAX_VALUE};
+use crate::op::error::{Error, ErrorKind, Result};
+
+/// PyTorch's clients put this before every key of the user.
+pub(super) const PREFIX: u8 = b'/';
+
+fn too_long(message: String) -> Error {
+    Error::new(ErrorKind::InvalidArgument, message)
+}
+
+pub(super) fn name_of(key: &str) -> Result<Vec<u8>> {
+    let name = [&[PREFIX], key.as_bytes()].concat();
+    if name.len() as u64 > MAX_KEY {
+        return Err(too_long(format!(
+            "a store key of {} bytes is above the limit of {}",
+            key.len(),
+            MAX_KEY - 1
+        )));
+    }
+    Ok(name)
+}
+
+pub(super) fn names_of(keys: &[&str]) -> Result<Vec<Vec<u8>>> {
+    checked_number(keys.len())?;
+    keys.iter().map(|key| name_of(key)).collect()
+}
+
+/// Checks how many keys one request names.
+pub(super) fn checked_number(keys: usize) -> Result<()> {
+    if keys as u64 > MAX_KEYS {
+        return Err(too_long(format!(
+            "{} keys in one call to the store are above the limit of {MAX_KEYS}",
+            keys
+        )));
+    }
+    Ok(())
+}
+
+pub(super) fn checked_value(value: &[u8]) -> Result<&[u8]> {
+    if value.len() as u64 > MAX_VALUE {
+        return Err(too_long(format!(
+            "a store value of {} bytes is above the limit of {MAX_VALUE}",
+            value.len()
+        )));
+    }
+    Ok(value)
+}
+
+pub(super) fn checked(request: Encoder) -> Result<Encoder> {
+    if request.bytes().len() > MAX_MESSAGE {
+        return Err(too_long(format!(
+            "a store request of {} bytes is above the limit of {MAX_MESSAGE}",
+            request.bytes().len()
+        )));
+    }
+    Ok(request)
+}

@@ -1,0 +1,151 @@
+//! What clients may hold of the server without being served: time, unfinished requests, connections.
+
+use super::connection::{Connection, Standing};
+use super::state::ConnectionId;
+use crate::world::store::tcp::access::StoreLimits;
+use crate::world::store::tcp::protocol::Violation;
+use std::collections::{BTreeSet, HashMap};
+use std::net::IpAddr;
+use std::time::{Duration, Instant};
+
+/// How long a client that was refused may take to read why.
+const FAREWELL: Duration = Duration::from_secs(2);
+
+/// Why a connection's time is over.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Overdue {
+    /// It has not proved the secret, or has been told that it is refused.
+    Proof,
+    /// It has not finished its request.
+    Request,
+}
+
+pub(super) struct Quota {
+    pub(super) limits: StoreLimits,
+    /// Connections that may not use the store, by the moment when they are closed.
+    proofs: BTreeSet<(Instant, ConnectionId)>,
+    /// Connections with a request whose end has not come, by the moment when they are closed.
+    requests: BTreeSet<(Instant, ConnectionId)>,
+    unfinished_bytes: usize,
+    /// How many of `requests` each host has.
+    per_host: HashMap<Option<IpAddr>, usize>,
+}
+
+impl Quota {
+    pub(super) fn new(limits: StoreLimits) -> Self {
+        Self {
+            limits,
+            proofs: BTreeSet::new(),
+            requests: BTreeSet::new(),
+            unfinished_bytes: 0,
+            per_host: HashMap::new(),
+        }
+    }
+
+    /// A connection has come. Returns the one to close if too many have proved nothing.
+    pub(super) fn came(&mut self, id: ConnectionId, new: &mut Connection) -> Option<ConnectionId> {
+        let oldest = self.proofs.first().map(|(_, oldest)| *oldest);
+        let too_many = self.proofs.len() >= self.limits.unproved;
+        self.put_off(id, new, self.limits.proof_time);
+        oldest.filter(|_| too_many)
+    }
+
+    /// It may use the store from now on.
+    pub(super) fn is_served(&mut self, id: ConnectionId, connection: &mut Connection) {
+        if let Some(deadline) = connection.deadline.take() {
+            self.proofs.remove(&(deadline, id));
+        }
+    }
+
+    /// It was refused: it has a short time to read why.
+    pub(super) fn is_refused(&mut self, id: ConnectionId, connection: &mut Connection) {
+        self.forget(id, connection);
+        self.put_off(id, connection, FAREWELL);
+    }
+
+    fn put_off(&mut self, id: ConnectionId, connection: &mut Connection, time: Duration) {
+        let deadline = Instant::now() + time;
+        connection.deadline = Some(deadline);
+        self.proofs.insert((deadline, id));
+    }
+
+    /// Takes account of what is in the connection's inbox now. `progress`: a request was finished since the
+    /// last call.
+    pub(super) fn count(
+        &mut self,
+        id: ConnectionId,
+        connection: &mut Connection,
+        progress: bool,
+    ) -> Result<(), Violation> {
+        let held = connection.inbox.len();
+        if held == 0 && connection.counted == 0 {
+            return Ok(());
+        }
+        self.unfinished_bytes = self.unfinished_bytes - connection.counted + held;
+        connection.counted = held;
+        if let Standing::Served { .. } = connection.standing {
+            let unfinished = held > 0 && !connection.paused;
+            if connection.deadline.is_some() && (progress || !unfinished) {
+                self.finished(id, connection);
+            }
+            if unfinished && connection.deadline.is_none() {
+                let count = self.per_host.entry(connection.host).or_default();
+                if *count >= self.limits.unfinished_per_host {
+                    return Err(Violation::TooManyUnfinished(*count));
+                }
+                *count += 1;
+                let deadline = Instant::now() + self.limits.request_time;
+                connection.deadline = Some(deadline);
+                self.requests.insert((deadline, id));
+            }
+        }
+        let limit = self.limits.unfinished_bytes;
+        match self.unfinished_bytes > limit {
+            true => Err(Violation::TooManyUnfinishedBytes(
+                self.unfinished_bytes,
+                limit,
+            )),
+            false => Ok(()),
+        }
+    }
+
+    fn finished(&mut self, id: ConnectionId, connection: &mut Connection) {
+        let Some(deadline) = connection.deadline.take() else {
+            return;
+        };
+        if self.requests.remove(&(deadline, id))
+            && let Some(count) = self.per_host.get_mut(&connection.host)
+        {
+            *count -= 1;
+            if *count == 0 {
+                self.per_host.remove(&connection.host);
+            }
+        }
+        self.proofs.remove(&(deadline, id));
+    }
+
+    /// It holds nothing any more.
+    pub(super) fn forget(&mut self, id: ConnectionId, connection: &mut Connection) {
+        self.finished(id, connection);
+        self.unfinished_bytes -= connection.counted;
+        connection.counted = 0;
+    }
+
+    /// The next moment at which a connection's time is over.
+    pub(super) fn next(&self) -> Option<Instant> {
+        let first = |set: &BTreeSet<(Instant, ConnectionId)>| set.first().map(|(at, _)| *at);
+        [first(&self.proofs), first(&self.requests)]
+            .into_iter()
+            .flatten()
+            .min()
+    }
+
+    /// A connection whose time is over, and why. It stays overdue until it is refused or forgotten.
+    pub(super) fn overdue(&self, now: Instant) -> Option<(ConnectionId, Overdue)> {
+        let first = |set: &BTreeSet<(Instant, ConnectionId)>, why| {
+            let (_, id) = set.first().filter(|(at, _)| *at <= now)?;
+            Some((*id, why))
+        };
+        first(&self.proofs, Overdue::Proof).or_else(|| first(&self.requests, Overdue::Request))
+    }
+}

@@ -1,0 +1,279 @@
+//! Who may use a store, how much of it, and what those are told who may not: over real sockets.
+#![allow(clippy::unwrap_used)]
+
+use rcomm::store::{Store, StoreAccess, StoreLimits, TcpStore, TcpStoreServer};
+use rcomm::{ErrorKind, Secret};
+use std::io::{Read, Write};
+use std::net::{Ipv4Addr, TcpStream};
+use std::time::{Duration, Instant};
+
+const LONG: Duration = Duration::from_secs(60);
+const VALIDATE: [u8; 5] = [0x00, 0xCE, 0xF7, 0x85, 0x3C];
+
+fn secret(text: &str) -> StoreAccess {
+    StoreAccess::Secret(Secret::from_text(text))
+}
+
+fn server(access: &StoreAccess, limits: StoreLimits) -> TcpStoreServer {
+    TcpStoreServer::bind_with(&[Ipv4Addr::LOCALHOST.into()], 0, access, limits).unwrap()
+}
+
+fn connect(server: &TcpStoreServer, access: &StoreAccess) -> rcomm::Result<TcpStore> {
+    TcpStore::connect_with("127.0.0.1", server.port(), LONG, access)
+}
+
+fn raw(server: &TcpStoreServer, bytes: &[u8]) -> TcpStream {
+    let mut stream = TcpStream::connect(server.local_addr()).unwrap();
+    stream.set_read_timeout(Some(LONG)).unwrap();
+    stream.write_all(bytes).unwrap();
+    stream
+}
+
+/// All that comes until the server closes the connection.
+fn until_the_end(mut stream: TcpStream) -> String {
+    let mut bytes = Vec::new();
+    // A reset is an end, too.
+    let _ = stream.read_to_end(&mut bytes);
+    String::from_utf8_lossy(&bytes).into_owned()
+}
+
+fn set(key: &[u8], value: &[u8]) -> Vec<u8> {
+    let text = |bytes: &[u8]| [&(bytes.len() as u64).to_le_bytes(), bytes].concat();
+    [vec![1], text(key), text(value)].concat()
+}
+
+#[test]
+fn those_who_know_the_secret_use_the_store_and_others_are_told_why_not() {
+    let server = server(&secret("ours"), StoreLimits::default());
+    let store = connect(&server, &secret("ours")).unwrap();
+    store.set("k", b"v").unwrap();
+    assert_eq!(store.add("n", 2).unwrap(), 2);
+    assert_eq!(store.get("k", LONG).unwrap(), b"v");
+
+    let error = connect(&server, &secret("theirs")).err().unwrap();
+    assert_eq!(error.kind(), ErrorKind::Unauthorized);
+    assert!(error.to_string().contains("another job secret"), "{error}");
+
+    let error = connect(&server, &StoreAccess::Open).err().unwrap();
+    assert_eq!(error.kind(), ErrorKind::Unauthorized);
+    let text = error.to_string();
+    assert!(
+        text.contains("only from those who prove the job's secret"),
+        "{text}"
+    );
+    assert!(text.contains("RCOMM_JOB_SECRET"), "{text}");
+    // For the ranks that wonder why one does not come.
+    let noted = store.get("rcomm/refused", LONG).unwrap();
+    assert_eq!(String::from_utf8(noted).unwrap(), "2 127.0.0.1");
+}
+
+#[test]
+fn no_request_is_served_before_the_proof() {
+    let server = server(&secret("ours"), StoreLimits::default());
+    let own = connect(&server, &secret("ours")).unwrap();
+    let hello = [&[0x70], &[7u8; 32][..]].concat();
+    let proof = [&[0x71], &[7u8; 32][..]].concat();
+    for first in [
+        set(b"/k", b"v"),
+        [&VALIDATE[..], &set(b"/k", b"v")].concat(),
+        [&VALIDATE[..], &proof].concat(),
+        [&VALIDATE[..], &hello, &set(b"/k", b"v")].concat(),
+        [&VALIDATE[..], &hello, &proof, &set(b"/k", b"v")].concat(),
+        [&VALIDATE[..], &hello, &hello].concat(),
+    ] {
+        let told = until_the_end(raw(&server, &first));
+        assert!(told.contains("rcomm refuses: "), "{told:?}");
+    }
+    assert!(!own.check(&["k"]).unwrap());
+}
+
+#[test]
+fn a_store_that_does_not_know_the_secret_is_not_used() {
+    let open = server(&StoreAccess::Open, StoreLimits::default());
+    let error = connect(&open, &secret("ours")).err().unwrap();
+    assert_eq!(error.kind(), ErrorKind::Unauthorized);
+    assert!(error.to_string().contains("this store is open"), "{error}");
+}
+
+#[test]
+fn a_stranger_that_is_slow_is_dropped_and_many_are_no_harm() {
+    let limits = StoreLimits {
+        proof_time: Duration::from_millis(300),
+        unproved: 4,
+        ..StoreLimits::default()
+    };
+    for access in [secret("ours"), StoreAccess::Open] {
+        let server = server(&access, limits.clone());
+        let many: Vec<_> = (0..32).map(|_| raw(&server, &VALIDATE[..2])).collect();
+        let store = connect(&server, &access).unwrap();
+        store.set("k", b"v").unwrap();
+        let started = Instant::now();
+        for stranger in many {
+            assert_eq!(until_the_end(stranger), "");
+        }
+        assert!(started.elapsed() < LONG);
+        store.set("k", b"w").unwrap();
+    }
+}
+
+#[test]
+fn a_request_that_is_not_finished_is_dropped_and_others_are_served() {
+    let limits = StoreLimits {
+        request_time: Duration::from_millis(300),
+        unfinished_per_host: 3,
+        ..StoreLimits::default()
+    };
+    let server = server(&StoreAccess::Open, limits);
+    let half = &set(b"/k", b"value")[..12];
+    let begun = [&VALIDATE[..], half].concat();
+    let slow: Vec<_> = (0..8).map(|_| raw(&server, &begun)).collect();
+    let store = connect(&server, &StoreAccess::Open).unwrap();
+    for client in slow {
+        assert_eq!(until_the_end(client), "");
+    }
+    // One that sends a request byte by byte, in time, is served; one that rests between two is not slow.
+    let mut patient = raw(&server, &VALIDATE);
+    for byte in set(b"/k", b"value") {
+        patient.write_all(&[byte]).unwrap();
+    }
+    assert_eq!(store.get("k", LONG).unwrap(), b"value");
+    let rest = connect(&server, &StoreAccess::Open).unwrap();
+    rest.set("a", b"1").unwrap();
+    let error = store.get("never", Duration::from_millis(900)).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Timeout);
+    rest.set("a", b"2").unwrap();
+}
+
+#[test]
+fn what_is_above_a_quota_is_refused_with_the_numbers_and_the_job_goes_on() {
+    let limits = StoreLimits {
+        stored_bytes: 10_000,
+        stored_keys: 20,
+        ..StoreLimits::default()
+    };
+    let server = server(&secret("ours"), limits);
+    let store = connect(&server, &secret("ours")).unwrap();
+    store.set("large", &[7; 9_000]).unwrap();
+    let refused = |error: rcomm::Error| {
+        assert_eq!(error.kind(), ErrorKind::Store);
+        error.to_string()
+    };
+    let text = refused(store.set("more", &[7; 2_000]).unwrap_err());
+    assert!(text.contains("above the limit of 10000"), "{text}");
+    assert!(text.contains("refused set of \"more\""), "{text}");
+    let text = refused(store.append("large", &[7; 2_000]).unwrap_err());
+    assert!(text.contains("above the limit of 10000"), "{text}");
+    // What is there can be read, replaced and removed.
+    assert_eq!(store.get("large", LONG).unwrap(), [7; 9_000]);
+    store.set("large", b"small now").unwrap();
+    for key in 0..19 {
+        store.set(&format!("k{key}"), b"").unwrap();
+    }
+    let text = refused(store.add("one more", 1).unwrap_err());
+    assert!(text.contains("holds 20 keys, which is the limit"), "{text}");
+    store.delete("k0").unwrap();
+    assert_eq!(store.add("one more", 1).unwrap(), 1);
+}
+
+#[test]
+fn waits_count_as_what_is_stored() {
+    let limits = StoreLimits {
+        stored_bytes: 2_000,
+        ..StoreLimits::default()
+    };
+    let server = server(&secret("ours"), limits);
+    let store = connect(&server, &secret("ours")).unwrap();
+    let long = "x".repeat(4_000);
+    let error = store.wait(&[&long], LONG).unwrap_err();
+    assert!(
+        error.to_string().contains("above the limit of 2000"),
+        "{error}"
+    );
+    // Cancelled waits count no longer.
+    for _ in 0..20 {
+        let error = store
+            .wait(&["absent"], Duration::from_millis(1))
+            .unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Timeout, "{error}");
+    }
+}
+
+#[test]
+fn unfinished_requests_have_a_limit_in_bytes_for_all_clients_together() {
+    let limits = StoreLimits {
+        unfinished_bytes: 1 << 20,
+        ..StoreLimits::default()
+    };
+    let server = server(&StoreAccess::Open, limits);
+    let begun = [&VALIDATE[..], &set(b"/k", &[7; 700 << 10])[..600 << 10]].concat();
+    let first = raw(&server, &begun);
+    let second = raw(&server, &begun);
+    second.set_nonblocking(false).unwrap();
+    // One of the two is closed; the store goes on.
+    let (sender, closed) = std::sync::mpsc::channel();
+    for stream in [first, second] {
+        let sender = sender.clone();
+        std::thread::spawn(move || {
+            until_the_end(stream);
+            let _ = sender.send(());
+        });
+    }
+    closed.recv_timeout(LONG).unwrap();
+    let store = connect(&server, &StoreAccess::Open).unwrap();
+    store.set("k", &[7; 300 << 10]).unwrap();
+}
+
+#[test]
+fn connections_above_the_limit_are_closed() {
+    let limits = StoreLimits {
+        connections: 2,
+        ..StoreLimits::default()
+    };
+    let server = server(&StoreAccess::Open, limits);
+    let held = [(); 2].map(|()| connect(&server, &StoreAccess::Open).unwrap());
+    assert_eq!(until_the_end(raw(&server, &[])), "");
+    drop(held);
+    // Their places are free again.
+    connect(&server, &StoreAccess::Open).unwrap();
+}
+
+#[test]
+fn the_limits_are_those_that_are_written_down() {
+    let limits = StoreLimits::default();
+    let page = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/SECURITY.md");
+    let page = std::fs::read_to_string(page).unwrap();
+    for line in [
+        format!(
+            "| store: keys, values and waits together | {} MiB |",
+            limits.stored_bytes >> 20
+        ),
+        format!("| store: keys | {} |", limits.stored_keys),
+        format!(
+            "| store: unfinished requests of all clients | {} MiB |",
+            limits.unfinished_bytes >> 20
+        ),
+        format!(
+            "| store: clients of one host with an unfinished request | {} |",
+            limits.unfinished_per_host
+        ),
+        format!(
+            "| store: unread replies | {} MiB |",
+            limits.unread_bytes >> 20
+        ),
+        format!("| store: connections | {} |", limits.connections),
+        format!(
+            "| store: connections without a proof | {} |",
+            limits.unproved
+        ),
+        format!(
+            "| store: time for one request | {} s |",
+            limits.request_time.as_secs()
+        ),
+        format!(
+            "| store: time for the proof | {} s |",
+            limits.proof_time.as_secs()
+        ),
+    ] {
+        assert!(page.contains(&line), "docs/SECURITY.md lacks {line}");
+    }
+}

@@ -313,10 +313,16 @@ def register() -> None:
 
 def _end() -> None:
     """At the interpreter's end: ends what the program did not destroy."""
+    error = getattr(sys, "last_value", None)
     for made in list(_worlds):
-        made.phase("ended without destroy_process_group()")
-        with contextlib.suppress(Exception):
-            made.shutdown(timedelta(seconds=1))
+        if error is None:
+            with contextlib.suppress(Exception):
+                made.shutdown(timedelta(seconds=1))
+            continue
+        lines = str(error).strip().splitlines()
+        reason = ": ".join([f"raised {type(error).__name__}", *lines[:1]])
+        made.phase(reason)
+        made.abandon(reason)
 
 
 atexit.register(_end)

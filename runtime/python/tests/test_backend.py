@@ -425,6 +425,35 @@ def test_job_is_seen_without_a_switch_with_the_line_in_python(ranks, tmp_path, u
         assert first["input_sizes"] == [[4, 8]]
 
 
+def test_exception_of_a_rank_reaches_the_others_and_its_ring(tmp_path):
+    program = """
+import sys, torch, torch.distributed as dist
+rank = int(sys.argv[1])
+store = dist.FileStore(sys.argv[2], 2)
+dist.init_process_group("rcomm", rank=rank, world_size=2, store=store)
+dist.barrier()
+if rank == 1:
+    raise ValueError("bad batch")
+dist.all_reduce(torch.zeros(2))
+"""
+    environment = dict(os.environ, RCOMM_RING_DIR=str(tmp_path / "rings"), RCOMM_JOB="job")
+    environment["RCOMM_DUMP_DIR"] = str(tmp_path / "dumps")
+    started = [
+        subprocess.Popen(
+            [sys.executable, "-c", program, str(rank), str(tmp_path / "store")],
+            env=environment,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    said = [one.communicate(timeout=300)[1] for one in started]
+    assert "ValueError: bad batch" in said[1]
+    assert "raised ValueError: bad batch" in said[0] and "rank 1" in said[0], said[0]
+    report = rcomm.analyze(tmp_path / "rings" / "job")
+    assert "bad batch" in str(report)
+
+
 @pytest.mark.parametrize("destroys", [True, False])
 def test_process_without_an_import_ends_well(tmp_path, destroys):
     program = f"""

@@ -200,6 +200,19 @@ impl World {
         ended.map_err(|error| raise(py, &error, Some(within)))
     }
 
+    /// Ends the world at once: what is pending fails, on the other ranks with this reason, and the ring stays.
+    fn abandon(&self, py: Python<'_>, reason: &str) {
+        if !self.world.is_own() {
+            return;
+        }
+        self.is_open.store(false, Ordering::Relaxed);
+        py.detach(|| {
+            if let Some(world) = self.lock().take() {
+                world.group().abort(reason);
+            }
+        });
+    }
+
     /// Whether it was not shut down, and is this process's own.
     fn is_open(&self) -> bool {
         self.world.is_own() && self.is_open.load(Ordering::Relaxed)

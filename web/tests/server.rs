@@ -70,7 +70,14 @@ fn printed_address_leads_to_the_page_and_leaves_the_token_in_a_cookie() {
         "{}",
         moved.head
     );
-    let page = web.get("/", &[&format!("Cookie: rcomm_token={token}")]);
+    let (_, kept) = moved.head.split_once("set-cookie: ").expect("a cookie");
+    let (cookie, _) = kept.split_once(';').expect("its attributes");
+    let name = format!("rcomm_session_{}=", web.address.port());
+    assert!(cookie.starts_with(&name), "{cookie}");
+    assert!(!cookie.contains(&token), "the cookie is not the token");
+    let with_token = web.get("/", &[&format!("Cookie: {name}{token}")]);
+    assert_eq!(with_token.status, 401);
+    let page = web.get("/", &[&format!("Cookie: {cookie}")]);
     assert_eq!(page.status, 200);
     assert!(page.body.contains("/assets/app.js"));
     assert!(

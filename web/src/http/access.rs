@@ -9,12 +9,14 @@ use axum::http::{HeaderMap, HeaderValue, Method, Uri, header};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use rcomm_recorder::model::text;
+use rcomm_recorder::publish::Secret;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use subtle::ConstantTimeEq;
 
-/// Name of the cookie that is set when a browser passes the token in the address.
-const COOKIE: &str = "rcomm_token";
+/// How the cookie's name begins that is set when a browser passes the token in the address. The port follows:
+/// browsers share the cookies of a host among all its ports.
+const COOKIE: &str = "rcomm_session_";
 
 /// Requirements for a request.
 #[derive(Clone)]
@@ -83,11 +85,32 @@ impl Access {
         let Some(token) = &self.token else {
             return true;
         };
-        let offered = bearer(headers)
-            .or_else(|| cookie(headers))
-            .or_else(|| query(uri));
-        offered.is_some_and(|offered| bool::from(offered.as_bytes().ct_eq(token.as_bytes())))
+        let same = |one: &str, other: &str| bool::from(one.as_bytes().ct_eq(other.as_bytes()));
+        if let Some(offered) = bearer(headers) {
+            return same(offered, token);
+        }
+        let port = port_of(headers);
+        let kept =
+            cookie(headers, port).is_some_and(|offered| same(offered, &session(token, port)));
+        kept || query(uri).is_some_and(|offered| same(offered, token))
     }
+}
+
+/// What the cookie of this port holds: proof that the browser once had the token, from which the token cannot
+/// be computed, and which no other port takes.
+fn session(token: &str, port: u16) -> String {
+    Secret::from_text(token)
+        .derive(&format!("cookie of port {port}"))
+        .to_hex()
+}
+
+/// The port that the client addressed, which a browser leaves out where it is the scheme's own.
+fn port_of(headers: &HeaderMap) -> u16 {
+    let host = headers
+        .get(header::HOST)
+        .and_then(|host| host.to_str().ok());
+    let port = host.and_then(|host| host.rsplit_once(':')?.1.parse().ok());
+    port.unwrap_or(0)
 }
 
 fn bearer(headers: &HeaderMap) -> Option<&str> {
@@ -96,11 +119,12 @@ fn bearer(headers: &HeaderMap) -> Option<&str> {
     scheme.eq_ignore_ascii_case("Bearer").then_some(token)
 }
 
-fn cookie(headers: &HeaderMap) -> Option<&str> {
+fn cookie(headers: &HeaderMap, port: u16) -> Option<&str> {
     let cookies = headers.get(header::COOKIE)?.to_str().ok()?;
+    let name = format!("{COOKIE}{port}");
     cookies
         .split(';')
-        .find_map(|pair| pair.trim().strip_prefix(COOKIE)?.strip_prefix('='))
+        .find_map(|pair| pair.trim().strip_prefix(name.as_str())?.strip_prefix('='))
 }
 
 fn query(uri: &Uri) -> Option<&str> {
@@ -157,7 +181,9 @@ pub(crate) async fn guard(State(access): State<Access>, request: Request, next: 
     let is_page = path == "/" || path.starts_with("/reports/");
     if let (&Method::GET, true, Some(token)) = (request.method(), is_page, query(request.uri())) {
         let secure = if access.secure { "; Secure" } else { "" };
-        let kept = format!("{COOKIE}={token}; Path=/; HttpOnly; SameSite=Strict{secure}");
+        let port = port_of(request.headers());
+        let value = session(token, port);
+        let kept = format!("{COOKIE}{port}={value}; Path=/; HttpOnly; SameSite=Strict{secure}");
         let moved = [
             (header::LOCATION, path.to_owned()),
             (header::SET_COOKIE, kept),
@@ -221,11 +247,34 @@ mod tests {
         };
         assert!(admits(&[(header::AUTHORIZATION, "Bearer secret")], "/"));
         assert!(admits(&[(header::AUTHORIZATION, "bearer secret")], "/"));
-        assert!(admits(&[(header::COOKIE, "a=b; rcomm_token=secret")], "/"));
         assert!(admits(&[], "/?token=secret"));
         assert!(!admits(&[(header::AUTHORIZATION, "Bearer secre")], "/"));
-        assert!(!admits(&[(header::COOKIE, "rcomm_token=")], "/"));
+        assert!(!admits(&[(header::COOKIE, "rcomm_session_0=")], "/"));
         assert!(!admits(&[], "/?token=other"));
         assert!(!admits(&[], "/"));
+    }
+
+    #[test]
+    fn cookie_is_not_the_token_and_belongs_to_its_port() {
+        let access = Access::with_token("secret");
+        let admits = |host: &str, cookie: String| {
+            let headers = [(header::HOST, host.to_owned()), (header::COOKIE, cookie)];
+            let headers = headers
+                .into_iter()
+                .map(|(name, value)| (name, HeaderValue::from_str(&value).unwrap()))
+                .collect();
+            access.admits(&headers, &Uri::from_static("/"))
+        };
+        let kept = |port: u16| format!("a=b; rcomm_session_{port}={}", session("secret", port));
+        assert!(admits("127.0.0.1:8765", kept(8765)));
+        assert!(admits("n07", kept(0)));
+        assert!(!admits("127.0.0.1:8766", kept(8765)));
+        let renamed = format!("rcomm_session_8766={}", session("secret", 8765));
+        assert!(!admits("127.0.0.1:8766", renamed));
+        assert!(!admits(
+            "127.0.0.1:8765",
+            "rcomm_session_8765=secret".to_owned()
+        ));
+        assert!(!kept(8765).contains("secret"));
     }
 }

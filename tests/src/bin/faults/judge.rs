@@ -1,0 +1,221 @@
+//! What a row shows, measured against what must follow.
+
+use crate::job::{INIT_TIMEOUT, Job, SLACK, TIMEOUT};
+use crate::rank::{Event, What};
+use crate::scenario::{Expect, Fault, RANKS, Scenario};
+use rcomm_analyzer::load::{LoadOptions, load_all};
+use rcomm_analyzer::{Policy, Severity, analyze};
+use rcomm_recorder::publish::{Dump, list_rings};
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+/// One line of the table. `None`: the row does not ask.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub(crate) struct Row {
+    pub(crate) name: String,
+    /// Why it could not be tried here.
+    pub(crate) skipped: Option<String>,
+    /// When the last rank that had to be told was, in seconds after the fault, and how many were.
+    pub(crate) told: Option<(f64, usize, usize)>,
+    pub(crate) in_time: Option<bool>,
+    /// Of how many of them the error named the right ranks.
+    pub(crate) named: Option<(usize, usize)>,
+    /// The verdict's culprits, and whether they are right.
+    pub(crate) verdict: Option<(String, bool)>,
+    /// How many ranks left a record.
+    pub(crate) records: Option<(usize, usize)>,
+    /// What was left behind.
+    pub(crate) leaks: Vec<String>,
+    pub(crate) restart: Option<bool>,
+    /// Anything else that was not as it must be.
+    pub(crate) wrong: Vec<String>,
+    /// The errors of the ranks, for a reader.
+    pub(crate) errors: Vec<String>,
+}
+
+impl Row {
+    pub(crate) fn is_right(&self) -> bool {
+        let full = |of: &Option<(usize, usize)>| of.is_none_or(|(right, all)| right == all);
+        self.in_time != Some(false)
+            && self.told.is_none_or(|(_, told, all)| told == all)
+            && full(&self.named)
+            && full(&self.records)
+            && self.verdict.as_ref().is_none_or(|(_, right)| *right)
+            && self.leaks.is_empty()
+            && self.restart != Some(false)
+            && self.wrong.is_empty()
+    }
+
+    /// What the ranks were told.
+    pub(crate) fn judge_errors(&mut self, scenario: &Scenario, events: &[Event], fault_ms: u64) {
+        let must_be_told = |rank: &u32| match scenario.expect {
+            Expect::Named | Expect::Refused(_) => !scenario.culprits.contains(rank),
+            Expect::CutOff => true,
+            Expect::Healthy | Expect::Ended | Expect::Own(_) => false,
+        };
+        let asked: Vec<u32> = (0..RANKS).filter(must_be_told).collect();
+        if asked.is_empty() {
+            return;
+        }
+        let is_start = matches!(scenario.expect, Expect::Refused(_));
+        let limit = if is_start { INIT_TIMEOUT } else { TIMEOUT } + SLACK;
+        let (mut latest, mut told, mut named, mut blaming) = (0, 0, 0, 0);
+        for &rank in &asked {
+            let has_failed = |event: &&Event| matches!(event.what, What::Failed { .. });
+            let mut own = events.iter().filter(|event| event.rank == rank);
+            let first = own.find(has_failed);
+            let Some(Event {
+                what: What::Failed { ranks, text, .. },
+                at_ms,
+                ..
+            }) = first
+            else {
+                continue;
+            };
+            told += 1;
+            latest = latest.max(at_ms.saturating_sub(fault_ms));
+            // A rank that was cut off itself may name any that it cannot reach.
+            if scenario.expect == Expect::CutOff && scenario.culprits.contains(&rank) {
+                continue;
+            }
+            blaming += 1;
+            named += usize::from(match scenario.expect {
+                Expect::Refused(words) => text.contains(words),
+                _ => names(scenario.culprits, ranks, text),
+            });
+        }
+        let expected = asked.iter().filter(|rank| {
+            !(scenario.expect == Expect::CutOff && scenario.culprits.contains(rank))
+        });
+        self.told = Some((latest as f64 / 1000.0, told, asked.len()));
+        self.in_time = Some(Duration::from_millis(latest) <= limit);
+        self.named = Some((named, expected.count().max(blaming)));
+    }
+
+    /// What the records show.
+    pub(crate) fn judge_records(&mut self, scenario: &Scenario, job: &Job<'_>) {
+        if !matches!(
+            scenario.expect,
+            Expect::Named | Expect::CutOff | Expect::Refused(_)
+        ) {
+            return;
+        }
+        let rings = job.ring_folders();
+        let rings = rings
+            .iter()
+            .flat_map(|folder| list_rings(folder).unwrap_or_default());
+        let rings: Vec<_> = rings
+            .filter(|ring| {
+                let folder = ring.path.parent().and_then(|folder| folder.file_name());
+                folder.is_some_and(|folder| folder == job.name())
+            })
+            .collect();
+        let ranks: BTreeSet<_> = rings
+            .iter()
+            .filter_map(|ring| ring.ring.as_ref().ok()?.identity.rank)
+            .collect();
+        let without = match scenario.fault {
+            Fault::Absent | Fault::Own(_, crate::scenario::At::Start) => scenario.culprits.len(),
+            Fault::Ring(_) => 1,
+            _ => 0,
+        };
+        let all = RANKS as usize - without;
+        self.records = Some((ranks.len().min(all), all));
+        let mut paths: Vec<_> = rings.into_iter().map(|ring| ring.path).collect();
+        if job.dump_folder().exists() {
+            paths.push(job.dump_folder());
+        }
+        let Ok((dumps, _)) = load_all(&paths, &LoadOptions::default()) else {
+            self.verdict = Some(("no record".to_owned(), false));
+            return;
+        };
+        let dumps: Vec<Dump> = dumps.into_iter().map(|loaded| loaded.dump).collect();
+        let report = analyze(&dumps, &Policy::default());
+        let roots = report.findings.iter();
+        let roots = roots
+            .filter(|finding| finding.severity == Severity::Error && finding.caused_by.is_none());
+        let roots: Vec<_> = roots.collect();
+        let culprits: BTreeSet<u32> = roots
+            .iter()
+            .flat_map(|finding| finding.culprit_ranks.clone())
+            .collect();
+        let codes: Vec<String> = roots
+            .iter()
+            .map(|finding| format!("{:?}", finding.code))
+            .collect();
+        let right = culprits
+            .iter()
+            .copied()
+            .eq(scenario.culprits.iter().copied());
+        let shown = format!("{:?} {} {:?}", report.verdict, codes.join(","), culprits);
+        self.verdict = Some((shown.to_lowercase(), right));
+    }
+
+    /// What the processes left behind.
+    pub(crate) fn judge_leaks(&mut self, events: &[Event]) {
+        for event in events {
+            match &event.what {
+                What::Left { fds, threads } if *fds > 0 || *threads > 0 => {
+                    self.leaks.push(format!(
+                        "rank {}: {fds} descriptors, {threads} threads",
+                        event.rank
+                    ));
+                }
+                What::Wrong(what) => self
+                    .wrong
+                    .push(format!("rank {}: a wrong {what}", event.rank)),
+                _ => {}
+            }
+        }
+    }
+
+    pub(crate) fn keep_errors(&mut self, events: &[Event]) {
+        for event in events {
+            if let What::Failed {
+                call,
+                kind,
+                ranks,
+                text,
+            } = &event.what
+            {
+                self.errors.push(format!(
+                    "rank {}, {call}, {kind} {ranks:?}: {text}",
+                    event.rank
+                ));
+            }
+        }
+    }
+}
+
+/// Whether an error names the culprits and blames no other rank: in its facts some, in its words all.
+fn names(culprits: &[u32], ranks: &[u32], text: &str) -> bool {
+    let words: BTreeSet<&str> = text.split(|c: char| !c.is_ascii_alphanumeric()).collect();
+    let in_words = culprits
+        .iter()
+        .all(|rank| words.contains(rank.to_string().as_str()));
+    !ranks.is_empty() && ranks.iter().all(|rank| culprits.contains(rank)) && in_words
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_error_that_blames_another_rank_is_not_right() {
+        assert!(names(&[2], &[2], "rank 2 is gone"));
+        assert!(!names(&[2], &[], "rank 2 is gone"));
+        assert!(!names(&[2], &[0, 2], "ranks 0, 2 are gone"));
+        assert!(!names(&[1, 3], &[1], "rank 1 is gone"));
+        assert!(names(&[1, 3], &[1], "rank 1 is gone; no answer: rank 3"));
+    }
+
+    #[test]
+    fn a_row_with_a_rank_that_was_not_told_is_not_right() {
+        let row = Row {
+            told: Some((1.0, 2, 3)),
+            ..Row::default()
+        };
+        assert!(!row.is_right() && Row::default().is_right());
+    }
+}

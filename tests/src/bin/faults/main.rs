@@ -1,0 +1,340 @@
+//! The fault suite: does to jobs of real processes what happens to jobs, and prints a table of what followed.
+//!
+//! ```sh
+//! cargo build -p rcomm-tools && cargo run -p rcomm-tests --bin faults -- list
+//! cargo run -p rcomm-tests --bin faults -- one store-host-freeze
+//! cargo run -p rcomm-tests --bin faults -- all
+//! ```
+//!
+//! Each row is right if every surviving rank was told in time (time-out and two seconds), by an error that names
+//! the right ranks and no other, the analysis of what was left behind names them too, every rank left a record,
+//! no descriptor or thread stayed, and the same job could be started again at the same port.
+#![expect(
+    clippy::print_stdout,
+    clippy::print_stderr,
+    reason = "a program whose result is what it prints"
+)]
+
+mod job;
+mod judge;
+mod network;
+mod rank;
+mod scenario;
+
+use crate::job::Job;
+use crate::judge::Row;
+use crate::rank::{RankArgs, What};
+use crate::scenario::{At, Cut, Expect, Fault, SCENARIOS, Scenario, Start};
+use anyhow::{Context, bail};
+use clap::{Parser, Subcommand};
+use rcomm_tests::process::free_port;
+use std::path::PathBuf;
+use std::process::{Command, ExitCode};
+
+#[derive(Debug, Parser)]
+#[command(about = "Does to jobs what happens to jobs, and prints what followed")]
+struct Cli {
+    #[command(subcommand)]
+    command: Action,
+}
+
+#[derive(Debug, Subcommand)]
+enum Action {
+    /// Print the names of all rows.
+    List,
+    /// Try some rows.
+    One {
+        /// Their names, or the beginnings of their names.
+        #[arg(required = true)]
+        names: Vec<String>,
+        /// Print the ranks' errors too.
+        #[arg(long)]
+        verbose: bool,
+    },
+    /// Try all rows.
+    All,
+    /// Try the rows that a minute has room for.
+    Short,
+    /// Work as a rank of a job under test.
+    #[command(hide = true)]
+    Rank(RankArgs),
+    /// Read the rings of a job under test.
+    #[command(hide = true)]
+    Observe { rings: PathBuf },
+    /// Try one row in this mount namespace, and print it as JSON.
+    #[command(hide = true)]
+    Inside { name: String },
+}
+
+fn main() -> ExitCode {
+    let done = match Cli::parse().command {
+        Action::List => {
+            for row in SCENARIOS {
+                println!(
+                    "{:28} {:?}, {:?}, ranks {:?}",
+                    row.name, row.start, row.fault, row.culprits
+                );
+            }
+            Ok(true)
+        }
+        Action::One { names, verbose } => {
+            let is_asked = |row: &&Scenario| names.iter().any(|name| row.name == name);
+            let begins = |row: &&Scenario| names.iter().any(|name| row.name.starts_with(name));
+            let exact: Vec<_> = SCENARIOS.iter().filter(is_asked).collect();
+            match exact.is_empty() {
+                true => table(SCENARIOS.iter().filter(begins), verbose),
+                false => table(exact.into_iter(), verbose),
+            }
+        }
+        Action::All => table(SCENARIOS.iter(), false),
+        Action::Short => table(SCENARIOS.iter().filter(|row| row.short), true),
+        Action::Rank(args) => rank::run(&args).map(|()| true),
+        Action::Observe { rings } => rank::observe(&rings),
+        Action::Inside { name } => inside(&name).map(|()| true),
+    };
+    match done {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
+        Err(error) => {
+            eprintln!("{error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Tries rows and prints them; returns whether all were right.
+fn table<'a>(rows: impl Iterator<Item = &'a Scenario>, verbose: bool) -> anyhow::Result<bool> {
+    println!(
+        "| {:28} | {:14} | {:5} | {:46} | {:7} | {:5} | {:7} | result |",
+        "fault", "told (s)", "named", "verdict", "records", "leaks", "restart"
+    );
+    println!("|---|---|---|---|---|---|---|---|");
+    let (mut tried, mut right, mut skipped) = (0, 0, 0);
+    for scenario in rows {
+        let row = attempt(scenario);
+        if let Some(why) = &row.skipped {
+            skipped += 1;
+            println!("| {:28} | skipped: {why} |", row.name);
+            continue;
+        }
+        tried += 1;
+        right += usize::from(row.is_right());
+        print_row(&row);
+        for detail in row.wrong.iter().chain(&row.leaks) {
+            println!("    {detail}");
+        }
+        if verbose {
+            for error in &row.errors {
+                println!("    {error}");
+            }
+        }
+    }
+    println!("{right} of {tried} rows right, {skipped} skipped");
+    if tried + skipped == 0 {
+        bail!("no row is called so");
+    }
+    Ok(right == tried)
+}
+
+fn print_row(row: &Row) {
+    let of = |of: &Option<(usize, usize)>| of.map_or("-".to_owned(), |(a, b)| format!("{a}/{b}"));
+    let told = row.told.map_or("-".to_owned(), |(last, told, all)| {
+        let late = if row.in_time == Some(false) {
+            " LATE"
+        } else {
+            ""
+        };
+        format!("{last:.2} {told}/{all}{late}")
+    });
+    let verdict = row
+        .verdict
+        .as_ref()
+        .map_or("-".to_owned(), |(text, right)| {
+            format!("{}{text}", if *right { "" } else { "NO: " })
+        });
+    let restart = match row.restart {
+        None => "-",
+        Some(true) => "yes",
+        Some(false) => "NO",
+    };
+    println!(
+        "| {:28} | {told:14} | {:5} | {verdict:46} | {:7} | {:5} | {restart:7} | {} |",
+        row.name,
+        of(&row.named),
+        of(&row.records),
+        row.leaks.len(),
+        if row.is_right() { "right" } else { "WRONG" }
+    );
+}
+
+/// Tries one row, in a mount namespace of its own where it changes what is mounted.
+fn attempt(scenario: &Scenario) -> Row {
+    let tried = match scenario.fault {
+        Fault::Memory(_) | Fault::DumpFolder => apart(scenario),
+        _ => run(scenario),
+    };
+    tried.unwrap_or_else(|error| Row {
+        name: scenario.name.to_owned(),
+        wrong: vec![format!("{error:#}")],
+        ..Row::default()
+    })
+}
+
+fn skip(scenario: &Scenario, why: impl std::fmt::Display) -> Row {
+    Row {
+        name: scenario.name.to_owned(),
+        skipped: Some(why.to_string()),
+        ..Row::default()
+    }
+}
+
+fn apart(scenario: &Scenario) -> anyhow::Result<Row> {
+    let probe = Command::new("unshare").args(["-m", "true"]).output();
+    if !probe.is_ok_and(|probe| probe.status.success()) {
+        return Ok(skip(scenario, "this user may not make a mount namespace"));
+    }
+    let mut command = Command::new("unshare");
+    command
+        .args(["-m", "--propagation", "private"])
+        .arg(std::env::current_exe()?);
+    let done = command.args(["inside", scenario.name]).output()?;
+    let error = String::from_utf8_lossy(&done.stderr);
+    serde_json::from_slice(&done.stdout).with_context(|| format!("the row ended early: {error}"))
+}
+
+fn inside(name: &str) -> anyhow::Result<()> {
+    let scenario = SCENARIOS
+        .iter()
+        .find(|row| row.name == name)
+        .context("no row is called so")?;
+    println!("{}", serde_json::to_string(&run(scenario)?)?);
+    Ok(())
+}
+
+/// Starts the job, lets its fault happen, and judges what follows.
+fn run(scenario: &Scenario) -> anyhow::Result<Row> {
+    let folder = tempfile::tempdir()?;
+    let port = free_port();
+    let mut job = match Job::new(scenario, folder.path(), port) {
+        Ok(job) => job,
+        Err(error) if scenario.start == Start::Hosts => return Ok(skip(scenario, error)),
+        Err(error) => return Err(error),
+    };
+    let mut row = Row {
+        name: scenario.name.to_owned(),
+        ..Row::default()
+    };
+    let began = rank::now_ms();
+    job.start()?;
+    let starts = !matches!(scenario.expect, Expect::Refused(_) | Expect::Own(_));
+    let happens_early = matches!(scenario.fault, Fault::Own(..));
+    if starts && !happens_early && !job.wait_for_work() {
+        row.wrong.push(format!(
+            "the job did not come to work: {}",
+            job.stderr().trim()
+        ));
+    }
+    let mut fault_ms = match job.strike() {
+        Err(error) if scenario.fault == Fault::Network(Cut::Delay) => {
+            return Ok(skip(scenario, error));
+        }
+        struck => struck?,
+    };
+    let gone = match (scenario.expect, scenario.fault) {
+        (Expect::Named | Expect::Refused(_), _) => scenario.culprits,
+        (_, Fault::Launcher(..)) if scenario.expect == Expect::Ended => &[0, 1, 2, 3],
+        _ => &[],
+    };
+    match scenario.expect {
+        Expect::Healthy | Expect::Own(_) => {
+            std::thread::sleep(job::TIMEOUT / 2);
+            job.ask_to_stop()?;
+            job.wait_for_end(job::PATIENCE);
+            judge_health(&mut row, scenario, &job);
+        }
+        Expect::Ended => {
+            job.wait_for_end(job::SLACK);
+            std::thread::sleep(job::SLACK);
+            let running = job.running();
+            if !running.is_empty() {
+                row.wrong.push(format!("ranks {running:?} run on"));
+            }
+        }
+        Expect::Named | Expect::CutOff | Expect::Refused(_) => {
+            if !job.wait_for_survivors(gone) && scenario.start != Start::Launcher {
+                row.wrong
+                    .push("a rank has not let go of its world".to_owned());
+            }
+        }
+    }
+    let events = job.events();
+    if matches!(scenario.expect, Expect::Refused(_)) {
+        fault_ms = began;
+    } else if let Some(fault) = events.iter().rfind(|event| event.what == What::Fault) {
+        fault_ms = fault.at_ms;
+    } else if matches!(
+        scenario.fault,
+        Fault::Own(_, At::Between | At::Call | At::End)
+    ) {
+        row.wrong
+            .push(format!("the fault did not happen: {}", job.stderr().trim()));
+    }
+    row.judge_errors(scenario, &events, fault_ms);
+    row.judge_records(scenario, &job);
+    row.judge_leaks(&events);
+    row.keep_errors(&events);
+    judge_launcher(&mut row, scenario, &mut job);
+    row.restart = Some(job.restart()?);
+    if row.restart == Some(false) {
+        row.wrong
+            .push(format!("the restart failed: {}", job.stderr().trim()));
+    }
+    Ok(row)
+}
+
+/// A launcher whose job has failed ends by itself.
+fn judge_launcher(row: &mut Row, scenario: &Scenario, job: &mut Job<'_>) {
+    let is_frozen = matches!(scenario.fault, Fault::Launcher(..));
+    if scenario.start == Start::Launcher && !is_frozen && !job.wait_for_end(job::LAUNCHER_ENDS) {
+        row.wrong.push("the launcher has not ended".to_owned());
+    }
+}
+
+/// Every rank has ended in order, or the culprit alone was refused, with the right words.
+fn judge_health(row: &mut Row, scenario: &Scenario, job: &Job<'_>) {
+    let events = job.events();
+    let ended = events
+        .iter()
+        .filter(|event| event.what == What::Ended)
+        .count();
+    let all = scenario::RANKS as usize;
+    let mut blames = Vec::new();
+    for event in &events {
+        if let What::Failed { ranks, text, .. } = &event.what {
+            let of_stranger = matches!(scenario.fault, Fault::Duplicate | Fault::Foreign)
+                && scenario.culprits.contains(&event.rank);
+            if !of_stranger {
+                blames.push((event.rank, ranks.clone(), text.clone()));
+            }
+        }
+    }
+    if ended >= all && blames.is_empty() {
+        return;
+    }
+    let Expect::Own(words) = scenario.expect else {
+        row.wrong.push(format!(
+            "{ended} of {all} ranks ended in order: {}",
+            job.stderr().trim()
+        ));
+        return;
+    };
+    if !job.stderr().contains(words) {
+        row.wrong.push(format!("no error says {words:?}"));
+    }
+    for (rank, ranks, text) in blames {
+        if ranks.iter().any(|rank| !scenario.culprits.contains(rank)) {
+            row.wrong
+                .push(format!("rank {rank} blames {ranks:?}: {text}"));
+        }
+    }
+}

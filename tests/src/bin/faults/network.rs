@@ -1,0 +1,154 @@
+//! Hosts that are network namespaces, joined by a bridge in one more.
+//!
+//! A direction is cut by a wrong permanent neighbour: what is sent there goes to no machine, and neither end
+//! sees more of it than of a cable that was cut.
+
+use crate::scenario::Cut;
+use anyhow::{Context, ensure};
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+/// A hardware address that no host has.
+const NOBODY: &str = "02:00:00:00:00:99";
+
+pub(crate) struct Hosts {
+    names: Vec<String>,
+    switch: String,
+}
+
+impl Hosts {
+    /// Makes so many.
+    ///
+    /// # Errors
+    /// Why this system makes none: the right is missing, or a program.
+    pub(crate) fn make(count: u32) -> anyhow::Result<Self> {
+        let prefix = format!("rcf{}", std::process::id());
+        let hosts = Self {
+            names: (0..count).map(|host| format!("{prefix}h{host}")).collect(),
+            switch: format!("{prefix}sw"),
+        };
+        let switch = hosts.switch.as_str();
+        ip(&["netns", "add", switch])?;
+        ip(&["-n", switch, "link", "add", "name", "br0", "type", "bridge"])?;
+        ip(&["-n", switch, "link", "set", "br0", "up"])?;
+        for (at, name) in hosts.names.iter().enumerate() {
+            let port = format!("p{at}");
+            ip(&["netns", "add", name])?;
+            let pair = ["-n", switch, "link", "add", "name", &port, "type", "veth"];
+            ip(&[&pair[..], &["peer", "name", "eth0", "netns", name]].concat())?;
+            ip(&["-n", switch, "link", "set", &port, "master", "br0", "up"])?;
+            let address = format!("{}/24", Self::address(at));
+            ip(&["-n", name, "addr", "add", &address, "dev", "eth0"])?;
+            ip(&["-n", name, "link", "set", "eth0", "up"])?;
+            ip(&["-n", name, "link", "set", "lo", "up"])?;
+        }
+        Ok(hosts)
+    }
+
+    pub(crate) fn address(host: usize) -> String {
+        format!("10.77.0.{}", host + 1)
+    }
+
+    /// A command that runs on this host.
+    pub(crate) fn command(&self, host: usize, program: &str) -> Command {
+        let mut command = Command::new("ip");
+        command.args(["netns", "exec", &self.names[host], program]);
+        command
+    }
+
+    /// Does this to a host's network; what passes by itself has passed when this returns.
+    pub(crate) fn cut(&self, host: usize, cut: Cut, timeout: Duration) -> anyhow::Result<()> {
+        match cut {
+            Cut::BothWays | Cut::Vanished => self.sever(host, true, true, NOBODY),
+            Cut::Inward => self.sever(host, true, false, NOBODY),
+            Cut::Outward => self.sever(host, false, true, NOBODY),
+            Cut::LinkDown => ip(&[
+                "-n",
+                &self.switch,
+                "link",
+                "set",
+                &format!("p{host}"),
+                "down",
+            ]),
+            Cut::Reset => {
+                let name = &self.names[host];
+                run("ip", &["netns", "exec", name, "ss", "-K", "-t"])
+            }
+            Cut::Healed => {
+                self.sever(host, true, true, NOBODY)?;
+                std::thread::sleep(timeout / 2);
+                self.heal(host)
+            }
+            Cut::Loss => {
+                let until = Instant::now() + timeout;
+                while Instant::now() < until {
+                    self.sever(host, true, true, NOBODY)?;
+                    std::thread::sleep(Duration::from_millis(50));
+                    self.heal(host)?;
+                    std::thread::sleep(Duration::from_millis(150));
+                }
+                Ok(())
+            }
+            Cut::Delay => {
+                let netem = [
+                    "qdisc", "add", "dev", "eth0", "root", "netem", "delay", "40ms",
+                ];
+                let name = ["netns", "exec", &self.names[host], "tc"];
+                run("ip", &[&name[..], &netem[..]].concat())
+            }
+        }
+    }
+
+    fn heal(&self, host: usize) -> anyhow::Result<()> {
+        for other in (0..self.names.len()).filter(|&other| other != host) {
+            for (at, to) in [(host, other), (other, host)] {
+                let address = Self::address(to);
+                ip(&[
+                    "-n",
+                    &self.names[at],
+                    "neigh",
+                    "del",
+                    &address,
+                    "dev",
+                    "eth0",
+                ])?;
+            }
+        }
+        Ok(())
+    }
+
+    fn sever(&self, host: usize, inward: bool, outward: bool, nobody: &str) -> anyhow::Result<()> {
+        for other in (0..self.names.len()).filter(|&other| other != host) {
+            let directions = [(other, host, inward), (host, other, outward)];
+            for (at, to, _) in directions.into_iter().filter(|(.., cut)| *cut) {
+                let address = Self::address(to);
+                let entry = ["replace", &address, "lladdr", nobody, "dev", "eth0"];
+                let place = ["-n", &self.names[at], "neigh"];
+                ip(&[&place[..], &entry[..], &["nud", "permanent"]].concat())?;
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Hosts {
+    fn drop(&mut self) {
+        for name in self.names.iter().chain([&self.switch]) {
+            // One that was not made is fine too.
+            let _ = ip(&["netns", "del", name]);
+        }
+    }
+}
+
+fn ip(arguments: &[&str]) -> anyhow::Result<()> {
+    run("ip", arguments)
+}
+
+fn run(program: &str, arguments: &[&str]) -> anyhow::Result<()> {
+    let done = Command::new(program).args(arguments).output();
+    let done = done.with_context(|| format!("cannot run {program}"))?;
+    let words = arguments.join(" ");
+    let error = String::from_utf8_lossy(&done.stderr);
+    ensure!(done.status.success(), "{program} {words}: {}", error.trim());
+    Ok(())
+}

@@ -1,0 +1,284 @@
+//! One rank of a job under test: works until something fails or it is asked to stop, and writes down when
+//! what happened to it.
+
+use crate::scenario::{Act, At};
+use clap::Args;
+use rcomm::{Config, GroupOptions, ReduceOp, World};
+use rustix::process::{Resource, Rlimit, Signal, getpid, kill_process, setrlimit};
+use serde::{Deserialize, Serialize};
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant, SystemTime};
+
+/// The step in which a rank does to itself what it was asked to.
+const STEP_OF_FAULT: i64 = 20;
+
+#[derive(Debug, Args)]
+pub(crate) struct RankArgs {
+    /// Where the job's files are.
+    folder: PathBuf,
+    /// What to do to itself.
+    #[arg(long)]
+    act: Option<Act>,
+    /// When.
+    #[arg(long, default_value = "Between")]
+    at: At,
+    /// The ranks that do it.
+    #[arg(long, value_delimiter = ',')]
+    ranks: Vec<u32>,
+    /// The limit of open files of these ranks.
+    #[arg(long)]
+    descriptors: Option<u64>,
+}
+
+/// What a rank writes down, a line each.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct Event {
+    pub(crate) what: What,
+    pub(crate) rank: u32,
+    pub(crate) pid: u32,
+    pub(crate) at_ms: u64,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum What {
+    /// It was started.
+    Began,
+    /// It works.
+    Ready,
+    /// It does to itself what it was asked to.
+    Fault,
+    /// A call failed.
+    Failed {
+        call: String,
+        kind: String,
+        ranks: Vec<u32>,
+        text: String,
+    },
+    /// A result was wrong.
+    Wrong(String),
+    /// It has shut down.
+    Ended,
+    /// It has let go of its world, and so many descriptors and threads are more than before.
+    Left { fds: i64, threads: i64 },
+}
+
+pub(crate) fn now_ms() -> u64 {
+    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
+    now.map_or(0, |now| u64::try_from(now.as_millis()).unwrap_or(u64::MAX))
+}
+
+/// The file in which a rank's process writes down its events.
+pub(crate) fn events_of(folder: &Path) -> PathBuf {
+    folder.join("events")
+}
+
+/// Rank 0 stops the job where it finds this file.
+pub(crate) fn stop_file(folder: &Path) -> PathBuf {
+    folder.join("stop")
+}
+
+struct Log {
+    rank: u32,
+    path: PathBuf,
+}
+
+impl Log {
+    fn write(&self, what: What) {
+        let event = Event {
+            what,
+            rank: self.rank,
+            pid: std::process::id(),
+            at_ms: now_ms(),
+        };
+        let mut line = serde_json::to_string(&event).unwrap_or_default();
+        line.push('\n');
+        let file = std::fs::OpenOptions::new()
+            .append(true)
+            .create(true)
+            .open(&self.path);
+        // A rank without descriptors has no other place: its error says the same on its standard error.
+        if let Ok(mut file) = file {
+            let _ = file.write_all(line.as_bytes());
+        }
+    }
+
+    fn failed(&self, call: &str, error: &rcomm::Error) {
+        self.write(What::Failed {
+            call: call.to_owned(),
+            kind: format!("{:?}", error.kind()),
+            ranks: error.ranks().to_vec(),
+            text: error.to_string(),
+        });
+    }
+}
+
+/// Works as one rank.
+///
+/// # Errors
+/// What went wrong; it is in the log as well.
+pub(crate) fn run(args: &RankArgs) -> anyhow::Result<()> {
+    let rank: u32 = std::env::var("RANK")?.parse()?;
+    let pid = std::process::id();
+    let log = Log {
+        rank,
+        path: events_of(&args.folder).join(format!("{rank}.{pid}")),
+    };
+    let mine = args.ranks.contains(&rank);
+    let act = args.act.filter(|_| mine);
+    log.write(What::Began);
+    if let Some(limit) = args.descriptors.filter(|_| mine) {
+        let limit = Rlimit {
+            current: Some(limit),
+            maximum: Some(limit),
+        };
+        setrlimit(Resource::Nofile, limit)?;
+    }
+    let own = |at: At| {
+        if let Some(act) = act.filter(|_| args.at == at) {
+            log.write(What::Fault);
+            act_on_oneself(act);
+        }
+    };
+    own(At::Start);
+    let before = Usage::now();
+    let world = match Config::from_environment().and_then(World::init) {
+        Ok(world) => world,
+        Err(error) => {
+            log.failed("init", &error);
+            leave(&log, &before);
+            return Err(error.into());
+        }
+    };
+    let worked = work(&world, args, &log, &own);
+    let ended = match worked {
+        Ok(()) => {
+            own(At::End);
+            let ended = world.shutdown();
+            if let Err(error) = &ended {
+                log.failed("shutdown", error);
+            }
+            ended
+        }
+        Err(error) => {
+            log.failed("operation", &error);
+            drop(world);
+            Err(error)
+        }
+    };
+    if ended.is_ok() {
+        log.write(What::Ended);
+    }
+    leave(&log, &before);
+    Ok(ended?)
+}
+
+/// Sums, sends and gathers until something fails, or rank 0 is asked to stop.
+fn work(world: &World, args: &RankArgs, log: &Log, own: &impl Fn(At)) -> rcomm::Result<()> {
+    let (rank, size) = (world.rank(), world.size());
+    let pair = [rank / 2 * 2, rank / 2 * 2 + 1];
+    let pair = world.new_group(&pair, &GroupOptions::named("pair"))?;
+    let total: u32 = (1..=size).sum();
+    let check = |what: &str, is_right: bool| {
+        if !is_right {
+            log.write(What::Wrong(what.to_owned()));
+        }
+    };
+    for step in 0.. {
+        world.step(step);
+        world.phase("between");
+        if step == STEP_OF_FAULT {
+            own(At::Between);
+        }
+        let length = 1 << (step % 4 * 5);
+        let work = world
+            .group()
+            .all_reduce_async(vec![rank + 1; length], ReduceOp::Sum)?;
+        if step == STEP_OF_FAULT {
+            own(At::Call);
+        }
+        let sums = work.wait()?;
+        check("all_reduce", sums.iter().all(|&sum| sum == total));
+        let mut ones = [1_u32; 33];
+        pair.all_reduce(&mut ones, ReduceOp::Sum)?;
+        check("all_reduce of a pair", ones == [2; 33]);
+        let asked = rank == 0 && stop_file(&args.folder).exists();
+        let ends_by_itself = args.act.is_some() && args.at == At::End && step == STEP_OF_FAULT;
+        let mut stop = [u32::from(asked || ends_by_itself)];
+        world.group().broadcast(&mut stop, 0)?;
+        if step == STEP_OF_FAULT / 2 {
+            log.write(What::Ready);
+        }
+        if stop == [1] {
+            break;
+        }
+        // Leaves the processors to the other ranks now and then.
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    Ok(())
+}
+
+fn act_on_oneself(act: Act) {
+    let signal = |signal| {
+        // It cannot fail on oneself.
+        let _ = kill_process(getpid(), signal);
+    };
+    match act {
+        Act::Kill => signal(Signal::KILL),
+        Act::Terminate => signal(Signal::TERM),
+        Act::Freeze => signal(Signal::STOP),
+        Act::Abort => std::process::abort(),
+        Act::Exit => std::process::exit(3),
+        Act::Panic => std::panic::panic_any("asked to"),
+        Act::Sleep => loop {
+            std::thread::sleep(Duration::from_secs(60));
+        },
+        Act::Spin => loop {
+            std::hint::spin_loop();
+        },
+    }
+}
+
+/// Descriptors and threads of this process.
+struct Usage {
+    fds: i64,
+    threads: i64,
+}
+
+impl Usage {
+    fn now() -> Self {
+        let count = |path: &str| {
+            let entries = std::fs::read_dir(path).map(|entries| entries.count());
+            entries.map_or(0, |count| i64::try_from(count).unwrap_or(i64::MAX))
+        };
+        Self {
+            fds: count("/proc/self/fd"),
+            threads: count("/proc/self/task"),
+        }
+    }
+}
+
+/// Writes down what is left of the world; what a thread on its way out still holds is waited for.
+fn leave(log: &Log, before: &Usage) {
+    let until = Instant::now() + Duration::from_secs(6);
+    loop {
+        let now = Usage::now();
+        let (fds, threads) = (now.fds - before.fds, now.threads - before.threads);
+        if (fds <= 0 && threads <= 0) || Instant::now() >= until {
+            return log.write(What::Left { fds, threads });
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+/// Reads all rings of a folder, again and again.
+pub(crate) fn observe(folder: &Path) -> ! {
+    loop {
+        let rings = rcomm_recorder::publish::list_rings(folder).unwrap_or_default();
+        for ring in rings {
+            if let Ok(ring) = rcomm_recorder::publish::RingReader::attach(&ring.path) {
+                std::hint::black_box(ring.snapshot());
+            }
+        }
+    }
+}

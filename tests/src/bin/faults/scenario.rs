@@ -1,0 +1,382 @@
+//! The table of faults: what happens to which rank, and what must follow.
+
+use serde::{Deserialize, Serialize};
+use std::str::FromStr;
+
+/// The rank that something happens to, unless a row names another.
+const CULPRIT: &[u32] = &[2];
+/// Ranks of every job here.
+pub(crate) const RANKS: u32 = 4;
+
+/// What a rank does to itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum Act {
+    Kill,
+    Abort,
+    Exit,
+    Panic,
+    Terminate,
+    Freeze,
+    Sleep,
+    Spin,
+}
+
+impl Act {
+    const ALL: [Self; 8] = [
+        Self::Kill,
+        Self::Abort,
+        Self::Exit,
+        Self::Panic,
+        Self::Terminate,
+        Self::Freeze,
+        Self::Sleep,
+        Self::Spin,
+    ];
+}
+
+/// When it does so.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum At {
+    /// Before it joins.
+    Start,
+    /// Between two operations.
+    Between,
+    /// After it has issued an operation, before it waits for it.
+    Call,
+    /// After its last operation, before it shuts down.
+    End,
+}
+
+impl At {
+    const ALL: [Self; 4] = [Self::Start, Self::Between, Self::Call, Self::End];
+}
+
+macro_rules! by_name {
+    ($of:ty) => {
+        impl FromStr for $of {
+            type Err = String;
+
+            fn from_str(name: &str) -> Result<Self, String> {
+                let found = Self::ALL.into_iter().find(|it| format!("{it:?}") == name);
+                found.ok_or_else(|| format!("{name:?} is none of {:?}", Self::ALL))
+            }
+        }
+    };
+}
+by_name!(Act);
+by_name!(At);
+
+/// How the ranks are started.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Start {
+    /// By themselves; they share memory, and rank 0 serves the store.
+    Memory,
+    /// The same over TCP.
+    Tcp,
+    /// By `rcomm-run`, which serves the store.
+    Launcher,
+    /// Each in a network namespace of its own.
+    Hosts,
+}
+
+/// What the driver does to the network of a rank's host.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Cut {
+    /// Nothing arrives in either direction, silently.
+    BothWays,
+    /// Nothing arrives there.
+    Inward,
+    /// Nothing that it sends arrives.
+    Outward,
+    /// Its link has no carrier.
+    LinkDown,
+    /// Cut off, and its process killed: its peers see no end of the connections.
+    Vanished,
+    /// Every connection is reset.
+    Reset,
+    /// Cut off for half of the time-out.
+    Healed,
+    /// Cut off again and again, for 50 ms each.
+    Loss,
+    /// Every packet is late by 40 ms.
+    Delay,
+}
+
+/// What `/dev/shm` is like.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Shm {
+    Full,
+    Tiny,
+    ReadOnly,
+    Squatted,
+}
+
+/// What is done to a ring file in use.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Damage {
+    Deleted,
+    Truncated,
+    Scribbled,
+}
+
+/// What goes wrong.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Fault {
+    /// Ranks do this to themselves.
+    Own(Act, At),
+    /// The launcher is killed or stopped, and then this happens to the rank.
+    Launcher(Act, Option<Act>),
+    /// Something happens to the network of the rank's host.
+    Network(Cut),
+    /// The job starts with such a `/dev/shm`, and the rank is killed.
+    Memory(Shm),
+    /// The rings' folder cannot be written to, and the rank is killed.
+    RingFolder,
+    /// The dumps' folder is full, and the rank freezes.
+    DumpFolder,
+    /// The rank may have so many files open.
+    Descriptors(u64),
+    /// Its ring is damaged while it runs, and then the rank is killed.
+    Ring(Damage),
+    /// The rank is not started.
+    Absent,
+    /// It was given another world size.
+    WorldSize,
+    /// A second process has its number.
+    Duplicate,
+    /// A rank of another job comes to the store.
+    Foreign,
+    /// It comes so late, in milliseconds.
+    Late(u64),
+    /// Readers of all rings run, and are frozen or killed.
+    Observers(Option<Act>),
+}
+
+/// What must follow.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Expect {
+    /// Every other rank is told in time, by an error that names the culprits; so does the verdict.
+    Named,
+    /// The same of the ranks on the good side of a cut; the rank that was cut off is told as well.
+    CutOff,
+    /// The job runs on, with right results, to its end.
+    Healthy,
+    /// The job cannot start: each rank that came is told, in words that contain these.
+    Refused(&'static str),
+    /// Every rank ends in time, without being told.
+    Ended,
+    /// The culprit alone fails, with words that contain these, or the job runs to its end.
+    Own(&'static str),
+}
+
+/// One row.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Scenario {
+    pub(crate) name: &'static str,
+    pub(crate) start: Start,
+    pub(crate) fault: Fault,
+    pub(crate) culprits: &'static [u32],
+    pub(crate) expect: Expect,
+    /// Whether it is one of the short list.
+    pub(crate) short: bool,
+}
+
+const fn row(name: &'static str, start: Start, fault: Fault, expect: Expect) -> Scenario {
+    Scenario {
+        name,
+        start,
+        fault,
+        culprits: CULPRIT,
+        expect,
+        short: false,
+    }
+}
+
+impl Scenario {
+    const fn of(mut self, culprits: &'static [u32]) -> Self {
+        self.culprits = culprits;
+        self
+    }
+
+    const fn short(mut self) -> Self {
+        self.short = true;
+        self
+    }
+}
+
+use Act::{Abort, Exit, Freeze, Kill, Panic, Sleep, Spin, Terminate};
+use At::{Between, Call, End};
+use Expect::{CutOff, Ended, Healthy, Named, Refused};
+use Fault::{Network, Own};
+use Start::{Hosts, Launcher, Memory, Tcp};
+
+/// Every row, by what it happens to.
+pub(crate) const SCENARIOS: &[Scenario] = &[
+    row("kill", Memory, Own(Kill, Between), Named).short(),
+    row("kill-in-call", Memory, Own(Kill, Call), Named),
+    row("kill-tcp", Tcp, Own(Kill, Between), Named),
+    row("kill-in-call-tcp", Tcp, Own(Kill, Call), Named),
+    row("kill-launched", Launcher, Own(Kill, Between), Named),
+    row("abort", Memory, Own(Abort, Between), Named),
+    row("exit", Memory, Own(Exit, Between), Named),
+    row("panic", Memory, Own(Panic, Between), Named),
+    row("terminate", Memory, Own(Terminate, Between), Named),
+    row("kill-two", Memory, Own(Kill, Between), Named)
+        .of(&[1, 3])
+        .short(),
+    row("kill-two-tcp", Tcp, Own(Kill, Between), Named).of(&[1, 3]),
+    row("freeze", Memory, Own(Freeze, Between), Named),
+    row("freeze-in-call", Memory, Own(Freeze, Call), Named),
+    row("freeze-tcp", Tcp, Own(Freeze, Between), Named),
+    row("freeze-launched", Launcher, Own(Freeze, Between), Named),
+    row("freeze-two", Memory, Own(Freeze, Between), Named).of(&[1, 3]),
+    row("sleep", Memory, Own(Sleep, Between), Named),
+    row("spin", Memory, Own(Spin, Between), Named),
+    row("store-host-kill", Memory, Own(Kill, Between), Named)
+        .of(&[0])
+        .short(),
+    row("store-host-kill-tcp", Tcp, Own(Kill, Call), Named).of(&[0]),
+    row("store-host-exit", Memory, Own(Exit, Between), Named).of(&[0]),
+    row("store-host-freeze", Memory, Own(Freeze, Between), Named)
+        .of(&[0])
+        .short(),
+    row("store-host-freeze-tcp", Tcp, Own(Freeze, Between), Named).of(&[0]),
+    row(
+        "rank-0-freeze-launched",
+        Launcher,
+        Own(Freeze, Between),
+        Named,
+    )
+    .of(&[0]),
+    row(
+        "launcher-freeze-then-kill",
+        Launcher,
+        Fault::Launcher(Freeze, Some(Kill)),
+        Named,
+    ),
+    row(
+        "launcher-freeze-then-freeze",
+        Launcher,
+        Fault::Launcher(Freeze, Some(Freeze)),
+        Named,
+    ),
+    row(
+        "launcher-freeze",
+        Launcher,
+        Fault::Launcher(Freeze, None),
+        Healthy,
+    ),
+    row(
+        "launcher-kill",
+        Launcher,
+        Fault::Launcher(Kill, None),
+        Ended,
+    )
+    .short(),
+    row("end-kill", Memory, Own(Kill, End), Named).short(),
+    row("end-freeze", Memory, Own(Freeze, End), Named),
+    row("end-kill-launched", Launcher, Own(Kill, End), Named),
+    row("end-freeze-launched", Launcher, Own(Freeze, End), Named),
+    row("end-store-host-kill", Memory, Own(Kill, End), Named).of(&[0]),
+    row("end-store-host-freeze", Memory, Own(Freeze, End), Named).of(&[0]),
+    row(
+        "start-never",
+        Memory,
+        Fault::Absent,
+        Refused("missing rank 2"),
+    )
+    .short(),
+    row(
+        "start-kill",
+        Memory,
+        Own(Kill, At::Start),
+        Refused("missing rank 2"),
+    ),
+    row(
+        "start-freeze",
+        Memory,
+        Own(Freeze, At::Start),
+        Refused("missing rank 2"),
+    ),
+    row(
+        "start-freeze-launched",
+        Launcher,
+        Own(Freeze, At::Start),
+        Refused("missing rank 2"),
+    ),
+    row(
+        "start-world-size",
+        Memory,
+        Fault::WorldSize,
+        Refused("world size"),
+    ),
+    row("start-duplicate", Memory, Fault::Duplicate, Healthy),
+    row("start-foreign", Memory, Fault::Foreign, Healthy),
+    row("start-late", Memory, Fault::Late(2_000), Healthy),
+    row("cut", Hosts, Network(Cut::BothWays), CutOff),
+    row("cut-inward", Hosts, Network(Cut::Inward), CutOff),
+    row("cut-outward", Hosts, Network(Cut::Outward), CutOff),
+    row("cut-store-host", Hosts, Network(Cut::BothWays), CutOff).of(&[0]),
+    row("link-down", Hosts, Network(Cut::LinkDown), CutOff),
+    row("host-vanished", Hosts, Network(Cut::Vanished), Named),
+    row("reset", Hosts, Network(Cut::Reset), CutOff),
+    row("cut-healed", Hosts, Network(Cut::Healed), Healthy),
+    row("loss", Hosts, Network(Cut::Loss), Healthy),
+    row("delay", Hosts, Network(Cut::Delay), Healthy),
+    row("shm-full", Memory, Fault::Memory(Shm::Full), Named),
+    row("shm-tiny", Memory, Fault::Memory(Shm::Tiny), Named),
+    row("shm-read-only", Memory, Fault::Memory(Shm::ReadOnly), Named),
+    row("shm-squatted", Memory, Fault::Memory(Shm::Squatted), Named),
+    row("ring-folder", Memory, Fault::RingFolder, Named).short(),
+    row("dump-folder", Memory, Fault::DumpFolder, Named),
+    row(
+        "descriptors-12",
+        Memory,
+        Fault::Descriptors(12),
+        Expect::Own("Too many open files"),
+    ),
+    row(
+        "descriptors-16",
+        Memory,
+        Fault::Descriptors(16),
+        Expect::Own("Too many open files"),
+    ),
+    row(
+        "descriptors-20",
+        Memory,
+        Fault::Descriptors(20),
+        Expect::Own("Too many open files"),
+    ),
+    row(
+        "descriptors-24",
+        Memory,
+        Fault::Descriptors(24),
+        Expect::Own("Too many open files"),
+    ),
+    row("ring-deleted", Memory, Fault::Ring(Damage::Deleted), Named),
+    row(
+        "ring-truncated",
+        Memory,
+        Fault::Ring(Damage::Truncated),
+        Named,
+    ),
+    row(
+        "ring-scribbled",
+        Memory,
+        Fault::Ring(Damage::Scribbled),
+        Named,
+    ),
+    row("observers", Memory, Fault::Observers(None), Healthy),
+    row(
+        "observers-freeze",
+        Memory,
+        Fault::Observers(Some(Freeze)),
+        Healthy,
+    ),
+    row(
+        "observers-kill",
+        Memory,
+        Fault::Observers(Some(Kill)),
+        Healthy,
+    ),
+];

@@ -6,7 +6,8 @@
 //! rcomm-bench all_reduce -n 2
 //! ```
 
-#![forbid(unsafe_code)]
+// All `unsafe` is in `launch/parent_death.rs`.
+#![deny(unsafe_code)]
 
 pub mod bench;
 pub mod launch;

@@ -516,6 +516,16 @@ fn failure_on_one_node_ends_the_other() {
     assert!(err.contains("on another node, rank 1"), "{err}");
 }
 
+/// Whether a process runs; not if it has ended and its parent has not looked.
+fn is_alive(pid: u32) -> bool {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat"));
+    let state = stat.ok().and_then(|stat| {
+        let (_, rest) = stat.rsplit_once(')')?;
+        rest.trim().chars().next()
+    });
+    state.is_some_and(|state| state != 'Z')
+}
+
 #[test]
 fn launcher_of_node_0_that_is_killed_ends_the_other_node() {
     let port = free_port();
@@ -527,9 +537,14 @@ fn launcher_of_node_0_that_is_killed_ends_the_other_node() {
     let (_, err, code) = second.finish();
     assert_eq!(code, 125, "{err}");
     assert!(err.contains("the launcher of node 0 is gone"), "{err}");
-    let orphan = line.trim().rsplit(' ').next().unwrap().parse().unwrap();
-    kill_process(Pid::from_raw(orphan).unwrap(), Signal::KILL).unwrap();
     first.process.wait().unwrap();
+    // Its rank has ended with it.
+    let rank: u32 = line.trim().rsplit(' ').next().unwrap().parse().unwrap();
+    let deadline = Instant::now() + Duration::from_secs(60);
+    while is_alive(rank) {
+        assert!(Instant::now() < deadline, "process {rank} runs on");
+        std::thread::sleep(Duration::from_millis(10));
+    }
 }
 
 #[test]

@@ -5,13 +5,13 @@
 //! One thread watches the ranks, their output and signals; two others only write out, so that a
 //! stalled terminal never keeps the launcher from ending a job.
 //!
-//! A launcher that is itself killed by SIGKILL cannot end its ranks: they find the store gone when they
-//! next ask it.
+//! A launcher that is itself killed by SIGKILL cannot end its ranks: the kernel kills them in its place.
 
 mod account;
 mod nodes;
 mod options;
 mod output;
+mod parent_death;
 mod ranks;
 
 pub use options::Options;

@@ -4,6 +4,7 @@ use super::account::Account;
 use super::nodes::{Job, Nodes};
 use super::options::Options;
 use super::output::{Lines, Sinks, Stream};
+use super::parent_death::die_with_this_thread;
 use super::{Failure, LAUNCHER_FAILED};
 use crate::rank::RankEnvironment;
 use anyhow::{Context, Result};
@@ -196,7 +197,9 @@ impl Ranks {
             account: Account::open(options, job),
         };
         for local_rank in 0..options.nproc {
-            let command = command_of(options, job, secret, local_rank);
+            let mut command = command_of(options, job, secret, local_rank);
+            // This thread is the launcher's first, which lives as long as the launcher.
+            die_with_this_thread(&mut command);
             let rank = Rank::start(command, job.first_rank + local_rank)?;
             all.account.started(rank.rank, rank.child.id());
             all.ranks.push(rank);

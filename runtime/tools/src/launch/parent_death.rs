@@ -1,0 +1,33 @@
+//! Ranks end with their launcher, however that ends: the kernel kills them.
+//!
+//! With `rcomm-nccl` and the places that `docs/ARCHITECTURE.md` lists, one of the few that need `unsafe`: what
+//! runs between fork and exec is promised to be fit for that.
+
+#![allow(unsafe_code)]
+
+use rustix::process::{Pid, Signal, getpid, getppid, set_parent_process_death_signal};
+use std::io;
+use std::os::unix::process::CommandExt;
+use std::process::Command;
+
+/// Has the kernel kill the process that `command` starts when the thread that starts it ends. A process that
+/// this one starts in turn is not killed, and neither is a program that runs with more rights than its caller.
+pub(super) fn die_with_this_thread(command: &mut Command) {
+    let launcher = getpid();
+    let prepare = move || prepare(launcher);
+    // SAFETY: `prepare` makes two system calls and touches no memory that another thread of the parent could have
+    // held locked or half changed when it forked: it allocates nothing and takes no lock.
+    unsafe {
+        command.pre_exec(prepare);
+    }
+}
+
+/// In the child, before it becomes the rank.
+fn prepare(launcher: Pid) -> io::Result<()> {
+    set_parent_process_death_signal(Some(Signal::KILL))?;
+    // The launcher may have ended before the request: then no signal comes.
+    match getppid() {
+        Some(parent) if parent == launcher => Ok(()),
+        _ => Err(io::ErrorKind::BrokenPipe.into()),
+    }
+}

@@ -119,7 +119,9 @@ fn late(ctx: &Context<'_>, failures: &[Recorded<'_>]) -> Option<FindingDraft> {
     if witnesses.is_empty() {
         return None;
     }
-    let op = operation(ctx, witness)?;
+    let Some(op) = operation(ctx, witness) else {
+        return Some(never_came(ctx, witness, culprits, &witnesses));
+    };
     let limit = ctx.aligned.shared.calls.get(op.1.call).timeout_ms;
     let limit = match limit {
         0 => String::new(),
@@ -142,6 +144,31 @@ fn late(ctx: &Context<'_>, failures: &[Recorded<'_>]) -> Option<FindingDraft> {
     );
     complete(ctx, &mut draft, witness);
     Some(draft)
+}
+
+/// E101, where the others waited in no operation: for the start of the job, or for its end.
+fn never_came(
+    ctx: &Context<'_>,
+    witness: &Recorded<'_>,
+    culprits: Vec<Rank>,
+    witnesses: &[Rank],
+) -> FindingDraft {
+    let sentence = format!(
+        "{} had not come when {} gave up, at {}: {}",
+        format_ranks(&culprits),
+        format_ranks(witnesses),
+        time_of_day(witness.at_ns),
+        text(witness.failure),
+    );
+    let mut draft = FindingDraft::new(Code::E101, sentence);
+    draft.next = format!(
+        "find out what became of {}: its log, its last recorded call, whether it was started or stopped",
+        format_ranks(&culprits)
+    );
+    draft.culprits = culprits;
+    draft.confidence = 0.9;
+    complete(ctx, &mut draft, witness);
+    draft
 }
 
 /// How long after the time-out the culprits' own records show the operation, for the end of a sentence.

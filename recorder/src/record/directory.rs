@@ -24,6 +24,13 @@ pub fn default_directory() -> PathBuf {
     PathBuf::from(format!("/dev/shm/rcomm-{uid}"))
 }
 
+/// The directory of this user's rings where [`default_directory`] cannot be used: below the system's directory for
+/// temporary files, which may be on a disk.
+pub fn fallback_directory() -> PathBuf {
+    let uid = rustix::process::geteuid().as_raw();
+    std::env::temp_dir().join(format!("rcomm-{uid}"))
+}
+
 /// Which ring, within a directory.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct RingId<'a> {

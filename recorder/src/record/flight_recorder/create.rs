@@ -13,10 +13,40 @@ use crate::record::map::Map;
 use crate::record::rings;
 use crate::record::sync::Memory;
 use crate::record::tables::Tables;
+use std::io::ErrorKind;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+
+/// What follows where another living process records as this rank.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Taken {
+    /// That is an error.
+    Refuse,
+    /// The ring goes to the next place.
+    Beside,
+}
+
+/// The same with room for less: some 200 KiB in place of 3 MiB.
+fn smaller(config: &RecorderConfig) -> RecorderConfig {
+    RecorderConfig {
+        entries: config.entries.min(512),
+        groups: config.groups.min(64),
+        signatures: config.signatures.min(128),
+        call_sites: config.call_sites.min(64),
+        ..config.clone()
+    }
+}
+
+fn is_lack_of_space(error: &Error) -> bool {
+    let full = [
+        ErrorKind::StorageFull,
+        ErrorKind::QuotaExceeded,
+        ErrorKind::FileTooLarge,
+    ];
+    matches!(error, Error::Io { source, .. } if full.contains(&source.kind()))
+}
 
 impl FlightRecorder {
     /// Makes the ring and claims its name.
@@ -48,6 +78,66 @@ impl FlightRecorder {
                 }
             }
         }
+    }
+
+    /// As [`create`](Self::create), but goes on to the next place where one cannot be used: the directory that was
+    /// asked for, [`default_directory`](crate::record::default_directory),
+    /// [`fallback_directory`](crate::record::fallback_directory), and the process's own memory. Where a place has no
+    /// space for the ring, a smaller one is tried there first. Returns why the ring is not where it was asked for,
+    /// or not as large, too.
+    ///
+    /// # Errors
+    /// Those of a configuration that cannot be; and, where `taken` says so, that another living process records as
+    /// this rank.
+    pub fn create_anywhere(
+        config: &RecorderConfig,
+        taken: Taken,
+    ) -> Result<(Self, Option<String>)> {
+        config.check()?;
+        let own = |directory| (directory, true);
+        let shared = [
+            directory::default_directory(),
+            directory::fallback_directory(),
+        ];
+        let shared = shared.into_iter().map(own);
+        let places: Vec<_> = match &config.placement {
+            Placement::Memory => return Ok((Self::create(config)?, None)),
+            Placement::Dir(directory) => {
+                let asked = std::iter::once((directory.clone(), false));
+                asked.chain(shared).collect()
+            }
+            Placement::Shared => shared.collect(),
+        };
+        let mut why: Option<String> = None;
+        for (directory, is_own) in places {
+            for config in [config.clone(), smaller(config)] {
+                // Whoever asked for a directory answers for its rights.
+                let usable = match is_own {
+                    true => directory::ensure_private(&directory),
+                    false => Ok(()),
+                };
+                let made = usable.and_then(|()| Self::in_directory(&config, &directory));
+                match made {
+                    Ok(made) => return Ok((made, why)),
+                    Err(error @ Error::RankTaken { .. }) if taken == Taken::Refuse => {
+                        return Err(error);
+                    }
+                    Err(error @ (Error::Io { .. } | Error::RankTaken { .. })) => {
+                        let lacks_space = is_lack_of_space(&error);
+                        why.get_or_insert_with(|| error.to_string());
+                        if !lacks_space {
+                            break;
+                        }
+                    }
+                    Err(error) => return Err(error),
+                }
+            }
+        }
+        let in_memory = RecorderConfig {
+            placement: Placement::Memory,
+            ..config.clone()
+        };
+        Ok((Self::create(&in_memory)?, why))
     }
 
     fn in_directory(config: &RecorderConfig, directory: &Path) -> Result<Self> {

@@ -8,6 +8,7 @@ mod create;
 mod nccl;
 mod room;
 
+pub use self::create::Taken;
 use self::nccl::Links;
 pub use self::nccl::{ChannelEvent, CommunicatorInfo, KernelPlan, LinkHandle, LinkPlace};
 use self::room::Growth;

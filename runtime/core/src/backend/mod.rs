@@ -114,6 +114,15 @@ pub trait BackendFactory: Send + Sync {
         let _ = (wire_id, value, ranks, group_rank, deadline);
         Ok(None)
     }
+
+    /// Whether the process of a rank of the world is known to have ended. Provided: it is not known.
+    ///
+    /// # Blocking
+    /// For `limit` at most.
+    fn is_lost(&self, rank: Rank, limit: Duration) -> bool {
+        let _ = (rank, limit);
+        false
+    }
 }
 
 /// The result of a rank's [`BackendFactory::agree`].
@@ -305,6 +314,13 @@ pub trait Backend: Send + Sync {
     /// # Errors
     /// `Timeout` if something is still pending then.
     fn shutdown(&self, deadline: Deadline) -> Result<()>;
+
+    /// How long after its deadline an operation that was [`issue`](Self::issue)d may take to fail, with what the
+    /// backend knows of the ranks that it waited for. Later than that the group's watchdog ends it, with an error
+    /// that names no rank. Provided: at once, for a backend that leaves deadlines to the watchdog.
+    fn ends_overdue_within(&self) -> Duration {
+        Duration::ZERO
+    }
 
     /// Makes a backend for a subset of this group, where that is cheaper than connecting anew. All
     /// members of the new group call it.

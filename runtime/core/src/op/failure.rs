@@ -64,20 +64,20 @@ impl Error {
         failure.limit();
         let Failure { text, seen_by, .. } = &failure;
         let others = |rank: &&Rank| **rank != from && **rank != own;
-        let culprit = failure.ranks.iter().find(others).copied();
-        let error = match (failure.kind, culprit) {
+        let culprits: Vec<Rank> = failure.ranks.iter().filter(others).copied().collect();
+        let error = match (failure.kind, culprits.as_slice()) {
             (FailureKind::Abort, _) => {
                 let message = format!("rank {seen_by} aborted the group: {text}");
                 Self::new(ErrorKind::Aborted, message).with_rank(*seen_by)
             }
-            (_, Some(culprit)) => {
-                let message = format!("{text} (as rank {seen_by} found)");
-                Self::new(ErrorKind::PeerLost, message).with_rank(culprit)
-            }
             // It is about this very rank, or about its sender: no news.
-            (_, None) => {
+            (_, []) => {
                 let message = format!("rank {from} gave up: {text}");
                 Self::new(ErrorKind::Aborted, message).with_rank(from)
+            }
+            (_, culprits) => {
+                let message = format!("{text} (as rank {seen_by} found)");
+                Self::new(ErrorKind::PeerLost, message).with_ranks(culprits)
             }
         };
         error.with_failure(failure)

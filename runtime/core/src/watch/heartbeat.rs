@@ -99,7 +99,8 @@ impl Listener {
                 );
                 // The flag first, so that the others write their dumps at about this moment, too. A store
                 // that does not answer delays this rank's dump by a second at most.
-                self.broadcast.raise(&Incident::of_rank(STUCK));
+                let until = self.broadcast.until();
+                self.broadcast.raise(&Incident::of_rank(STUCK), until);
                 self.broadcast.dump(STUCK);
                 reported = true;
             }

@@ -58,8 +58,8 @@ pub(crate) struct Asked<'a> {
     pub(crate) wire_id: u64,
     pub(crate) seq: u64,
     pub(crate) is_p2p: bool,
-    /// A member that is known to be gone: its answer is not waited for.
-    pub(crate) gone: Option<Rank>,
+    /// Members that are known to be gone: their answers are not waited for.
+    pub(crate) gone: &'a [Rank],
 }
 
 /// One round of questions, as one rank takes part in it.
@@ -84,11 +84,11 @@ impl Questions {
         store.set(&self.key(self.rank), &report)
     }
 
-    /// Describes, as text, which ranks have arrived and which have not.
+    /// Which ranks have arrived and which have not.
     ///
     /// # Blocking
     /// For `patience` and `reading` together, however many ranks there are.
-    pub(crate) fn ask(&self, store: &dyn Store, asked: &Asked<'_>) -> String {
+    pub(crate) fn ask(&self, store: &dyn Store, asked: &Asked<'_>) -> Answers {
         if asked.members.len() <= SMALL_GROUP {
             return self.read_all(store, asked);
         }
@@ -97,30 +97,30 @@ impl Questions {
             Ok(1) => {
                 let answers = self.read_all(store, asked);
                 // A rank that does not receive it reports that itself.
-                let _ = store.set(&topic, answers.as_bytes());
+                let _ = store.set(&topic, answers.text.as_bytes());
                 answers
             }
             Ok(_) => match store.get(&topic, self.patience + self.reading) {
-                Ok(answers) => String::from_utf8_lossy(&answers).into_owned(),
-                Err(error) => format!(
+                Ok(answers) => Answers::text(String::from_utf8_lossy(&answers).into_owned()),
+                Err(error) => Answers::text(format!(
                     "what the {} members answered was not passed on: {error}",
                     asked.members.len()
-                ),
+                )),
             },
-            Err(error) => format!("the other ranks could not be asked: {error}"),
+            Err(error) => Answers::text(format!("the other ranks could not be asked: {error}")),
         }
     }
 
-    fn read_all(&self, store: &dyn Store, asked: &Asked<'_>) -> String {
+    fn read_all(&self, store: &dyn Store, asked: &Asked<'_>) -> Answers {
         let mut attendance = Attendance {
             members: asked.members.len(),
             ..Attendance::default()
         };
         let mut ranks = Vec::with_capacity(asked.members.len());
         for &rank in asked.members {
-            match asked.gone {
-                Some(gone) if gone == rank => attendance.gone.push(rank),
-                _ => ranks.push(rank),
+            match asked.gone.contains(&rank) {
+                true => attendance.gone.push(rank),
+                false => ranks.push(rank),
             }
         }
         let keys: Vec<String> = ranks.iter().map(|rank| self.key(rank)).collect();
@@ -152,7 +152,32 @@ impl Questions {
             let report = value.and_then(|bytes| serde_json::from_slice(&bytes).ok());
             attendance.call(asked, rank, report);
         }
-        attendance.in_words(asked.is_p2p)
+        Answers {
+            text: attendance.in_words(asked.is_p2p),
+            arrived: attendance.arrived.clone(),
+            absent: attendance.absent(),
+        }
+    }
+}
+
+/// What was learnt of the other ranks.
+#[derive(Debug, Default)]
+pub(crate) struct Answers {
+    /// All of it, as text.
+    pub(crate) text: String,
+    /// Members that have issued the operation, as far as they are known one by one.
+    pub(crate) arrived: Vec<Rank>,
+    /// Members that have not, or have not answered; likewise.
+    pub(crate) absent: Vec<Rank>,
+}
+
+impl Answers {
+    /// What is known as text only.
+    pub(crate) fn text(text: String) -> Self {
+        Self {
+            text,
+            ..Self::default()
+        }
     }
 }
 
@@ -196,6 +221,15 @@ impl Attendance {
             let _ = write!(place, ", in step {}", report.step);
         }
         self.missing.push((rank, place));
+    }
+
+    /// Those that are not known to have arrived, ascending.
+    fn absent(&self) -> Vec<Rank> {
+        let missing = self.missing.iter().map(|(rank, _)| rank);
+        let all = missing.chain(&self.silent).chain(&self.gone);
+        let mut all: Vec<Rank> = all.copied().collect();
+        all.sort_unstable();
+        all
     }
 
     fn in_words(&self, is_p2p: bool) -> String {
@@ -264,7 +298,7 @@ mod tests {
             wire_id: 7,
             seq: 41,
             is_p2p: false,
-            gone: None,
+            gone: &[],
         }
     }
 
@@ -301,15 +335,17 @@ mod tests {
             told.expect("a store in memory");
         }
         assert_eq!(
-            questions(0, short).ask(&store, &asked(&members)),
+            questions(0, short).ask(&store, &asked(&members)).text,
             "arrived: ranks 0, 1; not arrived: rank 2 (last collective here is #40, in phase \
              \"load data\" for 6.1 s); no answer: rank 3 (3 of 4 members answered)"
         );
         let gone = Asked {
-            gone: Some(3),
+            gone: &[3],
             ..asked(&members)
         };
         let answers = questions(0, Duration::from_secs(60)).ask(&store, &gone);
+        assert_eq!((answers.arrived, answers.absent), (vec![0, 1], vec![2, 3]));
+        let answers = answers.text;
         assert!(answers.ends_with("; gone: rank 3"), "{answers}");
     }
 
@@ -325,7 +361,9 @@ mod tests {
             let told = questions(rank, Duration::ZERO).tell(&*store, &report(last, ""));
             told.expect("the store is there");
         }
-        let first = questions(5, Duration::from_millis(50)).ask(&*store, &asked(&members));
+        let first = questions(5, Duration::from_millis(50))
+            .ask(&*store, &asked(&members))
+            .text;
         assert!(first.starts_with("arrived: ranks 0, 1, 2, 3,"), "{first}");
         for told in [
             " and 4075 more; not arrived: rank 300 (last collective here is #40)",
@@ -337,14 +375,18 @@ mod tests {
         questions(17, Duration::ZERO)
             .tell(&*store, &report(41, ""))
             .expect("the store is there");
-        let second = questions(6, Duration::from_secs(60)).ask(&*store, &asked(&members));
+        let second = questions(6, Duration::from_secs(60))
+            .ask(&*store, &asked(&members))
+            .text;
         assert_eq!(second, first);
         // A question about another operation gets an answer of its own.
         let other = Asked {
             seq: 42,
             ..asked(&members)
         };
-        let third = questions(6, Duration::from_millis(50)).ask(&*store, &other);
+        let third = questions(6, Duration::from_millis(50))
+            .ask(&*store, &other)
+            .text;
         assert!(third.starts_with("arrived: none;"), "{third}");
     }
 
@@ -358,7 +400,7 @@ mod tests {
             reading: Duration::ZERO,
             ..questions(1, Duration::from_millis(10))
         };
-        let answers = second.ask(&store, &asked(&members));
+        let answers = second.ask(&store, &asked(&members)).text;
         assert!(
             answers.starts_with("what the 100 members answered was not passed on: key"),
             "{answers}"

@@ -346,7 +346,8 @@ impl Rounds {
                     false
                 }
                 WorkStatus::Queued | WorkStatus::Started => {
-                    let overdue_at = (!in_flight.op_info.ends_itself).then(|| in_flight.due());
+                    let overdue_at = (!in_flight.op_info.ends_itself)
+                        .then(|| in_flight.due() + in_flight.group.own_time());
                     if overdue_at.is_some_and(|due| due <= now) && !in_flight.group.is_judged() {
                         let mut error = overdue(&in_flight.op_info);
                         if !in_flight.is_issued() {
@@ -414,10 +415,11 @@ impl Rounds {
             "an operation failed; writing down what is pending"
         );
         let incident = Incident::new(group.info(), group.wire_id(), op_info, &finding, &error);
-        self.broadcast.raise(&incident);
-        let dumps = self.broadcast.dump_for_fault(&error.to_string());
-        let answers = self.broadcast.answers(&incident);
-        let error = error.with_more(&answers).with_more(&dumps);
+        let until = self.broadcast.until();
+        self.broadcast.raise(&incident, until);
+        let dumps = self.broadcast.dump_for_fault(&error.to_string(), until);
+        let error = self.broadcast.complete(error, &incident, until);
+        let error = error.with_more(&dumps);
         let last_words = error.to_string();
         group.close(Some(op_info), error);
         if group.ends_process() {

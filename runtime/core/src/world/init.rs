@@ -12,7 +12,7 @@ use crate::world::rendezvous::Rendezvous;
 use crate::world::store::{BatchReply, BatchRequest, PrefixStore, Store, which_came};
 use rcomm_recorder::model::Rank;
 use rcomm_recorder::publish::Secret;
-use rcomm_recorder::record::{FlightRecorder, Placement, RecorderConfig, Storage, Touch};
+use rcomm_recorder::record::{FlightRecorder, Placement, RecorderConfig, Storage, Taken, Touch};
 use std::time::{Duration, Instant, SystemTime};
 
 /// Clears PyTorch's flag if an earlier attempt of the job left it in the store, which an agent that outlives
@@ -122,7 +122,12 @@ pub(crate) fn meet(
     if place.serves_store() {
         let _ = notes.wait(&["refusal heard by all"], config.status_wait);
     }
-    Err(Error::new(ErrorKind::Rendezvous, verdict))
+    let (message, ranks) = verdict.split_once('\n').unwrap_or((&verdict, ""));
+    let ranks: Vec<Rank> = ranks
+        .split(',')
+        .filter_map(|rank| rank.parse().ok())
+        .collect();
+    Err(Error::new(ErrorKind::Rendezvous, message).with_ranks(&ranks))
 }
 
 /// The key below `rcomm/<attempt>` that holds [`YES`] and rank 0's settings, or why the job cannot start. It
@@ -228,7 +233,7 @@ fn list(ranks: &[Rank]) -> String {
     format!("{noun} {}{more}", shown.join(", "))
 }
 
-/// The error that names the ranks that did not come.
+/// The error that names the ranks that did not come; its second line has their numbers alone.
 fn name_absent(notes: &PrefixStore<dyn Store>, place: &Rendezvous) -> String {
     let keys = (0..place.world_size).map(|rank| here(place, rank));
     let keys: Vec<String> = keys.collect();
@@ -240,10 +245,12 @@ fn name_absent(notes: &PrefixStore<dyn Store>, place: &Rendezvous) -> String {
         Ok(text) => refusals(&String::from_utf8_lossy(&text)),
         Err(_) => String::new(),
     };
+    let numbers: Vec<String> = ranks.iter().map(Rank::to_string).collect();
     format!(
-        "not all {} ranks came in time: missing {}{refused}",
+        "not all {} ranks came in time: missing {}{refused}\n{}",
         place.world_size,
-        list(&ranks)
+        list(&ranks),
+        numbers.join(",")
     )
 }
 
@@ -303,7 +310,17 @@ impl Settings {
     }
 }
 
-pub(crate) fn open_recorder(place: &Rendezvous, config: &Config) -> Result<FlightRecorder> {
+/// Opens this rank's ring, in the next place where the one that was asked for cannot be used: the job goes on
+/// without a record rather than not at all.
+///
+/// # Errors
+/// Those of a configuration that cannot be. Where another living process records as this rank, `None`, unless
+/// `taken` has the ring put elsewhere.
+pub(crate) fn open_recorder(
+    place: &Rendezvous,
+    config: &Config,
+    taken: Taken,
+) -> Result<Option<FlightRecorder>> {
     let recorder = RecorderConfig {
         placement: match &config.ring_dir {
             RingDir::Shared => Placement::Shared,
@@ -316,9 +333,34 @@ pub(crate) fn open_recorder(place: &Rendezvous, config: &Config) -> Result<Fligh
         entries: config.ring_entries,
         ..RecorderConfig::new(place.job.clone(), place.rank, place.world_size)
     };
-    FlightRecorder::create(&recorder).map_err(|error| {
-        Error::new(ErrorKind::Io, "cannot open the ring of the flight recorder").with_source(error)
-    })
+    match FlightRecorder::create_anywhere(&recorder, taken) {
+        Ok((recorder, None)) => Ok(Some(recorder)),
+        Ok((recorder, Some(why))) => {
+            report_place(place.rank, &recorder, &why);
+            Ok(Some(recorder))
+        }
+        Err(rcomm_recorder::Error::RankTaken { .. }) => Ok(None),
+        Err(error) => {
+            let message = "cannot open the ring of the flight recorder";
+            Err(Error::new(ErrorKind::Io, message).with_source(error))
+        }
+    }
+}
+
+/// One line on standard error: a program without a log must learn of it too.
+#[expect(
+    clippy::print_stderr,
+    reason = "whoever looks for the record must learn where it is, even without a log"
+)]
+fn report_place(rank: Rank, recorder: &FlightRecorder, why: &str) {
+    let place = match recorder.storage() {
+        Storage::File(path) => path.display().to_string(),
+        Storage::Memory { .. } => "its own memory, which ends with the process".to_owned(),
+    };
+    let entries = recorder.entries();
+    eprintln!(
+        "rcomm: rank {rank} records its last {entries} operations in {place}, since it {why}"
+    );
 }
 
 /// Writes keys and values to the store, all at once.

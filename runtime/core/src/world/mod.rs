@@ -5,11 +5,13 @@
 
 mod backend_options;
 pub mod config;
+mod goodbye;
 pub(crate) mod group_init;
 pub(crate) mod init;
 pub(crate) mod job_secret;
 pub mod rendezvous;
 pub mod store;
+mod unmade;
 
 use crate::backend::{BackendFactory, BackendSet, OpenBackend, WorldContext};
 use crate::group::process_group::ProcessGroup;
@@ -28,11 +30,12 @@ use crate::world::init::{leave, meet, open_recorder, ring_place, run_name};
 use crate::world::job_secret::{JobSecret, say_open};
 use crate::world::rendezvous::Rendezvous;
 use crate::world::store::{PrefixStore, Store, StoreAccess};
+use crate::world::unmade::UnmadeWorld;
 use rcomm_recorder::model::Rank;
 use rcomm_recorder::publish::Dump;
 #[cfg(feature = "endpoint")]
 use rcomm_recorder::publish::{Endpoint, EndpointAddress};
-use rcomm_recorder::record::FlightRecorder;
+use rcomm_recorder::record::{FlightRecorder, Taken};
 use std::collections::HashMap;
 use std::fmt;
 use std::marker::PhantomData;
@@ -142,12 +145,37 @@ impl<B: BackendSet> WorldBuilder<B> {
     /// `Rendezvous` names the ranks that did not come, or what they do not agree on: two ranks of one number,
     /// two jobs at one store, world sizes or job secrets that differ.
     pub fn init(self) -> Result<World<B>> {
-        let mut config = self.config;
+        let mut config = self.config.clone();
         let place = config.rendezvous()?;
         config.rendezvous = Some(place.clone());
         let config = Arc::new(config);
         let deadline = Deadline::In(config.init_timeout).started();
+        // Before anything that may fail: a job that never starts leaves a record too.
+        let early = open_recorder(&place, &config, Taken::Refuse)?.map(Arc::new);
+        let mut unmade = UnmadeWorld {
+            rank: place.rank,
+            recorder: early.clone(),
+        };
+        let made = self.make(place, config, deadline, early);
+        unmade.end(made.as_ref().err());
+        made
+    }
+
+    /// Makes the world, with the ring that was made before, unless another process has its name.
+    fn make(
+        self,
+        place: Rendezvous,
+        config: Arc<Config>,
+        deadline: Deadline,
+        early: Option<Arc<FlightRecorder>>,
+    ) -> Result<World<B>> {
+        let phase = |name: &str| {
+            if let Some(recorder) = &early {
+                recorder.phase(name);
+            }
+        };
         let secret = JobSecret::of(&config, &place)?;
+        phase("connect to the store");
         let root: Arc<dyn Store> = match self.store {
             Some(store) => store,
             None => {
@@ -159,14 +187,22 @@ impl<B: BackendSet> WorldBuilder<B> {
             }
         };
         let notes = PrefixStore::new(format!("rcomm/{}", place.attempt), root.clone());
+        phase("wait for all ranks to come");
         let agreed = meet(&*root, &notes, &place, &config, secret, deadline)?;
         let (secret, run) = (agreed.secret, agreed.settings.run);
         let config = Arc::new(Config {
             tuning: agreed.settings.tuning,
             ..Config::clone(&config)
         });
-        let recorder = Arc::new(open_recorder(&place, &config)?);
-        let mut unmade = UnmadeWorld(Some(recorder.clone()));
+        let recorder = match early {
+            Some(recorder) => recorder,
+            // The ranks have met, so this is the rank: what records under its name is of another job, or was
+            // left behind by an earlier one.
+            None => open_recorder(&place, &config, Taken::Beside)?
+                .map(Arc::new)
+                .ok_or_else(|| Error::new(ErrorKind::Io, "no place for the ring"))?,
+        };
+        recorder.phase("connect");
         let watch = Arc::new(Watch::default());
         let dump_dir = config.dump_dir.join(run_name(&place.job, &run));
         let writer = self
@@ -177,6 +213,7 @@ impl<B: BackendSet> WorldBuilder<B> {
         let broadcast = FailureBroadcast::new(FailureBroadcastParts {
             rank: place.rank,
             attempt: place.attempt,
+            store_at_rank_0: place.rank != 0 && !place.uses_agent_store,
             root: root.clone(),
             watch: watch.clone(),
             recorder: recorder.clone(),
@@ -265,7 +302,7 @@ impl<B: BackendSet> WorldBuilder<B> {
             ring = ring_place(&shared.recorder),
             "world made"
         );
-        unmade.0 = None;
+        shared.recorder.phase("");
         shared.watch.world_is_made();
         Ok(World {
             shared,
@@ -273,19 +310,6 @@ impl<B: BackendSet> WorldBuilder<B> {
             threads: Some(threads),
             backends: PhantomData,
         })
-    }
-}
-
-/// Removes the ring of a world that cannot be made: nothing was recorded in it.
-struct UnmadeWorld(Option<Arc<FlightRecorder>>);
-
-impl Drop for UnmadeWorld {
-    fn drop(&mut self) {
-        if let Some(recorder) = &self.0
-            && let Err(error) = recorder.close()
-        {
-            tracing::warn!(%error, "the ring file stays behind");
-        }
     }
 }
 
@@ -452,15 +476,17 @@ impl<B> World<B> {
 
     /// Flushes and closes all groups, the newest first, then the threads, the ring and the store.
     ///
-    /// All ranks call it. The rank that serves the store waits for the others, so that none finds it
-    /// gone.
+    /// All ranks call it, and each waits for the others: so one that was lost after its last operation is
+    /// missed, and none finds the store gone.
     ///
     /// # Blocking
-    /// Until what is pending has ended and, on the rank that serves the store, all have come: for the
-    /// world's time-out at most.
+    /// Until what is pending has ended and all have come: for the world's time-out at most, and no longer once
+    /// the process of a rank that has not come is known to be gone.
     ///
     /// # Errors
-    /// The first error that a group reports; everything else is still closed. The ring is kept then.
+    /// The first error that a group reports; else `PeerLost` or `Timeout`, which names the ranks that did not
+    /// come. After the failure of a group these are not errors. Everything is closed in any case; after an error
+    /// the ring is kept.
     pub fn shutdown(self) -> Result<()> {
         let timeout = self.shared.config.timeout;
         self.shutdown_within(timeout)
@@ -484,14 +510,22 @@ impl<B> World<B> {
                 group.close(None, error.clone());
             }
         }
-        let failed = result.is_err() || self.shared.has_failed();
+        let mut failed = result.is_err() || self.shared.has_failed();
         let patience = if failed {
             // After a failure some ranks will not come.
             self.shared.config.status_wait.min(timeout)
         } else {
             timeout
         };
-        self.shared.say_goodbye(patience);
+        if let Err(error) = self.shared.say_goodbye(self.group.ranks(), patience) {
+            tracing::warn!(%error, "not all ranks were seen to shut down");
+            if !failed {
+                failed = true;
+                let failure = error.failure(self.shared.place.rank);
+                self.shared.recorder.note_failure(&failure);
+                result = Err(error);
+            }
+        }
         self.close_threads();
         if failed {
             self.shared.recorder.mark_closed();
@@ -525,12 +559,18 @@ impl<B> Drop for World<B> {
             group.close(None, error.in_group(group.label()));
         }
         // The others now see the failure, and exchange through the store which ranks had arrived.
-        if self.shared.place.serves_store() {
-            self.shared.say_goodbye(self.shared.config.status_wait);
+        let serves_store = self.shared.place.serves_store();
+        if serves_store {
+            let patience = self.shared.config.status_wait;
+            if let Err(error) = self.shared.say_goodbye(self.group.ranks(), patience) {
+                tracing::debug!(%error, "not all ranks were seen to go");
+            }
         }
         self.close_threads();
         // This rank has published its status: the rank that serves the store need not wait for it.
-        self.shared.say_goodbye_in_passing();
+        if !serves_store {
+            self.shared.say_goodbye_in_passing(IN_PASSING);
+        }
     }
 }
 
@@ -538,49 +578,6 @@ impl WorldShared {
     /// Whether a group of this world has failed or was aborted.
     fn has_failed(&self) -> bool {
         self.watch.groups().iter().any(|group| group.is_judged())
-    }
-
-    /// Publishes that this rank needs the store no more; on the rank that serves it, waits for the rest.
-    fn say_goodbye(&self, patience: Duration) {
-        let said = self.count_goodbye(Duration::MAX).and_then(|()| {
-            if self.place.serves_store() {
-                self.notes().wait(&[&self.all_gone()], patience)?;
-            }
-            Ok(())
-        });
-        if let Err(error) = said {
-            tracing::warn!(%error, "not all ranks were seen to shut down");
-        }
-    }
-
-    /// As `say_goodbye`, for a rank that is dropped, if another serves the store. That one waits for a
-    /// short time, so this one does not retry: a store that is gone costs nothing, a frozen one costs a second.
-    fn say_goodbye_in_passing(&self) {
-        if self.place.rank == 0 || self.place.uses_agent_store {
-            return;
-        }
-        if let Err(error) = self.count_goodbye(IN_PASSING) {
-            tracing::debug!(%error, "failed to publish the shutdown notice");
-        }
-    }
-
-    fn count_goodbye(&self, within: Duration) -> Result<()> {
-        let left = self.left.load(Ordering::Relaxed);
-        let notes = self.notes();
-        // Excluded ranks are not counted among those that are left.
-        let count = notes.add_within(&format!("goodbye/{left}"), 1, within)?;
-        if count >= i64::from(left) {
-            notes.set(&self.all_gone(), b"1")?;
-        }
-        Ok(())
-    }
-
-    fn all_gone(&self) -> String {
-        format!("all gone/{}", self.left.load(Ordering::Relaxed))
-    }
-
-    fn notes(&self) -> PrefixStore<dyn Store> {
-        PrefixStore::new(format!("rcomm/{}", self.place.attempt), self.root.clone())
     }
 }
 

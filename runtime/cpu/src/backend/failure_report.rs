@@ -4,9 +4,9 @@ use super::group::CpuGroup;
 use crate::channels::cut;
 use crate::wait::{Failure, Interrupted, Stop, WaitPolicy};
 use rcomm_core::Deadline;
+use rcomm_core::store::{Question, Store};
 use rcomm_core::{Error, ErrorKind};
 use rcomm_recorder::model::Rank;
-use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
 /// How long a rank waits until the store has its reason for giving up.
@@ -15,7 +15,10 @@ const NOTE_TIME: Duration = Duration::from_millis(400);
 const REASON_TIME: Duration = Duration::from_millis(500);
 /// How long a rank waits for the reason of one that has given up the operation: that one may itself look for its
 /// peer's reason first.
-const GIVEN_UP_TIME: Duration = Duration::from_secs(3);
+const GIVEN_UP_TIME: Duration = Duration::from_millis(1500);
+/// How long a rank that has lost a peer looks for others that are gone, and in groups of how many.
+const OTHERS_TIME: Duration = Duration::from_millis(150);
+const MOST_ASKED: usize = 64;
 
 impl CpuGroup {
     /// Turns a failure into the error for the caller. Unless the ranks are still in step, the group is
@@ -38,18 +41,12 @@ impl CpuGroup {
         let own = self.mesh.rank();
         let note = error.to_note(own);
         if self.stop.raise(error) {
-            let (store, (done, is_done)) = (self.store.clone(), mpsc::channel());
-            let leave = move || {
-                if let Err(unheard) = store.set(&note_key(own), &note) {
-                    tracing::debug!(%unheard, "failed to publish why this rank gave up");
-                }
-                let _ = done.send(());
-            };
             // A store that does not answer must not keep this rank from ending its operations.
-            let thread = std::thread::Builder::new().name("rcomm/notice".into());
-            match thread.spawn(leave) {
-                Ok(_) => drop(is_done.recv_timeout(NOTE_TIME)),
-                Err(error) => tracing::debug!(%error, "cannot start the thread rcomm/notice"),
+            let left = Question::ask_within(&self.store, NOTE_TIME, move |store| {
+                store.set(&note_key(own), &note)
+            });
+            if !matches!(left, Some(Ok(()))) {
+                tracing::debug!(?left, "the store may not have why this rank gave up");
             }
         }
         self.hang_up();
@@ -64,13 +61,6 @@ impl CpuGroup {
     }
 
     pub(crate) fn explain(&self, failure: Failure) -> Error {
-        let list = |ranks: &[Rank]| {
-            let ranks: Vec<String> = ranks.iter().map(Rank::to_string).collect();
-            match ranks.len() {
-                1 => format!("rank {}", ranks[0]),
-                _ => format!("ranks {}", ranks.join(", ")),
-            }
-        };
         match failure {
             Failure::Interrupted(Interrupted::TimedOut) => {
                 Error::new(ErrorKind::Timeout, "no end before the deadline")
@@ -109,18 +99,22 @@ impl CpuGroup {
     }
 
     /// A peer's channel has ended: its process exited, or it gave up and reported why.
+    ///
+    /// # Blocking
+    /// For [`REASON_TIME`] at most, whether or not the store answers.
     pub(crate) fn explain_gone(&self, rank: Rank, cause: Option<std::io::Error>) -> Error {
         let stop = Stop::default();
         let deadline = Instant::now() + REASON_TIME;
         let mut policy = WaitPolicy::new(&stop, Deadline::At(deadline), self.wait_mode);
-        let key = note_key(rank);
         loop {
-            if self.store.check(&[&key]).unwrap_or(false)
-                && let Ok(note) = self.store.get(&key, REASON_TIME)
-            {
+            // Before the note is looked for: a peer that is gone now has left its note before.
+            let gone = self.mesh.find_gone(rank, &mut policy);
+            let left = deadline.saturating_duration_since(Instant::now());
+            if let Some(note) = self.note_of(rank, left) {
                 return Error::from_note(&note, rank, self.mesh.rank());
             }
-            match self.mesh.is_gone(rank, &mut policy) {
+            match gone {
+                Ok(true) => return self.lost(rank, cause),
                 Ok(false) if Instant::now() < deadline => {
                     std::thread::sleep(Duration::from_millis(2));
                 }
@@ -128,8 +122,12 @@ impl CpuGroup {
                     let message = format!("rank {rank} closed its connection but is still running");
                     return Error::new(ErrorKind::PeerLost, message).with_rank(rank);
                 }
-                _ => {
-                    let message = format!("rank {rank} is gone: its connection ended");
+                Err(Failure::Io(error)) => {
+                    let what = format!("cannot find out whether rank {rank} is gone");
+                    return Error::io(what, error);
+                }
+                Err(_) => {
+                    let message = format!("the connection of rank {rank} ended");
                     let error = Error::new(ErrorKind::PeerLost, message).with_rank(rank);
                     return match cause {
                         Some(cause) => error.with_source(cause),
@@ -139,18 +137,80 @@ impl CpuGroup {
             }
         }
     }
-}
 
-impl CpuGroup {
+    fn lost(&self, rank: Rank, cause: Option<std::io::Error>) -> Error {
+        let mut lost = self.also_lost(rank);
+        if lost.is_empty() {
+            let message = format!("rank {rank} is gone: its connection ended");
+            let error = Error::new(ErrorKind::PeerLost, message).with_rank(rank);
+            return match cause {
+                Some(cause) => error.with_source(cause),
+                None => error,
+            };
+        }
+        lost.push(rank);
+        lost.sort_unstable();
+        let message = format!("{} are gone: their connections ended", list(&lost));
+        Error::new(ErrorKind::PeerLost, message).with_ranks(&lost)
+    }
+
+    /// Members of the group that are gone besides this one, of those that it takes little time to ask about.
+    /// One that has left a note did not die: it gave up.
+    fn also_lost(&self, rank: Rank) -> Vec<Rank> {
+        let stop = Stop::default();
+        let deadline = Instant::now() + OTHERS_TIME;
+        let mut policy = WaitPolicy::new(&stop, Deadline::At(deadline), self.wait_mode);
+        let own = self.mesh.rank();
+        let others = self.ranks.iter().copied();
+        let mut others: Vec<Rank> = others.filter(|&it| it != rank && it != own).collect();
+        if others.len() > MOST_ASKED {
+            return Vec::new();
+        }
+        others.retain(|&other| {
+            let is_gone = self.mesh.is_gone(other, &mut policy);
+            let left = deadline.saturating_duration_since(Instant::now());
+            matches!(is_gone, Ok(true)) && matches!(self.has_note(other, left), Some(Ok(false)))
+        });
+        others
+    }
+
     /// All ranks have agreed that the operation has failed, since this one gave it up.
     fn explain_given_up(&self, rank: Rank) -> Error {
-        match self.store.get(&note_key(rank), GIVEN_UP_TIME) {
-            Ok(note) => Error::from_note(&note, rank, self.mesh.rank()),
-            Err(_) => {
+        let key = note_key(rank);
+        let note = Question::ask_within(&self.store, GIVEN_UP_TIME, move |store| {
+            store.get(&key, GIVEN_UP_TIME)
+        });
+        match note {
+            Some(Ok(note)) => Error::from_note(&note, rank, self.mesh.rank()),
+            Some(Err(_)) | None => {
                 let message = format!("rank {rank} gave up this operation or one before it");
                 Error::new(ErrorKind::Aborted, message).with_rank(rank)
             }
         }
+    }
+
+    fn has_note(&self, rank: Rank, limit: Duration) -> Option<rcomm_core::Result<bool>> {
+        let key = note_key(rank);
+        Question::ask_within(&self.store, limit, move |store| store.check(&[&key]))
+    }
+
+    /// A rank's reason for giving up, if the store shows one within this time.
+    fn note_of(&self, rank: Rank, limit: Duration) -> Option<Vec<u8>> {
+        let key = note_key(rank);
+        let look = move |store: &dyn Store| match store.check(&[&key])? {
+            true => store.get(&key, REASON_TIME).map(Some),
+            false => Ok(None),
+        };
+        Question::ask_within(&self.store, limit, look)?.ok()?
+    }
+}
+
+/// `rank 3`, or `ranks 1, 2`.
+fn list(ranks: &[Rank]) -> String {
+    let words: Vec<String> = ranks.iter().map(Rank::to_string).collect();
+    match ranks {
+        [rank] => format!("rank {rank}"),
+        _ => format!("ranks {}", words.join(", ")),
     }
 }
 

@@ -27,6 +27,7 @@ use rcomm_core::{Error, ErrorKind, Result};
 use rcomm_recorder::model::{DType, Rank};
 use sequencer::Sequencer;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::time::Duration;
 
 /// Makes the CPU backends of a world's groups, which share one mesh of connections.
 pub struct CpuFactory {
@@ -105,6 +106,13 @@ impl BackendFactory for CpuFactory {
         let host = self.mesh.host();
         host.agree(wire_id, value, ranks, group_rank as usize, deadline)
     }
+
+    fn is_lost(&self, rank: Rank, limit: Duration) -> bool {
+        let stop = Stop::default();
+        let deadline = Deadline::In(limit).started();
+        let mut policy = WaitPolicy::new(&stop, deadline, WaitMode::Aside);
+        rank != self.mesh.rank() && matches!(self.mesh.is_gone(rank, &mut policy), Ok(true))
+    }
 }
 
 /// One group's operations on the CPU.
@@ -182,6 +190,12 @@ impl CpuBackend {
 impl Backend for CpuBackend {
     fn name(&self) -> &'static str {
         "cpu"
+    }
+
+    /// An operation ends at its deadline; its error is ready once the store has the note for the peers, or has
+    /// not answered in time. The rest is for a machine that is busy.
+    fn ends_overdue_within(&self) -> Duration {
+        Duration::from_secs(1)
     }
 
     fn issue(

@@ -8,7 +8,7 @@ use super::{Notes, fill_random, lock};
 use crate::registered::Registry;
 use crate::wait::{Failure, WaitMode, WaitPolicy};
 use rcomm_core::backend::WorldContext;
-use rcomm_core::store::Store;
+use rcomm_core::store::{Question, Store};
 use rcomm_core::tuning::Tuning;
 use rcomm_core::{Error, ErrorKind, Result};
 use rcomm_recorder::model::Rank;
@@ -219,6 +219,18 @@ impl Mesh {
 
     /// Whether `peer` is known to be gone. Opens a connection to it to find out, if there is none.
     pub(crate) fn is_gone(&self, peer: Rank, policy: &mut WaitPolicy<'_>) -> Result<bool, Failure> {
+        match self.find_gone(peer, policy) {
+            Err(Failure::Store(_)) => Ok(false),
+            found => found,
+        }
+    }
+
+    /// Whether `peer` is gone; `Failure::Store` where only the store could tell.
+    pub(crate) fn find_gone(
+        &self,
+        peer: Rank,
+        policy: &mut WaitPolicy<'_>,
+    ) -> Result<bool, Failure> {
         let mut watched = lock(&self.watched);
         match watched.get(&peer) {
             Some(Watched::Open(stream)) => {
@@ -263,7 +275,9 @@ impl Mesh {
         peer: Rank,
         policy: &mut WaitPolicy<'_>,
     ) -> Result<Option<TcpStream>, Failure> {
-        if !self.store.check(&[&address_key(peer)]).unwrap_or(false) {
+        let key = address_key(peer);
+        let has_come = self.ask(policy, move |store| store.check(&[&key]))?;
+        if !has_come.map_err(Failure::Store)? {
             return Ok(None);
         }
         let handshake = Handshake {
@@ -385,11 +399,31 @@ impl Mesh {
         }
     }
 
+    /// Asks the store, which may not answer: the wait ends with the policy's.
+    fn ask<T: Send + 'static>(
+        &self,
+        policy: &mut WaitPolicy<'_>,
+        ask: impl FnOnce(&dyn Store) -> rcomm_core::Result<T> + Send + 'static,
+    ) -> Result<rcomm_core::Result<T>, Failure> {
+        let question = match Question::put(&self.store, ask) {
+            Ok(question) => question,
+            Err(error) => return Ok(Err(error)),
+        };
+        loop {
+            if let Some(answer) = question.answer_within(Duration::from_millis(10)) {
+                return Ok(answer);
+            }
+            policy.check()?;
+        }
+    }
+
     fn address_of(&self, peer: Rank, policy: &mut WaitPolicy<'_>) -> Result<SocketAddr, Failure> {
         let key = address_key(peer);
         loop {
             policy.check()?;
-            match self.store.get(&key, Duration::from_millis(100)) {
+            let key = key.clone();
+            let look = move |store: &dyn Store| store.get(&key, Duration::from_millis(100));
+            match self.ask(policy, look)? {
                 Ok(bytes) => {
                     let text = String::from_utf8_lossy(&bytes);
                     return text.parse().map_err(|_| Failure::Address {

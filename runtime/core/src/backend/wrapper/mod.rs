@@ -90,6 +90,10 @@ impl Backend for Wrapper {
         self.inner.name()
     }
 
+    fn ends_overdue_within(&self) -> Duration {
+        self.inner.ends_overdue_within()
+    }
+
     fn issue(
         &self,
         op: Op<'static>,

@@ -121,6 +121,13 @@ impl Group {
         self.lanes.iter().flat_map(|lane| lane.backend.comm_state())
     }
 
+    /// How long after an operation's deadline its backends may take to end it by themselves.
+    pub(crate) fn own_time(&self) -> Duration {
+        let lanes = self.lanes.iter();
+        let longest = lanes.map(|lane| lane.backend.ends_overdue_within()).max();
+        longest.unwrap_or_default()
+    }
+
     /// Whether the process is to end after a failure.
     pub(crate) fn ends_process(&self) -> bool {
         self.lanes.iter().any(|lane| lane.backend.ends_process())

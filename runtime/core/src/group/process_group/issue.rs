@@ -209,8 +209,13 @@ impl Group {
             op_info,
             turn,
         } = self.admit(&mut issue, &op, lane, Start::InTurn, options, site);
-        // The watchdog ends what is overdue, after the dump; the backend only if the watchdog cannot.
-        let deadline = Deadline::In(op_info.timeout.saturating_add(self.patience())).started();
+        // A backend that ends an overdue operation knows which ranks it waited for. Otherwise the watchdog ends it,
+        // after the dump, and the backend only if the watchdog cannot.
+        let beyond = match self.lanes[lane].backend.ends_overdue_within() {
+            Duration::ZERO => self.patience(),
+            _ => Duration::ZERO,
+        };
+        let deadline = Deadline::In(op_info.timeout.saturating_add(beyond)).started();
         let call = Call {
             seq: op_info.seq,
             turn,

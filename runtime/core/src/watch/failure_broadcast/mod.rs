@@ -12,23 +12,27 @@
 //! The ranks' status goes through keys of its own ([`status_exchange`](crate::watch::status_exchange)).
 //! The same thread watches the FIFOs that ask for a dump.
 
+mod incident;
 #[cfg(test)]
 pub(crate) mod tests;
 
-use crate::group::work::OpInfo;
+pub(crate) use incident::Incident;
+use incident::IncidentProgress;
+
 use crate::op::error::{Error, ErrorKind, Result};
 use crate::watch::dump_writer::Dumps;
 use crate::watch::pipe::DumpPipe;
-use crate::watch::status_exchange::{Asked, Questions, RankReport};
+use crate::watch::status_exchange::{Answers, Questions, RankReport};
 use crate::watch::watchdog::Watch;
 use crate::world::config::Propagation;
 use crate::world::store::Store;
-use rcomm_recorder::model::{ProcessGroupInfo, Rank};
+use rcomm_recorder::model::Rank;
 use rcomm_recorder::record::FlightRecorder;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant, SystemTime};
 
@@ -40,106 +44,17 @@ pub(crate) const FLAG: &str = "exception_dump";
 const MOST_ANSWERS: i64 = 16;
 /// How long a rank reads the answers that have come.
 const READING: Duration = Duration::from_millis(500);
+/// How long a world that ends waits for the thread that speaks to the store.
+const ENDING: Duration = Duration::from_millis(500);
 /// For how long another rank's alarm is reported as the likely cause of this rank's faults.
 const RECENT: Duration = Duration::from_secs(60);
-
-/// One fault, from the flag to the answers.
-pub(crate) struct Incident {
-    info: ProcessGroupInfo,
-    wire_id: u64,
-    seq: u64,
-    is_p2p: bool,
-    /// What happened, as text.
-    cause: String,
-    /// The part of it that is the same on every rank that finds it.
-    finding: String,
-    /// A member that is known to be gone: its answer is not waited for.
-    gone: Option<Rank>,
-    progress: Mutex<IncidentProgress>,
-    moved: Condvar,
-}
-
-#[derive(Default)]
-struct IncidentProgress {
-    raised: bool,
-    answers: Option<String>,
-}
-
-impl Incident {
-    pub(crate) fn new(
-        info: &ProcessGroupInfo,
-        wire_id: u64,
-        op_info: &OpInfo,
-        finding: &str,
-        error: &Error,
-    ) -> Arc<Self> {
-        let lost = error.kind() == ErrorKind::PeerLost;
-        Arc::new(Self {
-            info: info.clone(),
-            wire_id,
-            cause: error.to_string(),
-            finding: finding.to_owned(),
-            gone: error.rank().filter(|_| lost),
-            seq: op_info.seq,
-            is_p2p: op_info.is_p2p,
-            progress: Mutex::default(),
-            moved: Condvar::new(),
-        })
-    }
-
-    /// A fault of the rank itself and of no operation: the others make dumps, and no status exchange follows.
-    pub(crate) fn of_rank(cause: &str) -> Arc<Self> {
-        let info = ProcessGroupInfo {
-            id: ProcessGroupInfo::UNKNOWN_ID,
-            name: String::new(),
-            desc: String::new(),
-            ranks: Arc::default(),
-        };
-        Arc::new(Self {
-            info,
-            wire_id: 0,
-            seq: 0,
-            is_p2p: false,
-            cause: cause.to_owned(),
-            finding: cause.to_owned(),
-            gone: None,
-            progress: Mutex::default(),
-            moved: Condvar::new(),
-        })
-    }
-
-    fn asked(&self) -> Asked<'_> {
-        Asked {
-            members: &self.info.ranks,
-            wire_id: self.wire_id,
-            seq: self.seq,
-            is_p2p: self.is_p2p,
-            gone: self.gone,
-        }
-    }
-
-    fn update(&self, change: impl FnOnce(&mut IncidentProgress)) {
-        change(&mut self.progress.lock().unwrap_or_else(PoisonError::into_inner));
-        self.moved.notify_all();
-    }
-
-    fn wait(
-        &self,
-        timeout: Duration,
-        until: impl Fn(&IncidentProgress) -> bool,
-    ) -> MutexGuard<'_, IncidentProgress> {
-        let progress = self.progress.lock().unwrap_or_else(PoisonError::into_inner);
-        let waited = self
-            .moved
-            .wait_timeout_while(progress, timeout, |progress| !until(progress));
-        waited.unwrap_or_else(PoisonError::into_inner).0
-    }
-}
 
 /// What the alarm needs to know of its rank.
 pub(crate) struct FailureBroadcastParts {
     pub(crate) rank: Rank,
     pub(crate) attempt: u32,
+    /// Whether another rank, the first, serves the store.
+    pub(crate) store_at_rank_0: bool,
     /// The store that PyTorch's ranks see too.
     pub(crate) root: Arc<dyn Store>,
     pub(crate) watch: Arc<Watch>,
@@ -174,11 +89,16 @@ impl FailureBroadcast {
         &self.parts.recorder
     }
 
+    /// Until when a fault that is handled now waits for what others know of it.
+    pub(crate) fn until(&self) -> Instant {
+        Instant::now() + self.parts.status_wait
+    }
+
     /// Raises the flag, so that the others write down what they see.
     ///
     /// # Blocking
     /// For a second at most: a store that does not answer must not keep this rank from its dump.
-    pub(crate) fn raise(&self, incident: &Arc<Incident>) {
+    pub(crate) fn raise(&self, incident: &Arc<Incident>, until: Instant) {
         let mut incidents = self
             .incidents
             .lock()
@@ -186,12 +106,28 @@ impl FailureBroadcast {
         incidents.push(incident.clone());
         drop(incidents);
         self.ring();
-        drop(incident.wait(Duration::from_secs(1), |progress| progress.raised));
+        let patience = left_until(until).min(Duration::from_secs(1));
+        drop(incident.wait(patience, |progress| progress.raised));
     }
 
     /// Makes this rank's dump, unless one was made for this fault already; returns its location.
-    pub(crate) fn dump_for_fault(&self, reason: &str) -> String {
-        self.parts.dumps.make_for_fault(reason)
+    ///
+    /// # Blocking
+    /// Until then at most: a disk that does not answer must not keep this rank's callers from their error. The
+    /// dump is finished on the thread `rcomm/dump-file` in that case.
+    pub(crate) fn dump_for_fault(&self, reason: &str, until: Instant) -> String {
+        let (dumps, reason) = (self.parts.dumps.clone(), reason.to_owned());
+        let (done, place) = channel();
+        let make = move || {
+            // The watchdog may have gone on.
+            let _ = done.send(dumps.make_for_fault(&reason));
+        };
+        let thread = std::thread::Builder::new().name("rcomm/dump-file".to_owned());
+        if let Err(error) = thread.spawn(make) {
+            return format!("no dump: cannot start the thread rcomm/dump-file: {error}");
+        }
+        let place = place.recv_timeout(left_until(until));
+        place.unwrap_or_else(|_| "dump: not written yet".to_owned())
     }
 
     /// Makes this rank's dump, whether or not there is one of late.
@@ -207,15 +143,47 @@ impl FailureBroadcast {
         u64::try_from(age).ok().map(Duration::from_nanos)
     }
 
-    /// The other members' status, as text; empty if that is not known.
+    /// Adds to an error what others know. Names the ranks that are absent where this rank waited for one that is
+    /// not; and rank 0 where it serves the store, and is gone.
     ///
     /// # Blocking
-    /// Until the exchange has ended, or for as long as the configuration allows.
-    pub(crate) fn answers(&self, incident: &Incident) -> String {
-        // The thread may be busy with another incident.
-        let patience = self.parts.status_wait + READING * 2;
-        let mut progress = incident.wait(patience, |progress| progress.answers.is_some());
-        progress.answers.take().unwrap_or_default()
+    /// Until the other members have answered, or until then.
+    pub(crate) fn complete(&self, error: Error, incident: &Incident, until: Instant) -> Error {
+        let answers = self.answers(incident, until);
+        let mut error = error.with_more(&answers.text);
+        let is_known = |rank: &Rank| answers.arrived.contains(rank);
+        if error.kind() == ErrorKind::Timeout
+            && !answers.absent.is_empty()
+            && error.ranks().iter().all(is_known)
+        {
+            error = error.with_ranks(&answers.absent);
+        }
+        if self.parts.store_at_rank_0 && incident.wait(Duration::ZERO, |_| true).store_gone {
+            let rank_0 = "rank 0, which serves the store, is gone";
+            let is_named = error.ranks() == [0] && error.kind() == ErrorKind::PeerLost;
+            return match is_named {
+                true => error,
+                false => error.with_ranks(&[0]).with_more(rank_0),
+            };
+        }
+        error
+    }
+
+    /// The other members' status, or why that is not known.
+    ///
+    /// # Blocking
+    /// Until the exchange has ended, or until then; not at all where the store has not even taken the alarm.
+    fn answers(&self, incident: &Incident, until: Instant) -> Answers {
+        let has_ended =
+            |progress: &IncidentProgress| !progress.raised || progress.answers.is_some();
+        let mut progress = incident.wait(left_until(until), has_ended);
+        progress.answers.take().unwrap_or_else(|| {
+            let why = match progress.raised {
+                true => "the answers of the other ranks did not come in time",
+                false => "the other ranks could not be asked: the store has not answered",
+            };
+            Answers::text(why.to_owned())
+        })
     }
 
     fn ring(&self) {
@@ -224,10 +192,16 @@ impl FailureBroadcast {
     }
 }
 
+fn left_until(until: Instant) -> Duration {
+    until.saturating_duration_since(Instant::now())
+}
+
 /// Owns the thread that speaks to the store and watches the FIFOs.
 pub(crate) struct ResponderThread {
     broadcast: Arc<FailureBroadcast>,
     thread: Option<JoinHandle<()>>,
+    /// Disconnected once the thread is about to end.
+    at_work: Receiver<()>,
 }
 
 impl ResponderThread {
@@ -240,22 +214,37 @@ impl ResponderThread {
             flag_seen: false,
             store_lost: false,
         };
+        let (working, at_work) = channel();
+        let run = move || {
+            let _working: Sender<()> = working;
+            responder.run();
+        };
         let thread = std::thread::Builder::new()
             .name("rcomm/dump".to_owned())
-            .spawn(move || responder.run())
+            .spawn(run)
             .map_err(|error| Error::io("cannot start the thread rcomm/dump", error))?;
         Ok(Self {
             broadcast,
             thread: Some(thread),
+            at_work,
         })
     }
 
+    /// Ends the thread. One that waits for a store that does not answer is left to end by itself.
+    ///
+    /// # Blocking
+    /// For [`ENDING`] at most.
     pub(crate) fn stop(&mut self) {
         self.broadcast.stopped.store(true, Ordering::Release);
         self.broadcast.ring();
-        if let Some(thread) = self.thread.take()
-            && thread.join().is_err()
-        {
+        let Some(thread) = self.thread.take() else {
+            return;
+        };
+        if self.at_work.recv_timeout(ENDING) == Err(RecvTimeoutError::Timeout) {
+            tracing::warn!(
+                "the thread rcomm/dump ends when the store answers, or its time-out has passed"
+            );
+        } else if thread.join().is_err() {
             tracing::error!("the thread that makes dumps panicked");
         }
     }
@@ -443,8 +432,9 @@ impl Responder {
             rank: parts.rank,
             attempt: parts.attempt,
             broadcast,
-            patience: parts.status_wait,
-            reading: READING,
+            // Both together, and the way back, in the time that a fault waits for the answers.
+            patience: parts.status_wait * 3 / 4,
+            reading: READING.min(parts.status_wait / 8),
         }
     }
 
@@ -460,22 +450,29 @@ impl Responder {
 
     /// This rank's own fault: raises the alarm, publishes this rank's status, collects the others'.
     fn respond_to_own(&mut self, incident: &Incident) {
+        let mut store_gone = false;
         let answers = match self.raise(incident) {
             Ok(broadcast) => {
                 incident.update(|progress| progress.raised = true);
                 let questions = self.questions(broadcast);
-                let answers = questions.ask(&*self.broadcast.parts.root, &incident.asked());
-                match &self.announced {
-                    Some((at, cause)) if at.elapsed() < RECENT => {
-                        format!("{answers}; {}", reported_before(cause, &incident.finding))
-                    }
-                    _ => answers,
+                let mut answers = questions.ask(&*self.broadcast.parts.root, &incident.asked());
+                if let Some((at, cause)) = &self.announced
+                    && at.elapsed() < RECENT
+                {
+                    answers.text.push_str("; ");
+                    let before = reported_before(cause, &incident.finding);
+                    answers.text.push_str(&before);
                 }
+                answers
             }
-            Err(error) => format!("the other ranks could not be asked: {error}"),
+            Err(error) => {
+                store_gone = error.kind() == ErrorKind::Store;
+                Answers::text(format!("the other ranks could not be asked: {error}"))
+            }
         };
         incident.update(|progress| {
             progress.raised = true;
+            progress.store_gone = store_gone;
             progress.answers = Some(answers);
         });
     }

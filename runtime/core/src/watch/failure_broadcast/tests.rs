@@ -37,6 +37,7 @@ pub(crate) fn broadcast(
     let broadcast = FailureBroadcast::new(FailureBroadcastParts {
         rank,
         attempt: 0,
+        store_at_rank_0: false,
         root: store.clone(),
         watch: Arc::new(Watch::default()),
         dumps: Arc::new(Dumps::new(recorder.clone(), Arc::default(), writer)),

@@ -10,12 +10,14 @@
 mod file;
 mod hash;
 mod prefix;
+mod question;
 mod table;
 mod tcp;
 
 pub use file::FileStore;
 pub use hash::HashStore;
 pub use prefix::PrefixStore;
+pub use question::Question;
 pub use tcp::addresses_of;
 pub use tcp::{StoreAccess, StoreChoice, StoreLimits, TcpStore, TcpStoreServer};
 

@@ -1,0 +1,107 @@
+//! One fault, as the watchdog and the thread that speaks to the store see it.
+
+use crate::group::work::OpInfo;
+use crate::op::error::{Error, ErrorKind};
+use crate::watch::status_exchange::{Answers, Asked};
+use rcomm_recorder::model::{ProcessGroupInfo, Rank};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+/// One fault, from the flag to the answers.
+pub(crate) struct Incident {
+    info: ProcessGroupInfo,
+    wire_id: u64,
+    seq: u64,
+    is_p2p: bool,
+    /// What happened, as text.
+    pub(super) cause: String,
+    /// The part of it that is the same on every rank that finds it.
+    pub(super) finding: String,
+    /// Members that are known to be gone: their answers are not waited for.
+    gone: Vec<Rank>,
+    progress: Mutex<IncidentProgress>,
+    moved: Condvar,
+}
+
+#[derive(Default)]
+pub(super) struct IncidentProgress {
+    pub(super) raised: bool,
+    pub(super) answers: Option<Answers>,
+    /// The process that serves the store has ended.
+    pub(super) store_gone: bool,
+}
+
+impl Incident {
+    pub(crate) fn new(
+        info: &ProcessGroupInfo,
+        wire_id: u64,
+        op_info: &OpInfo,
+        finding: &str,
+        error: &Error,
+    ) -> Arc<Self> {
+        let lost = error.kind() == ErrorKind::PeerLost;
+        Arc::new(Self {
+            info: info.clone(),
+            wire_id,
+            cause: error.to_string(),
+            finding: finding.to_owned(),
+            gone: if lost {
+                error.ranks().to_vec()
+            } else {
+                Vec::new()
+            },
+            seq: op_info.seq,
+            is_p2p: op_info.is_p2p,
+            progress: Mutex::default(),
+            moved: Condvar::new(),
+        })
+    }
+
+    /// A fault of the rank itself and of no operation: the others make dumps, and no status exchange follows.
+    pub(crate) fn of_rank(cause: &str) -> Arc<Self> {
+        let info = ProcessGroupInfo {
+            id: ProcessGroupInfo::UNKNOWN_ID,
+            name: String::new(),
+            desc: String::new(),
+            ranks: Arc::default(),
+        };
+        Arc::new(Self {
+            info,
+            wire_id: 0,
+            seq: 0,
+            is_p2p: false,
+            cause: cause.to_owned(),
+            finding: cause.to_owned(),
+            gone: Vec::new(),
+            progress: Mutex::default(),
+            moved: Condvar::new(),
+        })
+    }
+
+    pub(super) fn asked(&self) -> Asked<'_> {
+        Asked {
+            members: &self.info.ranks,
+            wire_id: self.wire_id,
+            seq: self.seq,
+            is_p2p: self.is_p2p,
+            gone: &self.gone,
+        }
+    }
+
+    pub(super) fn update(&self, change: impl FnOnce(&mut IncidentProgress)) {
+        change(&mut self.progress.lock().unwrap_or_else(PoisonError::into_inner));
+        self.moved.notify_all();
+    }
+
+    pub(super) fn wait(
+        &self,
+        timeout: Duration,
+        until: impl Fn(&IncidentProgress) -> bool,
+    ) -> MutexGuard<'_, IncidentProgress> {
+        let progress = self.progress.lock().unwrap_or_else(PoisonError::into_inner);
+        let waited = self
+            .moved
+            .wait_timeout_while(progress, timeout, |progress| !until(progress));
+        waited.unwrap_or_else(PoisonError::into_inner).0
+    }
+}

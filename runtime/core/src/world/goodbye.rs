@@ -1,0 +1,254 @@
+//! How ranks leave their world: each says through the store that it goes, and waits until all have said so.
+//!
+//! | key, below `rcomm/<attempt>` | holds | writer |
+//! |---|---|---|
+//! | `gone/<left>/<rank>` | nothing | each rank that goes |
+//! | `goodbye/<left>` | how many have gone | each rank that goes |
+//! | `all gone/<left>` | that all have | the last one |
+//! | `lost/<left>` | the first rank that missed another, in four bytes, and its error | a rank that misses another |
+//! | `seen/<left>` | how many have read that all have gone, or one is missed | every rank that does not serve the store |
+//!
+//! `<left>` is how many ranks the program has not excluded. A store that does not answer costs no rank more than
+//! the time that it gives the others.
+
+use super::WorldShared;
+use crate::op::error::{Error, ErrorKind, Result};
+use crate::world::store::{PrefixStore, Question, Store, which_came};
+use rcomm_recorder::model::{Rank, text};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+/// How often a rank that waits looks for ranks that are gone.
+const LOOK: Duration = Duration::from_millis(200);
+/// How long it looks for one of them.
+const ONE_LOOK: Duration = Duration::from_millis(50);
+/// Ranks looked for at a time, and named by an error.
+const MOST_RANKS: usize = 64;
+/// How long the rank that serves the store keeps it for ranks that have gone and not read that all have.
+const KEPT: Duration = Duration::from_secs(10);
+
+impl WorldShared {
+    /// Says that this rank goes, and waits for the others, `ranks` together with this one.
+    ///
+    /// # Blocking
+    /// For `patience` at most.
+    ///
+    /// # Errors
+    /// `PeerLost` names the ranks whose processes have ended, `Timeout` those that have not come.
+    pub(super) fn say_goodbye(&self, ranks: &[Rank], patience: Duration) -> Result<()> {
+        let deadline = Instant::now() + patience;
+        match self.count_goodbye(patience) {
+            Some(said) => said.map_err(|error| self.store_lost(error))?,
+            None => return Err(self.store_silent(patience)),
+        }
+        loop {
+            let left = deadline.saturating_duration_since(Instant::now());
+            let (key, slice) = (self.all_gone(), LOOK.min(left));
+            let waited = self.ask(left.min(LOOK * 2), move |notes| notes.wait(&[&key], slice));
+            match waited {
+                Some(Ok(())) => {
+                    self.keep_store(&[]);
+                    return Ok(());
+                }
+                Some(Err(error)) if error.kind() != ErrorKind::Timeout => {
+                    return Err(self.store_lost(error));
+                }
+                Some(Err(_)) | None => {}
+            }
+            let is_over = Instant::now() >= deadline;
+            if let Some(missed) = self.missed_by_another() {
+                self.keep_store(missed.ranks());
+                return Err(missed);
+            }
+            let Some(missing) = self.missing(ranks) else {
+                if is_over {
+                    return Err(self.store_silent(patience));
+                }
+                continue;
+            };
+            let missed = self.lost_among(&missing).or_else(|| {
+                let waited = text::duration(patience);
+                let message = format!("{} did not shut down within {waited}", list(&missing));
+                let late = Error::new(ErrorKind::Timeout, message).with_ranks(&missing);
+                (is_over && !missing.is_empty()).then_some(late)
+            });
+            if let Some(missed) = missed {
+                let own = self.place.rank;
+                let note = [&own.to_le_bytes()[..], &missed.to_note(own)].concat();
+                let key = self.lost_key();
+                // The others look for it until their own time is over.
+                let _ = self.ask(LOOK, move |notes| notes.compare_set(&key, b"", &note));
+                self.keep_store(missed.ranks());
+                return Err(missed);
+            }
+        }
+    }
+
+    /// As [`say_goodbye`](Self::say_goodbye), without waiting for the others.
+    pub(super) fn say_goodbye_in_passing(&self, patience: Duration) {
+        if !matches!(self.count_goodbye(patience), Some(Ok(()))) {
+            tracing::debug!("the store may not have this rank's shutdown notice");
+        }
+    }
+
+    /// Asks the store; `None` if it has not answered within this time.
+    fn ask<T: Send + 'static>(
+        &self,
+        limit: Duration,
+        ask: impl FnOnce(&PrefixStore<dyn Store>) -> Result<T> + Send + 'static,
+    ) -> Option<Result<T>> {
+        let notes = self.notes();
+        Question::ask_within(&self.root, limit, move |_| ask(&notes))
+    }
+
+    fn count_goodbye(&self, within: Duration) -> Option<Result<()>> {
+        let left = self.left.load(Ordering::Relaxed);
+        let own = gone(left, self.place.rank);
+        let all_gone = self.all_gone();
+        self.ask(within, move |notes| {
+            notes.set(&own, b"")?;
+            // Excluded ranks are not counted among those that are left.
+            let count = notes.add_within(&format!("goodbye/{left}"), 1, within)?;
+            if count >= i64::from(left) {
+                notes.set(&all_gone, b"1")?;
+            }
+            Ok(())
+        })
+    }
+
+    /// The rank that serves the store keeps it until the others but `without` have read how the shutdown ended.
+    fn keep_store(&self, without: &[Rank]) {
+        let key = format!("seen/{}", self.left.load(Ordering::Relaxed));
+        if !self.place.serves_store() {
+            if !matches!(self.ask(LOOK, move |notes| notes.add(&key, 1)), Some(Ok(_))) {
+                tracing::debug!("the store may be kept for this rank for longer than needed");
+            }
+            return;
+        }
+        let without = i64::try_from(without.len()).unwrap_or(i64::MAX);
+        let others = i64::from(self.left.load(Ordering::Relaxed)) - 1 - without;
+        let until = Instant::now() + KEPT.min(self.config.timeout);
+        while others > 0 && Instant::now() < until {
+            let key = key.clone();
+            match self.ask(LOOK, move |notes| notes.add(&key, 0)) {
+                Some(Ok(seen)) if seen < others => std::thread::sleep(Duration::from_millis(5)),
+                _ => return,
+            }
+        }
+    }
+
+    /// The error of a rank that has missed another before this one did.
+    fn missed_by_another(&self) -> Option<Error> {
+        let key = self.lost_key();
+        let look = move |notes: &PrefixStore<dyn Store>| match notes.check(&[&key])? {
+            true => notes.get(&key, LOOK).map(Some),
+            false => Ok(None),
+        };
+        let note = self.ask(LOOK, look)?.ok()??;
+        let (by, note) = note.split_first_chunk()?;
+        Some(Error::from_note(
+            note,
+            Rank::from_le_bytes(*by),
+            self.place.rank,
+        ))
+    }
+
+    /// The ranks that have not said that they go; `None` if the store does not answer.
+    fn missing(&self, ranks: &[Rank]) -> Option<Vec<Rank>> {
+        let left = self.left.load(Ordering::Relaxed);
+        let ranks = ranks.to_vec();
+        let found = self.ask(LOOK, move |notes| {
+            let keys: Vec<String> = ranks.iter().map(|&rank| gone(left, rank)).collect();
+            let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
+            // A store that does not answer is no store in which all are missing.
+            notes.check(&keys[..1])?;
+            let came = which_came(notes, &keys, Instant::now() + LOOK);
+            let missing = ranks.iter().zip(came).filter(|(_, came)| !came);
+            Ok(missing.map(|(&rank, _)| rank).collect())
+        });
+        found?.ok()
+    }
+
+    /// The error if processes of these have ended.
+    fn lost_among(&self, missing: &[Rank]) -> Option<Error> {
+        let asked = missing.iter().copied().take(MOST_RANKS);
+        let lost = |rank: &Rank| self.factories.iter().any(|it| it.is_lost(*rank, ONE_LOOK));
+        let lost: Vec<Rank> = asked.filter(lost).collect();
+        // One that has ended since the store was asked may have said that it goes.
+        let still_missing = if lost.is_empty() {
+            Vec::new()
+        } else {
+            self.missing(&lost)?
+        };
+        if still_missing.is_empty() {
+            return None;
+        }
+        let (verb, who) = match still_missing.len() {
+            1 => ("is", "its process"),
+            _ => ("are", "their processes"),
+        };
+        let message = format!(
+            "{} {verb} gone: {who} ended before the shutdown",
+            list(&still_missing)
+        );
+        Some(Error::new(ErrorKind::PeerLost, message).with_ranks(&still_missing))
+    }
+
+    fn store_silent(&self, patience: Duration) -> Error {
+        let waited = text::duration(patience);
+        if self.is_at_rank_0() {
+            let message = format!("rank 0, which serves the store, did not answer within {waited}");
+            return Error::new(ErrorKind::Timeout, message).with_rank(0);
+        }
+        let message =
+            format!("the store did not answer within {waited}: which ranks shut down is not known");
+        Error::new(ErrorKind::Timeout, message)
+    }
+
+    fn store_lost(&self, error: Error) -> Error {
+        if self.is_at_rank_0() {
+            let message = "rank 0, which serves the store, is gone: it ended before the shutdown";
+            return Error::new(ErrorKind::PeerLost, message)
+                .with_rank(0)
+                .with_source(error);
+        }
+        error
+    }
+
+    /// Whether another rank, the first, serves the store.
+    fn is_at_rank_0(&self) -> bool {
+        self.place.rank != 0 && !self.place.uses_agent_store
+    }
+
+    fn lost_key(&self) -> String {
+        format!("lost/{}", self.left.load(Ordering::Relaxed))
+    }
+
+    fn all_gone(&self) -> String {
+        format!("all gone/{}", self.left.load(Ordering::Relaxed))
+    }
+
+    fn notes(&self) -> PrefixStore<dyn Store> {
+        PrefixStore::new(
+            format!("rcomm/{}", self.place.attempt),
+            Arc::clone(&self.root),
+        )
+    }
+}
+
+/// The key that a rank sets when it goes.
+fn gone(left: u32, rank: Rank) -> String {
+    format!("gone/{left}/{rank}")
+}
+
+/// `rank 3`, or `ranks 1, 2 and 5 more`.
+fn list(ranks: &[Rank]) -> String {
+    let shown: Vec<String> = ranks.iter().take(MOST_RANKS).map(Rank::to_string).collect();
+    let more = match ranks.len().saturating_sub(MOST_RANKS) {
+        0 => String::new(),
+        more => format!(" and {more} more"),
+    };
+    let noun = if ranks.len() == 1 { "rank" } else { "ranks" };
+    format!("{noun} {}{more}", shown.join(", "))
+}

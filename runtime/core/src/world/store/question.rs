@@ -1,0 +1,74 @@
+//! A question to a store that may not answer: it is asked on a thread of its own.
+
+use super::Store;
+use crate::op::error::{Error, Result};
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, channel};
+use std::time::Duration;
+
+/// A question that was put to a store.
+///
+/// It is asked on the thread `rcomm/notice`, which ends when the store has answered or its own time-out has
+/// passed; dropping the question does not wait for that. A store's own time-out is as long as a job may take to
+/// start: a rank that must tell its caller why an operation failed has no such time.
+pub struct Question<T>(Receiver<Result<T>>);
+
+impl<T: Send + 'static> Question<T> {
+    /// Puts the question. Does not block.
+    ///
+    /// # Errors
+    /// `Io` if no thread can be started.
+    pub fn put(
+        store: &Arc<dyn Store>,
+        ask: impl FnOnce(&dyn Store) -> Result<T> + Send + 'static,
+    ) -> Result<Self> {
+        let (answers, answer) = channel();
+        let store = store.clone();
+        let ask = move || {
+            // The one who asked may have gone on without the answer.
+            let _ = answers.send(ask(&*store));
+        };
+        let thread = std::thread::Builder::new().name("rcomm/notice".to_owned());
+        match thread.spawn(ask) {
+            Ok(_) => Ok(Self(answer)),
+            Err(error) => Err(Error::io("cannot start the thread rcomm/notice", error)),
+        }
+    }
+
+    /// The answer, or the store's error; `None` if there is neither within this time, or it was given before.
+    pub fn answer_within(&self, limit: Duration) -> Option<Result<T>> {
+        self.0.recv_timeout(limit).ok()
+    }
+
+    /// Asks, and waits for the answer for so long; `None` if there is none by then.
+    pub fn ask_within(
+        store: &Arc<dyn Store>,
+        limit: Duration,
+        ask: impl FnOnce(&dyn Store) -> Result<T> + Send + 'static,
+    ) -> Option<Result<T>> {
+        match Self::put(store, ask) {
+            Ok(question) => question.answer_within(limit),
+            Err(error) => Some(Err(error)),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::world::store::HashStore;
+
+    #[test]
+    fn a_question_that_is_not_answered_costs_no_more_than_its_limit() {
+        let store: Arc<dyn Store> = Arc::new(HashStore::new());
+        let short = Duration::from_millis(5);
+        let waits = |store: &dyn Store| store.get("never", Duration::from_secs(60));
+        let question = Question::put(&store, waits).unwrap();
+        assert!(question.answer_within(short).is_none());
+        // The thread waits still, and what it waits for may come.
+        store.set("never", b"now").unwrap();
+        let answer = question.answer_within(Duration::from_secs(60));
+        assert_eq!(answer.unwrap().unwrap(), b"now");
+        assert!(question.answer_within(Duration::ZERO).is_none());
+    }
+}

@@ -1,0 +1,53 @@
+//! A world that could not be made: its ring shows why.
+
+use crate::op::error::{Error, ErrorKind};
+use rcomm_recorder::model::{FailureKind, Rank};
+use rcomm_recorder::record::FlightRecorder;
+use std::sync::Arc;
+
+/// The ring of a world that may never be made.
+pub(super) struct UnmadeWorld {
+    pub(super) rank: Rank,
+    pub(super) recorder: Option<Arc<FlightRecorder>>,
+}
+
+impl UnmadeWorld {
+    /// Making it has ended. A ring that shows why it failed stays; one of a rank that was refused before anything
+    /// happened is removed.
+    pub(super) fn end(&mut self, error: Option<&Error>) {
+        let Some(recorder) = self.recorder.take() else {
+            return;
+        };
+        let Some(error) = error else {
+            return;
+        };
+        if matches!(
+            error.kind(),
+            ErrorKind::InvalidArgument | ErrorKind::Unsupported
+        ) {
+            return remove(&recorder);
+        }
+        let mut failure = error.failure(self.rank);
+        if !error.ranks().is_empty() && failure.kind == FailureKind::Backend {
+            // They did not come, as ranks that do not come to an operation.
+            failure.kind = FailureKind::Timeout;
+        }
+        recorder.note_failure(&failure);
+        recorder.mark_closed();
+    }
+}
+
+impl Drop for UnmadeWorld {
+    fn drop(&mut self) {
+        // A panic while it was made.
+        if let Some(recorder) = &self.recorder {
+            recorder.mark_closed();
+        }
+    }
+}
+
+fn remove(recorder: &FlightRecorder) {
+    if let Err(error) = recorder.close() {
+        tracing::warn!(%error, "the ring file stays behind");
+    }
+}

@@ -4,6 +4,8 @@ use crate::network::Hosts;
 use crate::rank::{Event, What, events_of, now_ms, stop_file};
 use crate::scenario::{Act, At, Damage, Fault, RANKS, Scenario, Shm, Start};
 use anyhow::{Context, ensure};
+use rcomm_recorder::publish::remove_stale_rings;
+use rcomm_recorder::record::{default_directory, fallback_directory};
 use rustix::process::{Pid, Signal, kill_process};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -57,12 +59,18 @@ impl<'a> Job<'a> {
 
     /// Where its rings may be, the first choice first.
     pub(crate) fn ring_folders(&self) -> Vec<PathBuf> {
-        let tmp = self.folder.join("tmp");
+        let name = fallback_directory();
+        let name = name.file_name().unwrap_or_default();
+        let tmp = self.folder.join("tmp").join(name);
         let mut folders = vec![self.folder.join("rings"), tmp];
-        if let Fault::Memory(_) = self.scenario.fault {
-            folders.push(rcomm_recorder::record::default_directory());
+        if self.uses_default_directory() {
+            folders.push(default_directory());
         }
         folders
+    }
+
+    fn uses_default_directory(&self) -> bool {
+        matches!(self.scenario.fault, Fault::Memory(_) | Fault::RingFolder)
     }
 
     pub(crate) fn dump_folder(&self) -> PathBuf {
@@ -185,13 +193,7 @@ impl<'a> Job<'a> {
 
     fn launched(&self) -> anyhow::Result<Child> {
         let own = std::env::current_exe()?;
-        let launcher = own.with_file_name("rcomm-run");
-        ensure!(
-            launcher.exists(),
-            "{} is not built: run `cargo build -p rcomm-tools`",
-            launcher.display()
-        );
-        let mut command = Command::new(launcher);
+        let mut command = Command::new(launcher()?);
         command.args(["-n", &RANKS.to_string(), "--grace", "1"]);
         command.args([
             "--job-id",
@@ -243,7 +245,7 @@ impl<'a> Job<'a> {
                 };
                 mount(options, Path::new("/dev/shm"))?;
                 if shm == Shm::Squatted {
-                    let folder = rcomm_recorder::record::default_directory();
+                    let folder = default_directory();
                     std::fs::create_dir(&folder)?;
                     std::os::unix::fs::chown(&folder, Some(65_534), Some(65_534))?;
                 }
@@ -422,10 +424,18 @@ impl<'a> Job<'a> {
 impl Drop for Job<'_> {
     fn drop(&mut self) {
         self.end();
+        if self.uses_default_directory() {
+            let _ = remove_stale_rings(&default_directory(), Some(&self.name));
+        }
         if self.scenario.fault == Fault::DumpFolder {
             let _ = Command::new("umount").arg(self.dump_folder()).output();
         }
     }
+}
+
+/// Where `rcomm-run` is, if it is built.
+pub(crate) fn launcher() -> anyhow::Result<PathBuf> {
+    Ok(std::env::current_exe()?.with_file_name("rcomm-run"))
 }
 
 fn signal_of(act: Act) -> Signal {

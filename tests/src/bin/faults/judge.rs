@@ -1,6 +1,6 @@
 //! What a row shows, measured against what must follow.
 
-use crate::job::{INIT_TIMEOUT, Job, SLACK, TIMEOUT};
+use crate::job::{INIT_TIMEOUT, Job, TIMEOUT};
 use crate::rank::{Event, What};
 use crate::scenario::{Expect, Fault, RANKS, Scenario};
 use rcomm_analyzer::load::{LoadOptions, load_all};
@@ -48,7 +48,13 @@ impl Row {
     }
 
     /// What the ranks were told.
-    pub(crate) fn judge_errors(&mut self, scenario: &Scenario, events: &[Event], fault_ms: u64) {
+    pub(crate) fn judge_errors(
+        &mut self,
+        scenario: &Scenario,
+        events: &[Event],
+        fault_ms: u64,
+        slack: Duration,
+    ) {
         let must_be_told = |rank: &u32| match scenario.expect {
             Expect::Named | Expect::Refused(_) => !scenario.culprits.contains(rank),
             Expect::CutOff => true,
@@ -59,7 +65,7 @@ impl Row {
             return;
         }
         let is_start = matches!(scenario.expect, Expect::Refused(_));
-        let limit = if is_start { INIT_TIMEOUT } else { TIMEOUT } + SLACK;
+        let limit = if is_start { INIT_TIMEOUT } else { TIMEOUT } + slack;
         let (mut latest, mut told, mut named, mut blaming) = (0, 0, 0, 0);
         for &rank in &asked {
             let has_failed = |event: &&Event| matches!(event.what, What::Failed { .. });

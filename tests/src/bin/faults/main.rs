@@ -30,6 +30,7 @@ use clap::{Parser, Subcommand};
 use rcomm_tests::process::free_port;
 use std::path::PathBuf;
 use std::process::{Command, ExitCode};
+use std::time::Duration;
 
 #[derive(Debug, Parser)]
 #[command(about = "Does to jobs what happens to jobs, and prints what followed")]
@@ -54,7 +55,11 @@ enum Action {
     /// Try all rows.
     All,
     /// Try the rows that a minute has room for.
-    Short,
+    Short {
+        /// How much later than its time-out an error may come, in seconds: more on a busy machine.
+        #[arg(long, default_value_t = 2)]
+        slack: u64,
+    },
     /// Work as a rank of a job under test.
     #[command(hide = true)]
     Rank(RankArgs),
@@ -82,12 +87,15 @@ fn main() -> ExitCode {
             let begins = |row: &&Scenario| names.iter().any(|name| row.name.starts_with(name));
             let exact: Vec<_> = SCENARIOS.iter().filter(is_asked).collect();
             match exact.is_empty() {
-                true => table(SCENARIOS.iter().filter(begins), verbose),
-                false => table(exact.into_iter(), verbose),
+                true => table(SCENARIOS.iter().filter(begins), verbose, job::SLACK),
+                false => table(exact.into_iter(), verbose, job::SLACK),
             }
         }
-        Action::All => table(SCENARIOS.iter(), false),
-        Action::Short => table(SCENARIOS.iter().filter(|row| row.short), true),
+        Action::All => table(SCENARIOS.iter(), false, job::SLACK),
+        Action::Short { slack } => {
+            let slack = Duration::from_secs(slack);
+            table(SCENARIOS.iter().filter(|row| row.short), true, slack)
+        }
         Action::Rank(args) => rank::run(&args).map(|()| true),
         Action::Observe { rings } => rank::observe(&rings),
         Action::Inside { name } => inside(&name).map(|()| true),
@@ -103,7 +111,11 @@ fn main() -> ExitCode {
 }
 
 /// Tries rows and prints them; returns whether all were right.
-fn table<'a>(rows: impl Iterator<Item = &'a Scenario>, verbose: bool) -> anyhow::Result<bool> {
+fn table<'a>(
+    rows: impl Iterator<Item = &'a Scenario>,
+    verbose: bool,
+    slack: Duration,
+) -> anyhow::Result<bool> {
     println!(
         "| {:28} | {:14} | {:5} | {:46} | {:7} | {:5} | {:7} | result |",
         "fault", "told (s)", "named", "verdict", "records", "leaks", "restart"
@@ -111,7 +123,7 @@ fn table<'a>(rows: impl Iterator<Item = &'a Scenario>, verbose: bool) -> anyhow:
     println!("|---|---|---|---|---|---|---|---|");
     let (mut tried, mut right, mut skipped) = (0, 0, 0);
     for scenario in rows {
-        let row = attempt(scenario);
+        let row = attempt(scenario, slack);
         if let Some(why) = &row.skipped {
             skipped += 1;
             println!("| {:28} | skipped: {why} |", row.name);
@@ -168,10 +180,10 @@ fn print_row(row: &Row) {
 }
 
 /// Tries one row, in a mount namespace of its own where it changes what is mounted.
-fn attempt(scenario: &Scenario) -> Row {
+fn attempt(scenario: &Scenario, slack: Duration) -> Row {
     let tried = match scenario.fault {
         Fault::Memory(_) | Fault::DumpFolder => apart(scenario),
-        _ => run(scenario),
+        _ => run(scenario, slack),
     };
     tried.unwrap_or_else(|error| Row {
         name: scenario.name.to_owned(),
@@ -207,12 +219,18 @@ fn inside(name: &str) -> anyhow::Result<()> {
         .iter()
         .find(|row| row.name == name)
         .context("no row is called so")?;
-    println!("{}", serde_json::to_string(&run(scenario)?)?);
+    println!("{}", serde_json::to_string(&run(scenario, job::SLACK)?)?);
     Ok(())
 }
 
 /// Starts the job, lets its fault happen, and judges what follows.
-fn run(scenario: &Scenario) -> anyhow::Result<Row> {
+fn run(scenario: &Scenario, slack: Duration) -> anyhow::Result<Row> {
+    if scenario.start == Start::Launcher && !job::launcher()?.exists() {
+        return Ok(skip(
+            scenario,
+            "rcomm-run is not built: `cargo build -p rcomm-tools`",
+        ));
+    }
     let folder = tempfile::tempdir()?;
     let port = free_port();
     let mut job = match Job::new(scenario, folder.path(), port) {
@@ -279,7 +297,7 @@ fn run(scenario: &Scenario) -> anyhow::Result<Row> {
         row.wrong
             .push(format!("the fault did not happen: {}", job.stderr().trim()));
     }
-    row.judge_errors(scenario, &events, fault_ms);
+    row.judge_errors(scenario, &events, fault_ms, slack);
     row.judge_records(scenario, &job);
     row.judge_leaks(&events);
     row.keep_errors(&events);

@@ -260,7 +260,8 @@ impl Usage {
 
 /// Writes down what is left of the world; what a thread on its way out still holds is waited for.
 fn leave(log: &Log, before: &Usage) {
-    let until = Instant::now() + Duration::from_secs(6);
+    // A thread that waits for a store that does not answer ends with the store's own time-out.
+    let until = Instant::now() + crate::job::INIT_TIMEOUT + crate::job::SLACK;
     loop {
         let now = Usage::now();
         let (fds, threads) = (now.fds - before.fds, now.threads - before.threads);

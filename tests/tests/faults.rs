@@ -1,0 +1,19 @@
+//! The short list of the fault suite: what happens to jobs of real processes, and who is told.
+#![expect(
+    clippy::print_stdout,
+    reason = "the table says which rows were skipped"
+)]
+
+use std::process::Command;
+
+#[test]
+fn every_rank_is_told_in_time_and_by_the_right_name() {
+    // Rows that need a launcher which is not built, or a right that this user has not, are skipped aloud.
+    let mut suite = Command::new(env!("CARGO_BIN_EXE_faults"));
+    let done = suite.args(["short", "--slack", "30"]).output();
+    let done = done.expect("the fault suite");
+    let table = String::from_utf8_lossy(&done.stdout);
+    println!("{table}");
+    let error = String::from_utf8_lossy(&done.stderr);
+    assert!(done.status.success(), "{table}\n{error}");
+}

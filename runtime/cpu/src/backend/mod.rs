@@ -195,7 +195,7 @@ impl Backend for CpuBackend {
     /// An operation ends at its deadline; its error is ready once the store has the note for the peers, or has
     /// not answered in time. The rest is for a machine that is busy.
     fn ends_overdue_within(&self) -> Duration {
-        Duration::from_secs(1)
+        Duration::from_secs(3)
     }
 
     fn issue(

@@ -9,9 +9,9 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-/// The rank that something happens to.
+/// The rank into which tests inject a fault.
 pub const CULPRIT: u32 = 2;
-/// When anything that a test waits for must have happened, however slow the machine.
+/// Deadline of whatever a test waits for: generous, for machines under load.
 pub const PATIENCE: Duration = Duration::from_secs(240);
 
 /// A job of several processes. Whatever is left of it ends when this is dropped.
@@ -106,7 +106,7 @@ impl Job {
         });
         let mut stderr = String::new();
         if let Some(mut pipe) = child.stderr.take() {
-            // What is no text is of no use to a test.
+            // Output that is not UTF-8 is ignored: no test reads it.
             let _ = pipe.read_to_string(&mut stderr);
         }
         Ended { status, stderr }
@@ -188,7 +188,7 @@ pub fn run(program: &Path, name: &str, ranks: u32) -> Vec<String> {
 impl Drop for Job {
     fn drop(&mut self) {
         for rank in &mut self.ranks {
-            // One that has ended already is fine too.
+            // Errors are ignored: the process may have ended already.
             let _ = rank.kill();
             let _ = rank.wait();
         }

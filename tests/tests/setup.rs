@@ -47,7 +47,7 @@ fn half_a_job_with(
     change(&mut config);
     let builder = World::builder(config).store(store.clone());
     let first = std::thread::spawn(move || builder.init());
-    // The next rank to come is second: the store is this job's, with this size.
+    // From here on the store belongs to this job with this size: any other rank comes second.
     let checked_in = ["rcomm/rendezvous/0/job"];
     store.wait(&checked_in, Duration::from_secs(20)).unwrap();
     (first, port)
@@ -74,7 +74,7 @@ fn a_rank_that_was_started_twice_is_refused() {
 }
 
 #[test]
-fn two_jobs_at_one_port_are_told_apart() {
+fn two_jobs_at_one_port_are_distinguished() {
     let (first, port) = half_a_job();
     let mut other = place(1, 2, port);
     other.job = "another".to_owned();
@@ -109,8 +109,8 @@ fn a_rank_with_another_world_size_ends_the_wait_for_it() {
 }
 
 #[test]
-fn ranks_that_came_are_told_alike_who_did_not() {
-    // Rank 1 has more patience than rank 0, with which the store goes.
+fn all_ranks_present_report_the_same_missing_rank() {
+    // The time-out of rank 1 is longer than that of rank 0, whose process serves the store.
     let (first, port) = half_a_job_with(|config| {
         config.init_timeout = Duration::from_secs(10);
         config.status_wait = Duration::from_secs(60);
@@ -129,7 +129,7 @@ fn ranks_that_came_are_told_alike_who_did_not() {
 }
 
 #[test]
-fn a_port_where_nobody_listens_is_named() {
+fn a_port_without_a_listener_is_named() {
     // Port 1 has been out of use for decades.
     let error = refusal(Config {
         init_timeout: Duration::from_millis(300),
@@ -186,15 +186,15 @@ fn refusals_of_secrets(secrets: [Option<&str>; 3]) -> Vec<String> {
 }
 
 #[test]
-fn secrets_that_differ_are_told_to_all_ranks_before_they_connect() {
+fn all_ranks_report_differing_secrets_before_they_connect() {
     let advice = "set RCOMM_JOB_SECRET to the same on all ranks, or on none";
     let (ours, theirs) = (Some("one"), Some("two"));
-    for (secrets, told) in [
+    for (secrets, difference) in [
         ([ours, theirs, ours], "a job secret, but rank 1 another"),
         ([ours, None, None], "a job secret, but ranks 1, 2 none"),
         ([None, None, ours], "no job secret, but rank 2 one"),
     ] {
-        let sentence = format!("rank 0 was given {told}: {advice}");
+        let sentence = format!("rank 0 was given {difference}: {advice}");
         assert_eq!(
             refusals_of_secrets(secrets),
             [(); 3].map(|()| sentence.clone())

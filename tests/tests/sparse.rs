@@ -7,7 +7,7 @@ use rcomm_tests::world::{Carrier, on_threads};
 
 const SHAPE: [u64; 3] = [4, 3, 2];
 
-/// Rank's tensor: two sparse dimensions, blocks of two; some places twice.
+/// The tensor of `rank`: two sparse dimensions, blocks of two values, some coordinates listed twice.
 fn tensor(rank: u32, seed: u64) -> SparseTensor<f64> {
     let mut x = seed ^ u64::from(rank).wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
     let mut next = |below: u64| {
@@ -64,7 +64,7 @@ proptest! {
 }
 
 #[test]
-fn sums_that_are_issued_keep_their_place_among_the_others() {
+fn issued_sums_complete_in_order_with_blocking_ones() {
     for carrier in [Carrier::Cpu, Carrier::Fake(FakeFabric::new())] {
         on_threads(
             3,
@@ -74,7 +74,7 @@ fn sums_that_are_issued_keep_their_place_among_the_others() {
                 let (group, rank) = (world.group(), world.rank());
                 let mut works = Vec::new();
                 for round in 0..8 {
-                    // What some ranks issue others may run; the order is what counts.
+                    // Some ranks issue an operation that others run blocking: only the order must be the same.
                     let own = tensor(rank, round);
                     let expected = move |sum: SparseTensor<f64>| {
                         let mut dense = vec![0.0; 24];
@@ -113,7 +113,7 @@ fn sums_that_are_issued_keep_their_place_among_the_others() {
 }
 
 #[test]
-fn a_sum_that_a_rank_does_not_come_to_ends_with_its_name() {
+fn a_sum_that_a_rank_never_issues_fails_and_names_the_rank() {
     let change = |config: &mut rcomm::Config| {
         config.dump_dir = std::env::temp_dir().join("rcomm-tests-sparse");
         // Rank 1 still answers status requests that come late.
@@ -128,7 +128,7 @@ fn a_sum_that_a_rank_does_not_come_to_ends_with_its_name() {
             let error = work.wait().unwrap_err();
             assert_eq!(error.op(), Some(OpType::AllReduceSparse), "{error}");
             assert!(error.to_string().contains("not arrived: rank 1"), "{error}");
-            // And what comes later is refused at once.
+            // Operations after that are refused at once.
             assert!(group.barrier().is_err());
             store.set("test/done", b"1").unwrap();
         } else {
@@ -139,7 +139,7 @@ fn a_sum_that_a_rank_does_not_come_to_ends_with_its_name() {
 }
 
 #[test]
-fn shapes_that_differ_are_told_to_all_and_other_reductions_refused() {
+fn all_ranks_report_differing_shapes_and_refuse_other_reductions() {
     on_threads(
         2,
         &Carrier::Cpu,

@@ -1,4 +1,4 @@
-//! `rcomm-fr summarize`: each node packs its part, one judges all.
+//! `rcomm-fr summarize`: each node packs its part, and one node analyzes all of them.
 
 use crate::program::{fixture, rcomm_fr, run};
 use serde_json::Value;
@@ -73,8 +73,8 @@ fn damaged(change: impl FnOnce(&mut Vec<u8>)) -> (TempDir, PathBuf) {
 }
 
 #[test]
-fn a_summary_that_is_cut_says_so_and_gives_what_came_before() {
-    // The checksum and the last part are gone, and no record.
+fn a_truncated_summary_is_reported_and_its_beginning_used() {
+    // Only the checksum and the last part are missing: all records are there.
     let (_dir, path) = damaged(|bytes| bytes.truncate(bytes.len() - 9));
     let analyzed = run(&["analyze", path.to_str().unwrap()]);
     let words: Vec<&str> = analyzed.stdout.split_whitespace().collect();
@@ -87,7 +87,7 @@ fn a_summary_that_is_cut_says_so_and_gives_what_came_before() {
 }
 
 #[test]
-fn a_summary_of_a_newer_version_is_left_aside() {
+fn a_summary_of_a_newer_version_is_skipped() {
     let (_dir, path) = damaged(|bytes| bytes[8] = 9);
     let analyzed = run(&["analyze", path.to_str().unwrap()]);
     assert_eq!(analyzed.code, Some(2));
@@ -115,7 +115,7 @@ fn nothing_to_pack_is_exit_code_two_and_leaves_no_file() {
 
 /// `srun` here is a script that runs the step once for each of two nodes.
 #[test]
-fn the_slurm_script_says_who_hangs() {
+fn the_slurm_script_names_the_culprit() {
     let dir = tempfile::tempdir().unwrap();
     nodes(dir.path());
     let bin = dir.path().join("bin");
@@ -150,7 +150,7 @@ fn the_slurm_script_says_who_hangs() {
         "{text}{errors}"
     );
     assert!(out.join("report.html").is_file());
-    // What the script needs is what the program offers.
+    // The program accepts the options that the script uses.
     assert!(
         rcomm_fr(&["summarize", "--help"])
             .status()

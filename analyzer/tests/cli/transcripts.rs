@@ -28,8 +28,8 @@ fn output_of(command: &str) -> String {
     format!("{}{}", run.stdout, run.stderr)
 }
 
-/// The document with every transcript made anew, and how many commands it holds.
-fn retell(text: &str) -> (String, usize) {
+/// The document with every transcript regenerated, and how many commands it holds.
+fn regenerate(text: &str) -> (String, usize) {
     let mut retold = String::new();
     let mut commands = 0;
     let mut in_block = false;
@@ -59,7 +59,7 @@ fn documents_show_what_the_program_prints() {
     for name in DOCUMENTS {
         let path = document(name);
         let text = fs::read_to_string(&path).unwrap();
-        let (retold, commands) = retell(&text);
+        let (retold, commands) = regenerate(&text);
         assert!(commands >= 5, "{name} holds only {commands} transcripts");
         if std::env::var_os("RCOMM_UPDATE_DOCS").is_some() {
             fs::write(&path, retold).unwrap();

@@ -33,7 +33,7 @@ impl Damage {
 
 impl Job {
     /// Damages the records; `false` if this job has none that can be damaged so.
-    pub fn suffer(&mut self, damage: Damage, random: &mut Random) -> bool {
+    pub fn apply(&mut self, damage: Damage, random: &mut Random) -> bool {
         let guilty = self.culprits();
         let innocent = |rank: Option<Rank>| rank.is_some_and(|rank| !guilty.contains(&rank));
         let whole: Vec<usize> = (0..self.dumps.len())
@@ -61,7 +61,7 @@ impl Job {
                 }
                 self.cut.extend(dump.identity.rank);
             }
-            Damage::Stale => return self.leave_over(at),
+            Damage::Stale => return self.replace_with_stale(at),
             Damage::MixedVersions => {
                 for dump in self.dumps.iter_mut().step_by(2) {
                     dump.version = FormatVersion { major: 2, minor: 2 };
@@ -87,7 +87,7 @@ impl Job {
     }
 
     /// Puts a record of an earlier, healthy run with another program in the place of one.
-    fn leave_over(&mut self, at: usize) -> bool {
+    fn replace_with_stale(&mut self, at: usize) -> bool {
         const EARLIER_NS: i64 = 3_600_000_000_000;
         let mut spec = self.spec.clone();
         spec.seed = spec.seed.wrapping_add(7);

@@ -108,7 +108,7 @@ fn make(seed: u64, cause: Cause) -> Option<(Job, Report)> {
         Cause::Fault(kind) => warnings::spec(seed, kind).make(),
         Cause::Damage(damage) => {
             let mut job = hang(Kind::Stuck);
-            if !job.suffer(damage, &mut Random::new(seed)) {
+            if !job.apply(damage, &mut Random::new(seed)) {
                 return None;
             }
             job

@@ -178,7 +178,7 @@ fn hold_under(damage: Damage, salt: u64, right: f64) {
             .iter()
             .filter_map(|dump| dump.identity.rank)
             .collect();
-        if job.suffer(damage, &mut Random::new(seed)) {
+        if job.apply(damage, &mut Random::new(seed)) {
             tally.take(seed, &job, 0.5);
             let lost = before.into_iter().find(|&rank| {
                 job.dumps

@@ -66,7 +66,7 @@ pub(crate) struct Exemplar {
     pub(crate) at_s: f64,
 }
 
-/// A text under construction. Families begin with [`Writer::family`], samples follow.
+/// A text that is being written. Families begin with [`Writer::family`], samples follow.
 pub(crate) struct Writer {
     form: Form,
     out: String,

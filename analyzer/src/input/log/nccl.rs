@@ -1,7 +1,7 @@
 //! NCCL's own lines, and gloo's about connections.
 
 use super::Line;
-use super::scan::{between, cut, leading_number, number_after};
+use super::scan::{between, leading_number, number_after, truncated};
 use super::torch::{Found, MOST_RANKS};
 use rcomm_recorder::model::Rank;
 use rcomm_verdict::logs::Event;
@@ -34,7 +34,7 @@ fn process(text: &str) -> Option<String> {
     let mut parts = word.rsplitn(3, ':');
     let (thread, pid, host) = (parts.next()?, parts.next()?, parts.next()?);
     let is_number = |text: &str| !text.is_empty() && text.bytes().all(|b| b.is_ascii_digit());
-    (is_number(thread) && is_number(pid)).then(|| cut(&format!("{host}:{pid}"), 200))
+    (is_number(thread) && is_number(pid)).then(|| truncated(&format!("{host}:{pid}"), 200))
 }
 
 /// What a line of NCCL or gloo states; returns the process that it begins with.
@@ -53,7 +53,7 @@ pub(super) fn read_line(line: &Line<'_>, found: &mut Found) -> Option<String> {
     } else if text.contains("Got completion from peer") {
         completion(text)
     } else if let Some((_, error)) = text.split_once("Cuda failure ") {
-        Some(Event::DeviceError(cut(error.trim(), 200)))
+        Some(Event::DeviceError(truncated(error.trim(), 200)))
     } else {
         None
     };
@@ -64,7 +64,7 @@ pub(super) fn read_line(line: &Line<'_>, found: &mut Found) -> Option<String> {
 /// The address after a word, without its port.
 fn peer(text: &str, before: &str) -> Option<String> {
     let address = between(text, before, &['<', ' ', ','])?;
-    (!address.is_empty()).then(|| cut(address, 200))
+    (!address.is_empty()).then(|| truncated(address, 200))
 }
 
 /// `Connection closed by peer [10.0.0.7]:28048`, `Read error [10.0.0.7]:25266: Connection reset by peer`.
@@ -74,7 +74,7 @@ fn gloo_peer(text: &str) -> Option<String> {
         None => text.split_once("error [")?.1,
     };
     let address = rest.split(']').next()?;
-    (!address.is_empty()).then(|| cut(address, 200))
+    (!address.is_empty()).then(|| truncated(address, 200))
 }
 
 /// `peer 10.10.23.6<58683> collective mismatch error, local size 496640 remote size 65536`.

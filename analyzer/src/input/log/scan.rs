@@ -1,4 +1,4 @@
-//! Taking text apart.
+//! Helpers that take a line of a log apart.
 
 use rcomm_recorder::model::Rank;
 
@@ -38,7 +38,7 @@ pub(super) fn ranks(text: &str) -> Vec<Rank> {
 }
 
 /// The start of a text, no longer than so many characters.
-pub(super) fn cut(text: &str, most: usize) -> String {
+pub(super) fn truncated(text: &str, most: usize) -> String {
     let mut cut: String = text.chars().take(most).collect();
     if cut.len() < text.len() {
         cut.push('…');

@@ -2,7 +2,7 @@
 //! its monitored barrier, uncaught exceptions; and the runtime's own errors.
 
 use super::Line;
-use super::scan::{between, cut, leading_number, number_after, ranks};
+use super::scan::{between, leading_number, number_after, ranks, truncated};
 use rcomm_recorder::model::{OpType, Rank};
 use rcomm_verdict::logs::{Event, Issued, Log, LoggedOp, Progress, TimedOut};
 
@@ -116,7 +116,7 @@ fn work(line: &Line<'_>, found: &mut Found) {
     } else if let Some((_, error)) = rest.split_once("async exception: ") {
         let event = Event::Aborted {
             op: seq.map(|seq| (op, seq)),
-            error: cut(error, MOST_TEXT),
+            error: truncated(error, MOST_TEXT),
         };
         found.push((rank_of(line), event));
     }
@@ -201,9 +201,9 @@ fn issued(text: &str) -> Option<Issued> {
     Some(Issued {
         rank,
         seq: number_after(print, "SequenceNumber="),
-        op: op(&cut(name, 40)),
-        shape: cut(&list("TensorShape=["), MOST_TEXT),
-        dtype: cut(dtype, MOST_TEXT),
+        op: op(&truncated(name, 40)),
+        shape: truncated(&list("TensorShape=["), MOST_TEXT),
+        dtype: truncated(dtype, MOST_TEXT),
     })
 }
 
@@ -242,7 +242,7 @@ fn desync_line(text: &str, desync: &mut Desync, found: &mut Found) {
         let newest = Event::Newest {
             ranks: ranks(list),
             seq,
-            op: op(&cut(name.trim(), 40)),
+            op: op(&truncated(name.trim(), 40)),
             finished,
         };
         found.push((None, newest));
@@ -302,7 +302,7 @@ fn exception(line: &Line<'_>, found: &mut Found) {
     }
     let error = match text {
         "" => short.to_owned(),
-        text => format!("{short}: {}", cut(text, MOST_TEXT)),
+        text => format!("{short}: {}", truncated(text, MOST_TEXT)),
     };
     found.push((line.label.rank, Event::Raised(error)));
 }

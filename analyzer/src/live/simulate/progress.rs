@@ -4,7 +4,7 @@ use super::{ALL_REDUCE, ProgramStep, SCATTER, Simulation, Situation};
 use rcomm_recorder::model::Rank;
 use std::collections::HashMap;
 
-/// How far each rank came after the fault.
+/// How far each rank came after the fault; by rank.
 #[derive(Debug)]
 pub(super) struct RankProgress {
     /// Operations issued from the step of the fault on.

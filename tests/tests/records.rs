@@ -285,7 +285,9 @@ fn a_line_of_another_language_is_recorded_and_several_threads_join_one_operation
                 .unwrap();
             std::thread::scope(|scope| {
                 let joins = [0, 1].map(|_| scope.spawn(|| work.join().map(|_| ())));
-                joins.map(|join| join.join().unwrap().unwrap());
+                for join in joins {
+                    join.join().unwrap().unwrap();
+                }
             });
             assert_eq!(work.wait().unwrap(), [2f32; 4]);
             let dump = world.snapshot().to_json();

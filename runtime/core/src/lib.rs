@@ -25,23 +25,29 @@
 #[allow(unsafe_code)]
 pub mod arithmetic;
 pub mod backend;
+pub mod config;
 pub mod data_parallel;
 mod group;
 mod op;
+pub mod store;
 pub mod tuning;
 mod watch;
 mod world;
 
 pub use backend::fake::{FakeBackend, FakeFabric, FakeFault, FakeFaultKind};
+pub use backend::memory::RemoteMemory;
 pub use backend::wrapper::Wrapper;
 pub use backend::{Backend, BackendFactory, Done, Pending, Progress, Stream};
+pub use config::Config;
+pub use config::rendezvous;
+pub use config::rendezvous::Rendezvous;
 pub use group::coalescing::Coalescer;
 pub use group::collectives::Vecs;
 pub use group::monitored_barrier::RollCall;
 pub use group::objects::MAX_OBJECT_BYTES;
 pub use group::process_group::ProcessGroup;
 pub use group::sparse::SparseTensor;
-pub use group::window::{RemoteMemory, Window};
+pub use group::window::Window;
 pub use group::work::{Work, WorkStatus};
 pub use op::buffer::{Access, Buffer, Device, DeviceKind};
 pub use op::deadline::Deadline;
@@ -54,12 +60,7 @@ pub use rcomm_recorder::model::{
     Bus, DType, Layout, OpType, Parts, Pattern, Peer, ProcessGroupInfo, Rank, ReduceOp, WaitsFor,
 };
 pub use rcomm_recorder::publish::{EndpointAddress, EndpointToken, Secret};
+pub use store::{FileStore, HashStore, PrefixStore, QueueStore, Store, TcpStore, TcpStoreServer};
 pub use watch::dump_writer::{DumpWriter, FileDumpWriter};
-pub use world::config::Config;
 pub use world::group_init::GroupOptions;
-pub use world::rendezvous::Rendezvous;
-pub use world::store::{
-    FileStore, HashStore, PrefixStore, QueueStore, Store, TcpStore, TcpStoreServer,
-};
 pub use world::{World, WorldBuilder};
-pub use world::{config, rendezvous, store};

@@ -7,17 +7,19 @@
 //! wait ends, by completion, deadline or abort.
 
 pub mod fake;
+#[allow(unsafe_code)]
+pub(crate) mod memory;
 pub mod support;
 pub mod wrapper;
 
-use crate::group::window::RemoteMemory;
+use crate::backend::memory::RemoteMemory;
+use crate::config::Config;
 use crate::op::Op;
 use crate::op::buffer::{Buffer, DeviceKind};
 use crate::op::deadline::Deadline;
 use crate::op::error::{Error, ErrorKind, Result};
 use crate::op::hints::Hints;
-use crate::world::config::Config;
-use crate::world::store::Store;
+use crate::store::Store;
 use rcomm_recorder::model::{DType, OpType, ProcessGroupInfo, Rank};
 use rcomm_recorder::publish::Secret;
 use std::any::Any;

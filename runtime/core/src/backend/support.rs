@@ -1,4 +1,4 @@
 //! What backends use of the core besides its traits.
 
 pub use crate::op::buffer::element_size;
-pub use crate::world::store::addresses_of;
+pub use crate::store::addresses_of;

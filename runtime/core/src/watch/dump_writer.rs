@@ -3,9 +3,9 @@
 //! A dump that cannot be written is logged, and the job continues. The recorder decides what a dump holds;
 //! the watchdog, its monitor and the failure broadcast decide when one is made.
 
+use crate::config::DumpFormat;
 use crate::op::error::{Error, ErrorKind, Result};
 use crate::watch::watchdog::Watch;
-use crate::world::config::DumpFormat;
 use rcomm_recorder::publish::{Dump, write_dump_file};
 use rcomm_recorder::record::FlightRecorder;
 use std::path::{Path, PathBuf};

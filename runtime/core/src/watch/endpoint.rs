@@ -8,11 +8,11 @@
 //! lock of an operation, so it answers while the program is stuck. An endpoint that cannot be opened is
 //! logged, and the job continues.
 
+use crate::config::rendezvous::Rendezvous;
+use crate::config::{Config, EndpointChoice};
 use crate::op::error::{Error, ErrorKind};
+use crate::store::{Store, which_came};
 use crate::watch::dump_writer::Dumps;
-use crate::world::config::{Config, EndpointChoice};
-use crate::world::rendezvous::Rendezvous;
-use crate::world::store::{Store, which_came};
 use rcomm_recorder::model::Rank;
 use rcomm_recorder::publish::Secret;
 use rcomm_recorder::publish::{Endpoint, EndpointAddress, EndpointNotice, Listen, PeerEndpoint};
@@ -153,7 +153,7 @@ impl Peers {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::world::store::HashStore;
+    use crate::store::HashStore;
 
     fn place(rank: Rank) -> Rendezvous {
         let mut place = Rendezvous::explicit(rank, 4, "127.0.0.1", 1).unwrap();

@@ -125,8 +125,8 @@ impl Listener {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::store::HashStore;
     use crate::watch::failure_broadcast::tests::broadcast;
-    use crate::world::store::HashStore;
 
     #[test]
     fn a_silent_watchdog_is_reported_once_and_all_ranks_dump() {

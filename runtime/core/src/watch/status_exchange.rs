@@ -11,7 +11,7 @@
 //! leaves what it learnt for the rest.
 
 use crate::op::error::Result;
-use crate::world::store::{Store, which_came};
+use crate::store::{Store, which_came};
 use rcomm_recorder::model::text;
 use rcomm_recorder::model::{ProcessGroupStatus, Rank, RankStatus};
 use serde::{Deserialize, Serialize};
@@ -289,7 +289,7 @@ fn list(ranks: &[Rank]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::world::store::{HashStore, TcpStore};
+    use crate::store::{HashStore, TcpStore};
     use std::sync::Arc;
 
     fn asked(members: &[Rank]) -> Asked<'_> {

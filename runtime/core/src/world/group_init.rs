@@ -2,12 +2,12 @@
 
 use crate::backend::wrapper::Wrapper;
 use crate::backend::{Agreement, Backend, BackendFactory, GroupContext};
+use crate::config::{DebugLevel, NanCheck};
 use crate::group::process_group::{Group, GroupParts, Lane, ProcessGroup};
 use crate::op::deadline::Deadline;
 use crate::op::error::{Error, ErrorKind, Result};
+use crate::store::{PrefixStore, Store};
 use crate::world::WorldShared;
-use crate::world::config::{DebugLevel, NanCheck};
-use crate::world::store::{PrefixStore, Store};
 use rcomm_recorder::model::{ProcessGroupInfo, Rank};
 use sha2::{Digest, Sha256};
 use std::sync::atomic::Ordering;

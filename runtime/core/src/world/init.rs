@@ -2,14 +2,14 @@
 //!
 //! Its rank was settled before ([`Rendezvous`]); what follows belongs to the world.
 
+use crate::config::rendezvous::{ALL_HERE, Rendezvous};
+use crate::config::{Config, RingDir};
 use crate::op::deadline::Deadline;
 use crate::op::error::{Error, ErrorKind, Result};
+use crate::store::{BatchReply, BatchRequest, PrefixStore, Store, which_came};
 use crate::tuning::Tuning;
 use crate::watch::failure_broadcast::FLAG;
-use crate::world::config::{Config, RingDir};
 use crate::world::job_secret::JobSecret;
-use crate::world::rendezvous::Rendezvous;
-use crate::world::store::{BatchReply, BatchRequest, PrefixStore, Store, which_came};
 use rcomm_recorder::model::Rank;
 use rcomm_recorder::publish::Secret;
 use rcomm_recorder::record::{FlightRecorder, Placement, RecorderConfig, Storage, Taken, Touch};
@@ -130,9 +130,6 @@ pub(crate) fn meet(
     Err(Error::new(ErrorKind::Rendezvous, message).with_ranks(&ranks))
 }
 
-/// The key below `rcomm/<attempt>` that holds [`YES`] and rank 0's settings, or why the job cannot start. It
-/// is set once.
-pub(crate) const ALL_HERE: &str = "all here";
 const YES: &str = "yes\n";
 /// Ranks that a message lists.
 const MOST_RANKS: usize = 16;

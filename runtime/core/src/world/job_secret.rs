@@ -9,12 +9,12 @@
 //! agree on (X25519, RFC 7748): one who reads the store learns nothing. One who *writes* to it while the job
 //! starts can put own keys in place of the ranks'; only a given secret is safe from that.
 
+use crate::config::Config;
+use crate::config::rendezvous::Rendezvous;
 use crate::op::deadline::Deadline;
 use crate::op::error::{Error, ErrorKind, Result};
-use crate::world::config::Config;
+use crate::store::{Store, StoreAccess, StoreChoice};
 use crate::world::init::from_hex;
-use crate::world::rendezvous::Rendezvous;
-use crate::world::store::{Store, StoreAccess, StoreChoice};
 use rcomm_recorder::model::{Rank, text};
 use rcomm_recorder::publish::Secret;
 use x25519_dalek::{PublicKey, StaticSecret};

@@ -3,20 +3,19 @@
 //! Making a world finds the other ranks, agrees with them on the secret and the name of this run,
 //! opens the ring, and starts the threads. Nothing of it is global: dropping the world frees it all.
 
-mod backend_options;
-pub mod config;
-mod goodbye;
+mod departure;
 pub(crate) mod group_init;
 pub(crate) mod init;
 pub(crate) mod job_secret;
-pub mod rendezvous;
-pub mod store;
 mod unmade;
 
 use crate::backend::{BackendFactory, BackendSet, OpenBackend, WorldContext};
+use crate::config::Config;
+use crate::config::rendezvous::Rendezvous;
 use crate::group::process_group::ProcessGroup;
 use crate::op::deadline::Deadline;
 use crate::op::error::{Error, ErrorKind, Result};
+use crate::store::{PrefixStore, Store, StoreAccess};
 use crate::watch::dump_writer::{DumpWriter, Dumps, FileDumpWriter};
 #[cfg(feature = "endpoint")]
 use crate::watch::endpoint;
@@ -24,12 +23,9 @@ use crate::watch::failure_broadcast::{FailureBroadcast, FailureBroadcastParts, R
 use crate::watch::heartbeat::HeartbeatMonitor;
 use crate::watch::pipe::DumpPipe;
 use crate::watch::watchdog::{Helpers, Watch, Watchdog};
-use crate::world::config::Config;
 use crate::world::group_init::{GroupOptions, Origin};
 use crate::world::init::{leave, meet, open_recorder, ring_place, run_name};
 use crate::world::job_secret::{JobSecret, say_open};
-use crate::world::rendezvous::Rendezvous;
-use crate::world::store::{PrefixStore, Store, StoreAccess};
 use crate::world::unmade::UnmadeWorld;
 use rcomm_recorder::model::Rank;
 use rcomm_recorder::publish::Dump;
@@ -517,7 +513,7 @@ impl<B> World<B> {
         } else {
             timeout
         };
-        if let Err(error) = self.shared.say_goodbye(self.group.ranks(), patience) {
+        if let Err(error) = self.shared.depart(self.group.ranks(), patience) {
             tracing::warn!(%error, "not all ranks were seen to shut down");
             if !failed {
                 failed = true;
@@ -562,14 +558,14 @@ impl<B> Drop for World<B> {
         let serves_store = self.shared.place.serves_store();
         if serves_store {
             let patience = self.shared.config.status_wait;
-            if let Err(error) = self.shared.say_goodbye(self.group.ranks(), patience) {
+            if let Err(error) = self.shared.depart(self.group.ranks(), patience) {
                 tracing::debug!(%error, "not all ranks were seen to go");
             }
         }
         self.close_threads();
         // This rank has published its status: the rank that serves the store need not wait for it.
         if !serves_store {
-            self.shared.say_goodbye_in_passing(IN_PASSING);
+            self.shared.announce_departure(IN_PASSING);
         }
     }
 }

@@ -17,11 +17,11 @@ use super::{
     AbortReason, Backend, Call, CommState, Done, GroupContext, Observer, Pending, Progress,
     Registration, Stream, Window,
 };
+use crate::config::NanCheck;
 use crate::op::Op;
 use crate::op::buffer::Buffer;
 use crate::op::deadline::Deadline;
 use crate::op::error::{Error, ErrorKind, Result};
-use crate::world::config::NanCheck;
 use rcomm_recorder::model::{DType, Rank};
 use statement::{STATEMENT_LEN, Statement, compare};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};

@@ -3,13 +3,10 @@
 //! The public interface over a backend's windows: typed, recorded, with the group's time-outs. The
 //! backend moves the bytes.
 
-#[allow(unsafe_code)]
-mod memory;
 mod outstanding;
 mod signal;
 
-pub use memory::RemoteMemory;
-
+use crate::backend::memory::RemoteMemory;
 use crate::backend::{self, Progress};
 use crate::group::collectives::vec_of;
 use crate::group::process_group::{End, Noted, Parts, ProcessGroup};

@@ -19,13 +19,13 @@ pub(crate) mod tests;
 pub(crate) use incident::Incident;
 use incident::IncidentProgress;
 
+use crate::config::Propagation;
 use crate::op::error::{Error, ErrorKind, Result};
+use crate::store::Store;
 use crate::watch::dump_writer::Dumps;
 use crate::watch::pipe::DumpPipe;
 use crate::watch::status_exchange::{Answers, Questions, RankReport};
 use crate::watch::watchdog::Watch;
-use crate::world::config::Propagation;
-use crate::world::store::Store;
 use rcomm_recorder::model::Rank;
 use rcomm_recorder::record::FlightRecorder;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};

@@ -1,6 +1,6 @@
 use super::*;
+use crate::store::HashStore;
 use crate::watch::dump_writer::DumpWriter;
-use crate::world::store::HashStore;
 use rcomm_recorder::publish::Dump;
 use rcomm_recorder::record::{Placement, RecorderConfig};
 use std::sync::mpsc;

@@ -31,13 +31,16 @@
 //!
 //! A backend may have options of its own ([`Config::backend_options`]), which it lists itself.
 
+mod backend_options;
+pub mod rendezvous;
+
 use crate::op::error::{Error, ErrorKind, Result};
+pub use crate::store::StoreChoice;
 use crate::tuning::Tuning;
-pub use crate::world::backend_options::BackendOptions;
-use crate::world::rendezvous::Rendezvous;
-pub use crate::world::store::StoreChoice;
+pub use backend_options::BackendOptions;
 use rcomm_recorder::publish::EndpointToken;
 use rcomm_recorder::publish::Secret;
+use rendezvous::Rendezvous;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::str::FromStr;

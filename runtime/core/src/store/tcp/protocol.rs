@@ -10,7 +10,7 @@
 //! [`Scanner`] finds the end of a request in bytes that arrive in any pieces, [`Request`] reads it, and
 //! [`Encoder`] writes one. None of them does I/O.
 
-use crate::world::store::table::AddError;
+use crate::store::table::AddError;
 use rcomm_recorder::publish::StoreOpCode;
 
 /// What VALIDATE carries.

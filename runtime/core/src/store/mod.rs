@@ -3,7 +3,7 @@
 //! [`Store`] is the map that every implementation offers, [`QueueStore`] what some can do beyond it.
 //! [`HashStore`] serves the threads of one process, [`FileStore`] the processes that share a file
 //! system, [`TcpStore`] all other jobs, and [`PrefixStore`] gives each user of a store names of its
-//! own. How ranks find their store belongs to [`rendezvous`](crate::world::rendezvous).
+//! own. How ranks find their store belongs to [`rendezvous`](crate::config::rendezvous).
 
 #![forbid(unsafe_code)]
 

@@ -13,7 +13,7 @@
 
 use super::WorldShared;
 use crate::op::error::{Error, ErrorKind, Result};
-use crate::world::store::{PrefixStore, Question, Store, which_came};
+use crate::store::{PrefixStore, Question, Store, which_came};
 use rcomm_recorder::model::{Rank, text};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -36,9 +36,9 @@ impl WorldShared {
     ///
     /// # Errors
     /// `PeerLost` names the ranks whose processes have ended, `Timeout` those that have not come.
-    pub(super) fn say_goodbye(&self, ranks: &[Rank], patience: Duration) -> Result<()> {
+    pub(super) fn depart(&self, ranks: &[Rank], patience: Duration) -> Result<()> {
         let deadline = Instant::now() + patience;
-        match self.count_goodbye(patience) {
+        match self.count_departure(patience) {
             Some(said) => said.map_err(|error| self.store_lost(error))?,
             None => return Err(self.store_silent(patience)),
         }
@@ -85,9 +85,9 @@ impl WorldShared {
         }
     }
 
-    /// As [`say_goodbye`](Self::say_goodbye), without waiting for the others.
-    pub(super) fn say_goodbye_in_passing(&self, patience: Duration) {
-        if !matches!(self.count_goodbye(patience), Some(Ok(()))) {
+    /// As [`depart`](Self::depart), without waiting for the others.
+    pub(super) fn announce_departure(&self, patience: Duration) {
+        if !matches!(self.count_departure(patience), Some(Ok(()))) {
             tracing::debug!("the store may not have this rank's shutdown notice");
         }
     }
@@ -102,7 +102,7 @@ impl WorldShared {
         Question::ask_within(&self.root, limit, move |_| ask(&notes))
     }
 
-    fn count_goodbye(&self, within: Duration) -> Option<Result<()>> {
+    fn count_departure(&self, within: Duration) -> Option<Result<()>> {
         let left = self.left.load(Ordering::Relaxed);
         let own = gone(left, self.place.rank);
         let all_gone = self.all_gone();

@@ -56,7 +56,7 @@ impl<T: Send + 'static> Question<T> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::world::store::HashStore;
+    use crate::store::HashStore;
 
     #[test]
     fn a_question_that_is_not_answered_costs_no_more_than_its_limit() {

@@ -3,9 +3,9 @@
 use super::connection::{Buffers, Connection, Link, Standing};
 use super::quota::{Overdue, Quota};
 use super::state::{ConnectionId, State};
-use crate::world::store::tcp::access::{StoreAccess, StoreLimits};
-use crate::world::store::tcp::protocol::{MAGIC, OpCode, Request, STOP_WAITING, Violation};
-use crate::world::store::tcp::spin::Spin;
+use crate::store::tcp::access::{StoreAccess, StoreLimits};
+use crate::store::tcp::protocol::{MAGIC, OpCode, Request, STOP_WAITING, Violation};
+use crate::store::tcp::spin::Spin;
 use rcomm_recorder::publish::{STORE_REFUSAL, Secret, StoreChallenge};
 use rustix::event::{Timespec, epoll};
 use rustix::fd::OwnedFd;

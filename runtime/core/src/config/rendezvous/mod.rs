@@ -24,14 +24,17 @@
 mod environment;
 
 use crate::op::error::{Error, ErrorKind, Result};
-use crate::world::init::ALL_HERE;
-use crate::world::store::{
+use crate::store::{
     BatchReply, BatchRequest, Store, StoreAccess, StoreLimits, TcpStore, TcpStoreServer,
     addresses_of,
 };
 use rcomm_recorder::model::Rank;
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
+
+/// The key below `rcomm/<attempt>` that says whether all ranks have come: `yes` and rank 0's settings, or why the job
+/// cannot start. It is set once.
+pub(crate) const ALL_HERE: &str = "all here";
 
 /// The launcher that gave this process its rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -317,7 +320,7 @@ impl NameToLeave {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::world::store::HashStore;
+    use crate::store::HashStore;
 
     fn place() -> Rendezvous {
         let mut place = Rendezvous::explicit(3, 8, "node0", 29500).unwrap();

@@ -1,6 +1,6 @@
 //! One client's socket, and the bytes that are on their way in and out.
 
-use crate::world::store::tcp::protocol::Scanner;
+use crate::store::tcp::protocol::Scanner;
 use rcomm_recorder::publish::StoreChallenge;
 use rustix::fd::OwnedFd;
 use rustix::io::Errno;

@@ -6,9 +6,7 @@ use super::client::{Broken, Connection, GRACE, NONCE, Waited};
 use super::protocol::{Encoder, OpCode};
 use super::server::TcpStoreServer;
 use crate::op::error::{Error, ErrorKind, Result};
-use crate::world::store::{
-    BatchReply, BatchRequest, QueueStore, Store, barrier_timed_out, timed_out,
-};
+use crate::store::{BatchReply, BatchRequest, QueueStore, Store, barrier_timed_out, timed_out};
 use rcomm_recorder::model::text;
 use std::net::{IpAddr, ToSocketAddrs};
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -2,8 +2,8 @@
 
 use super::connection::{Connection, Standing};
 use super::state::ConnectionId;
-use crate::world::store::tcp::access::StoreLimits;
-use crate::world::store::tcp::protocol::Violation;
+use crate::store::tcp::access::StoreLimits;
+use crate::store::tcp::protocol::Violation;
 use std::collections::{BTreeSet, HashMap};
 use std::net::IpAddr;
 use std::time::{Duration, Instant};

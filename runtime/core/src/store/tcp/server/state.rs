@@ -2,8 +2,8 @@
 //!
 //! Pure: requests in, reply bytes and the numbers of woken connections out.
 
-use crate::world::store::table::{ENTRY, Table};
-use crate::world::store::tcp::protocol::{
+use crate::store::table::{ENTRY, Table};
+use crate::store::tcp::protocol::{
     MAX_MESSAGE, MAX_VALUE, Request, STOP_WAITING, Strings, Violation, WAIT_CANCELED,
 };
 use std::collections::HashMap;

@@ -3,6 +3,7 @@
 
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 /// The crates of this workspace, with what a program that uses them is built from.
@@ -128,4 +129,118 @@ fn the_core_knows_no_backend_and_backends_do_not_know_each_other() {
             "what depends on {backend}"
         );
     }
+}
+
+/// The rooms of `docs/ARCHITECTURE.md`, by the folder that holds them, in the page's order: each uses only those below it.
+fn rooms() -> BTreeMap<String, Vec<String>> {
+    let page = std::fs::read_to_string(root().join("docs/ARCHITECTURE.md")).unwrap();
+    let (_, after) = page.split_once("\n## Rooms\n").unwrap();
+    let (section, _) = after.split_once("\n## ").unwrap();
+    let mut rooms: BTreeMap<String, Vec<String>> = BTreeMap::new();
+    for row in section.lines().filter_map(|line| line.strip_prefix("| `")) {
+        let (path, _) = row.split_once('`').unwrap();
+        let (folder, room) = path.rsplit_once('/').unwrap();
+        rooms
+            .entry(folder.to_owned())
+            .or_default()
+            .push(room.to_owned());
+    }
+    rooms
+}
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+        .parent()
+        .unwrap()
+        .to_owned()
+}
+
+/// The Rust files of a room, whether it is a folder or a file.
+fn files_of(room: &Path) -> Vec<PathBuf> {
+    let file = room.with_extension("rs");
+    let mut found: Vec<PathBuf> = file.exists().then_some(file).into_iter().collect();
+    let mut folders = vec![room.to_owned()];
+    while let Some(folder) = folders.pop() {
+        for entry in std::fs::read_dir(folder).into_iter().flatten() {
+            let path = entry.unwrap().path();
+            match path.extension() {
+                _ if path.is_dir() => folders.push(path),
+                Some(kind) if kind == "rs" => found.push(path),
+                _ => {}
+            }
+        }
+    }
+    found
+}
+
+/// The names that follow `crate::` in a file, without its comments and its tests.
+fn names_used(text: &str) -> BTreeSet<String> {
+    let (product, _) = text
+        .split_once("\n#[cfg(test)]\nmod ")
+        .unwrap_or((text, ""));
+    let code: Vec<&str> = product
+        .lines()
+        .filter(|line| !line.trim_start().starts_with("//"))
+        .collect();
+    let code = code.join("\n");
+    let mut names = BTreeSet::new();
+    for (at, _) in code.match_indices("crate::") {
+        let rest = &code[at + "crate::".len()..];
+        let ident = |text: &str| -> String {
+            let mut letters = text.chars();
+            letters
+                .by_ref()
+                .take_while(|c| c.is_alphanumeric() || *c == '_')
+                .collect()
+        };
+        let Some(list) = rest.strip_prefix('{') else {
+            names.insert(ident(rest));
+            continue;
+        };
+        let mut depth = 0;
+        let mut fresh = true;
+        for (at, letter) in list.char_indices() {
+            match letter {
+                '{' => depth += 1,
+                '}' if depth == 0 => break,
+                '}' => depth -= 1,
+                ',' if depth == 0 => fresh = true,
+                letter if fresh && letter.is_alphabetic() => {
+                    names.insert(ident(&list[at..]));
+                    fresh = false;
+                }
+                _ => {}
+            }
+        }
+    }
+    names
+}
+
+#[test]
+fn names_after_crate_are_found_in_paths_and_lists() {
+    let text = "use crate::group::Work;\nuse crate::{op::{Op, Sides}, store::Store};\n// crate::world\n\
+                fn f() { crate::tuning::g(); }\n#[cfg(test)]\nmod tests { use crate::watch; }\n";
+    let names: Vec<String> = names_used(text).into_iter().collect();
+    assert_eq!(names, ["group", "op", "store", "tuning"]);
+}
+
+#[test]
+fn rooms_use_only_those_below_them() {
+    let mut arrows = 0;
+    let mut upward = Vec::new();
+    for (folder, rooms) in rooms() {
+        for (at, room) in rooms.iter().enumerate() {
+            for file in files_of(&root().join(&folder).join(room)) {
+                let used = names_used(&std::fs::read_to_string(&file).unwrap());
+                arrows += rooms[at + 1..]
+                    .iter()
+                    .filter(|it| used.contains(*it))
+                    .count();
+                let above = rooms[..at].iter().filter(|it| used.contains(*it));
+                upward.extend(above.map(|above| format!("{} uses {above}", file.display())));
+            }
+        }
+    }
+    assert!(arrows > 100, "only {arrows} uses of rooms were found");
+    assert!(upward.is_empty(), "{}", upward.join("\n"));
 }

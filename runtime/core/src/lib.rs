@@ -43,18 +43,20 @@ pub use config::rendezvous;
 pub use config::rendezvous::Rendezvous;
 pub use group::coalescing::Coalescer;
 pub use group::collectives::Vecs;
+pub use group::maker::GroupOptions;
 pub use group::monitored_barrier::RollCall;
 pub use group::objects::MAX_OBJECT_BYTES;
 pub use group::process_group::ProcessGroup;
 pub use group::sparse::SparseTensor;
 pub use group::window::Window;
-pub use group::work::{Work, WorkStatus};
+pub use group::work::Work;
 pub use op::buffer::{Access, Buffer, Device, DeviceKind};
 pub use op::deadline::Deadline;
 pub use op::element::Element;
 pub use op::error::{Error, ErrorKind, Result};
 pub use op::float8::{F8E4M3, F8E5M2};
 pub use op::hints::{Hints, WaitHint};
+pub use op::info::WorkStatus;
 pub use op::{Op, Reduction, Sides};
 pub use rcomm_recorder::model::{
     Bus, DType, Layout, OpType, Parts, Pattern, Peer, ProcessGroupInfo, Rank, ReduceOp, WaitsFor,
@@ -62,5 +64,4 @@ pub use rcomm_recorder::model::{
 pub use rcomm_recorder::publish::{EndpointAddress, EndpointToken, Secret};
 pub use store::{FileStore, HashStore, PrefixStore, QueueStore, Store, TcpStore, TcpStoreServer};
 pub use watch::dump_writer::{DumpWriter, FileDumpWriter};
-pub use world::group_init::GroupOptions;
 pub use world::{World, WorldBuilder};

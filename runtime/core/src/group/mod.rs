@@ -3,10 +3,12 @@
 
 pub(crate) mod coalescing;
 pub(crate) mod collectives;
+pub(crate) mod maker;
 pub(crate) mod monitored_barrier;
 pub(crate) mod objects;
 mod p2p;
 pub(crate) mod process_group;
 pub(crate) mod sparse;
+mod split;
 pub(crate) mod window;
 pub(crate) mod work;

@@ -1,12 +1,13 @@
 //! Agreement of members through the store, without their backend: the monitored barrier, which names
 //! the ranks that do not arrive, and shrinking a group to the ranks that are left.
 
+use crate::group::maker::{GroupOptions, Origin};
 use crate::group::process_group::{End, Noted, Parts, ProcessGroup, Share};
 use crate::group::work::Work;
 use crate::op::deadline::Deadline;
 use crate::op::error::{Error, ErrorKind, Result};
-use crate::store::{PrefixStore, Store, which_came};
-use crate::world::group_init::{GroupOptions, Origin};
+use crate::store::{Store, which_came};
+use crate::watch::watched::WatchedGroup;
 use rcomm_recorder::model::text;
 use rcomm_recorder::model::{OpType, Peer, Rank};
 use std::panic::Location;
@@ -82,7 +83,7 @@ impl ProcessGroup {
             let message = format!("rank {stranger} is not a member and cannot be excluded");
             return Err(refuse(ErrorKind::InvalidArgument, message));
         }
-        let world = self.group.world()?;
+        let maker = self.group.maker()?;
         let own = self.ranks()[self.rank() as usize];
         if excluding.contains(&own) {
             let message = format!("rank {own} excludes itself");
@@ -120,7 +121,7 @@ impl ProcessGroup {
             );
             return Err(refuse(ErrorKind::Timeout, message));
         }
-        world.new_group(&left, options, Origin::Shrink(&self.group))
+        maker.new_group(&left, options, Origin::Shrink(&self.group))
     }
 
     /// Finds out which members do not come within this time, after the group has failed: all members
@@ -187,13 +188,7 @@ impl ProcessGroup {
 
     /// A view of the store under the group's own prefix.
     fn notes(&self) -> Result<Arc<dyn Store>> {
-        let world = self.group.world()?;
-        let prefix = format!(
-            "rcomm/{}/group/{:016x}",
-            world.place.attempt,
-            self.group.wire_id()
-        );
-        Ok(Arc::new(PrefixStore::new(prefix, world.root.clone())))
+        Ok(self.group.maker()?.notes(self.group.wire_id()))
     }
 }
 

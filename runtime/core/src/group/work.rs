@@ -10,6 +10,8 @@ use crate::group::process_group::Group;
 use crate::op::Op;
 use crate::op::deadline::Deadline;
 use crate::op::error::{Error, ErrorKind, Result};
+use crate::op::info::{OpInfo, WorkStatus};
+use crate::watch::watched::{WatchedGroup, WatchedOperation};
 use rcomm_recorder::model::OpType;
 use rcomm_recorder::record::{FlightRecorder, Ticket};
 use std::fmt;
@@ -19,33 +21,6 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
-
-/// The state of an operation.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum WorkStatus {
-    /// Waiting for its turn.
-    Queued,
-    /// Under way.
-    Started,
-    /// Ended well.
-    Completed,
-    /// Ended with an error.
-    Failed,
-}
-
-/// Which operation of a group.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct OpInfo {
-    pub(crate) record_id: u64,
-    pub(crate) op: OpType,
-    pub(crate) seq: u64,
-    pub(crate) is_p2p: bool,
-    /// Whether it is one of its backend's collectives, which have turns.
-    pub(crate) takes_turn: bool,
-    /// Whether it ends by itself whatever its group does: the watchdog never treats it as overdue.
-    pub(crate) ends_itself: bool,
-    pub(crate) timeout: Duration,
-}
 
 /// The records of one operation: the members of a coalesced block, then its own.
 pub(crate) struct Tickets {
@@ -136,54 +111,6 @@ impl InFlightOp {
         let _ = self.outcome.set(Err(error));
     }
 
-    /// Whether the backend's call that starts it has returned.
-    pub(crate) fn is_issued(&self) -> bool {
-        self.pending.get().is_some() || self.outcome.get().is_some()
-    }
-
-    /// Whether the issuing thread handles its end, since the backend rejected it.
-    pub(crate) fn has_stayed(&self) -> bool {
-        self.outcome.get().is_some() && self.pending.get().is_none()
-    }
-
-    /// Polls the operation and settles it if it has ended. Never waits.
-    pub(crate) fn look(&self) -> WorkStatus {
-        if let Some(outcome) = self.outcome.get() {
-            return status_of(outcome);
-        }
-        match self.pending.get().map(|pending| pending.progress()) {
-            None | Some(Progress::Queued) => WorkStatus::Queued,
-            Some(Progress::Started) => {
-                self.note_start();
-                WorkStatus::Started
-            }
-            Some(Progress::Completed(done)) => self.settle(Ok(done)),
-            Some(Progress::Failed(error)) => self.settle(Err(error)),
-        }
-    }
-
-    /// How it ended, if it has.
-    pub(crate) fn outcome(&self) -> Option<&Result<Done>> {
-        self.outcome.get()
-    }
-
-    /// When it is overdue.
-    pub(crate) fn due(&self) -> Instant {
-        let due = self.issued.checked_add(self.op_info.timeout);
-        due.unwrap_or_else(|| Deadline::In(self.op_info.timeout).start())
-    }
-
-    /// Records the failure and wakes the waiters, once the dump is made and the verdict is known.
-    pub(crate) fn announce_failure(&self) {
-        self.tickets.failed(self.group.recorder());
-        self.call_audience();
-    }
-
-    /// Records that the watchdog no longer watches the operation.
-    pub(crate) fn retire(&self) {
-        self.tickets.retired(self.group.recorder());
-    }
-
     fn note_start(&self) {
         if self.started.swap(true, Ordering::Relaxed) {
             return;
@@ -258,6 +185,58 @@ impl InFlightOp {
             pending.wait(deadline);
         }
         self.look()
+    }
+}
+
+impl WatchedOperation for InFlightOp {
+    fn op_info(&self) -> &OpInfo {
+        &self.op_info
+    }
+
+    fn group(&self) -> &dyn WatchedGroup {
+        &*self.group
+    }
+
+    fn look(&self) -> WorkStatus {
+        if let Some(outcome) = self.outcome.get() {
+            return status_of(outcome);
+        }
+        match self.pending.get().map(|pending| pending.progress()) {
+            None | Some(Progress::Queued) => WorkStatus::Queued,
+            Some(Progress::Started) => {
+                self.note_start();
+                WorkStatus::Started
+            }
+            Some(Progress::Completed(done)) => self.settle(Ok(done)),
+            Some(Progress::Failed(error)) => self.settle(Err(error)),
+        }
+    }
+
+    fn outcome(&self) -> Option<&Result<Done>> {
+        self.outcome.get()
+    }
+
+    fn due(&self) -> Instant {
+        let due = self.issued.checked_add(self.op_info.timeout);
+        due.unwrap_or_else(|| Deadline::In(self.op_info.timeout).start())
+    }
+
+    fn is_issued(&self) -> bool {
+        self.pending.get().is_some() || self.outcome.get().is_some()
+    }
+
+    fn has_stayed(&self) -> bool {
+        self.outcome.get().is_some() && self.pending.get().is_none()
+    }
+
+    fn announce_failure(&self) {
+        self.tickets.failed(self.group.recorder());
+        self.call_audience();
+        self.group.note_end(&self.op_info);
+    }
+
+    fn retire(&self) {
+        self.tickets.retired(self.group.recorder());
     }
 }
 

@@ -18,6 +18,7 @@ pub(crate) mod error;
 mod failure;
 pub(crate) mod float8;
 pub(crate) mod hints;
+pub(crate) mod info;
 mod operation;
 mod reduction;
 mod validate;

@@ -9,3 +9,4 @@ pub(crate) mod heartbeat;
 pub(crate) mod pipe;
 pub(crate) mod status_exchange;
 pub(crate) mod watchdog;
+pub(crate) mod watched;

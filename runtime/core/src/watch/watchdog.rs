@@ -5,11 +5,11 @@
 //! answers, and then aborts the group with an error that holds all this. It takes no lock that a stuck
 //! call could hold.
 
-use crate::group::process_group::Group;
-use crate::group::work::{InFlightOp, OpInfo, WorkStatus};
 use crate::op::error::{Error, ErrorKind, Result};
+use crate::op::info::{OpInfo, WorkStatus};
 use crate::watch::failure_broadcast::{FailureBroadcast, Incident, ResponderThread};
 use crate::watch::heartbeat::HeartbeatMonitor;
+use crate::watch::watched::{WatchedGroup, WatchedOperation};
 use rcomm_recorder::model::OpType;
 use rcomm_recorder::model::text;
 use std::collections::HashMap;
@@ -28,7 +28,7 @@ pub(crate) struct Fault {
 /// What callers leave for the watchdog.
 #[derive(Default)]
 struct Inbox {
-    in_flight_ops: Vec<Arc<InFlightOp>>,
+    in_flight_ops: Vec<Arc<dyn WatchedOperation>>,
     faults: Vec<Fault>,
     /// When to begin to touch the ring.
     touch_at: Option<Instant>,
@@ -40,7 +40,7 @@ struct Inbox {
 /// What is watched: the side of the watchdog that callers see.
 #[derive(Default)]
 pub(crate) struct Watch {
-    groups: Mutex<Vec<Weak<Group>>>,
+    groups: Mutex<Vec<Weak<dyn WatchedGroup>>>,
     inbox: Mutex<Inbox>,
     wake: Condvar,
     /// Rounds made: the counter that the heartbeat monitor reads.
@@ -48,19 +48,19 @@ pub(crate) struct Watch {
 }
 
 impl Watch {
-    pub(crate) fn add_group(&self, group: &Arc<Group>) {
+    pub(crate) fn add_group(&self, group: Weak<dyn WatchedGroup>) {
         let mut groups = self.groups.lock().unwrap_or_else(PoisonError::into_inner);
         groups.retain(|group| group.strong_count() > 0);
-        groups.push(Arc::downgrade(group));
+        groups.push(group);
     }
 
     /// The groups alive, in order of creation.
-    pub(crate) fn groups(&self) -> Vec<Arc<Group>> {
+    pub(crate) fn groups(&self) -> Vec<Arc<dyn WatchedGroup>> {
         let groups = self.groups.lock().unwrap_or_else(PoisonError::into_inner);
         groups.iter().filter_map(Weak::upgrade).collect()
     }
 
-    pub(crate) fn add_in_flight(&self, in_flight: Arc<InFlightOp>) {
+    pub(crate) fn add_in_flight(&self, in_flight: Arc<dyn WatchedOperation>) {
         self.inbox().in_flight_ops.push(in_flight);
     }
 
@@ -252,7 +252,7 @@ struct Rounds {
     interval: Duration,
     /// When the next part of the ring is touched; `None` before the world is made and once all was.
     touch_at: Option<Instant>,
-    in_flight_ops: Vec<Arc<InFlightOp>>,
+    in_flight_ops: Vec<Arc<dyn WatchedOperation>>,
     /// When each blocking call was first seen in flight.
     first_seen: HashMap<u64, Instant>,
 }
@@ -340,22 +340,22 @@ impl Rounds {
                     if let Some(Err(error)) = in_flight.outcome()
                         && !error.is_recoverable()
                     {
-                        faults.push(fault_of(in_flight, error.clone()));
+                        faults.push(fault_of(&**in_flight, error.clone()));
                     }
                     failed.push(in_flight.clone());
                     false
                 }
                 WorkStatus::Queued | WorkStatus::Started => {
-                    let overdue_at = (!in_flight.op_info.ends_itself)
-                        .then(|| in_flight.due() + in_flight.group.own_time());
-                    if overdue_at.is_some_and(|due| due <= now) && !in_flight.group.is_judged() {
-                        let mut error = overdue(&in_flight.op_info);
+                    let overdue_at = (!in_flight.op_info().ends_itself)
+                        .then(|| in_flight.due() + in_flight.group().own_time());
+                    if overdue_at.is_some_and(|due| due <= now) && !in_flight.group().is_judged() {
+                        let mut error = overdue(in_flight.op_info());
                         if !in_flight.is_issued() {
-                            let rank = in_flight.group.global_rank();
+                            let rank = in_flight.group().global_rank();
                             let stuck = "is still inside the library's call that starts it";
                             error = error.with_more(&format!("rank {rank} {stuck}"));
                         }
-                        faults.push(fault_of(in_flight, error));
+                        faults.push(fault_of(&**in_flight, error));
                     }
                     true
                 }
@@ -365,7 +365,6 @@ impl Rounds {
         }
         for in_flight in failed {
             in_flight.announce_failure();
-            in_flight.group.note_end(&in_flight.op_info);
             in_flight.retire();
         }
     }
@@ -438,10 +437,10 @@ fn end_process(last_words: &str) -> ! {
     std::process::abort()
 }
 
-fn fault_of(in_flight: &InFlightOp, error: Error) -> Fault {
+fn fault_of(in_flight: &dyn WatchedOperation, error: Error) -> Fault {
     Fault {
-        wire_id: in_flight.group.wire_id(),
-        op_info: in_flight.op_info,
+        wire_id: in_flight.group().wire_id(),
+        op_info: *in_flight.op_info(),
         error,
     }
 }

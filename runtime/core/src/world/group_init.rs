@@ -3,6 +3,7 @@
 use crate::backend::wrapper::Wrapper;
 use crate::backend::{Agreement, Backend, BackendFactory, GroupContext};
 use crate::config::{DebugLevel, NanCheck};
+use crate::group::maker::{GroupMaker, GroupOptions, Origin};
 use crate::group::process_group::{Group, GroupParts, Lane, ProcessGroup};
 use crate::op::deadline::Deadline;
 use crate::op::error::{Error, ErrorKind, Result};
@@ -11,71 +12,11 @@ use crate::world::WorldShared;
 use rcomm_recorder::model::{ProcessGroupInfo, Rank};
 use sha2::{Digest, Sha256};
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, PoisonError};
-use std::time::Duration;
+use std::sync::{Arc, PoisonError, Weak};
 
-/// Options of a new group.
-#[derive(Clone, Debug, Default)]
-pub struct GroupOptions {
-    /// What it is for (`dp`, `tp`, `pp`); what records and errors call it.
-    pub desc: String,
-    /// How long its operations may take; `None` = as the world's.
-    pub timeout: Option<Duration>,
-    /// Its backends, as [`Config::backend`](crate::Config::backend) has them; `None` = as the world's.
-    pub backend: Option<String>,
-}
-
-impl GroupOptions {
-    /// A group for this purpose, otherwise like the world.
-    pub fn named(desc: impl Into<String>) -> Self {
-        Self {
-            desc: desc.into(),
-            ..Self::default()
-        }
-    }
-}
-
-/// What a group is made from: a backend may have a cheaper way than connecting anew.
-#[derive(Clone, Copy)]
-pub(crate) enum Origin<'a> {
-    /// Nothing.
-    New,
-    /// Some members of this group, which stays open.
-    Split(&'a Group),
-    /// The members that are left of this group, which was aborted.
-    Shrink(&'a Group),
-}
-
-impl Origin<'_> {
-    /// The new group's backend, as the old one's makes it; `None` if it must be connected.
-    fn derive(
-        self,
-        name: &str,
-        context: &GroupContext,
-        deadline: Deadline,
-    ) -> Result<Option<Arc<dyn Backend>>> {
-        let made = match self {
-            Self::New => return Ok(None),
-            Self::Split(parent) => match parent.backend(name) {
-                Some(backend) => backend.split(context, deadline),
-                None => return Ok(None),
-            },
-            Self::Shrink(parent) => match parent.backend(name) {
-                Some(backend) => backend.shrink(context, deadline),
-                None => return Ok(None),
-            },
-        };
-        match made {
-            Ok(backend) => Ok(Some(backend)),
-            Err(error) if error.kind() == ErrorKind::Unsupported => Ok(None),
-            Err(error) => Err(error),
-        }
-    }
-}
-
-impl WorldShared {
-    pub(crate) fn new_group(
-        self: &Arc<Self>,
+impl GroupMaker for WorldShared {
+    fn new_group(
+        self: Arc<Self>,
         ranks: &[Rank],
         options: &GroupOptions,
         origin: Origin<'_>,
@@ -120,7 +61,6 @@ impl WorldShared {
         self.make_group(name, ranks.to_vec(), options, origin)
     }
 
-    /// Takes part in a split of this group as a member of no part of it.
     fn decline_split(&self, parent: &Group, options: &GroupOptions) -> Result<()> {
         let spec = options.backend.as_ref().unwrap_or(&self.config.backend);
         let deadline = Deadline::In(self.config.init_timeout).started();
@@ -131,6 +71,13 @@ impl WorldShared {
         })
     }
 
+    fn notes(&self, wire_id: u64) -> Arc<dyn Store> {
+        let prefix = format!("rcomm/{}/group/{wire_id:016x}", self.place.attempt);
+        Arc::new(PrefixStore::new(prefix, self.root.clone()))
+    }
+}
+
+impl WorldShared {
     pub(crate) fn make_group(
         self: &Arc<Self>,
         name: String,
@@ -157,8 +104,7 @@ impl WorldShared {
             ))
         })?;
         let spec = options.backend.as_ref().unwrap_or(&self.config.backend);
-        let prefix = format!("rcomm/{}/group/{wire_id:016x}", place.attempt);
-        let store: Arc<dyn Store> = Arc::new(PrefixStore::new(prefix, self.root.clone()));
+        let store = self.notes(wire_id);
         let deadline = Deadline::In(self.config.init_timeout).started();
         if info.ranks.len() > 1 {
             let value = spec.as_bytes();
@@ -216,7 +162,10 @@ impl WorldShared {
             wire_id,
             lanes,
             timeout,
-            world: self.clone(),
+            recorder: self.recorder.clone(),
+            watch: self.watch.clone(),
+            config: self.config.clone(),
+            maker: Arc::<Self>::downgrade(self) as Weak<dyn GroupMaker>,
         };
         Ok(ProcessGroup::over(Group::new(parts)))
     }
@@ -314,101 +263,4 @@ fn wire_id(name: &str, ranks: &[Rank], attempt: u32) -> u64 {
     let mut first = [0; 8];
     first.copy_from_slice(&digest[..8]);
     u64::from_le_bytes(first)
-}
-
-impl ProcessGroup {
-    /// Splits this group: its members call this together, and those that name the same `color` form a
-    /// new group, ordered by `key`, then by their rank here. A member without a color gets no group.
-    ///
-    /// # Blocking
-    /// As an `all_gather` of this group.
-    ///
-    /// # Errors
-    /// As [`World::new_group`](crate::World::new_group) and `all_gather`.
-    #[track_caller]
-    pub fn split(
-        &self,
-        color: Option<u32>,
-        key: i64,
-        options: &GroupOptions,
-    ) -> Result<Option<ProcessGroup>> {
-        let own = [color.map_or(-1, i64::from), key];
-        let mut all = vec![0i64; 2 * self.size() as usize];
-        self.all_gather_single(&own, &mut all)?;
-        let world = self.group.world()?;
-        let Some(color) = color else {
-            world.decline_split(&self.group, options)?;
-            return Ok(None);
-        };
-        let mut members: Vec<(i64, u32)> = (0..self.size())
-            .zip(all.chunks_exact(2))
-            .filter(|(_, theirs)| theirs[0] == i64::from(color))
-            .map(|(group_rank, theirs)| (theirs[1], group_rank))
-            .collect();
-        members.sort_unstable();
-        let ranks: Vec<Rank> = members
-            .iter()
-            .filter_map(|&(_, group_rank)| self.global_rank(group_rank))
-            .collect();
-        let origin = Origin::Split(&self.group);
-        world.new_group(&ranks, options, origin).map(Some)
-    }
-
-    /// Splits this group into groups of `size` neighbours, and returns the caller's.
-    ///
-    /// # Errors
-    /// `InvalidArgument` if `size` does not divide the size of this group.
-    pub fn new_subgroups(&self, size: u32, options: &GroupOptions) -> Result<ProcessGroup> {
-        if size == 0 || !self.size().is_multiple_of(size) {
-            return Err(Error::new(
-                ErrorKind::InvalidArgument,
-                format!("{} ranks do not divide into groups of {size}", self.size()),
-            )
-            .in_group(self.desc()));
-        }
-        let first = self.rank() / size * size;
-        let ranks = &self.ranks()[first as usize..][..size as usize];
-        let world = self.group.world()?;
-        world.new_group(ranks, options, Origin::Split(&self.group))
-    }
-
-    /// Splits this group as listed: each list holds ranks of the world, in the order of the new group.
-    /// All members call it with the same lists; a member in no list gets no group.
-    ///
-    /// # Errors
-    /// `InvalidArgument` if a rank is in two lists or no member, or a list is empty, on all callers.
-    pub fn new_subgroups_by_enumeration(
-        &self,
-        lists: &[Vec<Rank>],
-        options: &GroupOptions,
-    ) -> Result<Option<ProcessGroup>> {
-        let refuse = |message: String| {
-            Err(Error::new(ErrorKind::InvalidArgument, message).in_group(self.desc()))
-        };
-        let mut seen = Vec::new();
-        for (at, list) in lists.iter().enumerate() {
-            if list.is_empty() {
-                return refuse(format!("list {at} of sub-groups is empty"));
-            }
-            for &rank in list {
-                if self.group_rank(rank).is_none() {
-                    return refuse(format!(
-                        "rank {rank} in list {at} of sub-groups is no member"
-                    ));
-                }
-                if seen.contains(&rank) {
-                    return refuse(format!("rank {rank} is in the lists of sub-groups twice"));
-                }
-                seen.push(rank);
-            }
-        }
-        let own = self.ranks()[self.rank() as usize];
-        let world = self.group.world()?;
-        let Some(list) = lists.iter().find(|list| list.contains(&own)) else {
-            world.decline_split(&self.group, options)?;
-            return Ok(None);
-        };
-        let origin = Origin::Split(&self.group);
-        world.new_group(list, options, origin).map(Some)
-    }
 }

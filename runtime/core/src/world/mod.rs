@@ -12,6 +12,7 @@ mod unmade;
 use crate::backend::{BackendFactory, BackendSet, OpenBackend, WorldContext};
 use crate::config::Config;
 use crate::config::rendezvous::Rendezvous;
+use crate::group::maker::{GroupMaker, GroupOptions, Origin};
 use crate::group::process_group::ProcessGroup;
 use crate::op::deadline::Deadline;
 use crate::op::error::{Error, ErrorKind, Result};
@@ -23,7 +24,6 @@ use crate::watch::failure_broadcast::{FailureBroadcast, FailureBroadcastParts, R
 use crate::watch::heartbeat::HeartbeatMonitor;
 use crate::watch::pipe::DumpPipe;
 use crate::watch::watchdog::{Helpers, Watch, Watchdog};
-use crate::world::group_init::{GroupOptions, Origin};
 use crate::world::init::{leave, meet, open_recorder, ring_place, run_name};
 use crate::world::job_secret::{JobSecret, say_open};
 use crate::world::unmade::UnmadeWorld;
@@ -417,7 +417,7 @@ impl<B> World<B> {
     /// `InvalidArgument` if the list is empty, has a rank twice or one that is not there, or omits the
     /// caller. `Rendezvous` if another member wants another backend.
     pub fn new_group(&self, ranks: &[Rank], options: &GroupOptions) -> Result<ProcessGroup> {
-        self.shared.new_group(ranks, options, Origin::New)
+        self.shared.clone().new_group(ranks, options, Origin::New)
     }
 
     /// Continues without these ranks, after they were lost: from now on [`group`](Self::group) is the group of

@@ -5,12 +5,13 @@ use super::steps::StepSequencer;
 use super::worker::Worker;
 use crate::backend::{AbortReason, Backend, CommState};
 use crate::config::Config;
-use crate::group::work::OpInfo;
+use crate::group::maker::GroupMaker;
 use crate::op::buffer::DeviceKind;
 use crate::op::deadline::Deadline;
 use crate::op::error::{Error, ErrorKind, Result};
+use crate::op::info::OpInfo;
 use crate::watch::watchdog::{Fault, Running, Watch};
-use crate::world::WorldShared;
+use crate::watch::watched::WatchedGroup;
 use rcomm_recorder::model::{FailedOperation, OpType, ProcessGroupInfo, ProcessGroupStatus, Rank};
 use rcomm_recorder::record::{FlightRecorder, GroupHandle};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -38,7 +39,7 @@ pub(crate) struct Group {
     pub(super) recorder: Arc<FlightRecorder>,
     pub(super) handle: GroupHandle,
     pub(super) watch: Arc<Watch>,
-    world: Weak<WorldShared>,
+    maker: Weak<dyn GroupMaker>,
     config: Arc<Config>,
     timeout_ms: AtomicU64,
     pub(super) issue: Mutex<Issue>,
@@ -62,20 +63,22 @@ pub(crate) struct GroupParts {
     pub(crate) wire_id: u64,
     pub(crate) lanes: Vec<Lane>,
     pub(crate) timeout: Duration,
-    pub(crate) world: Arc<WorldShared>,
+    pub(crate) recorder: Arc<FlightRecorder>,
+    pub(crate) watch: Arc<Watch>,
+    pub(crate) config: Arc<Config>,
+    pub(crate) maker: Weak<dyn GroupMaker>,
 }
 
 impl Group {
     pub(crate) fn new(parts: GroupParts) -> Arc<Self> {
-        let world = &parts.world;
-        let handle = world.recorder.add_group(&parts.info, parts.timeout);
+        let handle = parts.recorder.add_group(&parts.info, parts.timeout);
         let issue = Issue::new(parts.lanes.len());
         let group = Arc::new(Self {
             handle,
-            recorder: world.recorder.clone(),
-            watch: world.watch.clone(),
-            config: world.config.clone(),
-            world: Arc::downgrade(world),
+            recorder: parts.recorder,
+            watch: parts.watch,
+            config: parts.config,
+            maker: parts.maker,
             info: parts.info,
             group_rank: parts.group_rank,
             wire_id: parts.wire_id,
@@ -92,49 +95,19 @@ impl Group {
             judged: Condvar::new(),
         });
         group.set_timeout(parts.timeout);
-        group.watch.add_group(&group);
+        let watched: Weak<dyn WatchedGroup> = Arc::<Self>::downgrade(&group);
+        group.watch.add_group(watched);
         group
-    }
-
-    pub(crate) fn info(&self) -> &ProcessGroupInfo {
-        &self.info
     }
 
     pub(crate) fn size(&self) -> u32 {
         self.info.ranks.len() as u32
     }
 
-    /// This process's rank in the world.
-    pub(crate) fn global_rank(&self) -> Rank {
-        let rank = self.info.global_rank_of(self.group_rank);
-        rank.unwrap_or(self.group_rank)
-    }
-
     /// The backend of this name, if the group has it.
     pub(crate) fn backend(&self, name: &str) -> Option<&Arc<dyn Backend>> {
         let lane = self.lanes.iter().find(|lane| lane.backend.name() == name);
         lane.map(|lane| &lane.backend)
-    }
-
-    /// The state of its backends' communicators.
-    pub(crate) fn comm_state(&self) -> impl Iterator<Item = CommState> {
-        self.lanes.iter().flat_map(|lane| lane.backend.comm_state())
-    }
-
-    /// How long after an operation's deadline its backends may take to end it by themselves.
-    pub(crate) fn own_time(&self) -> Duration {
-        let lanes = self.lanes.iter();
-        let longest = lanes.map(|lane| lane.backend.ends_overdue_within()).max();
-        longest.unwrap_or_default()
-    }
-
-    /// Whether the process is to end after a failure.
-    pub(crate) fn ends_process(&self) -> bool {
-        self.lanes.iter().any(|lane| lane.backend.ends_process())
-    }
-
-    pub(crate) fn wire_id(&self) -> u64 {
-        self.wire_id
     }
 
     pub(crate) fn recorder(&self) -> &FlightRecorder {
@@ -145,19 +118,15 @@ impl Group {
         &self.watch
     }
 
-    pub(crate) fn running(&self) -> &Running {
-        &self.running
-    }
-
-    pub(crate) fn world(&self) -> Result<Arc<WorldShared>> {
-        self.world.upgrade().ok_or_else(|| {
+    /// What made the group, and makes others of it.
+    ///
+    /// # Errors
+    /// `Closed` once the world was shut down.
+    pub(crate) fn maker(&self) -> Result<Arc<dyn GroupMaker>> {
+        self.maker.upgrade().ok_or_else(|| {
             let gone = Error::new(ErrorKind::Closed, "the world was shut down");
             gone.in_group(self.label())
         })
-    }
-
-    pub(crate) fn status(&self) -> ProcessGroupStatus {
-        self.recorder.status(self.handle)
     }
 
     pub(crate) fn timeout(&self) -> Duration {
@@ -168,25 +137,6 @@ impl Group {
         let ms = u64::try_from(timeout.as_millis()).unwrap_or(u64::MAX);
         self.timeout_ms.store(ms.max(1), Ordering::Relaxed);
         self.recorder.set_group_timeout(self.handle, timeout);
-    }
-
-    /// The group's name in errors and logs.
-    pub(crate) fn label(&self) -> &str {
-        match self.info.desc.as_str() {
-            "" | "undefined" => &self.info.name,
-            desc => desc,
-        }
-    }
-
-    /// Why the group takes nothing more, if so.
-    pub(crate) fn refusal(&self) -> Option<&Error> {
-        self.closed.get()
-    }
-
-    /// Whether the group has failed or was aborted and the reason for its waiters is decided.
-    pub(crate) fn is_judged(&self) -> bool {
-        let verdict = self.verdict.lock();
-        verdict.unwrap_or_else(PoisonError::into_inner).is_some()
     }
 
     /// Why it has failed or was aborted, if so.
@@ -242,14 +192,6 @@ impl Group {
         Error::new(kind, message).in_group(self.label()).during(op)
     }
 
-    /// Names group, operation and number in an error that does not yet.
-    pub(crate) fn explain(&self, op_info: &OpInfo, error: Error) -> Error {
-        if error.group().is_some() {
-            return error;
-        }
-        error.in_group(self.label()).at(op_info.op, op_info.seq)
-    }
-
     /// The error that a failed operation's caller gets, after the group has been cleaned up.
     ///
     /// # Blocking
@@ -281,13 +223,6 @@ impl Group {
         }
     }
 
-    /// Records that the group ends with this error, in this operation; once.
-    pub(crate) fn record_end(&self, op_info: Option<&OpInfo>, error: &Error) {
-        if !self.end_recorded.swap(true, Ordering::Relaxed) {
-            self.record_failure(op_info, error);
-        }
-    }
-
     fn record_failure(&self, op_info: Option<&OpInfo>, error: &Error) {
         // A group that is closed in order, and an argument that is refused before anything is sent.
         let is_none = matches!(
@@ -307,9 +242,71 @@ impl Group {
         });
         self.recorder.note_failure(&failure);
     }
+}
 
-    /// Ends everything pending and refuses everything later, with this error.
-    pub(crate) fn close(&self, op_info: Option<&OpInfo>, error: Error) {
+impl WatchedGroup for Group {
+    fn info(&self) -> &ProcessGroupInfo {
+        &self.info
+    }
+
+    fn wire_id(&self) -> u64 {
+        self.wire_id
+    }
+
+    fn label(&self) -> &str {
+        match self.info.desc.as_str() {
+            "" | "undefined" => &self.info.name,
+            desc => desc,
+        }
+    }
+
+    fn global_rank(&self) -> Rank {
+        let rank = self.info.global_rank_of(self.group_rank);
+        rank.unwrap_or(self.group_rank)
+    }
+
+    fn status(&self) -> ProcessGroupStatus {
+        self.recorder.status(self.handle)
+    }
+
+    fn comm_state(&self) -> Vec<CommState> {
+        let lanes = self.lanes.iter();
+        lanes.flat_map(|lane| lane.backend.comm_state()).collect()
+    }
+
+    fn running(&self) -> &Running {
+        &self.running
+    }
+
+    fn own_time(&self) -> Duration {
+        let lanes = self.lanes.iter();
+        let longest = lanes.map(|lane| lane.backend.ends_overdue_within()).max();
+        longest.unwrap_or_default()
+    }
+
+    fn is_judged(&self) -> bool {
+        let verdict = self.verdict.lock();
+        verdict.unwrap_or_else(PoisonError::into_inner).is_some()
+    }
+
+    fn refusal(&self) -> Option<&Error> {
+        self.closed.get()
+    }
+
+    fn explain(&self, op_info: &OpInfo, error: Error) -> Error {
+        if error.group().is_some() {
+            return error;
+        }
+        error.in_group(self.label()).at(op_info.op, op_info.seq)
+    }
+
+    fn record_end(&self, op_info: Option<&OpInfo>, error: &Error) {
+        if !self.end_recorded.swap(true, Ordering::Relaxed) {
+            self.record_failure(op_info, error);
+        }
+    }
+
+    fn close(&self, op_info: Option<&OpInfo>, error: Error) {
         self.record_end(op_info, &error);
         // The first reason is the one that counts.
         let _ = self.closed.set(error.clone());
@@ -327,8 +324,7 @@ impl Group {
         self.watch.wake();
     }
 
-    /// Refuses new operations, waits for pending ones, and closes the backends.
-    pub(crate) fn shut_down(&self, deadline: Deadline) -> Result<()> {
+    fn shut_down(&self, deadline: Deadline) -> Result<()> {
         let closed = Error::new(ErrorKind::Closed, "the group was shut down");
         if self.closed.set(closed).is_err() {
             return Ok(());
@@ -346,5 +342,9 @@ impl Group {
                 .map_err(|error| error.in_group(self.label()))?;
         }
         Ok(())
+    }
+
+    fn ends_process(&self) -> bool {
+        self.lanes.iter().any(|lane| lane.backend.ends_process())
     }
 }

@@ -9,6 +9,7 @@ use crate::op::buffer::DeviceKind;
 use crate::op::deadline::Deadline;
 use crate::op::error::{Error, Result};
 use crate::op::hints::Hints;
+use crate::watch::watched::WatchedGroup;
 use rcomm_recorder::model::{ProcessGroupStatus, Rank};
 use rcomm_recorder::record::{CallSite, CallSiteId};
 use std::fmt;

@@ -3,12 +3,15 @@
 
 use super::group::Group;
 use crate::backend::{Call, Done, Observer};
-use crate::group::work::{InFlightOp, OpInfo, Tickets};
+use crate::group::work::{InFlightOp, Tickets};
 use crate::op::Op;
 use crate::op::buffer::Buffer;
 use crate::op::deadline::Deadline;
 use crate::op::error::{Error, ErrorKind, Result};
 use crate::op::hints::Hints;
+use crate::op::info::OpInfo;
+use crate::watch::watched::WatchedGroup;
+use crate::watch::watched::WatchedOperation;
 use rcomm_recorder::model::DType;
 use rcomm_recorder::record::{
     CallSite, FlightRecorder, Operation, SignatureCache, SignatureId, SignatureKey, SignatureRef,

@@ -1,7 +1,7 @@
 //! One fault, as the watchdog and the thread that speaks to the store see it.
 
-use crate::group::work::OpInfo;
 use crate::op::error::{Error, ErrorKind};
+use crate::op::info::OpInfo;
 use crate::watch::status_exchange::{Answers, Asked};
 use rcomm_recorder::model::{ProcessGroupInfo, Rank};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};

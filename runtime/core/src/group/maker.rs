@@ -1,0 +1,89 @@
+//! [`GroupMaker`]: how a group has another one made of its members, by the world that it belongs to.
+
+use crate::backend::{Backend, GroupContext};
+use crate::group::process_group::{Group, ProcessGroup};
+use crate::op::deadline::Deadline;
+use crate::op::error::{ErrorKind, Result};
+use crate::store::Store;
+use rcomm_recorder::model::Rank;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// What makes groups, and holds what they agree through.
+pub(crate) trait GroupMaker: Send + Sync {
+    /// Makes a group of these ranks of the world.
+    ///
+    /// # Errors
+    /// As [`World::new_group`](crate::World::new_group).
+    fn new_group(
+        self: Arc<Self>,
+        ranks: &[Rank],
+        options: &GroupOptions,
+        origin: Origin<'_>,
+    ) -> Result<ProcessGroup>;
+
+    /// Takes part in a split of this group as a member of no part of it.
+    fn decline_split(&self, parent: &Group, options: &GroupOptions) -> Result<()>;
+
+    /// The store, with a prefix for the group of this wire id.
+    fn notes(&self, wire_id: u64) -> Arc<dyn Store>;
+}
+
+/// Options of a new group.
+#[derive(Clone, Debug, Default)]
+pub struct GroupOptions {
+    /// What it is for (`dp`, `tp`, `pp`); what records and errors call it.
+    pub desc: String,
+    /// How long its operations may take; `None` = as the world's.
+    pub timeout: Option<Duration>,
+    /// Its backends, as [`Config::backend`](crate::Config::backend) has them; `None` = as the world's.
+    pub backend: Option<String>,
+}
+
+impl GroupOptions {
+    /// A group for this purpose, otherwise like the world.
+    pub fn named(desc: impl Into<String>) -> Self {
+        Self {
+            desc: desc.into(),
+            ..Self::default()
+        }
+    }
+}
+
+/// What a group is made from: a backend may have a cheaper way than connecting anew.
+#[derive(Clone, Copy)]
+pub(crate) enum Origin<'a> {
+    /// Nothing.
+    New,
+    /// Some members of this group, which stays open.
+    Split(&'a Group),
+    /// The members that are left of this group, which was aborted.
+    Shrink(&'a Group),
+}
+
+impl Origin<'_> {
+    /// The new group's backend, as the old one's makes it; `None` if it must be connected.
+    pub(crate) fn derive(
+        self,
+        name: &str,
+        context: &GroupContext,
+        deadline: Deadline,
+    ) -> Result<Option<Arc<dyn Backend>>> {
+        let made = match self {
+            Self::New => return Ok(None),
+            Self::Split(parent) => match parent.backend(name) {
+                Some(backend) => backend.split(context, deadline),
+                None => return Ok(None),
+            },
+            Self::Shrink(parent) => match parent.backend(name) {
+                Some(backend) => backend.shrink(context, deadline),
+                None => return Ok(None),
+            },
+        };
+        match made {
+            Ok(backend) => Ok(Some(backend)),
+            Err(error) if error.kind() == ErrorKind::Unsupported => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+}

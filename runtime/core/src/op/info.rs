@@ -1,0 +1,31 @@
+//! Which operation of a group, and how far it has come.
+
+use rcomm_recorder::model::OpType;
+use std::time::Duration;
+
+/// The state of an operation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum WorkStatus {
+    /// Waiting for its turn.
+    Queued,
+    /// Under way.
+    Started,
+    /// Ended well.
+    Completed,
+    /// Ended with an error.
+    Failed,
+}
+
+/// Which operation of a group.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct OpInfo {
+    pub(crate) record_id: u64,
+    pub(crate) op: OpType,
+    pub(crate) seq: u64,
+    pub(crate) is_p2p: bool,
+    /// Whether it is one of its backend's collectives, which have turns.
+    pub(crate) takes_turn: bool,
+    /// Whether it ends by itself whatever its group does: the watchdog never treats it as overdue.
+    pub(crate) ends_itself: bool,
+    pub(crate) timeout: Duration,
+}

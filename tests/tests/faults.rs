@@ -1,13 +1,9 @@
-//! The short list of the fault suite: what happens to jobs of real processes, and who is told.
-#![expect(
-    clippy::print_stdout,
-    reason = "the table says which rows were skipped"
-)]
+//! The short list of the fault suite: what happens to jobs of real processes, and which rank their errors name.
 
 use std::process::Command;
 
 #[test]
-fn every_rank_is_told_in_time_and_by_the_right_name() {
+fn errors_come_in_time_and_name_the_right_rank() {
     // Rows that need a launcher which is not built, or a right that this user has not, are skipped aloud.
     let mut suite = Command::new(env!("CARGO_BIN_EXE_faults"));
     let done = suite.args(["short", "--slack", "30"]).output();

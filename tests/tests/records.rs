@@ -2,8 +2,8 @@
 #![allow(clippy::unwrap_used)]
 
 use rcomm::{
-    Buffer, Complex, F8E4M3, Op, OpType, ProcessGroup, ReduceOp, Reduction, RollCall, SparseTensor,
-    bf16, f16,
+    Buffer, Complex, F8E4M3, MissingRanks, Op, OpType, ProcessGroup, ReduceOp, Reduction,
+    SparseTensor, bf16, f16,
 };
 use rcomm_tests::world::{Carrier, on_threads};
 use serde_json::Value;
@@ -43,7 +43,7 @@ fn operations() -> Vec<(OpType, Issue)> {
         }),
         (It::Barrier, |g| g.barrier().unwrap()),
         (It::MonitoredBarrier, |g| {
-            g.monitored_barrier(RollCall::All).unwrap()
+            g.monitored_barrier(MissingRanks::All).unwrap()
         }),
         (It::AllGather, |g| {
             let (mut a, mut b) = ([0i32; 2], [0i32; 2]);

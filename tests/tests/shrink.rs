@@ -34,7 +34,7 @@ fn the_ranks_that_are_left_of_a_job_go_on_without_a_restart() {
 }
 
 #[test]
-fn a_killed_process_is_missed_by_an_issued_roll_call_and_its_group_goes_on() {
+fn a_killed_process_is_missed_by_an_issued_monitored_barrier_and_its_group_goes_on() {
     let program = env!("CARGO_BIN_EXE_rank");
     let mut job = Job::start_as(program, RANKS, "roll-call", |_, command| {
         command.env("RCOMM_TIMEOUT_MS", "60000");

@@ -175,9 +175,16 @@ fn files_of(room: &Path) -> Vec<PathBuf> {
 
 /// The names that follow `crate::` in a file, without its comments and its tests.
 fn names_used(text: &str) -> BTreeSet<String> {
-    let (product, _) = text
-        .split_once("\n#[cfg(test)]\nmod ")
-        .unwrap_or((text, ""));
+    let is_module = |after: &str| {
+        after
+            .lines()
+            .next()
+            .is_some_and(|line| line.contains("mod "))
+    };
+    let tests = text
+        .match_indices("\n#[cfg(test)]\n")
+        .find(|(at, mark)| is_module(&text[at + mark.len()..]));
+    let product = tests.map_or(text, |(at, _)| &text[..at]);
     let code: Vec<&str> = product
         .lines()
         .filter(|line| !line.trim_start().starts_with("//"))
@@ -187,9 +194,8 @@ fn names_used(text: &str) -> BTreeSet<String> {
     for (at, _) in code.match_indices("crate::") {
         let rest = &code[at + "crate::".len()..];
         let ident = |text: &str| -> String {
-            let mut letters = text.chars();
+            let letters = text.chars();
             letters
-                .by_ref()
                 .take_while(|c| c.is_alphanumeric() || *c == '_')
                 .collect()
         };

@@ -3,7 +3,7 @@
 use crate::code::wait_hint;
 use crate::status::{borrow, call, consume, free, give, put, text};
 use crate::work::{WorkHandle, settle};
-use rcomm::{GroupOptions, Hints, ProcessGroup, RollCall};
+use rcomm::{GroupOptions, Hints, MissingRanks, ProcessGroup};
 use std::ffi::c_char;
 use std::time::Duration;
 
@@ -147,16 +147,16 @@ pub unsafe extern "C" fn rcomm_monitored_barrier(
     call(|| {
         // SAFETY: the caller keeps the handle `group` alive during the call.
         let group = unsafe { &borrow(group, "the group")?.0 };
-        let roll_call = if all == 0 {
-            RollCall::First
+        let missing = if all == 0 {
+            MissingRanks::First
         } else {
-            RollCall::All
+            MissingRanks::All
         };
         if work.is_null() {
-            return group.monitored_barrier(roll_call);
+            return group.monitored_barrier(missing);
         }
         // SAFETY: `work` is NULL, or the caller lets a handle be written there.
-        unsafe { settle(group, group.monitored_barrier_async(roll_call)?, work) }
+        unsafe { settle(group, group.monitored_barrier_async(missing)?, work) }
     })
 }
 

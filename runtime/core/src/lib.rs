@@ -44,7 +44,7 @@ pub use config::rendezvous::Rendezvous;
 pub use group::coalescing::Coalescer;
 pub use group::collectives::Vecs;
 pub use group::maker::GroupOptions;
-pub use group::monitored_barrier::RollCall;
+pub use group::monitored_barrier::MissingRanks;
 pub use group::objects::MAX_OBJECT_BYTES;
 pub use group::process_group::ProcessGroup;
 pub use group::sparse::SparseTensor;

@@ -5,7 +5,7 @@
 //! `rank FAULT [STEP [PAUSE_MS]]`: in which step the fault happens, and how long each step loads data.
 #![allow(clippy::print_stderr)]
 
-use rcomm::{Config, GroupOptions, ReduceOp, RollCall, World};
+use rcomm::{Config, GroupOptions, MissingRanks, ReduceOp, World};
 use rcomm_tests::fault::Fault;
 use rcomm_tests::process::CULPRIT;
 use rustix::process::{Signal, getpid, kill_process};
@@ -92,7 +92,9 @@ fn call_the_roll() -> Result<(), String> {
     let patience = Duration::from_secs(60);
     world.store().wait(&left, patience).map_err(told)?;
     let brief = world.group().within(Duration::from_secs(2));
-    let work = brief.monitored_barrier_async(RollCall::All).map_err(told)?;
+    let work = brief
+        .monitored_barrier_async(MissingRanks::All)
+        .map_err(told)?;
     let Err(error) = work.wait() else {
         return Err("no rank was missed".to_owned());
     };

@@ -1,7 +1,7 @@
 //! Groups and work beyond the operations themselves: splitting, time-outs, abort, shrinking, callbacks.
 #![allow(clippy::unwrap_used)]
 
-mod roll_call;
+mod monitored_barrier;
 
 use rcomm::{
     Buffer, Config, DeviceKind, ErrorKind, FakeFabric, FakeFault, FakeFaultKind, GroupOptions,

@@ -14,13 +14,13 @@ use std::panic::Location;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Whether a monitored barrier stops at the first rank that does not come.
+/// Which of the ranks that do not come a monitored barrier names.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum RollCall {
-    /// The first is named.
+pub enum MissingRanks {
+    /// The first in the order of ranks.
     #[default]
     First,
-    /// All are named.
+    /// All of them.
     All,
 }
 
@@ -38,10 +38,10 @@ impl ProcessGroup {
     /// `Timeout` names the ranks, by their numbers in the world; `Aborted` if the group is aborted
     /// during the call.
     #[track_caller]
-    pub fn monitored_barrier(&self, roll_call: RollCall) -> Result<()> {
-        let monitored = self.monitored(roll_call)?;
+    pub fn monitored_barrier(&self, missing: MissingRanks) -> Result<()> {
+        let monitored = self.monitored(missing)?;
         let site = Location::caller();
-        self.carry_out(&ROLL_CALL, site, |share| monitored.call(share))
+        self.carry_out(&MONITORED_BARRIER, site, |share| monitored.call(share))
     }
 
     /// As [`monitored_barrier`](Self::monitored_barrier), at once. Some ranks may call this one and others
@@ -50,18 +50,18 @@ impl ProcessGroup {
     /// This rank has come when the operations on objects and windows that were issued before have ended;
     /// the time-out counts from the call.
     #[track_caller]
-    pub fn monitored_barrier_async(&self, roll_call: RollCall) -> Result<Work<()>> {
-        let monitored = self.monitored(roll_call)?;
+    pub fn monitored_barrier_async(&self, missing: MissingRanks) -> Result<Work<()>> {
+        let monitored = self.monitored(missing)?;
         let site = Location::caller();
-        self.set_aside(&ROLL_CALL, site, move |share| monitored.call(share))
+        self.set_aside(&MONITORED_BARRIER, site, move |share| monitored.call(share))
     }
 
-    fn monitored(&self, roll_call: RollCall) -> Result<MonitoredBarrier> {
+    fn monitored(&self, missing: MissingRanks) -> Result<MonitoredBarrier> {
         Ok(MonitoredBarrier {
             store: self.notes()?,
             ranks: self.ranks().to_vec(),
             rank: self.rank(),
-            roll_call,
+            missing,
         })
     }
 
@@ -192,7 +192,7 @@ impl ProcessGroup {
     }
 }
 
-const ROLL_CALL: Noted<'static> = Noted {
+const MONITORED_BARRIER: Noted<'static> = Noted {
     op: OpType::MonitoredBarrier,
     backend: "store",
     peer: Peer::None,
@@ -211,7 +211,7 @@ struct MonitoredBarrier {
     store: Arc<dyn Store>,
     ranks: Vec<Rank>,
     rank: u32,
-    roll_call: RollCall,
+    missing: MissingRanks,
 }
 
 impl MonitoredBarrier {
@@ -246,7 +246,7 @@ impl MonitoredBarrier {
             let others = self.ranks[1..].iter().zip(came);
             absent.extend(others.filter_map(|(&rank, came)| (!came).then_some(rank)));
         }
-        if self.roll_call == RollCall::First {
+        if self.missing == MissingRanks::First {
             absent.truncate(1);
         }
         let names: Vec<String> = absent.iter().map(Rank::to_string).collect();

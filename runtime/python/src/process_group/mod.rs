@@ -8,7 +8,7 @@
 //! | `world` | [`World`](world::World): how PyTorch's ranks join a job |
 //! | `group` | the operations under PyTorch's names |
 //! | `issue` | [`Group`](issue::Group), and the way of every operation into it |
-//! | `roll_call` | the monitored barrier |
+//! | `monitored_barrier` | the monitored barrier |
 //! | `work` | [`Work`](work::Work): an operation under way |
 //! | `tensor` | tensors as buffers |
 //! | `options` | PyTorch's option objects |
@@ -22,7 +22,7 @@ pub(crate) mod fork;
 pub(crate) mod group;
 pub(crate) mod issue;
 pub(crate) mod options;
-mod roll_call;
+mod monitored_barrier;
 pub(crate) mod tensor;
 pub(crate) mod work;
 pub(crate) mod world;

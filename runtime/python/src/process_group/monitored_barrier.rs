@@ -5,7 +5,7 @@ use super::issue::Group;
 use super::options::Options;
 use pyo3::intern;
 use pyo3::prelude::*;
-use rcomm::{ErrorKind, RollCall};
+use rcomm::{ErrorKind, MissingRanks};
 use std::time::Duration;
 
 impl Group {
@@ -22,11 +22,11 @@ impl Group {
             options.timeout = Some(Duration::from_millis(1));
         }
         let handle = self.handle(py, &options)?;
-        let roll_call = match wait_all_ranks {
-            true => RollCall::All,
-            false => RollCall::First,
+        let missing = match wait_all_ranks {
+            true => MissingRanks::All,
+            false => MissingRanks::First,
         };
-        let result = py.detach(|| handle.monitored_barrier(roll_call));
+        let result = py.detach(|| handle.monitored_barrier(missing));
         let Err(error) = result else { return Ok(()) };
         let timeout = handle.timeout();
         if error.kind() != ErrorKind::Timeout {

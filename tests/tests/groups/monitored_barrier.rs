@@ -1,7 +1,7 @@
 //! Tests of what finds absent ranks, and of groups without them: monitored barriers, shrinking, shutdown notices.
 
 use super::{failing, run};
-use rcomm::{Config, ErrorKind, GroupOptions, OpType, ReduceOp, RollCall};
+use rcomm::{Config, ErrorKind, GroupOptions, MissingRanks, OpType, ReduceOp};
 use rcomm_tests::process::wait_until;
 use rcomm_tests::world::{Carrier, on_threads};
 use std::time::Duration;
@@ -94,10 +94,13 @@ fn the_first_verdict_on_who_is_absent_ends_the_wait_of_all() {
 #[test]
 fn the_monitored_barrier_names_who_does_not_come() {
     run(4, |world| {
-        world.group().monitored_barrier(RollCall::First).unwrap();
+        world
+            .group()
+            .monitored_barrier(MissingRanks::First)
+            .unwrap();
         let group = world.group().within(Duration::from_secs(2));
         if world.rank() < 2 {
-            let error = group.monitored_barrier(RollCall::All).unwrap_err();
+            let error = group.monitored_barrier(MissingRanks::All).unwrap_err();
             assert!(
                 error.to_string().contains("did not come: rank 2, 3"),
                 "{error}"
@@ -113,7 +116,7 @@ fn a_monitored_barrier_may_be_issued_by_some_and_run_by_others() {
     run(3, |world| {
         let group = world.group();
         for round in 0..3 {
-            let work = group.monitored_barrier_async(RollCall::All).unwrap();
+            let work = group.monitored_barrier_async(MissingRanks::All).unwrap();
             assert_eq!(
                 (work.op(), work.seq()),
                 (OpType::MonitoredBarrier, 3 * round + 1)
@@ -124,9 +127,9 @@ fn a_monitored_barrier_may_be_issued_by_some_and_run_by_others() {
             assert_eq!(sum, [3]);
             work.wait().unwrap();
             if world.rank() == 1 {
-                group.monitored_barrier(RollCall::First).unwrap();
+                group.monitored_barrier(MissingRanks::First).unwrap();
             } else {
-                let work = group.monitored_barrier_async(RollCall::First).unwrap();
+                let work = group.monitored_barrier_async(MissingRanks::First).unwrap();
                 work.wait().unwrap();
             }
         }
@@ -153,7 +156,7 @@ fn an_issued_monitored_barrier_names_the_absent_and_the_group_goes_on() {
             world.store().wait(&here, Duration::from_secs(30)).unwrap();
         }
         // A rank that comes too late gets the same error as the others.
-        let work = brief.monitored_barrier_async(RollCall::All).unwrap();
+        let work = brief.monitored_barrier_async(MissingRanks::All).unwrap();
         let error = work.wait().unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Timeout);
         assert!(error.is_recoverable(), "{error}");
@@ -180,9 +183,9 @@ fn an_abort_ends_a_monitored_barrier() {
             let done = world.store().wait(&["test/done"], Duration::from_secs(15));
             return done.unwrap();
         }
-        let issued = group.monitored_barrier_async(RollCall::All).unwrap();
+        let issued = group.monitored_barrier_async(MissingRanks::All).unwrap();
         std::thread::scope(|scope| {
-            let waiting = scope.spawn(|| group.monitored_barrier(RollCall::All).unwrap_err());
+            let waiting = scope.spawn(|| group.monitored_barrier(MissingRanks::All).unwrap_err());
             wait_until("both to be recorded", || {
                 (world.snapshot().entries.len() == 2).then_some(())
             });

@@ -10,7 +10,9 @@
 //! |---|---|
 //! | `op` | an operation as data: [`Op`], [`Buffer`], [`Deadline`], hints, [`Error`] |
 //! | [`arithmetic`] | element-wise reductions of host memory |
-//! | `world` | one process's place in a job: [`World`], [`Config`], [`Rendezvous`], stores, [`Secret`], groups |
+//! | [`store`] | stores, through which ranks find each other and agree: [`HashStore`], [`TcpStore`] |
+//! | [`config`] | [`Config`], and which rank this process is: [`Rendezvous`] |
+//! | `world` | one process's place in a job: [`World`], the job's [`Secret`], the making of groups |
 //! | `group` | [`ProcessGroup`] and its operations, [`Work`], [`Window`] |
 //! | `watch` | watchdog, failure propagation, dumps, heartbeat, endpoint |
 //! | [`backend`] | the traits, a fake backend, and a wrapper that compares what ranks issue |
@@ -19,6 +21,21 @@
 //!
 //! Items that only backends use are public here and not re-exported by `rcomm`: [`arithmetic`],
 //! [`backend::support`], and [`tuning::Plan`].
+//!
+//! ```
+//! use rcomm_core::{HashStore, PrefixStore, Store};
+//! use std::sync::Arc;
+//! use std::time::Duration;
+//!
+//! // Two users of one store that do not see each other's keys.
+//! let root: Arc<dyn Store> = Arc::new(HashStore::new());
+//! let first = PrefixStore::new("first", root.clone());
+//! let second = PrefixStore::new("second", root);
+//! first.set("ranks", b"4")?;
+//! assert_eq!(first.get("ranks", Duration::from_secs(1))?, b"4");
+//! assert!(!second.check(&["ranks"])?);
+//! # Ok::<(), rcomm_core::Error>(())
+//! ```
 // invariant 8
 #![deny(unsafe_code)]
 

@@ -3,42 +3,45 @@
 //! The C library copies more than a few KiB by one string instruction; these are plain vector loads and
 //! stores, so that what they do to the caches is known.
 //!
-//! To write to a cache line that another core has, a core must first take it from that core's caches,
-//! and few such requests are under way at once. Cores that share a last-level cache do that at 8 to
-//! 10 GB/s (an EPYC of 2024), and at 40 once the line has left the other's own caches, which is why slots
-//! are used in a long round; read at 30. Cores that share none write at 2 GB/s either way: there,
-//! streaming stores, which need no answer, make 28 and are read at 25; between near cores 16 and 15. No
-//! table has which of them holds, and under a hypervisor it changes: [`HandOver`] measures.
+//! To write to a cache line that another core has, a core must first take it from that core's caches, and few
+//! such requests are under way at once. Cores that share a last-level cache do that at 8 to 10 GB/s (an EPYC
+//! of 2024), and at 40 GB/s once the line has left the other core's own caches, which is why slots are used
+//! in a long round; the reader reads at 30 GB/s. Cores that share none write at 2 GB/s either way. There,
+//! streaming stores, which need no answer, write at 28 GB/s and are read at 25; between cores that share a
+//! cache they write at 16 and are read at 15. No table tells which of the two cases applies to a pair of
+//! cores, and under a hypervisor this changes: [`HandOver`] measures it.
 
 use super::Level;
 use std::time::{Duration, Instant};
 
-/// Below this the library's copy is a handful of vector moves too.
+/// Bytes below which the library's copy is a few vector moves as well.
 const SHORT: usize = 1 << 10;
 
 /// Copies for another core, which reads it next: through the caches, or past them as long as that was
 /// found to be faster.
 #[derive(Debug, Default)]
 pub struct HandOver {
-    /// Pieces since one was timed.
+    /// Pieces copied since the last one that was timed.
     untimed: u32,
-    /// Bytes of slow pieces, one after the other.
+    /// Bytes of consecutive slow pieces.
     slow: usize,
     /// Bytes still to be streamed before the caches are tried again.
     streamed: usize,
 }
 
 impl HandOver {
-    /// From this length on a piece is streamed, if any is.
+    /// Pieces of at least this many bytes are streamed, while streaming is on.
     const LONG: usize = 16 << 10;
-    /// Slower than this is too slow, bytes/ns: between the 2.4 and the 8 of which the module speaks.
+    /// A copy slower than this, in bytes/ns, counts as slow. It lies between the slow and the fast rates that
+    /// the module comment lists.
     const SLOW: f64 = 3.5;
-    /// One of so many is timed: to read the clock twice is not free.
+    /// One piece of this many is timed, since reading the clock twice has a cost.
     const TIMED: u32 = 8;
-    /// So many slow bytes are no accident: fewer may be a preempted thread, and the first round through
-    /// memory that was not used for a while is slow anywhere.
+    /// After this many slow bytes, copies change to streaming. Fewer slow bytes may come from a preempted
+    /// thread, or from the first round through memory that was not used for a while.
     const ACCIDENT: usize = 4 << 20;
-    /// The verdict holds for so many bytes. Trying again after that costs a fiftieth.
+    /// Streaming stays on for this many bytes. Then the caches are tried again, which costs about 2 % of the
+    /// time.
     const HOLDS: usize = 2 << 30;
 
     /// Whether a piece of `len` bytes would be streamed.
@@ -68,14 +71,14 @@ impl HandOver {
         }
     }
 
-    /// Takes in how long a copy through the caches took.
+    /// Updates the state with the duration of a copy through the caches.
     fn learn(&mut self, len: usize, took: Duration) {
         self.untimed = 0;
         if len as f64 >= took.as_nanos() as f64 * Self::SLOW {
             self.slow = 0;
             return;
         }
-        // Those before it, which were not timed, are taken to have been like it.
+        // The pieces before it were not timed; they are assumed to have been as slow.
         self.slow += len * (Self::TIMED as usize + 1);
         if self.slow >= Self::ACCIDENT {
             self.slow = 0;
@@ -109,7 +112,7 @@ pub fn copy_past_caches(to: &mut [u8], from: &[u8]) {
     unsafe { copy_at(Level::detect(), to, from, Stores::Streaming) }
 }
 
-/// Where stores go.
+/// Whether stores go to the caches or past them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Stores {
     Cached,
@@ -121,7 +124,7 @@ enum Stores {
 /// # Safety
 /// The processor has `level`.
 unsafe fn copy_at(level: Level, to: &mut [u8], from: &[u8], stores: Stores) {
-    /// What one turn of the loops moves.
+    /// Bytes that one iteration of the loops moves.
     const BLOCK: usize = 256;
     // Streaming stores are to aligned addresses.
     let head = to.as_ptr().align_offset(64).min(to.len());
@@ -177,7 +180,7 @@ unsafe fn avx512<const STREAMING: bool>(to: *mut u8, from: *const u8, blocks: us
         }
     }
     if STREAMING {
-        // Before later stores: a thread that sees one of those also sees these.
+        // The fence orders these stores before later ones: a thread that sees a later store also sees these.
         _mm_sfence();
     }
 }

@@ -1,12 +1,12 @@
-//! A few bytes of two ranks, combined without setting up the loops of [`fold`](super::fold), which takes
-//! longer than what they would do.
+//! Combines a few bytes of two ranks without the loops of [`fold`](super::fold): setting these up takes
+//! longer than the work.
 //!
-//! For small reductions such as a loss, a count or a flag. The loops do the rest.
+//! This is for small reductions such as a loss, a count or a flag. The loops do all others.
 
 use super::fold::{Combine, Max, Min, Sum};
 use rcomm_recorder::model::{DType, ReduceOp};
 
-/// Most bytes.
+/// The most bytes that are combined this way.
 pub(super) const MOST: usize = 64;
 
 /// Combines `other` into `out` for the usual reductions, `out` being the first of the two operands or

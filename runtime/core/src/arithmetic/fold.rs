@@ -13,15 +13,15 @@ pub(super) struct Job<'a> {
     pub(super) sources: &'a [*const u8],
     /// Where the result goes; may be one of the sources.
     pub(super) out: *mut u8,
-    /// Where it goes too; may be sources as well.
+    /// Further outputs for the result; they may be sources as well.
     pub(super) also: &'a [*mut u8],
     /// Elements.
     pub(super) count: usize,
-    /// What an average is taken of: as many as there are sources, unless they hold sums already.
+    /// The divisor of an average: the number of sources, unless these already hold sums.
     pub(super) terms: usize,
 }
 
-/// How two values become one, and what happens to the last one.
+/// How two values are combined, and how the result is finished.
 pub(super) trait Combine<A> {
     fn combine(left: A, right: A) -> A;
 
@@ -52,7 +52,7 @@ macro_rules! combine_integers {
             fn combine(left: $t, right: $t) -> $t { left.wrapping_add(right) }
             #[inline(always)]
             fn finish(value: $t, terms: usize) -> $t {
-                // More ranks than the type can count: the quotient is 0 whatever the sum.
+                // If the type cannot hold the number of ranks, the quotient is 0 whatever the sum.
                 <$t>::try_from(terms).map_or(0, |terms| value.wrapping_div(terms))
             }
         }

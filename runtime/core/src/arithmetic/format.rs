@@ -1,4 +1,4 @@
-//! How elements lie in memory, and what they are combined in.
+//! How elements are stored in memory, and in which type they are combined.
 
 use super::narrow;
 
@@ -140,7 +140,7 @@ pub(super) trait Format {
     }
 }
 
-/// A type that is combined as it lies in memory.
+/// A type that is combined in the form in which it is stored.
 pub(super) struct Plain<T>(std::marker::PhantomData<T>);
 impl<T: Copy> Format for Plain<T> {
     type Acc = T;

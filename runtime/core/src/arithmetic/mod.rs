@@ -1,8 +1,8 @@
 //! Element-wise reductions: several inputs combined in one pass, at the speed of memory.
 //!
-//! The order of combination is the order of the inputs, always, and narrow floats (`f16`, `bf16`,
-//! fp8) are widened to `f32`, combined there over all inputs, and rounded once. So the same inputs
-//! give the same bits on every rank, on every processor, over every transport.
+//! The order of combination is always the order of the inputs, and narrow floats (`f16`, `bf16`, fp8) are
+//! widened to `f32`, combined there over all inputs, and rounded once. So the same inputs give the same bits
+//! on every rank, on every processor, over every transport.
 //!
 //! Loops are written once (`fold`) and compiled for AVX-512, for AVX2 with F16C, and for any
 //! processor; the choice is made at run time. A few bytes of two ranks need no loop (`few`). `copy` has
@@ -58,7 +58,8 @@ impl Level {
 }
 
 impl Level {
-    /// The best level for so many bytes: for a few the detection would take longer than the work.
+    /// The level to use for `len` bytes: `Portable` for a few, since detection would take longer than the
+    /// work.
     #[inline]
     fn for_len(bytes: usize) -> Self {
         if bytes <= few::MOST {
@@ -193,7 +194,7 @@ fn combine_in_place_by_loops(
     }
 }
 
-/// Combines what is in `places`, in their order, and writes it to all of them.
+/// Combines the contents of `places`, in their order, and writes the result to all of them.
 ///
 /// Lengths are in bytes, equal, and a multiple of the element's size.
 pub fn combine_everywhere(op: ReduceOp, dtype: DType, places: &mut [&mut [u8]]) {
@@ -216,7 +217,7 @@ pub fn combine_everywhere(op: ReduceOp, dtype: DType, places: &mut [&mut [u8]]) 
     unsafe { run(Level::detect(), op, dtype, sources.as_slice(), out, also) }
 }
 
-/// Where a second output begins, if there is one, which is as long as the first.
+/// The address of the second output, if there is one. Checks that it is as long as the first.
 fn also_at(also: Option<&mut [u8]>, len: usize) -> Option<*mut u8> {
     also.map(|also| {
         assert_eq!(also.len(), len, "both outputs are equally long");
@@ -231,7 +232,7 @@ pub fn scale(dtype: DType, data: &mut [u8], factor: f64) {
     unsafe { fold::scale(dtype, data.as_mut_ptr(), data.len() / size, factor) }
 }
 
-/// The addresses of the inputs, on the stack as long as there are few.
+/// The addresses of the inputs; on the stack if they are few.
 struct Sources {
     few: [*const u8; Self::FEW],
     many: Vec<*const u8>,

@@ -4,7 +4,8 @@
 //! smallest normal number lets the processor's own addition round: a constant is added whose last
 //! mantissa bit is worth one unit of the narrow format's subnormals.
 
-/// `EXP` bits of exponent and `MAN` of mantissa, to `f32`. `FINITE`: no infinity, all ones is NaN.
+/// Converts from `EXP` bits of exponent and `MAN` bits of mantissa to `f32`. `FINITE`: the format has no
+/// infinity, and all ones is NaN.
 #[inline(always)]
 pub(super) fn widen<const EXP: u32, const MAN: u32, const FINITE: bool>(bits: u16) -> f32 {
     let sign = u32::from(bits >> (EXP + MAN)) << 31;
@@ -28,8 +29,8 @@ pub(super) fn widen<const EXP: u32, const MAN: u32, const FINITE: bool>(bits: u1
     f32::from_bits(sign | wide)
 }
 
-/// From `f32`, to `EXP` bits of exponent and `MAN` of mantissa. What is too large becomes infinity,
-/// or NaN where the format is `FINITE`.
+/// Converts from `f32` to `EXP` bits of exponent and `MAN` bits of mantissa. A value that is too large
+/// becomes infinity, or NaN where the format is `FINITE`.
 #[inline(always)]
 pub(super) fn narrow<const EXP: u32, const MAN: u32, const FINITE: bool>(value: f32) -> u16 {
     let bits = value.to_bits();

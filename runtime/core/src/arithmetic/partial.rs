@@ -1,14 +1,14 @@
-//! Reductions in several steps: what has been combined so far, on its way from one host to the next.
+//! Reductions in several steps: partial results that travel from one host to the next.
 //!
 //! A reduction that stops after some ranks and continues elsewhere must give the bits of one that does not
-//! stop. So what travels is what [`combine`](super::combine) keeps in its registers: `f32` for narrow
-//! floats, which are rounded once, at the end; and sums, not averages, which are divided once.
+//! stop. So a partial result has the form that [`combine`](super::combine) keeps in its registers: `f32` for
+//! narrow floats, which are rounded once, at the end; and sums, not averages, which are divided once.
 
 use super::fold::{self, Job, Turn};
 use super::{Level, combine};
 use rcomm_recorder::model::{DType, ReduceOp};
 
-/// How a reduction travels. Lengths are in bytes.
+/// The form of a partial result. Lengths are in bytes.
 #[derive(Clone, Copy, Debug)]
 pub struct Partial {
     op: ReduceOp,
@@ -16,7 +16,7 @@ pub struct Partial {
 }
 
 impl Partial {
-    /// Of this reduction of this type.
+    /// The form for this reduction of elements of this type.
     pub fn new(op: ReduceOp, dtype: DType) -> Self {
         Self { op, dtype }
     }
@@ -28,7 +28,7 @@ impl Partial {
         )
     }
 
-    /// Bytes that `len` bytes of elements take on their way.
+    /// Bytes of a partial result of `len` bytes of elements.
     pub fn len(self, len: usize) -> usize {
         match self.dtype.size() {
             Some(size) if self.is_narrow() => len / size * size_of::<f32>(),
@@ -71,7 +71,7 @@ impl Partial {
         }
     }
 
-    /// Makes the result of what all `ranks` have been combined into.
+    /// Converts the partial result of all `ranks` into the final one.
     ///
     /// # Panics
     /// If the length of `out` does not match the number of elements in `travelled`.
@@ -114,7 +114,7 @@ impl Partial {
     }
 }
 
-/// Divides every element as an average of so many does.
+/// Divides every element by `terms`, as an average does.
 fn divide(dtype: DType, data: &mut [u8], terms: usize) {
     let Some(size) = dtype.size() else { return };
     // Read and written by one pointer.

@@ -1,13 +1,14 @@
 //! [`RemoteMemory`]: bytes that other ranks may read and write at any moment.
 //!
-//! Rust has no slice of such bytes, so there is none here: they are copied by atomic loads and stores,
-//! a word at a time, or used in place as atomic words. A copy is not one atomic step; order between
+//! Rust has no slice type for such bytes, so this module offers none: bytes are copied by atomic loads and
+//! stores, a word at a time, or used in place as atomic words. A copy is not one atomic step; order between
 //! ranks comes from signals.
 //!
-//! So one place may be used by operations of several widths at once: copied as part of eight bytes, say,
-//! and counted in as four. Rust's memory model, which is C++'s, has no meaning for that. It is relied on
-//! here as processes that share memory have to: each operation is one instruction, on an address that is
-//! a multiple of its width, and what the processors promise of those holds whatever the widths.
+//! So operations of several widths may access one address at once: one copies eight bytes, say, and another
+//! increments four of them. Rust's memory model, which is C++'s, does not define that. This module relies on
+//! the processor instead, as processes that share memory must: each operation is one instruction on an
+//! address that is a multiple of its width, and the processor's guarantees for such instructions do not
+//! depend on the widths.
 
 use crate::op::error::{Error, ErrorKind, Result};
 use std::any::Any;
@@ -56,7 +57,7 @@ impl RemoteMemory {
         self.len == 0
     }
 
-    /// The address, valid as long as this lives. Peers may write to the memory at any time.
+    /// The address, valid as long as `self` lives. Peers may write to the memory at any time.
     pub fn as_ptr(&self) -> *mut u8 {
         self.start.as_ptr()
     }
@@ -64,7 +65,7 @@ impl RemoteMemory {
     /// Copies from `offset` on into `into`.
     ///
     /// # Errors
-    /// `InvalidArgument` if that ends beyond the memory.
+    /// `InvalidArgument` if the range ends beyond the memory.
     pub fn read(&self, offset: usize, into: &mut [u8]) -> Result<()> {
         let from = self.range(offset, into.len())?;
         let lead = from.align_offset(WORD).min(into.len());
@@ -85,10 +86,10 @@ impl RemoteMemory {
         Ok(())
     }
 
-    /// Copies `from` to `offset` and behind.
+    /// Copies `from` to the bytes from `offset` on.
     ///
     /// # Errors
-    /// `InvalidArgument` if that ends beyond the memory.
+    /// `InvalidArgument` if the range ends beyond the memory.
     pub fn write(&self, offset: usize, from: &[u8]) -> Result<()> {
         let to = self.range(offset, from.len())?;
         let lead = to.align_offset(WORD).min(from.len());
@@ -141,7 +142,7 @@ impl RemoteMemory {
     /// then done with it, and what they wrote is visible.
     pub fn is_alone(&self) -> bool {
         let is_alone = Arc::strong_count(&self.owner) == 1;
-        // Others let go of it with a release; the count alone is read without order.
+        // Other holders release their reference with `Release` order, and the count is read without order.
         fence(Ordering::Acquire);
         is_alone
     }

@@ -1,10 +1,10 @@
 //! The interface between a group and what moves the bytes: [`Backend`] starts or runs operations,
 //! [`Pending`] is one that was started.
 //!
-//! A backend knows no sequence numbers beyond those in a [`Call`], records nothing and
-//! dumps nothing: the group does. It answers for three things. Operations of a group happen in the
-//! order of their turns. A buffer is given up only when nothing can touch it any more. And every
-//! wait ends, by completion, deadline or abort.
+//! A backend gives no sequence numbers (it gets them in a [`Call`]), records nothing and dumps nothing: the
+//! group does. It guarantees three things. Operations of a group happen in the order of their turns. A buffer
+//! is returned only when no code and no device can access it any more. And every wait ends, by completion,
+//! deadline or abort.
 
 pub mod fake;
 #[allow(unsafe_code)]
@@ -44,7 +44,7 @@ pub struct WorldContext {
     pub attempt: u32,
     /// The world's store, under a prefix for backends.
     pub store: Arc<dyn Store>,
-    /// What every data connection must prove to know.
+    /// The job secret, which every data connection must prove to know.
     pub secret: Secret,
     /// All options.
     pub config: Arc<Config>,
@@ -96,12 +96,12 @@ pub trait BackendFactory: Send + Sync {
         Vec::new()
     }
 
-    /// Finds out whether all members of a group give the same `value` under the number `wire_id`: the first
-    /// of them decides. `None` where this backend has no faster way for that than the store. Asked of the
-    /// world's first backend, whichever the group will use.
+    /// Compares the `value` of all members of a group, under the number `wire_id`: the value of the first
+    /// member that calls counts. Returns `None` where this backend has no faster way for that than the store.
+    /// The world calls this on its first backend, whichever backend the group will use.
     ///
     /// # Blocking
-    /// Until all members have come, or the deadline; not for their values.
+    /// Until the hosts of all members are known, or the deadline. Does not wait for the members' calls.
     ///
     /// # Errors
     /// Those of the store.
@@ -130,9 +130,9 @@ pub trait BackendFactory: Send + Sync {
 /// The result of a rank's [`BackendFactory::agree`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Agreement {
-    /// It was the first, or the first gave the same.
+    /// This rank was the first, or the first gave the same value.
     Same,
-    /// The first gave this one; cut, if it is long.
+    /// The first gave this value, which is truncated if it is long.
     Other(Vec<u8>),
 }
 
@@ -157,9 +157,9 @@ pub struct Call {
     /// receives, which wait for no collective; issued ones to or from one peer keep the order in
     /// which they were issued.
     pub turn: u64,
-    /// When to give up.
+    /// The moment at which the operation fails with `Timeout`.
     pub deadline: Deadline,
-    /// What the caller knows about it: hints that a backend may ignore.
+    /// The caller's hints, which a backend may ignore.
     pub hints: Hints,
 }
 
@@ -170,8 +170,8 @@ pub struct Done {
     pub duration: Option<Duration>,
     /// The sender's rank in the group, for a receive from any rank.
     pub source: Option<u32>,
-    /// The CUDA graph that it was captured into, by the driver's number, of an operation that was issued:
-    /// nothing more is known of it then.
+    /// The driver's number of the CUDA graph into which an issued operation was captured. Nothing more is
+    /// known of the operation then.
     pub graph_id: Option<u64>,
 }
 
@@ -189,13 +189,13 @@ pub enum Progress {
 }
 
 impl Progress {
-    /// Whether it has ended, one way or the other.
+    /// Whether the operation has ended, well or with an error.
     pub const fn has_ended(&self) -> bool {
         matches!(self, Self::Completed(_) | Self::Failed(_))
     }
 }
 
-/// A queue of work on a device: what [`Pending::wait_stream`] makes wait.
+/// A queue of work on a device, which [`Pending::wait_stream`] makes wait.
 ///
 /// A backend implements it for its own type of streams, and finds that type again by
 /// [`as_any`](Self::as_any).
@@ -232,8 +232,8 @@ pub trait Pending: Send + Sync {
         ))
     }
 
-    /// The operation with its buffers, once, after it has ended and the backend has provably let go
-    /// of them. `None` until then, and always if that cannot be proved.
+    /// The operation with its buffers, once, after it has ended and the backend provably no longer uses them.
+    /// `None` until then, and always if that cannot be proved.
     fn reclaim(&self) -> Option<Op<'static>>;
 }
 
@@ -249,7 +249,7 @@ pub trait Observer: Send + Sync {
     fn ended(&self);
 }
 
-/// Why everything pending is given up.
+/// The reason of an abort.
 #[derive(Clone, Debug)]
 pub struct AbortReason {
     /// The error that everything pending ends with. Its kind is `Aborted`, unless this rank's own
@@ -277,7 +277,7 @@ pub trait Backend: Send + Sync {
 
     /// Starts `op`.
     ///
-    /// A backend that can calls `observer`; one that does not is found out by polling, later.
+    /// A backend calls `observer` if it can; of one that does not, the group polls the progress.
     ///
     /// # Blocking
     /// Waits for no peer.
@@ -293,8 +293,9 @@ pub trait Backend: Send + Sync {
 
     /// Runs `op` on the caller's thread, over the caller's memory.
     ///
-    /// Has let go of all buffers when it returns, also with an error. Provided: over copies that the
-    /// backend owns, by `issue`; a backend that cares for speed does better.
+    /// The backend no longer uses any of the buffers when this returns, also with an error. The provided
+    /// method issues the operation over copies that the backend owns; a fast backend implements this method
+    /// itself.
     ///
     /// Calls `observer.started` if the operation had to wait for its turn, and never `observer.ended`: the
     /// caller sees the end by itself.
@@ -413,7 +414,7 @@ pub trait Backend: Send + Sync {
 pub struct CommState {
     /// Identifies it among all communicators; the same on all its ranks.
     pub id: String,
-    /// Names and values.
+    /// The facts, as names and values.
     pub facts: Vec<(String, String)>,
 }
 
@@ -422,13 +423,13 @@ pub struct CommState {
 pub struct Registration {
     /// The backend's own number for it.
     pub id: u64,
-    /// What the memory belongs to.
+    /// The owner of the memory.
     pub owner: Arc<dyn Any + Send + Sync>,
 }
 
-/// Memory of all members of a group, reached without their help.
+/// Memory of all members of a group, which each member reads and writes without the others' help.
 ///
-/// Offsets are in bytes. What one rank writes while another reads is seen by halves: order comes from
+/// Offsets are in bytes. A read that overlaps a write may return part of the new data: order comes from
 /// signals. The own rank may be named as peer.
 ///
 /// # Errors
@@ -452,10 +453,10 @@ pub trait Window: Send + Sync {
     /// Adds one to the count of signals that `peer` has from this rank, after everything put before.
     fn signal(&self, peer: u32, deadline: Deadline) -> Result<()>;
 
-    /// Takes one signal of `peer` away, waiting for it if there is none.
+    /// Consumes one signal of `peer`, and waits for it if there is none.
     fn wait_signal(&self, peer: u32, deadline: Deadline) -> Result<()>;
 
-    /// Takes one signal of `peer` away if there is one; returns whether there was. Never waits.
+    /// Consumes one signal of `peer` if there is one; returns whether there was. Never waits.
     fn take_signal(&self, peer: u32) -> Result<bool>;
 
     /// The part of `peer` in this process's own address space.
@@ -464,8 +465,7 @@ pub trait Window: Send + Sync {
     /// `Unsupported` where it cannot be mapped; `put` and `get` still reach it.
     fn map_remote(&self, peer: u32) -> Result<RemoteMemory>;
 
-    /// Ends the window; all members call it. Gives this rank's memory back, unless a member still has
-    /// it mapped.
+    /// Ends the window; all members call it. Returns this rank's memory, unless a member still has it mapped.
     ///
     /// # Blocking
     /// Until all members have come, or the deadline.
@@ -514,7 +514,7 @@ fn run_on_copies<B: Backend + ?Sized>(
     }
 }
 
-/// Whether an operation has moved, for a caller that waits for it.
+/// Reports the progress of an operation to a caller that waits for it.
 #[derive(Default)]
 struct News {
     moved: Mutex<bool>,

@@ -1,4 +1,4 @@
-//! What backends use of the core besides its traits.
+//! Functions and types of the core that backends use besides its traits.
 
 pub use crate::op::buffer::element_size;
 pub use crate::store::addresses_of;

@@ -58,15 +58,15 @@ pub struct Config {
     /// How ranks reach each other over host memory.
     pub transport: TransportChoice,
     /// Network interface whose address this rank announces to the others; `None` = the one that leads to the
-    /// store. Of a list in `GLOO_SOCKET_IFNAME`, the first.
+    /// store. If `GLOO_SOCKET_IFNAME` holds a list, its first entry is used.
     pub socket_ifname: Option<String>,
-    /// Identity of this host, added to the one that the system reports: ranks whose ids differ share no memory,
-    /// and are taken to be on different hosts. For containers that should be kept apart, and to try out
-    /// several hosts on one machine.
+    /// Identity of this host, added to the one that the system reports: ranks whose ids differ share no
+    /// memory, and are taken to be on different hosts. This separates containers, and simulates several hosts
+    /// on one machine.
     pub host_id: Option<String>,
-    /// Which algorithm is used for which collective in host memory. Rank 0's counts for all ranks of the job.
+    /// The algorithm for each collective in host memory. Rank 0's table is used by all ranks of the job.
     pub tuning: Tuning,
-    /// Options of single backends. A backend that finds none here asks the environment when the world is
+    /// Options of single backends. A backend that finds none here reads the environment when the world is
     /// made.
     pub backend_options: BackendOptions,
     /// This process's rank and the job's meeting point; `None` = read from the launcher's environment when
@@ -103,7 +103,7 @@ pub struct Config {
     pub signal_interval: Duration,
     /// How long a rank that timed out waits for the status of the others.
     pub status_wait: Duration,
-    /// What this rank does when another has failed.
+    /// What this rank does when another rank has failed.
     pub propagation: Propagation,
 }
 
@@ -133,21 +133,21 @@ pub enum TransportChoice {
 /// ([`Wrapper`](crate::backend::wrapper::Wrapper)).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum DebugLevel {
-    /// They do not. PyTorch's `INFO` is taken as this: it only adds to its log.
+    /// Ranks do not compare. PyTorch's `INFO` is read as this level, since it only adds log lines.
     #[default]
     Off,
-    /// They do, over a side group.
+    /// Ranks compare, over a side group.
     Detail,
 }
 
-/// Whether inputs that hold a NaN are refused, on all ranks. Needs the same comparison of ranks as
-/// [`DebugLevel::Detail`], and reads all inputs: for finding errors.
+/// Whether inputs that hold a NaN are refused, on all ranks. The check needs the same comparison of ranks as
+/// [`DebugLevel::Detail`] and reads all inputs: it is for finding errors.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum NanCheck {
-    /// They are taken.
+    /// Such inputs are accepted.
     #[default]
     Off,
-    /// They are refused.
+    /// Such inputs are refused.
     On,
 }
 
@@ -159,8 +159,8 @@ pub enum EndpointChoice {
     /// On a unix socket of mode 0600 in the folder of the ring file; nowhere if the ring is in memory.
     #[default]
     Unix,
-    /// On this TCP address, for clients that present the token. Port 0 is any free one; of another port, ranks
-    /// of one host take it and those that follow, by local rank.
+    /// On this TCP address, for clients that present the token. Port 0 is any free port. With another port,
+    /// the ranks of one host use that port plus their local rank.
     Tcp(SocketAddr),
 }
 
@@ -172,7 +172,7 @@ pub enum RingDir {
     Shared,
     /// Below this directory.
     Dir(PathBuf),
-    /// Nowhere: the ring is in the process's own memory, and dies with it.
+    /// Nowhere: the ring is in the process's own memory and is lost when the process ends.
     Memory,
 }
 
@@ -240,7 +240,7 @@ impl Config {
         }
     }
 
-    /// Whether [`backend`](Self::backend) names this one.
+    /// Whether [`backend`](Self::backend) names the backend `name`.
     pub fn names_backend(&self, name: &str) -> bool {
         let mut names = self
             .backend
@@ -269,7 +269,7 @@ impl Config {
             }
             Ok(())
         };
-        // Ours count before the borrowed ones, which are in other units.
+        // The variables of rcomm have precedence over PyTorch's, which are in other units.
         let seconds = |name: &str| -> Result<Option<Duration>> {
             let value = text(name).map(|value| number(name, &value)).transpose()?;
             Ok(value.filter(|value| *value > 0).map(Duration::from_secs))
@@ -292,7 +292,7 @@ impl Config {
         ] {
             if let Some(value) = text(name) {
                 let entries: u32 = number(name, &value)?;
-                // 0 turns theirs off; ours is always on.
+                // In PyTorch 0 turns the recorder off; rcomm's recorder is always on.
                 if entries > 0 {
                     config.ring_entries = entries;
                 }
@@ -369,7 +369,7 @@ impl Config {
                 _ => return Err(refused("RCOMM_DUMP_FORMAT", &value, "json, pickle or both")),
             };
         }
-        // Ours counts before the borrowed one.
+        // The variable of rcomm has precedence over PyTorch's, so it is read last.
         for name in ["TORCH_DISTRIBUTED_DEBUG", "RCOMM_DEBUG"] {
             if let Some(value) = text(name) {
                 config.debug = match value.to_ascii_lowercase().as_str() {
@@ -408,7 +408,7 @@ impl Config {
             config.endpoint = endpoint(&value)?;
         }
         if let Some(value) = lookup("RCOMM_ENDPOINT_TOKEN").filter(|value| !value.is_empty()) {
-            // A secret: its refusal does not show it.
+            // The value is a secret: the error must not contain it.
             let token = EndpointToken::new(value).map_err(|error| {
                 let message = format!("RCOMM_ENDPOINT_TOKEN: {error}");
                 Error::new(ErrorKind::InvalidArgument, message)
@@ -455,7 +455,7 @@ fn endpoint(value: &str) -> Result<EndpointChoice> {
     Ok(EndpointChoice::Tcp(address))
 }
 
-/// The same, with the variable that it is about.
+/// Adds the name of the variable to the error.
 fn in_variable(error: Error, name: &str) -> Error {
     Error::new(error.kind(), format!("{name}: {}", error))
 }

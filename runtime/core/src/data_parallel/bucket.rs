@@ -1,11 +1,11 @@
-//! Which gradients travel together.
+//! The assignment of gradients to buckets, which are sent as one.
 
-/// How large buckets are, in bytes. The first to be sent is smaller, so that sending starts early.
+/// Bucket sizes in bytes. The first bucket that is sent is smaller, so that sending starts early.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BucketSizes {
-    /// Of the first bucket.
+    /// Size of the first bucket.
     pub first: usize,
-    /// Of the others.
+    /// Size of the others.
     pub rest: usize,
 }
 
@@ -18,9 +18,9 @@ impl Default for BucketSizes {
     }
 }
 
-/// Puts parameters of these sizes (in bytes) into buckets, the last parameter first, since its gradient
-/// is there first. A bucket is full once it has reached its size: a parameter is never cut, and one that
-/// is larger than a bucket has one to itself, or ends one.
+/// Puts parameters of these sizes (in bytes) into buckets, the last parameter first, since its gradient is
+/// computed first. A bucket is full once it has reached its size. A parameter is never cut; one that is
+/// larger than a bucket has a bucket to itself, or is the last in one.
 ///
 /// Returns the parameters' positions, bucket by bucket, in the order in which buckets are sent.
 pub fn assign_buckets(sizes: &[usize], limits: BucketSizes) -> Vec<Vec<usize>> {

@@ -1,4 +1,4 @@
-//! Whether all ranks train the same model.
+//! Checks that all ranks train the same model.
 
 use super::gradient::Gradient;
 use crate::group::process_group::ProcessGroup;

@@ -1,4 +1,4 @@
-//! How the gradients of a bucket become their average over the ranks.
+//! The averaging of a bucket's gradients over the ranks.
 
 use super::gradient::Gradient;
 use crate::group::process_group::ProcessGroup;
@@ -6,10 +6,11 @@ use crate::op::error::Result;
 use half::{bf16, f16};
 use rcomm_recorder::model::ReduceOp;
 
-/// Gradients that travel together.
+/// Gradients that are sent as one.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Bucket<T = f32> {
-    /// Which bucket it is: 0 is sent first. The same parameters are in it on every rank, in every step.
+    /// The number of the bucket; bucket 0 is sent first. The same parameters are in it on every rank, in
+    /// every step.
     pub index: usize,
     /// How many buckets there are.
     pub count: usize,
@@ -19,7 +20,7 @@ pub struct Bucket<T = f32> {
     pub gradients: Vec<T>,
 }
 
-/// A bucket under way: waits, and returns the averages in the bucket's order.
+/// The rest of a bucket's averaging: waits for it, and returns the averages in the bucket's order.
 pub type Averaging<T = f32> = Box<dyn FnOnce() -> Result<Vec<T>> + Send>;
 
 /// Averages buckets over the ranks.
@@ -29,14 +30,15 @@ pub type Averaging<T = f32> = Box<dyn FnOnce() -> Result<Vec<T>> + Send>;
 /// operations of the group, the same on all ranks, some of them in the [`Averaging`] it returns: these
 /// are called in order of buckets, after the last bucket was given.
 pub trait CommHook<T = f32>: Send {
-    /// Starts to average a bucket. Should not wait for peers: the caller computes the next gradients.
+    /// Starts to average a bucket. It should not wait for peers, since the caller computes the next
+    /// gradients.
     ///
     /// # Errors
-    /// End the step on this rank.
+    /// An error ends the step on this rank.
     fn start(&mut self, group: &ProcessGroup, bucket: Bucket<T>) -> Result<Averaging<T>>;
 }
 
-/// Averages as they are: one `all_reduce` for each bucket.
+/// Averages gradients in their own type, by one `all_reduce` for each bucket.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct AllReduceHook;
 
@@ -55,7 +57,7 @@ macro_rules! compress {
 
         impl<T: Gradient> CommHook<T> for $name {
             fn start(&mut self, group: &ProcessGroup, bucket: Bucket<T>) -> Result<Averaging<T>> {
-                // Divided first, so that the sum does not overflow the narrow type.
+                // The division comes first, so that the sum does not overflow the narrow type.
                 let part = 1.0 / group.size() as f32;
                 let narrow = |&gradient: &T| <$narrow>::from_f32(gradient.to_f32() * part);
                 let narrow: Vec<$narrow> = bucket.gradients.iter().map(narrow).collect();

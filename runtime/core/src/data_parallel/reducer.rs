@@ -9,10 +9,10 @@ use crate::op::error::{Error, ErrorKind, Result};
 use rcomm_recorder::model::ReduceOp;
 use std::fmt;
 
-/// What is done about parameters that get no gradient in a step.
+/// How parameters that get no gradient in a step are handled.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum UnusedParameters {
-    /// It is an error that names them: most often a mistake in the model.
+    /// The step fails with an error that names them: most often the model has a mistake.
     #[default]
     Refuse,
     /// A rank without a gradient counts as one with a gradient of zero, and a parameter that no rank
@@ -24,7 +24,7 @@ pub enum UnusedParameters {
 pub struct ReducerOptions<T = f32> {
     /// How large buckets are.
     pub buckets: BucketSizes,
-    /// What is done about parameters without a gradient.
+    /// How parameters without a gradient are handled.
     pub unused: UnusedParameters,
     /// How buckets are averaged; `None` = [`AllReduceHook`].
     pub hook: Option<Box<dyn CommHook<T>>>,
@@ -40,12 +40,12 @@ impl<T> Default for ReducerOptions<T> {
     }
 }
 
-/// Averages the gradients of a model over the ranks of a group, while others are still computed. They
-/// are of one type, `T`.
+/// Averages the gradients of a model over the ranks of a group, while others are still computed. All
+/// gradients are of one type, `T`.
 ///
-/// One step: [`ready`](Self::ready) once for each parameter, in any order, as its gradient is there;
-/// then [`finish`](Self::finish). All ranks make the same steps. To accumulate gradients over several
-/// backward passes, add them up first and call these for the last.
+/// One step: [`ready`](Self::ready) once for each parameter, in any order, as its gradient is there; then
+/// [`finish`](Self::finish). All ranks make the same steps. To accumulate gradients over several backward
+/// passes, add them up first, and call `ready` and `finish` in the last pass only.
 ///
 /// # Thread safety
 /// One thread at a time. Other operations on the group would mix with the reducer's: give it a group
@@ -76,7 +76,7 @@ impl<T: Gradient> Reducer<T> {
     /// A reducer for a model with these parameters. All ranks of the group call it.
     ///
     /// # Blocking
-    /// Until all ranks have come: they compare names and shapes.
+    /// Until all ranks have called, since names and shapes are compared.
     ///
     /// # Errors
     /// `Mismatch` names the rank and the first parameter that differs; `InvalidArgument` a shape that
@@ -132,7 +132,7 @@ impl<T: Gradient> Reducer<T> {
         &self.buckets
     }
 
-    /// Gives all ranks the values that the group's rank 0 has.
+    /// Copies the values of the group's rank 0 to all ranks.
     ///
     /// # Errors
     /// `InvalidArgument` if the values are not of the parameters' shapes.
@@ -154,10 +154,11 @@ impl<T: Gradient> Reducer<T> {
         check_values(&self.group, &self.parameters, values)
     }
 
-    /// The gradient of a parameter is there. Sends its bucket if that is full now and its turn.
+    /// Takes the gradient of a parameter. Sends the parameter's bucket if it is now full and all buckets
+    /// before it have been sent.
     ///
     /// # Blocking
-    /// Not for other ranks.
+    /// Does not wait for other ranks.
     ///
     /// # Errors
     /// `InvalidArgument` if there is no such parameter, it had its gradient in this step, or the length

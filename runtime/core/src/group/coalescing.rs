@@ -11,7 +11,7 @@ use crate::op::element::Element;
 use crate::op::error::{Error, ErrorKind, Result};
 use crate::op::{Op, Reduction};
 
-/// Takes the operations of one block. Sends and receives, or collectives, not both.
+/// Collects the operations of one block: either sends and receives, or collectives.
 #[derive(Debug, Default)]
 pub struct Coalescer<'a> {
     ops: Vec<Op<'a>>,
@@ -85,7 +85,7 @@ impl<'a> Coalescer<'a> {
 }
 
 impl ProcessGroup {
-    /// Runs what `fill` lists as one operation, over the caller's memory.
+    /// Runs the operations that `fill` adds as one operation, over the caller's memory.
     ///
     /// # Errors
     /// `InvalidArgument` if nothing is listed, or if the list mixes sends with collectives.

@@ -1,9 +1,9 @@
 //! The typed collectives of a group.
 //!
-//! Each comes twice: `all_reduce(&mut [T], ..)` works on the caller's memory and returns when the
-//! result is there; `all_reduce_async(Vec<T>, ..)` takes the memory, returns a [`Work`] at once, and
-//! `wait` returns the memory. Where a collective has inputs and outputs, the asynchronous form takes
-//! and returns both. Nothing is copied on the way. [`Op`] defines what each collective does.
+//! Each collective has two forms: `all_reduce(&mut [T], ..)` works on the caller's memory and returns when
+//! the result is there; `all_reduce_async(Vec<T>, ..)` takes the memory, returns a [`Work`] at once, and
+//! `wait` returns the memory. Where a collective has inputs and outputs, the asynchronous form takes and
+//! returns both. Nothing is copied on the way. [`Op`] defines what each collective does.
 //!
 //! In-place forms are those with one buffer. Where there is an input and an output, Rust's borrow
 //! checker ensures that they do not overlap.
@@ -187,7 +187,7 @@ impl ProcessGroup {
         })
     }
 
-    /// Returns when every rank has come.
+    /// Returns when every rank has called it.
     #[track_caller]
     pub fn barrier(&self) -> Result<()> {
         self.run(Op::Barrier)?;

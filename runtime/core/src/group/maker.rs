@@ -1,4 +1,4 @@
-//! [`GroupMaker`]: how a group has another one made of its members, by the world that it belongs to.
+//! [`GroupMaker`]: the interface by which a group asks its world to make another group of its members.
 
 use crate::backend::{Backend, GroupContext};
 use crate::group::process_group::{Group, ProcessGroup};
@@ -9,7 +9,7 @@ use rcomm_recorder::model::Rank;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// What makes groups, and holds what they agree through.
+/// Makes groups, and gives access to the store through which members agree.
 pub(crate) trait GroupMaker: Send + Sync {
     /// Makes a group of these ranks of the world.
     ///
@@ -32,11 +32,11 @@ pub(crate) trait GroupMaker: Send + Sync {
 /// Options of a new group.
 #[derive(Clone, Debug, Default)]
 pub struct GroupOptions {
-    /// What it is for (`dp`, `tp`, `pp`); what records and errors call it.
+    /// The purpose of the group (`dp`, `tp`, `pp`); records and errors show it.
     pub desc: String,
     /// How long its operations may take; `None` = as the world's.
     pub timeout: Option<Duration>,
-    /// Its backends, as [`Config::backend`](crate::Config::backend) has them; `None` = as the world's.
+    /// Its backends, in the form of [`Config::backend`](crate::Config::backend); `None` = as the world's.
     pub backend: Option<String>,
 }
 
@@ -50,7 +50,8 @@ impl GroupOptions {
     }
 }
 
-/// What a group is made from: a backend may have a cheaper way than connecting anew.
+/// The group that a new group is made from, if any: a backend may then have a cheaper way than connecting
+/// anew.
 #[derive(Clone, Copy)]
 pub(crate) enum Origin<'a> {
     /// Nothing.
@@ -62,7 +63,7 @@ pub(crate) enum Origin<'a> {
 }
 
 impl Origin<'_> {
-    /// The new group's backend, as the old one's makes it; `None` if it must be connected.
+    /// The new group's backend, made by the old group's; `None` if it must be connected anew.
     pub(crate) fn derive(
         self,
         name: &str,

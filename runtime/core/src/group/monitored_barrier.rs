@@ -14,7 +14,7 @@ use std::panic::Location;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Which of the ranks that do not come a monitored barrier names.
+/// Which of the ranks that do not arrive the error of a monitored barrier names.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum MissingRanks {
     /// The first in the order of ranks.
@@ -25,14 +25,14 @@ pub enum MissingRanks {
 }
 
 impl ProcessGroup {
-    /// A barrier in which rank 0 of the group waits for each member, and all learn which did not come.
+    /// A barrier in which rank 0 of the group waits for each member and publishes which did not arrive.
     ///
-    /// Goes through the store, so it works where the backend hangs; slower than
-    /// [`barrier`](Self::barrier) by far. A failed one leaves the group usable.
+    /// It goes through the store, so it works where the backend hangs; it is far slower than
+    /// [`barrier`](Self::barrier). The group stays usable after it has failed.
     ///
     /// # Blocking
-    /// Until all have come, or the handle's time-out has passed; a little longer on other ranks than 0,
-    /// which wait for its verdict.
+    /// Until all members have arrived, or the handle's time-out has passed. Ranks other than 0 may wait up to
+    /// 5 s longer, for the result from rank 0.
     ///
     /// # Errors
     /// `Timeout` names the ranks, by their numbers in the world; `Aborted` if the group is aborted
@@ -47,8 +47,8 @@ impl ProcessGroup {
     /// As [`monitored_barrier`](Self::monitored_barrier), at once. Some ranks may call this one and others
     /// the other.
     ///
-    /// This rank has come when the operations on objects and windows that were issued before have ended;
-    /// the time-out counts from the call.
+    /// This rank arrives when the operations on objects and windows that it issued before have ended; the
+    /// time-out counts from the call.
     #[track_caller]
     pub fn monitored_barrier_async(&self, missing: MissingRanks) -> Result<Work<()>> {
         let monitored = self.monitored(missing)?;
@@ -96,8 +96,8 @@ impl ProcessGroup {
             .filter(|rank| !excluding.contains(rank))
             .collect();
         let store = self.notes()?;
-        // A call that failed may be followed by one with another list: the first calls of all members
-        // belong together, and so on.
+        // A call that failed may be followed by one with another list. So calls are matched by their number:
+        // the first calls of all members belong together, then the second, and so on.
         let round = store.add(&format!("shrink/calls/{own}"), 1)?;
         let wanted = format!("{excluding:?}");
         let list = format!("shrink/{round}/list");
@@ -124,18 +124,18 @@ impl ProcessGroup {
         maker.new_group(&left, options, Origin::Shrink(&self.group))
     }
 
-    /// Finds out which members do not come within this time, after the group has failed: all members
-    /// that still run call it, and get the same answer.
+    /// Finds out which members do not call this within this time, after the group has failed. All members
+    /// that still run call it, and all get the same list.
     ///
-    /// Goes through the store. The first member whose wait runs out publishes the absent ranks, and its
-    /// list holds for all; so `within` must cover the time that the slowest member takes to notice the
+    /// It goes through the store. The first member whose wait runs out publishes the absent ranks, and all
+    /// members return its list; so `within` must cover the time that the slowest member takes to notice the
     /// failure.
     ///
     /// # Blocking
-    /// Until all have come, until a member has published the absent ranks, or for this long.
+    /// Until all members have called, until a member has published the absent ranks, or for this long.
     ///
     /// # Errors
-    /// `PeerLost` if the others have gone on without the caller.
+    /// `PeerLost` if the published list contains the caller.
     pub fn find_absent(&self, within: Duration) -> Result<Vec<Rank>> {
         let store = self.notes()?;
         let own = self.ranks()[self.rank() as usize];
@@ -167,7 +167,7 @@ impl ProcessGroup {
             }
         }
         let list: Vec<String> = absent.iter().map(Rank::to_string).collect();
-        // In brackets, since an empty value counts as none.
+        // The list is in brackets, since the store takes an empty value for none.
         let list = format!("[{}]", list.join(","));
         // The first verdict counts; a later finding is dropped.
         let agreed = store.compare_set(&verdict, b"", list.as_bytes())?;
@@ -201,7 +201,7 @@ const MONITORED_BARRIER: Noted<'static> = Noted {
     end: End::Own,
 };
 
-/// How long the others wait for the verdict of rank 0 after their time-out has passed.
+/// How long the other ranks wait for the result from rank 0 after their time-out has passed.
 const VERDICT_TIME: Duration = Duration::from_secs(5);
 /// How often a waiting rank checks whether the group was aborted.
 const LOOK: Duration = Duration::from_millis(250);
@@ -231,7 +231,7 @@ impl MonitoredBarrier {
         Err(error.sparing_group())
     }
 
-    /// Waits for the other ranks and publishes which of them are absent.
+    /// Waits for the other ranks and publishes which of them are absent. Runs on rank 0.
     fn ask(&self, share: &Share) -> Result<String> {
         let here: Vec<String> = (1..self.ranks.len())
             .map(|rank| key(share, &rank.to_string()))
@@ -260,7 +260,7 @@ impl MonitoredBarrier {
         Ok(verdict)
     }
 
-    /// Announces this rank, then waits for the verdict.
+    /// Announces this rank, then waits for the result from rank 0.
     fn answer(&self, share: &Share) -> Result<String> {
         let verdict = key(share, VERDICT);
         let here = key(share, &self.rank.to_string());
@@ -275,7 +275,7 @@ impl MonitoredBarrier {
         self.hear(share, &verdict).map_err(Error::sparing_group)
     }
 
-    /// Reads the verdict; the last rank to read it deletes it.
+    /// Reads the result; the last rank to read it deletes it.
     fn hear(&self, share: &Share, verdict: &str) -> Result<String> {
         let names = self.store.get(verdict, LOOK)?;
         let heard = key(share, "heard");

@@ -10,15 +10,15 @@ use crate::op::element::Element;
 use crate::op::error::{Error, ErrorKind, Result};
 
 impl ProcessGroup {
-    /// Sends `buffer` to `peer` under a tag: it meets a receive with the same tag.
+    /// Sends `buffer` to `peer` under a tag: it matches a receive with the same tag.
     ///
     /// # Blocking
-    /// Until the memory may be used again; small messages may then still be on their way.
+    /// Until the memory may be used again; small messages may not have arrived then.
     ///
     /// # Errors
-    /// `Mismatch` if the receiver expects another type or length. If the message was already on its way
-    /// (in host memory, up to 64 KiB), the group's next operation on this rank fails instead, with an
-    /// error that reports this mismatch.
+    /// `Mismatch` if the receiver expects another type or length. If the message was already sent (in host
+    /// memory, up to 64 KiB), the group's next operation on this rank fails instead, with an error that
+    /// reports this mismatch.
     #[track_caller]
     pub fn send<T: Element>(&self, buffer: &[T], peer: u32, tag: u32) -> Result<()> {
         let buffer = Buffer::from_slice(buffer);

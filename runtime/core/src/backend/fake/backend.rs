@@ -87,7 +87,7 @@ impl Pending for Ticket {
 }
 
 impl FakeBackend {
-    /// The name by which a configuration asks for it.
+    /// The backend's name in a configuration.
     pub const NAME: &'static str = "fake";
 
     fn fault_at(&self, state: &FabricState, seq: u64) -> Option<FakeFaultKind> {
@@ -117,7 +117,7 @@ impl FakeBackend {
         }
     }
 
-    /// Looks for the other half of each message.
+    /// Matches each send or receive with its other half.
     fn post(&self, state: &mut FabricState, ticket: &Arc<Ticket>, parts: usize) {
         let meeting = state.groups.entry(self.group.wire_id).or_default();
         let owner = self.group.group_rank;
@@ -193,7 +193,7 @@ impl Backend for FakeBackend {
             self.fault_at(&state, call.seq)
         };
         match fault {
-            // Only its caller holds the ticket: the other ranks never meet it.
+            // Only the caller holds the ticket: the operation is not matched with those of the other ranks.
             Some(FakeFaultKind::Stall) => return Ok(ticket),
             Some(FakeFaultKind::Skip) => {
                 ticket.end(Progress::Completed(Done::default()));
@@ -290,7 +290,7 @@ fn ends_of(state: &TicketState, part: usize) -> Ends {
     } else {
         op
     };
-    // What is no message is never in the mail, and meets nothing.
+    // An operation that is no message is never in `mail` and matches none.
     let peer = op.map_or(Peer::Rank(u32::MAX), Op::peer);
     Ends {
         is_send: op.is_none_or(|op| op.op_type() != OpType::Recv),

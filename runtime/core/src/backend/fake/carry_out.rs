@@ -65,10 +65,10 @@ fn run_all(ops: &mut [Op<'static>], ranks: &[Rank]) -> Result<()> {
     })
 }
 
-/// What members must agree on, apart from sizes that may differ.
+/// The properties that must be equal on all members; sizes that may differ are left out.
 fn comparable(op: &Op<'_>) -> (OpType, Option<u32>, Option<ReduceOp>, Option<String>) {
     let kind = op.op_type();
-    // The root alone has the list of all parts.
+    // Only the root has the list of all parts.
     let is_listed_once = matches!(kind.pattern(), Pattern::Gather | Pattern::Scatter);
     let even = kind.parts() == Parts::Equal && !is_listed_once;
     let shapes = |buffers: &[Buffer<'_>]| -> Vec<_> {
@@ -132,7 +132,7 @@ fn part(bytes: &[u8], at: usize, parts: usize) -> &[u8] {
     &bytes[at * len..(at + 1) * len]
 }
 
-/// Moves and combines what the ranks have given; all are of one kind.
+/// Moves and combines the data of the ranks' operations, which are all of one kind.
 fn move_bytes(ops: &mut [Op<'static>]) -> Result<()> {
     let size = ops.len();
     let reductions: Vec<Reduction> = ops.iter().filter_map(Op::reduction).collect();

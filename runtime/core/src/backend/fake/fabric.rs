@@ -29,7 +29,7 @@ pub enum FakeFaultKind {
     Stall,
     /// Its operation succeeds at once, and the others wait for it.
     Skip,
-    /// It presents another operation to the others than the one it was given.
+    /// The other ranks see another operation than the one that was issued.
     Lie,
 }
 
@@ -52,7 +52,7 @@ pub(super) struct Meeting {
     pub(super) turns: BTreeMap<u64, Vec<Option<Arc<Ticket>>>>,
     /// Sends and receives that wait for their other half, in order of issue.
     pub(super) mail: Vec<Message>,
-    /// Why a member no longer takes part, by group rank.
+    /// The error with which each member left, by group rank.
     pub(super) left: HashMap<u32, Error>,
 }
 

@@ -1,14 +1,14 @@
 //! [`Wrapper`]: before each collective, all ranks compare over a side group what they are about to do.
 //!
-//! The side group is a backend of its own with the same members. It carries one small `all_gather` for
-//! each collective; only when all statements are equal does the collective reach the backend that
-//! is wrapped. So ranks that disagree all get an error that names those that differ and what each of
-//! them issued, whatever the wrapped backend would have made of it; and a rank that does not come is
-//! named before anything has been started. This costs a round of messages for each collective: it is
-//! for finding errors, and off unless asked for
-//! ([`Config::debug`](crate::Config::debug), [`Config::nan_check`](crate::Config::nan_check)).
+//! The side group is a backend of its own with the same members. It runs one small `all_gather` for each
+//! collective; only if all statements are equal is the collective passed to the wrapped backend. So if ranks
+//! disagree, all of them get an error that names those that differ and what each of them issued, whatever the
+//! wrapped backend would have done; and the error for a rank that does not arrive names it before the
+//! collective has started. This costs a round of messages for each collective: the wrapper is for finding
+//! errors, and off unless it is configured ([`Config::debug`](crate::Config::debug),
+//! [`Config::nan_check`](crate::Config::nan_check)).
 //!
-//! Sends and receives pass through: only two ranks issue them. What is compared is in `statement`.
+//! Sends and receives are not compared: only two ranks issue them. `statement` defines what is compared.
 
 mod nan;
 mod statement;
@@ -27,7 +27,7 @@ use statement::{STATEMENT_LEN, Statement, compare};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-/// Compares what ranks issue before it passes that to the wrapped backend.
+/// Compares what ranks issue, and then passes it to the wrapped backend.
 pub struct Wrapper {
     inner: Arc<dyn Backend>,
     side: Arc<dyn Backend>,
@@ -194,7 +194,7 @@ impl Backend for Wrapper {
     }
 }
 
-/// An issued collective: compared first, then with the wrapped backend.
+/// An issued collective: first in the comparison, then in the wrapped backend.
 struct Checked {
     stage: Mutex<Stage>,
     moved: Condvar,
@@ -206,14 +206,14 @@ struct Checked {
 }
 
 enum Stage {
-    /// The ranks compare; `side` is there once it was issued.
+    /// The comparison runs; `side` is `Some` once it was issued.
     Comparing {
         op: Op<'static>,
         side: Option<Arc<dyn Pending>>,
     },
-    /// On its way to the wrapped backend.
+    /// The operation is being passed to the wrapped backend.
     Passing,
-    /// With the wrapped backend.
+    /// The wrapped backend has the operation.
     Passed(Arc<dyn Pending>),
     /// Refused; holds the operation until it is reclaimed.
     Refused(Error, Option<Op<'static>>),
@@ -224,8 +224,8 @@ impl Checked {
         self.stage.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Passes the operation on if the comparison has ended. The side group ends them in order of
-    /// turns, so that is the order in which they are passed on.
+    /// Passes the operation on if the comparison has ended. The side group ends comparisons in the order of
+    /// turns, so operations are passed on in that order.
     fn look(&self) {
         let mut stage = self.lock();
         let Stage::Comparing {
@@ -298,7 +298,7 @@ impl Pending for Checked {
                 return Progress::Queued;
             }
             if let Some(side) = side {
-                // A backend that does not call its observer is waited for by `Pending::wait`.
+                // A backend that does not call its observer is waited for by `Pending::wait`, here and below.
                 side.wait(deadline);
                 self.look();
             }

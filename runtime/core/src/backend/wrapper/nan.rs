@@ -1,4 +1,4 @@
-//! Looks for NaNs in what an operation reads.
+//! Looks for NaNs in the buffers that an operation reads.
 
 use crate::backend::Backend;
 use crate::op::Op;
@@ -9,7 +9,8 @@ use half::{bf16, f16};
 use num_complex::Complex;
 use rcomm_recorder::model::DType;
 
-/// Where the first NaN is: which input, which element. In memory of a device `backend` looks for it.
+/// The position of the first NaN: the number of the input, and of the element. `backend` looks for it in
+/// memory of a device.
 pub(super) fn find(op: &Op<'_>, backend: &dyn Backend) -> Option<(u32, u64)> {
     if let Op::Coalesced(ops) = op {
         return ops.iter().find_map(|op| find(op, backend));

@@ -1,4 +1,5 @@
-//! What a rank states about a collective before it runs, and how all ranks' statements are compared.
+//! A rank's statement: its description of a collective before that runs, and the comparison of all ranks'
+//! statements.
 
 #![deny(clippy::wildcard_enum_match_arm)]
 
@@ -13,13 +14,13 @@ pub(super) const STATEMENT_LEN: usize = 512;
 const HEAD: usize = 24;
 /// The most ranks that an error names; it counts the rest.
 const NAMED: usize = 8;
-/// In place of an input without a NaN.
+/// The value in a statement for "no NaN".
 const NONE: u32 = u32::MAX;
 
 /// One rank's view of one collective, as text that is equal on ranks that agree.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Statement {
-    /// Of the whole text, of which the wire may carry the beginning only.
+    /// Hash of the whole text; a message may hold only the beginning of the text.
     hash: u64,
     nan: Option<(u32, u64)>,
     text: String,
@@ -65,7 +66,8 @@ impl Statement {
     }
 }
 
-/// What all members must agree on. Sizes that may differ from rank to rank are left out.
+/// The properties that must be equal on all members, as text. Sizes that may differ from rank to rank are
+/// left out.
 fn describe(op: &Op<'_>) -> String {
     let kind = op.op_type();
     let reduction = match op.reduction().map(|reduction| reduction.op) {
@@ -122,7 +124,7 @@ fn agreed_buffers(op: &Op<'_>) -> String {
 
 /// Fails, with the same message on all ranks, unless all statements are equal and without a NaN.
 ///
-/// `said` holds the statements of the group's ranks, one after the other; `ranks` are their ranks in the
+/// `said` holds the statements of the group's ranks, one after the other; `ranks` holds their ranks in the
 /// world.
 pub(super) fn compare(said: &[u8], ranks: &[Rank]) -> Result<()> {
     let mut camps: Vec<(Statement, Vec<Rank>)> = Vec::new();
@@ -159,7 +161,8 @@ pub(super) fn compare(said: &[u8], ranks: &[Rank]) -> Result<()> {
     }
 }
 
-/// The majority is presumed right; of camps of equal size, that of the lowest rank.
+/// The largest set of equal statements is presumed right; of sets of equal size, the one with the lowest
+/// rank.
 fn disagreement(mut camps: Vec<(Statement, Vec<Rank>)>) -> Error {
     let mut largest = 0;
     for at in 1..camps.len() {
@@ -412,7 +415,7 @@ mod tests {
     proptest! {
         #[test]
         fn any_bytes_are_a_statement_or_an_error(bytes in proptest::collection::vec(any::<u8>(), 2 * STATEMENT_LEN)) {
-            // The result does not matter, only that there is one.
+            // Any result is accepted: the call must not panic.
             let _ = compare(&bytes, &[0, 1]);
         }
     }

@@ -1,4 +1,4 @@
-//! What each launcher puts into the environment; the table is at the head of [`rendezvous`](super).
+//! The environment variables of each launcher; the table is at the head of [`rendezvous`](super).
 
 use super::{Launcher, Rendezvous, refused};
 use crate::op::error::Result;
@@ -38,7 +38,7 @@ fn largest<T>() -> u64 {
     u64::MAX >> (64 - 8 * size_of::<T>())
 }
 
-/// The variables in which one launcher passes its facts.
+/// The names of one launcher's variables.
 struct Dialect {
     launcher: Launcher,
     rank: &'static str,
@@ -92,7 +92,7 @@ pub(super) fn names_of(launcher: Launcher) -> (&'static str, &'static str) {
 }
 
 impl Rendezvous {
-    /// Reads the launcher's variables by `lookup` (`std::env::var(name).ok()`, for example).
+    /// Reads the launcher's variables through `lookup` (`std::env::var(name).ok()`, for example).
     ///
     /// # Errors
     /// [`ErrorKind::Rendezvous`](crate::ErrorKind::Rendezvous) names the variable that is missing or wrong, and what was expected.

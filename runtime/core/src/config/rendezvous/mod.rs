@@ -14,10 +14,10 @@
 //! | job | `TORCHELASTIC_RUN_ID` | `PMIX_NAMESPACE`, `OMPI_MCA_ess_base_jobid` | | `SLURM_JOB_ID`, `SLURM_STEP_ID` |
 //! | attempt | `TORCHELASTIC_RESTART_COUNT` | | | `SLURM_RESTART_COUNT` |
 //!
-//! They are tried in this order, and the first that sets a rank counts: `mpirun` inside a Slurm
-//! allocation is Open MPI. `MASTER_ADDR` and `MASTER_PORT` count under every launcher. Where they are
-//! missing: a job whose ranks are all on one host meets on `127.0.0.1`, a Slurm step on the first host
-//! of its node list, and the port is derived from the job's id (20000 to 29999).
+//! The launchers are tried in this order, and the first that sets a rank is used: `mpirun` inside a Slurm
+//! allocation is Open MPI. `MASTER_ADDR` and `MASTER_PORT` are read under every launcher. Where they are
+//! missing: a job whose ranks are all on one host meets on `127.0.0.1`, a Slurm step on the first host of its
+//! node list, and the port is derived from the job's id (20000 to 29999).
 
 #![forbid(unsafe_code)]
 
@@ -32,8 +32,8 @@ use rcomm_recorder::model::Rank;
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
-/// The key below `rcomm/<attempt>` that says whether all ranks have come: `yes` and rank 0's settings, or why the job
-/// cannot start. It is set once.
+/// The key below `rcomm/<attempt>` that holds the result of the rendezvous: `yes` and rank 0's settings if
+/// all ranks have come, or why the job cannot start. It is set once.
 pub(crate) const ALL_HERE: &str = "all here";
 
 /// The launcher that gave this process its rank.
@@ -82,7 +82,7 @@ fn refused(message: String) -> Error {
 }
 
 impl Rendezvous {
-    /// A place that the program gives itself, without a local rank.
+    /// A place that the program gives, without a local rank.
     ///
     /// # Errors
     /// [`ErrorKind::Rendezvous`] if the rank is not less than the world size or the port is 0.
@@ -275,8 +275,8 @@ impl Rendezvous {
                 "rank {} was given a world size of {}, another rank of job {job:?} one of {size}",
                 self.rank, self.world_size
             );
-            // The others would wait for this rank: publish the refusal to them, unless
-            // a result is published already.
+            // The other ranks would wait for this rank: publish the refusal to them, unless a result is
+            // already published.
             if size.parse().is_ok_and(|size: u32| self.rank < size) {
                 let waited_for = format!("rcomm/{}/{ALL_HERE}", self.attempt);
                 store.compare_set(&waited_for, b"", told.as_bytes())?;
@@ -293,11 +293,11 @@ impl Rendezvous {
     }
 }
 
-/// What a rank leaves in the store when it checks in.
+/// The keys that a rank writes to the store when it checks in.
 pub(crate) struct NameToLeave {
     job: String,
     rank: String,
-    /// Written under `job` if that key is absent.
+    /// The value to write under `job` if that key is absent.
     held: String,
 }
 
@@ -355,7 +355,7 @@ mod tests {
             again.to_string(),
             "rank 3 of job \"train\" was started 2 times"
         );
-        // The next attempt starts afresh, also where the launcher's store lives on.
+        // The next attempt uses keys of its own, also where the launcher's store outlives the attempt.
         let restarted = Rendezvous {
             attempt: 3,
             ..place

@@ -160,7 +160,7 @@ impl ProcessGroup {
         }
     }
 
-    /// The same, if there is such a root.
+    /// As `place`, but checks that `root` is a rank of the group.
     fn place_with(&self, root: u32) -> Result<Place> {
         let buffer = Buffer::from_vec(vec![0u8]);
         Op::Broadcast { buffer, root }
@@ -183,7 +183,7 @@ impl Place {
     }
 }
 
-/// Lengths, then values.
+/// How an operation on objects is recorded: two collectives, of the lengths and of the values.
 fn noted(op: OpType) -> Noted<'static> {
     Noted {
         op,

@@ -1,4 +1,4 @@
-//! Values as bytes, and what is refused of them.
+//! Values as bytes, and the checks of their lengths.
 
 use crate::op::error::{Error, ErrorKind, Result};
 use serde::Serialize;
@@ -7,10 +7,10 @@ use serde::de::DeserializeOwned;
 /// The most bytes of one value, written as JSON.
 pub const MAX_OBJECT_BYTES: usize = 64 << 20;
 
-/// Sent in place of a length by a rank that could not write its value.
+/// The length that a rank sends if it could not serialise its value.
 pub(super) const UNWRITABLE: u64 = u64::MAX;
 
-/// Refuses, on every rank alike, what is too long or was not written.
+/// Refuses, on every rank alike, a value that is too long or could not be serialised.
 pub(super) fn check_lengths(lens: &[u64], owner: impl Fn(u32) -> u32) -> Result<()> {
     for (rank, &len) in (0u32..).zip(lens) {
         let owner = owner(rank);
@@ -44,7 +44,7 @@ pub(super) fn decode_all<T: DeserializeOwned>(parts: &[Vec<u8>]) -> Result<Vec<T
     parts.map(|(rank, part)| decode(part, rank)).collect()
 }
 
-/// The value as JSON; empty, which no value is, if it cannot be written.
+/// The value as JSON. Empty if it cannot be serialised; the JSON of a value is never empty.
 pub(super) fn encode<T: Serialize>(object: &T) -> Vec<u8> {
     serde_json::to_vec(object).unwrap_or_default()
 }

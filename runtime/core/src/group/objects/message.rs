@@ -17,7 +17,7 @@ impl ProcessGroup {
     /// Sends a value to `peer`, which receives it with [`recv_object`](Self::recv_object).
     ///
     /// # Blocking
-    /// Until it is on its way, or received if it is long.
+    /// Until the value is sent, or until it is received if it is long.
     ///
     /// # Errors
     /// `InvalidArgument` if the value is too long or cannot be written; the receiver gets an error too.
@@ -53,7 +53,7 @@ impl ProcessGroup {
     /// Receives a value from `peer`.
     ///
     /// # Blocking
-    /// Until it has come, and those before it of the same peer and tag.
+    /// Until the value has arrived, and those before it from the same peer with the same tag.
     ///
     /// # Errors
     /// `InvalidArgument` if the sender could not write it or it is too long; `Mismatch` if it cannot be
@@ -66,8 +66,9 @@ impl ProcessGroup {
 
     /// As [`recv_object`](Self::recv_object), at once; the value comes with the [`Work`].
     ///
-    /// Any number may be under way, and they get the values in the order of the calls. Until they have
-    /// ended nothing else may be received from this peer under this tag: an object is two messages.
+    /// Any number of receives may be under way; they get the values in the order of the calls. Until they
+    /// have ended, nothing else may be received from this peer under this tag, since an object is two
+    /// messages.
     #[track_caller]
     pub fn recv_object_async<T>(&self, peer: u32, tag: u32) -> Result<Work<T>>
     where

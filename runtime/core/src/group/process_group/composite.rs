@@ -33,7 +33,7 @@ pub(crate) struct Noted<'a> {
     pub(crate) op: OpType,
     /// What carries it.
     pub(crate) backend: &'a str,
-    /// The other end; `Peer::None` of what all members do together.
+    /// The other end; `Peer::None` for what all members do together.
     pub(crate) peer: Peer,
     pub(crate) tensor: Option<Tensor<'a>>,
     pub(crate) parts: Parts,
@@ -51,12 +51,13 @@ pub(crate) enum Parts {
     Collectives(u64),
 }
 
-/// What ends an operation in time.
+/// What ends an operation at its deadline.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum End {
     /// The watchdog, and its group with it.
     Watched,
-    /// Itself: it checks the deadline and its group, and waits only for what does so too.
+    /// The operation itself: it checks the deadline and the state of its group, and waits only for operations
+    /// that do so too.
     Own,
 }
 
@@ -91,7 +92,7 @@ impl Share {
         self.timeout
     }
 
-    /// When that will have passed since it was issued.
+    /// The moment at which that time has passed since the operation was issued.
     pub(crate) fn due(&self) -> Instant {
         self.due
     }
@@ -161,7 +162,7 @@ impl Share {
     }
 }
 
-/// Collectives of an operation that has its own record need none.
+/// The observer of collectives whose operation has its own record: they need none.
 struct Silent;
 
 impl Observer for Silent {
@@ -171,7 +172,7 @@ impl Observer for Silent {
 }
 
 impl Group {
-    /// Gives a number and a record to an operation, and reserves its collectives' turns.
+    /// Gives the operation a number and a record, and reserves the turns of its collectives.
     pub(crate) fn note(
         self: &Arc<Self>,
         noted: &Noted<'_>,
@@ -251,14 +252,14 @@ impl Group {
         Ok((op_info, Tickets { members, own }, share))
     }
 
-    /// The turn of a collective is over.
+    /// Counts the turn of a collective as ended.
     fn note_turn(&self) {
         self.ended.fetch_add(1, Ordering::Release);
     }
 }
 
 impl ProcessGroup {
-    /// Numbers and records what `body` does, and settles its error as an operation's.
+    /// Numbers and records `body` as an operation, runs it, and settles its error.
     pub(crate) fn carry_out<R>(
         &self,
         noted: &Noted<'_>,
@@ -283,7 +284,7 @@ impl ProcessGroup {
         result
     }
 
-    /// Numbers and records an operation that ends by itself, and has it watched.
+    /// Numbers and records an operation that ends by itself, and adds it to the watchdog's list.
     pub(crate) fn watch_over(
         &self,
         noted: &Noted<'_>,
@@ -298,8 +299,8 @@ impl ProcessGroup {
         Ok(Work::pending_job(in_flight, || Some(())))
     }
 
-    /// As [`carry_out`](Self::carry_out), at once: `body` runs on the group's own thread, after all that
-    /// were set aside before it.
+    /// As [`carry_out`](Self::carry_out), but returns at once: `body` runs on the group's own thread, after
+    /// all that were queued there before it.
     pub(crate) fn set_aside<R: Send + 'static>(
         &self,
         noted: &Noted<'_>,
@@ -329,8 +330,8 @@ impl ProcessGroup {
         }))
     }
 
-    /// Starts an operation that is made of messages, `first` and what `then` makes of each, and waits for
-    /// none of them. In `queue` it comes after those that were started before it.
+    /// Starts an operation that is made of messages: `first`, and those that `then` returns after each. Waits
+    /// for none of them. In `queue` the operation comes after those that were started before it.
     pub(crate) fn issue_in_steps<R: Send + 'static>(
         &self,
         noted: &Noted<'_>,
@@ -342,7 +343,7 @@ impl ProcessGroup {
         let group = &self.group;
         group.sequencer().start(group.label())?;
         let (op_info, tickets, mut share) = group.note(noted, self.options(), site)?;
-        // As above.
+        // As in `set_aside`: the watchdog ends the operation, and the deadline only if the watchdog cannot.
         share.deadline = Deadline::At(share.due + group.patience());
         let in_flight = InFlightOp::new(group.clone(), op_info, tickets);
         let steps = Steps::new(share, &in_flight, queue, first, then);

@@ -1,4 +1,5 @@
-//! What the handles of a group share, and how a group ends: by a failure, an abort, or a shutdown.
+//! The state that the handles of a group share, and the end of a group: by a failure, an abort, or a
+//! shutdown.
 
 use super::issue::Issue;
 use super::steps::StepSequencer;
@@ -24,7 +25,7 @@ pub(crate) struct Lane {
     pub(crate) backend: Arc<dyn Backend>,
 }
 
-/// Which operation a group failed in, and with what.
+/// The operation in which a group failed, and its error.
 struct Verdict {
     record_id: Option<u64>,
     error: Error,
@@ -48,15 +49,15 @@ pub(crate) struct Group {
     worker: Worker,
     sequencer: StepSequencer,
     pub(super) running: Running,
-    /// Its end is in the record.
+    /// Whether the ring holds the end of the group.
     end_recorded: AtomicBool,
-    /// Why it takes nothing more; set once.
+    /// The error that refuses later operations; set once.
     closed: OnceLock<Error>,
     verdict: Mutex<Option<Verdict>>,
     judged: Condvar,
 }
 
-/// What a group is made from.
+/// The parts that a group is made from.
 pub(crate) struct GroupParts {
     pub(crate) info: ProcessGroupInfo,
     pub(crate) group_rank: u32,
@@ -118,7 +119,7 @@ impl Group {
         &self.watch
     }
 
-    /// What made the group, and makes others of it.
+    /// The world that made the group and makes further ones.
     ///
     /// # Errors
     /// `Closed` once the world was shut down.
@@ -139,7 +140,7 @@ impl Group {
         self.recorder.set_group_timeout(self.handle, timeout);
     }
 
-    /// Why it has failed or was aborted, if so.
+    /// The error with which the group has failed or was aborted, if so.
     pub(crate) fn judgement(&self) -> Option<Error> {
         let verdict = self.verdict.lock().unwrap_or_else(PoisonError::into_inner);
         verdict.as_ref().map(|verdict| verdict.error.clone())
@@ -195,7 +196,8 @@ impl Group {
     /// The error that a failed operation's caller gets, after the group has been cleaned up.
     ///
     /// # Blocking
-    /// Waits for the watchdog to make the dump, ask the others and abort; for `patience` at most.
+    /// Waits for the watchdog to make the dump, read the other ranks' status and abort; for `patience` at
+    /// most.
     pub(crate) fn settle_error(&self, op_info: &OpInfo, error: Error) -> Error {
         if error.is_recoverable() {
             self.record_failure(Some(op_info), &error);
@@ -224,7 +226,7 @@ impl Group {
     }
 
     fn record_failure(&self, op_info: Option<&OpInfo>, error: &Error) {
-        // A group that is closed in order, and an argument that is refused before anything is sent.
+        // No fault: the group was closed in order, or an argument was refused before anything was sent.
         let is_none = matches!(
             error.kind(),
             ErrorKind::Closed | ErrorKind::InvalidArgument | ErrorKind::Unsupported
@@ -308,7 +310,7 @@ impl WatchedGroup for Group {
 
     fn close(&self, op_info: Option<&OpInfo>, error: Error) {
         self.record_end(op_info, &error);
-        // The first reason is the one that counts.
+        // Only the first reason is kept.
         let _ = self.closed.set(error.clone());
         let mut verdict = self.verdict.lock().unwrap_or_else(PoisonError::into_inner);
         verdict.get_or_insert_with(|| Verdict {
@@ -329,7 +331,7 @@ impl WatchedGroup for Group {
         if self.closed.set(closed).is_err() {
             return Ok(());
         }
-        // An operation issued after this sees the closed group; one that holds the lock is waited for.
+        // Waits for an operation that holds the lock; one that is issued after this sees the closed group.
         drop(self.lock());
         let deadline = deadline.started();
         if !self.worker.drain(deadline) || !self.sequencer.drain(deadline) {

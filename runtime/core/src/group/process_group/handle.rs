@@ -1,4 +1,4 @@
-//! [`ProcessGroup`]: a program's handle on a group.
+//! [`ProcessGroup`]: a program's handle to a group.
 
 use super::group::Group;
 use super::issue::CallOptions;
@@ -33,15 +33,15 @@ use std::time::Duration;
 ///
 /// # Thread safety
 /// Any thread may issue. Operations of one group happen in the order of issue, so threads that issue
-/// collectives must agree on one on all ranks.
+/// collectives must agree on one order, the same on all ranks.
 #[derive(Clone)]
 pub struct ProcessGroup {
     pub(crate) group: Arc<Group>,
     /// The time-out of this handle's calls, in place of the group's.
     timeout: Option<Duration>,
-    /// Passed to the backend with this handle's calls.
+    /// Hints passed to the backend with this handle's calls.
     hints: Hints,
-    /// Recorded for this handle's calls, in place of the caller's line in Rust.
+    /// Call site recorded for this handle's calls, in place of the caller's line in Rust.
     site: Option<CallSite>,
 }
 
@@ -96,7 +96,7 @@ impl ProcessGroup {
         lane.map(|lane| &lane.backend)
     }
 
-    /// How far the group has come on this rank. Takes no lock.
+    /// The group's progress on this rank. Takes no lock.
     pub fn status(&self) -> ProcessGroupStatus {
         self.group.status()
     }
@@ -111,9 +111,9 @@ impl ProcessGroup {
         self.group.set_timeout(timeout);
     }
 
-    /// Gives the operations issued from now on this much more time, until the first collective among
-    /// them has ended: for a step that is known to be slow, such as the first one. Adds up. Comes on
-    /// top of the time-out of the group or call, on this rank.
+    /// Adds this much time to the time-out of operations issued from now on, until the first collective among
+    /// them has ended: for a step that is known to be slow, such as the first one. Several calls add up. The
+    /// time comes on top of the time-out of the group or call, on this rank only.
     pub fn extend_timeout(&self, extra: Duration) {
         self.group.extend_timeout(extra);
     }
@@ -144,8 +144,8 @@ impl ProcessGroup {
         }
     }
 
-    /// The same group, with this place recorded for what is called through the returned handle: for
-    /// callers in other languages, whose line Rust does not know.
+    /// The same group, with this place recorded for what is called through the returned handle: for callers
+    /// in other languages, whose source line Rust cannot determine.
     ///
     /// `site` is one that this world's recorder interned
     /// ([`intern_call_site`](rcomm_recorder::record::FlightRecorder::intern_call_site)).
@@ -166,7 +166,7 @@ impl ProcessGroup {
         }
     }
 
-    /// Why the group takes no more operations, if so.
+    /// The error that refuses further operations, if the group takes no more.
     pub fn refusal(&self) -> Option<&Error> {
         self.group.refusal()
     }

@@ -27,12 +27,12 @@ use std::time::Duration;
 pub(crate) struct CallOptions<'a> {
     pub(crate) timeout: Duration,
     pub(crate) hints: &'a Hints,
-    /// The place in the program that calls, where it is not the one in Rust.
+    /// The call site, where it is not the caller's line in Rust.
     pub(crate) site: Option<CallSite>,
 }
 
 impl CallOptions<'_> {
-    /// The place in the program that calls; `here` unless the handle names another.
+    /// The call site: `here` unless the handle has another one.
     #[inline]
     pub(crate) fn site(&self, here: &'static Location<'static>) -> CallSite {
         self.site.unwrap_or(CallSite::Location(here))
@@ -61,7 +61,7 @@ struct Admitted {
     turn: u64,
 }
 
-/// What is counted under the issue lock.
+/// The counters that the issue lock protects.
 #[derive(Default)]
 pub(super) struct Issue {
     // invariant 2: no other counter gives sequence numbers.
@@ -76,16 +76,17 @@ pub(super) struct Issue {
     splits: [Vec<u64>; 2],
 }
 
-/// More time for the next operations, until the first collective among them has ended.
+/// Additional time for the next operations, until the first collective among them has ended.
 #[derive(Clone, Copy, Debug, Default)]
 struct Extension {
     extra: Duration,
-    /// The first collective of a backend that has it, counted from 1; 0 before one was issued.
+    /// The number of the first collective that has the additional time, counted from 1; 0 before one was
+    /// issued.
     first: u64,
 }
 
 impl Issue {
-    /// Nothing issued yet, in a group of this many lanes.
+    /// The counters of a group of this many lanes in which nothing was issued.
     pub(super) fn new(lanes: usize) -> Self {
         Self {
             turns: vec![0; lanes],
@@ -114,7 +115,7 @@ impl Issue {
 }
 
 impl Extension {
-    /// What is left of it after this many collectives have ended.
+    /// The additional time that is left after this many collectives have ended.
     fn after(self, ended: u64) -> Self {
         if self.first != 0 && ended >= self.first {
             return Self::default();
@@ -146,8 +147,8 @@ impl Group {
 
     /// Runs an operation on the caller's thread.
     ///
-    /// What is put together here stays where it is: to hand it on by copies stalls the processor, which
-    /// reads back as a whole what it has just written in parts.
+    /// The values built here are passed by reference and not copied: a copy reads as a whole what was just
+    /// written in parts, which stalls the processor's store forwarding.
     pub(crate) fn run(
         &self,
         op: &mut Op<'_>,
@@ -159,7 +160,7 @@ impl Group {
         // invariant 3: from the number to the record under one lock; the turn orders what runs after it.
         let mut issue = self.lock();
         self.check_open(op.op_type())?;
-        // With nothing before it its turn has come already.
+        // If no operation is before it, its turn has already come.
         let start = if is_p2p || self.ended.load(Ordering::Acquire) == issue.turns[lane] {
             Start::AtOnce
         } else {
@@ -212,8 +213,9 @@ impl Group {
             op_info,
             turn,
         } = self.admit(&mut issue, &op, lane, Start::InTurn, options, site);
-        // A backend that ends an overdue operation knows which ranks it waited for. Otherwise the watchdog ends it,
-        // after the dump, and the backend only if the watchdog cannot.
+        // A backend that ends an overdue operation itself can name the ranks that it waited for. Otherwise
+        // the watchdog ends the operation, after the dump, and the backend does so only if the watchdog
+        // cannot.
         let beyond = match self.lanes[lane].backend.ends_overdue_within() {
             Duration::ZERO => self.patience(),
             _ => Duration::ZERO,
@@ -226,7 +228,7 @@ impl Group {
             hints: *options.hints,
         };
         let in_flight = InFlightOp::new(self.clone(), op_info, tickets);
-        // Before the call: one that does not come back is overdue as well.
+        // Added before the call, so that a call that does not return is found overdue as well.
         self.watch.add_in_flight(in_flight.clone());
         match self.lanes[lane].backend.issue(op, call, in_flight.clone()) {
             Ok(pending) => {
@@ -245,7 +247,7 @@ impl Group {
         }
     }
 
-    /// Gives an operation its numbers and its time, and records it. Under the issue lock.
+    /// Gives an operation its numbers and its time-out, and records it. The caller holds the issue lock.
     #[inline(always)]
     fn admit(
         &self,
@@ -283,7 +285,7 @@ impl Group {
         }
     }
 
-    /// Records an operation, and the members of a block. Under the issue lock.
+    /// Records an operation, and the members of a block. The caller holds the issue lock.
     #[inline(always)]
     fn record_all(&self, issue: &mut Issue, op: &Op<'_>, params: &IssueParams) -> Tickets {
         let members = if let Op::Coalesced(ops) = op {
@@ -306,8 +308,8 @@ impl Group {
         members.collect()
     }
 
-    /// How much more time the operation that is issued now has; one that `counts` is a collective of a
-    /// backend. Under the issue lock.
+    /// The additional time of the operation that is issued now. `counts`: the operation is a backend's
+    /// collective. The caller holds the issue lock.
     #[inline]
     pub(super) fn extension(&self, issue: &mut Issue, counts: bool) -> Duration {
         if issue.extension.extra.is_zero() {
@@ -368,7 +370,7 @@ impl Group {
         }
     }
 
-    /// The table of signatures is full, so the record itself holds the tensors' sizes.
+    /// Handles a full table of signatures: the record itself then holds the tensors' sizes.
     #[cold]
     fn begin_with_key(
         &self,
@@ -432,7 +434,7 @@ fn no_lane_for(buffer: &Buffer<'_>) -> Error {
     )
 }
 
-/// Records the start of a blocking operation whose turn comes late.
+/// Records the start of a blocking operation that had to wait for its turn.
 struct Recorded<'a> {
     recorder: &'a FlightRecorder,
     tickets: &'a Tickets,

@@ -13,7 +13,7 @@ pub use crate::p2p::fuzz::receive_any_bytes;
 pub fn read_handshakes(bytes: &[u8]) {
     let identity = Identity::new(1, 4, "job", &Secret::from_text("secret"));
     if let Some(handshake) = bytes.first_chunk::<HANDSHAKE_LEN>() {
-        // Any result will do, as long as there is one.
+        // Any result is accepted; the decoder must only return one.
         let _ = Handshake::decode(handshake, &identity);
     }
     if let Some(op_header) = bytes

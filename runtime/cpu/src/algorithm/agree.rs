@@ -10,29 +10,31 @@ use crate::channels::{Channels, Transfer};
 use crate::collective::op_header::{OP_HEADER_LEN, OpHeader};
 use crate::wait::{Failure, WaitPolicy};
 
-/// Magic, operation's count, distance, blocks, bytes: what precedes the blocks of a message.
+/// The fields before the blocks of a message: magic, the operation's count, distance, number of blocks,
+/// bytes.
 const HEAD: usize = 24;
 /// A message of one header, without the data that follow it.
 const GREETING: usize = HEAD + OP_HEADER_LEN;
 const MAGIC: u32 = 0x7263_6d31;
-/// A limit above every valid message: headers with lists for some ten thousand ranks fit.
+/// A limit above the length of every valid message. Headers with lists for about ten thousand ranks fit.
 const MAX_MESSAGE: usize = 1 << 30;
 
 /// The headers of all ranks for one operation.
 #[derive(Default)]
 pub(super) struct Agreement {
     op_headers: Vec<OpHeader>,
-    /// Messages sent so far; equal on all ranks, and checked, so that a lost step is detected.
+    /// Number of messages sent so far. It is equal on all ranks and is checked, so that a lost step is
+    /// detected.
     count: u64,
     /// The head of the next message, then blocks.
     outgoing: Vec<u8>,
     incoming: Vec<u8>,
-    /// Where the n-th block of `outgoing` starts; one more than blocks.
+    /// Where the n-th block of `outgoing` starts. It has one element more than there are blocks.
     starts: Vec<usize>,
     rank: usize,
 }
 
-/// The participants, by ranks of the group, and which of them this rank is.
+/// The participants, as ranks of the group, and the position of this rank among them.
 #[derive(Clone, Copy)]
 pub(super) struct Circle<'a> {
     pub(super) members: &'a [usize],
@@ -124,8 +126,9 @@ impl Agreement {
         Ok(())
     }
 
-    /// As [`exchange`](Self::exchange) between two ranks, but sends `behind` right behind this rank's header,
-    /// and leaves what follows the other's header unread. Returns how many bytes of `behind` have been sent.
+    /// Works as [`exchange`](Self::exchange) between two ranks, but sends `behind` directly after this
+    /// rank's header and leaves what follows the other rank's header unread. Returns how many bytes of
+    /// `behind` were sent.
     pub(super) fn greet(
         &mut self,
         channels: &mut Channels,

@@ -1,4 +1,4 @@
-//! Broadcast along a chain: each rank passes on what it has received so far while more comes.
+//! Broadcast along a chain: each rank forwards what it has received so far while more arrives.
 //!
 //! The chain starts at the root and follows the ranks. Every rank sends the data once, and all channels
 //! of the chain are busy at the same time.

@@ -14,7 +14,7 @@ use std::ops::Range;
 /// Bytes of a segment.
 const SEGMENT: usize = 256 << 10;
 
-/// The other ranks, the next one first, so that not all start with rank 0.
+/// The other ranks, starting with the next one, so that not all ranks start with rank 0.
 fn others(place: Position) -> impl Iterator<Item = usize> {
     let Position { rank, size, .. } = place;
     (1..size).map(move |step| (rank + step) % size)
@@ -63,8 +63,8 @@ pub(super) fn all_reduce(
                 0 => range.start..range.start,
                 _ => segment(range, round - 1),
             };
-            // Each part consists of final bytes, bytes that arrive, and bytes that this rank still
-            // has to send.
+            // Each part consists of final bytes, bytes that arrive, and bytes that this rank still has to
+            // send.
             let (mut contributions, mut arriving) = (Vec::new(), Vec::new());
             let mut result: &[u8] = &[];
             let mut rest = &mut *data;
@@ -101,7 +101,7 @@ pub(super) fn all_reduce(
     Ok(())
 }
 
-/// The other ranks' contributions, which lie in `scratch` in order of [`others`], in order of ranks.
+/// Returns the other ranks' contributions in order of ranks; in `scratch` they are in order of [`others`].
 fn in_order(scratch: &[u8], width: usize, place: Position) -> Vec<&[u8]> {
     let Position { rank, size, .. } = place;
     (0..size)

@@ -50,7 +50,7 @@ impl ChannelEngine {
         }
     }
 
-    /// Agrees with the other ranks on `step`, then does it.
+    /// Agrees with the other ranks on `step`, then runs it.
     ///
     /// # Errors
     /// After `Mismatch` the ranks are still in step; after any other failure they are not.
@@ -186,7 +186,7 @@ fn extent(collective: &Collective<'_>, place: Position) -> (Pattern, usize) {
     }
 }
 
-/// This rank's input, if it is of a collective whose input can go with the header.
+/// Returns this rank's input, if the collective is one whose input can be sent with the header.
 fn small_input<'a>(collective: &'a Collective<'_>, place: Position) -> Option<&'a [u8]> {
     match collective {
         Collective::Barrier => Some(&[]),

@@ -1,7 +1,7 @@
-//! all_reduce of two ranks: each sends the other all it has, and both combine.
+//! all_reduce of two ranks: each sends all of its data, and both combine.
 //!
-//! If each combined a half and sent its results, that would be as many bytes and one more exchange. The first
-//! bytes are sent right behind the header, which saves another round trip.
+//! If each rank combined one half and sent the results, the number of bytes would be the same, with one
+//! more exchange. The first bytes are sent directly after the header, which saves another round trip.
 
 use super::ChannelEngine;
 use super::agree::Circle;
@@ -11,8 +11,8 @@ use crate::collective::op_header::{self, OpHeader};
 use crate::wait::{Failure, WaitPolicy};
 use rcomm_core::arithmetic;
 
-/// Bytes that are sent before the other's header is known: all of a small buffer, and few enough to discard
-/// where the ranks do not agree.
+/// Bytes that are sent before the other rank's header is known: all of a small buffer, and few enough to
+/// discard if the ranks do not agree.
 const AHEAD: usize = 256 << 10;
 /// Bytes of the buffer in which received data wait to be combined.
 const SCRATCH: usize = 256 << 10;

@@ -23,14 +23,15 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 pub(crate) struct Issued {
     state: Mutex<State>,
     bell: Condvar,
-    /// Dropped at the end, since it holds a reference to this operation.
+    /// The observer is dropped when the operation ends, since it holds a reference to this operation.
     observer: Mutex<Option<Arc<dyn Observer>>>,
 }
 
 struct State {
     progress: Progress,
     op: Option<Op<'static>>,
-    /// Threads that sleep until the end. Without any, the wake-up, a system call, is skipped.
+    /// Number of threads that sleep until the operation ends. If there are none, the wake-up, a system
+    /// call, is skipped.
     sleepers: usize,
 }
 
@@ -125,9 +126,9 @@ pub(crate) enum ExecutorKind {
 
 struct ExecutorState {
     queue: Mutex<Queue>,
-    /// How often something was issued. A polling thread watches this count.
+    /// Number of operations issued. A polling thread watches this count.
     issued: AtomicU64,
-    /// For the thread that waits for tasks.
+    /// Notified for the thread that waits for tasks.
     bell: Condvar,
     /// Notified when all tasks have ended.
     drained: Condvar,
@@ -138,12 +139,12 @@ struct ExecutorState {
 #[derive(Default)]
 struct Queue {
     tasks: VecDeque<Task>,
-    /// Issued and not ended.
+    /// Number of operations that were issued and have not ended.
     open: usize,
     closed: bool,
-    /// Threads that wait until none is open.
+    /// Number of threads that wait until no operation is open.
     draining: usize,
-    /// How the thread sleeps, if it does. Waking one that is awake would cost a system call.
+    /// How the thread sleeps, if it does. Waking a thread that is awake would cost a system call.
     asleep: Option<Sleep>,
 }
 
@@ -246,8 +247,8 @@ impl Executor {
         true
     }
 
-    /// Takes no more operations, and joins the thread once the queue has run empty. If the thread
-    /// itself was the last to hold the group, it ends by itself.
+    /// Refuses further operations, and joins the thread once its queue is empty. If the thread itself held
+    /// the last reference to the group, it is not joined and ends by itself.
     pub(crate) fn close(&self) {
         let mut queue = lock(&self.shared.queue);
         queue.closed = true;
@@ -255,7 +256,7 @@ impl Executor {
         self.shared.wake(queue);
         let thread = lock(&self.thread).take();
         if let Some(thread) = thread.filter(|it| it.thread().id() != std::thread::current().id()) {
-            // A panic in it was already reported where it happened.
+            // A panic in the thread was already reported where it happened.
             let _ = thread.join();
         }
     }
@@ -279,14 +280,14 @@ impl ExecutorState {
             None => {}
             Some(Sleep::Bell) => self.bell.notify_all(),
             Some(Sleep::Sockets) => {
-                // Only a full counter refuses the write, and then the thread is awake.
+                // Only a full counter refuses the write, and then the thread is already awake.
                 let _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
             }
         }
     }
 
-    /// Waits until there is a task, or there will be none. A caller that has just issued a task is
-    /// likely to issue another, so the thread polls for a while before it sleeps.
+    /// Waits until there is a task, or the queue is closed. A caller that has just issued a task is likely
+    /// to issue another, so the thread polls for a while before it sleeps.
     fn wait_for_tasks(&self, looks: &mut WaitPolicy<'_>) -> MutexGuard<'_, Queue> {
         looks.refresh();
         loop {
@@ -297,7 +298,7 @@ impl ExecutorState {
             }
             drop(queue);
             while self.issued.load(Ordering::Acquire) == before {
-                // A stop ends tasks, not the thread.
+                // A stop ends the tasks, but not the thread.
                 if matches!(looks.pause(), Ok(Pause::Look)) {
                     continue;
                 }

@@ -1,4 +1,4 @@
-//! How a group ends: the error for its caller, and the report that its peers find in the store.
+//! How a group ends: the error for its caller, and the reason that its peers read from the store.
 
 use super::group::CpuGroup;
 use crate::channels::cut;
@@ -9,20 +9,20 @@ use rcomm_core::{Error, ErrorKind};
 use rcomm_recorder::model::Rank;
 use std::time::{Duration, Instant};
 
-/// How long a rank waits until the store has its reason for giving up.
+/// How long a rank waits until the store has stored its reason for giving up.
 const NOTE_TIME: Duration = Duration::from_millis(400);
-/// How long a rank whose peer has closed its channels looks for that peer's reason.
+/// How long a rank whose peer has closed its channels looks in the store for that peer's reason.
 const REASON_TIME: Duration = Duration::from_millis(500);
-/// How long a rank waits for the reason of one that has given up the operation: that one may itself look for its
-/// peer's reason first.
+/// How long a rank waits for the reason of a rank that has given up the operation: that rank may itself
+/// first look for its peer's reason.
 const GIVEN_UP_TIME: Duration = Duration::from_millis(1500);
-/// How long a rank that has lost a peer looks for others that are gone, and in groups of how many.
+/// How long a rank that has lost a peer checks whether others are gone; and how many it checks at a time.
 const OTHERS_TIME: Duration = Duration::from_millis(150);
 const MOST_ASKED: usize = 64;
 
 impl CpuGroup {
-    /// Turns a failure into the error for the caller. Unless the ranks are still in step, the group is
-    /// stopped, and the others learn why.
+    /// Turns a failure into the error for the caller. Unless the ranks are still in step, it stops the
+    /// group and publishes the reason to the others.
     pub(crate) fn fail(&self, failure: Failure) -> Error {
         let in_step = matches!(failure, Failure::Mismatch(..) | Failure::Argument(_));
         let error = self.explain(failure);
@@ -33,7 +33,8 @@ impl CpuGroup {
         error
     }
 
-    /// Makes all pending and later operations fail with this error, and the peers that wait for this rank.
+    /// Makes all pending and later operations fail with this error, on this rank and on the peers that wait
+    /// for it.
     ///
     /// # Blocking
     /// Until the store has the reason for the peers, [`NOTE_TIME`] at most.
@@ -41,7 +42,7 @@ impl CpuGroup {
         let own = self.mesh.rank();
         let note = error.to_note(own);
         if self.stop.raise(error) {
-            // A store that does not answer must not keep this rank from ending its operations.
+            // A store that does not answer must not prevent this rank from ending its operations.
             let left = Question::ask_within(&self.store, NOTE_TIME, move |store| {
                 store.set(&note_key(own), &note)
             });
@@ -107,7 +108,8 @@ impl CpuGroup {
         let deadline = Instant::now() + REASON_TIME;
         let mut policy = WaitPolicy::new(&stop, Deadline::At(deadline), self.wait_mode);
         loop {
-            // Before the note is looked for: a peer that is gone now has left its note before.
+            // This check comes before the note is read: a peer that is gone now has written its note
+            // before.
             let gone = self.mesh.find_gone(rank, &mut policy);
             let left = deadline.saturating_duration_since(Instant::now());
             if let Some(note) = self.note_of(rank, left) {
@@ -154,8 +156,8 @@ impl CpuGroup {
         Error::new(ErrorKind::PeerLost, message).with_ranks(&lost)
     }
 
-    /// Members of the group that are gone besides this one, of those that it takes little time to ask about.
-    /// One that has left a note did not die: it gave up.
+    /// Other members of the group that are gone, of those that can be checked quickly. A member that has
+    /// left a note did not die: it gave up.
     fn also_lost(&self, rank: Rank) -> Vec<Rank> {
         let stop = Stop::default();
         let deadline = Instant::now() + OTHERS_TIME;
@@ -174,7 +176,7 @@ impl CpuGroup {
         others
     }
 
-    /// All ranks have agreed that the operation has failed, since this one gave it up.
+    /// Error for an operation that has failed on all ranks, since this one gave it up.
     fn explain_given_up(&self, rank: Rank) -> Error {
         let key = note_key(rank);
         let note = Question::ask_within(&self.store, GIVEN_UP_TIME, move |store| {
@@ -194,7 +196,7 @@ impl CpuGroup {
         Question::ask_within(&self.store, limit, move |store| store.check(&[&key]))
     }
 
-    /// A rank's reason for giving up, if the store shows one within this time.
+    /// Returns a rank's reason for giving up, if the store has it within this time.
     fn note_of(&self, rank: Rank, limit: Duration) -> Option<Vec<u8>> {
         let key = note_key(rank);
         let look = move |store: &dyn Store| match store.check(&[&key])? {

@@ -42,9 +42,9 @@ pub(crate) struct CpuGroup {
 pub(crate) enum CollectiveEngine {
     /// All its ranks share memory.
     ShmExchange(ShmEngine),
-    /// None of them do.
+    /// None of its ranks share memory.
     Channels(Box<ChannelEngine>),
-    /// The ranks of each host do.
+    /// The ranks of each host share memory.
     Hosts(Box<HostsEngine>),
 }
 
@@ -158,7 +158,7 @@ impl CpuGroup {
         }
     }
 
-    /// Runs a collective in its turn. Calls `started(waited)` once that has come.
+    /// Runs a collective in its turn. Calls `started(waited)` as soon as the turn begins.
     pub(crate) fn run_collective(
         &self,
         op: &mut Op<'_>,
@@ -224,8 +224,8 @@ fn received_from(source: Option<usize>) -> Done {
     }
 }
 
-/// The identifier of something that belongs to a group: a hash, which most likely differs from all
-/// others.
+/// The identifier of something that belongs to a group: a hash, which differs from all others with high
+/// probability.
 pub(crate) fn derived_id(what: &str, group: u64, number: u64) -> u64 {
     let digest: [u8; 32] = Sha256::new()
         .chain_update(what)

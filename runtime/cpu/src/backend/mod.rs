@@ -32,16 +32,16 @@ use std::time::Duration;
 /// Makes the CPU backends of a world's groups, which share one mesh of connections.
 pub struct CpuFactory {
     pub(crate) mesh: Arc<Mesh>,
-    /// What is still to be announced.
+    /// The keys and values that are still to be published.
     notes: Notes,
 }
 
 impl CpuFactory {
-    /// Opens this rank's port and leaves its address in the store. Nothing is connected yet.
+    /// Opens this rank's port and publishes its address in the store. Makes no connection yet.
     ///
-    /// It listens on one address: that of the interface [`Config::socket_ifname`](rcomm_core::Config), else
-    /// the one from which this host reaches the place of the configuration's rendezvous, else that of
-    /// the loopback interface.
+    /// The port is opened on one address: that of the interface
+    /// [`Config::socket_ifname`](rcomm_core::Config); else the source address of this host's route to the
+    /// configuration's rendezvous; else that of the loopback interface.
     ///
     /// # Errors
     /// `InvalidArgument` if the configured interface cannot be used (it lists those of the host);
@@ -69,8 +69,8 @@ impl CpuFactory {
         Ok(Self { mesh, notes })
     }
 
-    /// Connections to this rank's port that were refused: the caller did not know the job's secret,
-    /// or belonged to another job.
+    /// Number of connections to this rank's port that were refused, because the caller did not prove the
+    /// job's secret or belonged to another job.
     pub fn refused(&self) -> u64 {
         self.mesh.refused()
     }
@@ -131,7 +131,7 @@ pub struct CpuBackend {
 #[derive(Default)]
 struct Windows {
     opened: u64,
-    /// The groups of windows that may not be open yet.
+    /// The groups of windows whose opening may not have finished.
     opening: Vec<Weak<CpuGroup>>,
     open: Vec<Weak<CpuWindow>>,
 }
@@ -143,7 +143,7 @@ impl CpuBackend {
         let rank = group.group_rank as usize;
         let deadline = deadline.started();
         let layout = mesh.host().layout(&ranks, rank, deadline)?;
-        // The other ranks may need this core to get here.
+        // The other ranks may need this core to reach this point.
         let mut policy = WaitPolicy::new(stop, deadline, WaitMode::Oversubscribed);
         let sockets = Sockets::default();
         let id = group.wire_id;
@@ -192,8 +192,8 @@ impl Backend for CpuBackend {
         "cpu"
     }
 
-    /// An operation ends at its deadline; its error is ready once the store has the note for the peers, or has
-    /// not answered in time. The rest is for a machine that is busy.
+    /// An operation ends at its deadline. Its error is ready once the store has the note for the peers, or
+    /// has not answered in time. The rest of this time is for a busy machine.
     fn ends_overdue_within(&self) -> Duration {
         Duration::from_secs(3)
     }
@@ -256,8 +256,8 @@ impl Backend for CpuBackend {
         self.group.mesh.registry().allocate(dtype, len)
     }
 
-    /// Memory that a group of this world allocated needs no registration, and may be registered all the
-    /// same; any other cannot be, since other processes cannot map it.
+    /// Memory that a group of this world allocated needs no registration, but may be registered. Other
+    /// memory cannot be registered, since other processes cannot map it.
     fn register(&self, memory: &Buffer<'static>) -> Result<Registration> {
         let known = self.group.mesh.registry().has(memory);
         match memory.owner().filter(|_| known) {
@@ -274,7 +274,7 @@ impl Backend for CpuBackend {
     }
 
     fn deregister(&self, registration: Registration) -> Result<()> {
-        // It kept the memory alive, and did nothing else.
+        // The registration only kept the memory alive.
         drop(registration);
         Ok(())
     }
@@ -290,7 +290,7 @@ impl Backend for CpuBackend {
         windows.opening.retain(|side| side.strong_count() > 0);
         windows.opening.push(Arc::downgrade(&side.group));
         drop(windows);
-        // An abort before this point has not seen the window's group.
+        // An abort before this point did not reach the window's group, so the stop is checked here.
         self.group.refuse_if_stopped()?;
         let name = &self.context.info.name;
         let group = side.group.clone();
@@ -310,7 +310,7 @@ impl Backend for CpuBackend {
 }
 
 impl CpuBackend {
-    /// A backend of the same members for their window with this number.
+    /// Makes a backend of the same members for the window with this number.
     fn beside(&self, number: u64, deadline: Deadline) -> Result<Self> {
         let mut side = self.context.clone();
         side.wire_id = derived_id("window", side.wire_id, number);

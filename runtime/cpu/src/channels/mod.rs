@@ -20,7 +20,7 @@ pub(super) use swap::Swap;
 
 /// Bytes on their way to or from one peer.
 pub(super) enum Transfer<'a> {
-    /// To `peer`: both, one after the other.
+    /// To `peer`: `head`, then `bytes`.
     Send {
         peer: usize,
         head: &'a [u8],
@@ -33,7 +33,7 @@ pub(super) enum Transfer<'a> {
         bytes: &'a mut [u8],
         done: usize,
     },
-    /// From one peer, and on to another as it comes.
+    /// From one peer, forwarded to another as the bytes arrive.
     Relay {
         from: usize,
         to: Option<usize>,
@@ -41,7 +41,7 @@ pub(super) enum Transfer<'a> {
         received: usize,
         sent: usize,
     },
-    /// To one peer, and from it in return.
+    /// To one peer, and the same number of bytes back from it.
     Swap(Swap<'a>),
 }
 
@@ -144,7 +144,7 @@ pub(super) struct Channels {
     neighbours: Neighbours,
     /// Every socket of this group, for [`cut`].
     sockets: Sockets,
-    /// The directions that an earlier transfer of the list holds, in one pass.
+    /// The directions that an earlier transfer of the list occupies, in one pass.
     receiving: Vec<bool>,
     sending: Vec<bool>,
 }
@@ -183,7 +183,7 @@ impl Channels {
         }
     }
 
-    /// The same, where some of the members share memory.
+    /// The same channels, for a group of which some members share memory.
     pub(super) fn among(self, neighbours: Neighbours) -> Self {
         Self { neighbours, ..self }
     }
@@ -272,14 +272,14 @@ impl Channels {
         for transfer in transfers {
             let receives = transfer.receives().map(|peer| (peer, Interest::Read));
             let sends = match transfer {
-                // Nothing to pass on yet: waiting for room to write would wake this rank for
-                // nothing.
+                // There is nothing to forward yet: waiting for room to write would only wake this rank
+                // without need.
                 Transfer::Relay { received, sent, .. } if received == sent => None,
                 other => other.sends().map(|peer| (peer, Interest::Write)),
             };
             for (peer, interest) in [receives, sends].into_iter().flatten() {
                 match &mut self.channels[peer] {
-                    // The doorbell reports bytes and room alike.
+                    // The doorbell reports both bytes and room.
                     Some(Channel::Shm(stream)) => {
                         let waits = Waits {
                             to_read: interest == Interest::Read,
@@ -303,7 +303,7 @@ impl Channels {
         tcp::poll(sockets, None, time).map_err(Failure::Io)
     }
 
-    /// Names the ranks that have not answered, if it is the deadline that ended the wait.
+    /// Names the ranks that have not answered, if the deadline ended the wait.
     fn late(&self, why: Interrupted, transfers: &[Transfer<'_>]) -> Failure {
         if !matches!(why, Interrupted::TimedOut) {
             return why.into();
@@ -343,7 +343,7 @@ impl Channels {
                     .map_err(|error| Failure::Gone(self.ranks[peer], Some(error)))?;
                 *done += some;
                 moved |= some > 0;
-                // This transfer is done: the next of the list may use the channel in this pass.
+                // This transfer is done, so the next one of the list may use the channel in this pass.
                 self.receiving[peer] = *done < bytes.len();
             }
             if let Some(peer) = transfer.sends()
@@ -375,7 +375,8 @@ impl Channels {
         Ok(moved)
     }
 
-    /// Moves what can be moved both ways, unless an earlier transfer of the list holds the channel.
+    /// Moves what can be moved in both directions, unless an earlier transfer of the list occupies the
+    /// channel.
     fn advance_swap(&mut self, swap: &mut Swap<'_>) -> Result<bool, Failure> {
         let peer = swap.peer();
         let receiving = std::mem::replace(&mut self.receiving[peer], true);

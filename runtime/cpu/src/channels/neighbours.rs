@@ -1,4 +1,5 @@
-//! Channels of a group some of whose ranks share memory: streams in that memory to them, sockets to others.
+//! Channels of a group of which some ranks share memory: streams in that memory to those ranks, sockets to
+//! the others.
 
 use crate::mesh::Mesh;
 use crate::transport::Channel;
@@ -15,7 +16,7 @@ pub(crate) struct Neighbours {
 }
 
 impl Neighbours {
-    /// `ranks` of a group of `size` have these streams between them, in this order.
+    /// For a group of `size`, of which `ranks`, in this order, have these streams between each other.
     pub(crate) fn new(streams: Streams, ranks: &[usize], size: usize) -> Self {
         let mut places = vec![None; size];
         for (place, &rank) in ranks.iter().enumerate() {
@@ -31,8 +32,8 @@ impl Neighbours {
         Some((streams, places[peer]?))
     }
 
-    /// How many sockets the channel to `peer` has. A channel through memory needs one, for its doorbell
-    /// only.
+    /// How many sockets the channel to `peer` has. A channel through memory needs one, only for its
+    /// doorbell.
     pub(crate) fn streams(&self, peer: usize, mesh: &Mesh) -> usize {
         match self.place_of(peer) {
             Some(_) => 1,
@@ -40,7 +41,7 @@ impl Neighbours {
         }
     }
 
-    /// The channel to `peer`, which has the other ends of the sockets.
+    /// Makes the channel to `peer`, which has the other ends of the sockets.
     pub(crate) fn channel(&self, peer: usize, mut sockets: Vec<TcpStream>) -> io::Result<Channel> {
         match (self.place_of(peer), sockets.pop()) {
             (Some((streams, place)), Some(bell)) => streams.open(place, bell).map(Channel::Shm),

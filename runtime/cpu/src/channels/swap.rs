@@ -7,32 +7,33 @@ use std::io;
 /// Bytes that are combined at a time, except for the last: whole elements, in the same blocks on both
 /// ranks.
 const GRAIN: usize = 4 << 10;
-/// How far sending may run ahead of receiving, in bytes: few calls, whose bytes are still in the caches when
-/// the peer reads them.
+/// How many bytes sending may be ahead of receiving: enough that few calls are needed, and few enough that
+/// the bytes are still in the caches when the peer reads them.
 const LEAD: usize = 1 << 20;
 
-/// Bytes that are sent to a peer, and are combined in their place with those that it sends.
+/// Bytes that are sent to a peer and combined in place with those that the peer sends.
 ///
-/// The two ranks cannot block each other: a rank without room has received more than it has sent, and a rank
-/// that may not send has sent more than it has received. So at most one of them has no room, and at most one
-/// may not send; the latter has room for what the former has to send.
+/// The two ranks cannot block each other: a rank without room in `scratch` has received more than it has
+/// sent, and a rank that may not send has sent more than it has received. So at most one of them has no
+/// room, and at most one may not send; the latter has room for what the former has to send.
 pub(crate) struct Swap<'a> {
     peer: usize,
     bytes: &'a mut [u8],
-    /// Combines into the first argument what was received for it.
+    /// Combines the received bytes (second argument) into the first argument.
     combine: &'a dyn Fn(&mut [u8], &[u8]),
     sent: usize,
     received: usize,
-    /// Bytes that are combined: none before it is sent, since the peer needs it uncombined.
+    /// Number of bytes that are combined. No byte is combined before it is sent, since the peer needs it
+    /// uncombined.
     done: usize,
-    /// From `start` on: what was received and is not combined yet.
+    /// From `start` on: bytes that were received and are not combined yet.
     scratch: &'a mut [u8],
     start: usize,
 }
 
 impl<'a> Swap<'a> {
-    /// Of `bytes`, the first `sent` were sent already. Received bytes go through `scratch`, which has room
-    /// for a few thousand bytes at least, or for all.
+    /// The first `sent` of `bytes` were sent already. Received bytes are stored in `scratch`, which has
+    /// room for a few thousand bytes at least, or for all.
     pub(crate) fn new(
         peer: usize,
         bytes: &'a mut [u8],
@@ -70,8 +71,8 @@ impl<'a> Swap<'a> {
         self.start + self.received - self.done
     }
 
-    /// Whether it can receive more now: bytes are missing, and there is room for them. There is no room only
-    /// while it can send ([`sends`](Self::sends)).
+    /// Whether more can be received now: bytes are missing, and `scratch` has room for them. It has no room
+    /// only while bytes can be sent ([`sends`](Self::sends)).
     pub(super) fn receives(&self) -> bool {
         self.received < self.bytes.len() && self.end() < self.scratch.len()
     }
@@ -81,12 +82,12 @@ impl<'a> Swap<'a> {
         self.bytes.len().min(self.received + LEAD)
     }
 
-    /// Whether it can send more now, without receiving more first.
+    /// Whether more can be sent now, before more is received.
     pub(super) fn sends(&self) -> bool {
         self.sent < self.may_send()
     }
 
-    /// Sends, receives and combines what can be now; returns whether anything moved.
+    /// Sends, receives and combines what is possible now; returns whether anything moved.
     pub(super) fn advance(&mut self, channel: &mut Channel) -> io::Result<bool> {
         let len = self.bytes.len();
         let gone = channel.write(&self.bytes[self.sent..self.may_send()])?;

@@ -1,21 +1,21 @@
-//! Lists of counts that go with the headers where only their comparison shows a disagreement.
+//! Lists of counts that are sent with the headers if only their comparison can reveal a disagreement.
 
 use super::op_header::{Disagreement, OpHeader};
 use rcomm_recorder::model::{OpType, Parts};
 
-/// Whether lists of counts go with the headers of this operation.
+/// Whether lists of counts are sent with the headers of this operation.
 pub(crate) fn has_lists(op: OpType) -> bool {
     match (op.pattern(), op.parts()) {
         (_, Parts::PerPair) => true,
-        // Only the root knows all parts.
+        // Only the root has the list of all parts.
         (pattern, Parts::PerRank) => pattern.is_rooted(),
         (_, Parts::Equal) => false,
     }
 }
 
-/// Compares the lists that came with the headers. All ranks come to the same answer.
+/// Compares the lists that came with the headers. All ranks get the same result.
 ///
-/// `lists[r]` is what rank r sent; headers were found to agree before.
+/// `lists[r]` is what rank r sent. The headers were compared before and agree.
 pub(crate) fn compare_lists(
     op_headers: &[OpHeader],
     lists: &[Vec<u64>],

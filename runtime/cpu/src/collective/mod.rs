@@ -32,7 +32,7 @@ impl Combination {
 
 /// One part for each rank, to be read.
 pub(super) enum Inputs<'a> {
-    /// As many equal parts as ranks, one after the other.
+    /// Equal parts, one for each rank, one after the other. The second field is the number of ranks.
     Even(&'a [u8], usize),
     /// Parts of any sizes.
     List(Vec<&'a [u8]>),
@@ -52,7 +52,7 @@ impl Inputs<'_> {
 
 /// One part for each rank, to be written.
 pub(super) enum Outputs<'a> {
-    /// As many equal parts as ranks, one after the other.
+    /// Equal parts, one for each rank, one after the other. The second field is the number of ranks.
     Even(&'a mut [u8], usize),
     /// Parts of any sizes.
     List(Vec<&'a mut [u8]>),
@@ -156,10 +156,11 @@ pub(super) enum Collective<'a> {
 /// with the header.
 pub(super) struct Step<'a> {
     pub(super) op_header: OpHeader,
-    /// The header's, computed while its parts are in registers: reading them back from memory where
-    /// they have just been written one by one would stall the processor.
+    /// The signature of the header, computed while its fields are in registers: reading them back from
+    /// memory directly after they were written one by one would stall the processor.
     pub(super) signature: u64,
-    /// Elements for each pair or rank, where only a comparison of these shows a disagreement.
+    /// Elements for each pair or rank, for operations where only a comparison of these reveals a
+    /// disagreement.
     pub(super) lists: Vec<u64>,
     pub(super) collective: Collective<'a>,
 }

@@ -1,15 +1,15 @@
 //! The description of an operation that each rank sends before data moves, and its comparison.
 //!
-//! Every collective begins with all ranks exchanging an [`OpHeader`]. So all ranks find a disagreement
-//! before data is sent that could be misread, and report it with the same message. The streams between them stay
-//! in step.
+//! Every collective begins with an exchange of [`OpHeader`]s between all ranks. So all ranks find a
+//! disagreement before data is sent that could be misread, and report it with the same message. The streams
+//! between the ranks stay in step.
 
 use rcomm_recorder::model::{DType, OpType, Pattern, ReduceOp};
 
 /// Bytes of a header on the wire.
 pub(crate) const OP_HEADER_LEN: usize = 64;
 const MAGIC: u32 = 0x7263_6e31;
-/// In place of a root or reduction where an operation has none.
+/// Value of the root or reduction of an operation that has none.
 const NONE: u32 = u32::MAX;
 
 /// One rank's view of one collective. Counts are in elements.
@@ -21,11 +21,11 @@ pub(crate) struct OpHeader {
     pub(crate) dtype: DType,
     pub(crate) reduce: Option<ReduceOp>,
     pub(crate) root: Option<u32>,
-    /// Which buffer of a coalesced operation, and how many there are.
+    /// Index of this buffer in a coalesced operation, and the number of buffers.
     pub(crate) part: (u32, u32),
-    /// What all ranks must agree on.
+    /// The count on which all ranks must agree.
     pub(crate) count: u64,
-    /// This rank's own part, where parts differ.
+    /// Count of this rank's own part, if parts differ.
     pub(crate) own: u64,
     /// A hash of the lists of counts that all ranks must agree on.
     pub(crate) lists: u64,
@@ -93,9 +93,10 @@ impl OpHeader {
         })
     }
 
-    /// A number that is equal on ranks that agree, and almost surely not on others.
+    /// Returns a number that is equal on ranks that agree, and differs with high probability on others.
     ///
-    /// Enough for the common case; where two differ, the headers themselves are compared.
+    /// The comparison of signatures suffices in the common case; if two differ, the headers themselves are
+    /// compared.
     #[inline]
     pub(crate) fn signature(&self) -> u64 {
         let word = |value: u64, salt: u64| {
@@ -149,7 +150,7 @@ pub(crate) struct Disagreement {
     pub(crate) message: String,
 }
 
-/// Compares the headers of all ranks. All ranks come to the same answer.
+/// Compares the headers of all ranks. All ranks get the same result.
 pub(crate) fn compare(op_headers: &[OpHeader]) -> Result<(), Disagreement> {
     let Some(first) = op_headers.first() else {
         return Ok(());
@@ -160,7 +161,7 @@ pub(crate) fn compare(op_headers: &[OpHeader]) -> Result<(), Disagreement> {
     {
         return Ok(());
     }
-    // The header that most ranks sent; among equally many, the lowest rank's.
+    // The header that most ranks sent; on a tie, that of the lowest rank.
     let votes = |op_header: &OpHeader| {
         op_headers
             .iter()
@@ -228,7 +229,7 @@ mod tests {
             }
             if let Some(op_header) = OpHeader::decode(&bytes) {
                 prop_assert_eq!(OpHeader::decode(&op_header.encode()), Some(op_header));
-                // Whatever it holds, the comparison names the rank that differs.
+                // Whatever this field holds, the comparison names the rank that differs.
                 let other = all_reduce(8);
                 prop_assert!(compare(&[other, op_header, other]).is_err() || op_header.agrees_with(&other));
             }

@@ -55,7 +55,7 @@ pub(crate) fn for_each_step(
     Ok(())
 }
 
-/// The step of an operation that consists of one. Valid operations have as many buffers as their
+/// Runs the step of an operation that consists of one step. Valid operations have as many buffers as their
 /// kind requires.
 #[inline]
 fn perform_one(
@@ -333,7 +333,7 @@ fn cut<'a>(buffer: &'a Buffer<'_>, counts: &[usize]) -> Result<Vec<&'a [u8]>, Fa
     Ok(parts.collect())
 }
 
-/// As [`cut`], to write to.
+/// Works as [`cut`], but gives parts to write to.
 fn cut_mut<'a>(buffer: &'a mut Buffer<'_>, counts: &[usize]) -> Result<Vec<&'a mut [u8]>, Failure> {
     let element = buffer.dtype().size().unwrap_or(1);
     let mut rest = bytes_to_fill(buffer).map_err(bad)?;
@@ -353,7 +353,7 @@ fn combination(buffer: &Buffer<'_>, reduction: Reduction) -> Combination {
     }
 }
 
-/// Multiplies this rank's own input first where the reduction asks for it; the rest is a sum.
+/// Multiplies this rank's own input first, if the reduction requires it; the remaining reduction is a sum.
 fn premultiply(by: Combination, data: &mut [u8], factor: f64) -> Combination {
     if by.op != ReduceOp::PremulSum {
         return by;
@@ -365,7 +365,7 @@ fn premultiply(by: Combination, data: &mut [u8], factor: f64) -> Combination {
     }
 }
 
-/// As [`premultiply`], over a copy.
+/// Works as [`premultiply`], on a copy.
 fn premultiplied(by: Combination, data: &[u8], factor: f64) -> (Combination, Option<Vec<u8>>) {
     if by.op != ReduceOp::PremulSum {
         return (by, None);

@@ -1,9 +1,9 @@
-//! All ranks receive all headers, and the data that go with them: first inside each host, then between hosts.
+//! All ranks receive all headers and the data sent with them: first inside each host, then between hosts.
 //!
-//! 1. The ranks of a host compare signatures, and show each other their bytes, in one phase. Where
-//!    signatures differ they show their headers in another.
+//! 1. In one phase, the ranks of a host compare signatures and show each other their bytes. If signatures
+//! differ, they show their headers in another phase.
 //! 2. The first rank of each host sends its host's headers to the other hosts' first ranks ([`Agreement`]).
-//! 3. It shows the other ranks of its host the result: all data, or why there is no agreement.
+//! 3. It shows the other ranks of its host the result: all data, or the reason why there is no agreement.
 
 use super::Ways;
 use super::host_exchange::HostExchange;
@@ -13,7 +13,7 @@ use crate::collective::{Position, compare_lists, has_lists};
 use crate::transport::shm::{INLINE, SLOT};
 use crate::wait::{Failure, WaitPolicy};
 
-/// How many bytes each rank adds to an agreement, as far as all ranks know beforehand.
+/// How many bytes each rank adds to an agreement, as far as all ranks know this beforehand.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Bring {
     /// Only its header.
@@ -27,7 +27,7 @@ pub(super) enum Bring {
 }
 
 impl Bring {
-    /// Bytes of `rank`, if known.
+    /// Returns the number of bytes of `rank`, if it is known.
     fn of(self, rank: usize) -> Option<usize> {
         match self {
             Self::Nothing => Some(0),
@@ -37,7 +37,7 @@ impl Bring {
         }
     }
 
-    /// The room in a slot or line that fits any rank's bytes.
+    /// Returns the size in a slot or line that fits any rank's bytes.
     fn most(self) -> usize {
         match self {
             Self::Nothing => 0,
@@ -56,13 +56,13 @@ pub(super) struct HostAgreement {
     agreement: Agreement,
 }
 
-/// In the first byte of a leader's line: all agree. Any other value means that its slot holds the
-/// reason.
+/// Value of the first byte of a leader's line if all ranks agree. With any other value, the leader's slot
+/// holds the reason.
 const AGREED: u8 = 1;
 const REFUSED: u8 = 2;
 /// Bytes of that line before the inline data, if it has any.
 const HEAD: usize = 8;
-/// Bytes for the reason why ranks do not agree: its rank, its length, its text.
+/// Bytes for the reason why ranks do not agree: the rank, the length and the text.
 const REASON: usize = 4096;
 
 impl HostAgreement {
@@ -118,8 +118,8 @@ impl HostAgreement {
     ) -> Result<Option<Vec<OpHeader>>, Failure> {
         let most = bring.most();
         let is_inline = most <= INLINE;
-        // A list is sent with its header, which gives its length and whatever else differs from rank to
-        // rank.
+        // A list is sent with its header, which gives the list's length and all other fields that differ
+        // from rank to rank.
         let mut listed = op_header;
         if bring == Bring::List {
             if OP_HEADER_LEN + own.len() > SLOT {
@@ -174,7 +174,8 @@ impl HostAgreement {
         Ok(None)
     }
 
-    /// Signatures differ. All ranks of the host have seen that, so all show their headers now.
+    /// Handles different signatures. All ranks of the host have seen the difference, so all show their
+    /// headers now.
     #[cold]
     fn dissent(
         &mut self,

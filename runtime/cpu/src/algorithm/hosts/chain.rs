@@ -1,14 +1,15 @@
 //! Reductions along a chain of hosts: each host receives the combined data of those before it, and combines
 //! its own ranks' data with them.
 //!
-//! The data go in *blocks*. Of each block every rank that has a stripe passes it on in *chunks*, as much as
-//! the slots of a phase hold: in one phase the ranks of a host show each other what each combines, and while
-//! a host combines a chunk, the host before it combines the next one. On the last host the stripe is done;
-//! it travels back to the first as it comes, and the ranks of each host put their stripes together.
+//! The data are processed in *blocks*. Every rank that has a stripe of a block forwards it in *chunks*,
+//! each as large as the slots of a phase hold. In one phase the ranks of a host show each other what each
+//! combines, and while a host combines a chunk, the host before it combines the next one. On the last host
+//! the stripe is complete. It is forwarded back to the first host chunk by chunk as it arrives, and the
+//! ranks of each host put their stripes together.
 //!
-//! No two ranks can wait for each other: in the phases of a block bytes flow from each host to the next
-//! only, and what a host sends in one phase the next has room for as soon as it gets there; afterwards, on
-//! the way back, no rank is in a phase.
+//! Two ranks cannot wait for each other. In the phases of a block, bytes flow only from each host to the
+//! next, and the next host has room for what a host sends in a phase as soon as the next host reaches that
+//! phase. Afterwards, when results are sent back, no rank is in a phase.
 
 use super::Ways;
 use crate::channels::Transfer;
@@ -19,8 +20,8 @@ use crate::wait::{Failure, WaitPolicy};
 use rcomm_core::arithmetic::{Partial, copy};
 use std::ops::Range;
 
-/// Bytes of a block: large enough to hide the latency of the chain of hosts, and small enough to stay in
-/// a last-level cache until it is done.
+/// Bytes of a block: large enough to hide the latency of the chain of hosts, and small enough to stay in a
+/// last-level cache until the block is complete.
 const BLOCK: usize = 8 << 20;
 
 /// The memory that reductions along the hosts reuse.
@@ -96,7 +97,7 @@ impl Chain {
         Ok(())
     }
 
-    /// As all_reduce, but the results go from the last host to the root alone.
+    /// Works as all_reduce, but the last host sends the results to the root only.
     pub(super) fn reduce(
         &mut self,
         ways: &mut Ways<'_>,
@@ -136,7 +137,7 @@ impl Chain {
         Ok(())
     }
 
-    /// Combines a block along the hosts, each rank its stripe. On the last host the results are in
+    /// Combines a block along the hosts; each rank combines its stripe. On the last host the results are in
     /// `results` afterwards.
     fn fold_block(
         &mut self,
@@ -152,8 +153,8 @@ impl Chain {
         self.fold(ways, place, &inputs, by, policy)
     }
 
-    /// Combines one part for each stripe along the hosts. On the last host this rank's result is behind
-    /// what was in `results`.
+    /// Combines one part for each stripe along the hosts. On the last host this rank's result is appended
+    /// to `results`.
     fn fold(
         &mut self,
         ways: &mut Ways<'_>,
@@ -183,9 +184,9 @@ impl Chain {
         Ok(())
     }
 
-    /// One chunk of this rank's stripe: receives what the hosts before have combined, adds the ranks of
-    /// this host in order, and passes it on or keeps the result. `own` is this rank's input; those of the
-    /// others are at `at` in their slots.
+    /// Processes one chunk of this rank's stripe: receives what the hosts before have combined, adds the
+    /// data of this host's ranks in order, and sends the sum on or keeps the result. `own` is this rank's
+    /// input; the inputs of the others are at `at` in their slots.
     fn link(
         &mut self,
         ways: &mut Ways<'_>,
@@ -224,8 +225,8 @@ impl Chain {
         ways.channels.drive(&mut transfers, policy)
     }
 
-    /// Every rank's part is the stripe of the rank at its place (counted round, on hosts with more ranks
-    /// than stripes); the last host sends each rank its result.
+    /// Each rank's part is the stripe of the rank at its place (modulo the number of stripes, on hosts with
+    /// more ranks than stripes). The last host sends each rank its result.
     pub(super) fn reduce_scatter(
         &mut self,
         ways: &mut Ways<'_>,
@@ -287,7 +288,7 @@ impl Chain {
     }
 }
 
-/// In which round this rank's part is combined.
+/// Returns the round in which this rank's part is combined.
 fn own_round(items: &[Vec<usize>], rank: usize) -> usize {
     let found = items
         .iter()
@@ -307,8 +308,8 @@ fn stripes(ways: &Ways<'_>, len: usize, by: Combination) -> Vec<Range<usize>> {
         .collect()
 }
 
-/// The results of this rank's stripe travel from the last host to the first; each host passes them on as
-/// they come.
+/// Sends the results of this rank's stripe from the last host to the first; each host forwards them as they
+/// arrive.
 fn back(
     ways: &mut Ways<'_>,
     stripe: &mut [u8],

@@ -1,4 +1,4 @@
-//! [`HostExchange`]: the ranks of one host, going through phases together on their exchange area.
+//! [`HostExchange`]: the ranks of one host, which go through phases together on their exchange area.
 
 use crate::transport::shm::ShmExchange;
 use crate::wait::{Failure, WaitPolicy};
@@ -48,7 +48,8 @@ impl HostExchange {
         self.signature = signature;
     }
 
-    /// Restarts the slots at their first place: after a phase in which ranks disagreed about their lengths.
+    /// Restarts the slots at their first place, after a phase in which ranks disagreed about the slots'
+    /// lengths.
     pub(super) fn restart_slots(&mut self) {
         if let Some(shm_exchange) = &mut self.shm_exchange {
             shm_exchange.restart_slots();
@@ -74,7 +75,7 @@ impl HostExchange {
             return Ok(true);
         };
         let met = shm_exchange.turn(self.signature, inline, used, policy);
-        // Each phase of an operation has its own signature: no rank can be a phase behind.
+        // Each phase of an operation has its own signature, so no rank can be a phase behind.
         self.signature = self.signature.wrapping_add(1);
         met.map_err(|error| error.into_failure(&self.ranks))
     }

@@ -1,5 +1,5 @@
-//! Collectives of a group that has several ranks on several hosts: memory inside a host, channels between
-//! hosts, each byte sent between two hosts as few times as can be.
+//! Collectives of a group that has several ranks on several hosts. They use shared memory inside a host and
+//! channels between hosts, and send each byte between two hosts as few times as possible.
 //!
 //! | pattern | between hosts | inside | bytes out of a host, h hosts, n ranks, s bytes |
 //! |---|---|---|---|
@@ -13,10 +13,10 @@
 //! with the fewest ranks has ranks. So all ranks send between hosts at the same time, each over a channel of
 //! its own.
 //!
-//! Reductions combine in order of ranks. So the sum of the first host goes to the second, which adds its
-//! ranks' values one by one and passes it on; the last has the result, and it travels back. So the result has
-//! the same bits as that of every other algorithm here, and costs no more bytes than a ring. Where the ranks
-//! of a host are not neighbours in the group, reductions go over [`ChannelEngine`] instead.
+//! Reductions combine in order of ranks: the sum of the first host is sent to the second, which adds its
+//! ranks' values one by one and forwards the sum. The last host has the result and sends it back. The
+//! result therefore has the same bits as with every other algorithm here, and costs no more bytes than a
+//! ring. If the ranks of a host are not neighbours in the group, reductions use [`ChannelEngine`] instead.
 
 mod agree;
 mod chain;
@@ -48,18 +48,19 @@ pub(crate) struct HostsEngine {
     store: Arc<dyn Store>,
     plan: Plan,
     terms: Hierarchy,
-    /// The streams of `engine` inside this host are in this one's memory, which goes with it.
+    /// The exchange area that holds the streams of `engine` inside this host; it must live as long as
+    /// `engine`.
     _streams: Option<ShmExchange>,
 }
 
 /// Whether the ranks of every host have an exchange area.
 #[derive(Clone, Copy)]
 enum Hierarchy {
-    /// No operation has asked yet.
+    /// No operation has looked this up yet.
     Unknown,
-    /// They have.
+    /// Every host has an exchange area.
     Nested,
-    /// Some have not, so all ranks use channels.
+    /// Some hosts have none, so all ranks use channels.
     Flat,
 }
 
@@ -116,8 +117,8 @@ impl HostsEngine {
         })
     }
 
-    /// Asks whether every host has an exchange area: once, by the first operation, so that making a group
-    /// does not wait for other hosts.
+    /// Looks up whether every host has an exchange area. The first operation does this once, so that making
+    /// a group does not wait for other hosts.
     fn terms(&mut self, policy: &mut WaitPolicy<'_>) -> Result<Hierarchy, Failure> {
         let several = (0..self.layout.hosts()).filter(|&at| self.layout.ranks_of(at).len() > 1);
         let several: Vec<usize> = several.collect();
@@ -229,7 +230,7 @@ fn shm_exchange_key(host: usize) -> String {
     format!("board/{host}")
 }
 
-/// The bytes that each rank adds to the agreement on this, if its data go along.
+/// The bytes that each rank adds to the agreement on this collective, if its data are sent with the header.
 fn bring(collective: &Collective<'_>, goes_along: bool) -> Bring {
     match collective {
         _ if !goes_along => Bring::Nothing,

@@ -10,11 +10,11 @@ use crate::wait::{Failure, WaitPolicy};
 use rcomm_core::arithmetic::copy;
 use std::ops::Range;
 
-/// Bytes that travel from host to host before the ranks of a host put them together.
+/// Bytes that are sent from host to host before the ranks of a host put them together.
 const BLOCK: usize = 4 << 20;
 
-/// The root's host has the data first; from then on every rank of it that has a stripe sends that to the
-/// next host, which sends it on as it comes.
+/// The root's host has the data first. Then every rank of that host that has a stripe sends it to the next
+/// host, which forwards it as it arrives.
 pub(super) fn broadcast(
     ways: &mut Ways<'_>,
     mut data: Data<'_>,
@@ -84,8 +84,8 @@ fn show(
     Ok(())
 }
 
-/// Every rank sends its part to one rank of each other host, the one at its place (counted round); then the
-/// ranks of each host share what they have received.
+/// Every rank sends its part to one rank of each other host, the one at its place (modulo that host's
+/// number of ranks). Then the ranks of each host share what they have received.
 pub(super) fn all_gather(
     ways: &mut Ways<'_>,
     place: Position,
@@ -114,7 +114,7 @@ pub(super) fn all_gather(
     if host_exchange.size() == 1 {
         return Ok(());
     }
-    // Which rank of this host has which ranks' parts, and shows them in this order.
+    // For each rank of this host: whose parts it has, in the order in which it shows them.
     let mut items: Vec<Vec<usize>> = vec![Vec::new(); here];
     for rank in 0..place.size {
         items[layout.place_of(rank).1 % here].push(rank);

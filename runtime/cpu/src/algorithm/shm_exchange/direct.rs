@@ -1,5 +1,4 @@
-//! Runs long operations in registered buffers: without slots, since each rank works in the others'
-//! memory.
+//! Runs long operations in registered buffers, without slots, since each rank works in the others' memory.
 //!
 //! | operation | whose buffers are needed | what a rank does |
 //! |---|---|---|
@@ -26,8 +25,8 @@ use std::ops::Range;
 /// A rank checks after this many bytes whether it should give up.
 const PIECE: usize = 1 << 20;
 
-/// Pattern and size for the table of choices, if the operation can run in registered buffers. Follows from
-/// what the ranks' headers agree on.
+/// Pattern and size for the table of choices, if the operation can run in registered buffers. Both follow
+/// from what the ranks' headers agree on.
 #[inline]
 pub(super) fn extent(collective: &Collective<'_>, size: usize) -> Option<(Pattern, usize)> {
     match collective {
@@ -54,7 +53,7 @@ pub(super) fn extent(collective: &Collective<'_>, size: usize) -> Option<(Patter
     }
 }
 
-/// The sizes for which ranks ask each other whether their buffers are registered.
+/// The sizes for which ranks check with each other whether their buffers are registered.
 pub(super) struct Spans(Vec<(Pattern, Range<usize>)>);
 
 impl Spans {
@@ -332,9 +331,9 @@ impl PhaseContext<'_, '_> {
 
 /// What the ranks have agreed on.
 enum Agreed<'a> {
-    /// To work in each other's memory, by the terms with this index.
+    /// All ranks work in each other's memory, by the terms with this index.
     Direct(usize, DirectAccess<'a>),
-    /// Not to; the data are unchanged.
+    /// They use slots; the data are unchanged.
     Slots(Data<'a>),
 }
 
@@ -354,7 +353,8 @@ fn read(data: Data<'_>) -> &[u8] {
     }
 }
 
-/// Cuts a range between cache lines, if it begins with one, and so between elements.
+/// Cuts a range into pieces. If the range begins at a cache line, the cuts are between cache lines, and so
+/// between elements.
 fn pieces(range: Range<usize>) -> impl Iterator<Item = Range<usize>> {
     let count = range.len().div_ceil(PIECE);
     (0..count).map(move |at| {

@@ -30,7 +30,7 @@ struct Direct {
 }
 
 impl ShmEngine {
-    /// For rank `rank` of the group, whose allocated memory is in this registry.
+    /// Makes the engine of rank `rank` of the group, whose allocated memory is in this registry.
     pub(crate) fn new(
         shm_exchange: ShmExchange,
         rank: usize,
@@ -65,7 +65,7 @@ impl ShmEngine {
         if let Err(failure) = &done
             && !matches!(failure, Failure::Mismatch(..))
         {
-            // The group agrees on nothing more over this exchange area.
+            // After this failure the group reaches no further agreement over this exchange area.
             self.direct.regions.unmap_all();
         }
         done
@@ -110,8 +110,8 @@ impl ShmEngine {
 }
 
 impl PhaseContext<'_, '_> {
-    /// Runs the operation through lines and slots. The longest part's length is known where the ranks
-    /// have exchanged their lengths.
+    /// Runs the operation through lines and slots. The longest part's length is known if the ranks have
+    /// exchanged their lengths.
     fn by_shm_exchange(
         &mut self,
         collective: Collective<'_>,

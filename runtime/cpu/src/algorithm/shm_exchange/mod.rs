@@ -1,9 +1,9 @@
 //! Collectives of ranks that share memory: each rank writes its own slot and reads the others'.
 //!
-//! Data go in *chunks*, one a phase, small enough that a chunk written by one rank is still in a cache
-//! when the others read it. So the callers' buffers are the only memory that is read and written from end
-//! to end. The headers are compared as signatures, in every phase: ranks that disagree find out in the
-//! first, before any rank has read another's data.
+//! Data are sent in *chunks*, one per phase, small enough that a chunk written by one rank is still in a
+//! cache when the others read it. Only the callers' buffers are read and written in full. The headers are
+//! compared as signatures in every phase: ranks that disagree detect this in the first phase, before any
+//! rank has read another's data.
 //!
 //! An all_reduce reads each rank's buffer once and writes it once: in phase c every rank puts what others
 //! combine of chunk c into its slot, with its share of the result of chunk c - 1; then it takes over the

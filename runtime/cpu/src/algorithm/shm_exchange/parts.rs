@@ -245,7 +245,7 @@ impl PhaseContext<'_, '_> {
     }
 }
 
-/// Copies a piece of a result of `whole` bytes: past the caches where they would not hold it anyway.
+/// Copies a piece of a result of `whole` bytes; bypasses the caches if the result does not fit into them.
 pub(super) fn deliver(to: &mut [u8], from: &[u8], whole: usize) {
     if whole < STREAMED {
         copy(to, from);
@@ -254,25 +254,26 @@ pub(super) fn deliver(to: &mut [u8], from: &[u8], whole: usize) {
     }
 }
 
-/// Length of a slot's sections, of which there is one for each other rank: at most `longest`, rounded up.
+/// Length of a slot's sections, one for each other rank: at most `longest`, rounded up.
 fn section_len(size: usize, longest: usize) -> usize {
     let most = (SLOT / (size - 1)).min(CHUNK) & !63;
     most.min(longest.max(1).next_multiple_of(64))
 }
 
-/// Which section of the slot of `writer` is for `reader`. There is none for itself, so that of a pair each
-/// writes just where it has read.
+/// Index of the section of `writer`'s slot that `reader` reads. A rank has no section for itself, so that
+/// each rank of a pair writes exactly where it has read.
 fn section_of(reader: usize, writer: usize) -> usize {
     reader - usize::from(reader > writer)
 }
 
-/// The chunks of this many bytes; one empty chunk if there are none, since ranks meet all the same.
+/// Splits `len` bytes into chunks; gives one empty chunk for 0 bytes, since the ranks run a phase in any
+/// case.
 fn chunks(len: usize, chunk: usize) -> impl Iterator<Item = Range<usize>> {
     let count = len.div_ceil(chunk).max(1);
     (0..count).map(move |at| at * chunk..((at + 1) * chunk).min(len))
 }
 
-/// As much of `range` as there is of a shorter part.
+/// Limits `range` to the bytes that a shorter part has.
 fn clip(range: &Range<usize>, len: usize) -> Range<usize> {
     range.start.min(len)..range.end.min(len)
 }

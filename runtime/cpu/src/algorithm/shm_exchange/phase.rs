@@ -27,13 +27,13 @@ impl PhaseContext<'_, '_> {
         error.into_failure(self.ranks)
     }
 
-    /// The next phase of this operation, in which slots of up to `used` bytes are shown.
+    /// Runs the next phase of this operation, in which slots of up to `used` bytes are shown.
     #[inline]
     pub(super) fn turn(&mut self, used: usize) -> Result<(), Failure> {
         self.phase(&[], used)
     }
 
-    /// The next phase, in which no slots are shown but these bytes.
+    /// Runs the next phase, in which these bytes are shown and no slots.
     #[inline]
     pub(super) fn turn_with(&mut self, inline: &[u8]) -> Result<(), Failure> {
         self.phase(inline, 0)
@@ -46,7 +46,7 @@ impl PhaseContext<'_, '_> {
             .turn(self.signature, inline, used, self.policy)
         {
             Ok(true) => {
-                // Each phase of an operation has its own signature: no rank can be a phase behind.
+                // Each phase of an operation has its own signature, so no rank can be a phase behind.
                 self.signature = self.signature.wrapping_add(1);
                 Ok(())
             }
@@ -55,7 +55,7 @@ impl PhaseContext<'_, '_> {
         }
     }
 
-    /// Signatures differ. All ranks have seen that, so all show their headers now.
+    /// Handles different signatures. All ranks have seen the difference, so all show their headers now.
     #[cold]
     fn disagree(&mut self) -> Failure {
         let bytes = self.op_header.encode();
@@ -101,7 +101,7 @@ impl PhaseContext<'_, '_> {
         for (place, count) in slot[OP_HEADER_LEN..].chunks_exact_mut(8).zip(lists) {
             place.copy_from_slice(&count.to_le_bytes());
         }
-        // The lists' lengths may differ, which shows only now, so this phase shows whole slots.
+        // The lists' lengths may differ, which is known only now, so this phase shows whole slots.
         self.turn(SLOT)?;
         let (mut op_headers, mut all) = (Vec::new(), Vec::new());
         for rank in 0..self.place.size {

@@ -9,8 +9,9 @@ use crate::wait::Failure;
 use rcomm_core::arithmetic::{self, copy};
 use std::ops::Range;
 
-/// The longest operation whose ranks exchange places, in bytes. The shares of a longer one leave out some
-/// phases, so some ranks would not write where they have read: from 512 KiB on that is a quarter slower.
+/// Length in bytes of the longest operation whose ranks exchange places. A longer one has phases without
+/// shares of some ranks, so some ranks would not write where they have read: from 512 KiB on, that is a
+/// quarter slower.
 const EXCHANGED: usize = 256 << 10;
 
 fn traffic_of(len: usize) -> Traffic {
@@ -21,11 +22,11 @@ fn traffic_of(len: usize) -> Traffic {
     }
 }
 
-/// How an operation that combines is cut: in each chunk every rank combines one part of all inputs, its
+/// How an operation that combines is divided: in each chunk every rank combines one part of all inputs, its
 /// share of the result.
 ///
-/// In phase c a slot holds, for each other rank, the part of chunk c that it combines, and behind them
-/// the writer's share of chunk c - 1. The last phase has shares only.
+/// In phase c a slot holds, for each other rank, the part of chunk c that this rank combines, and after
+/// these parts the writer's share of chunk c - 1. The last phase has shares only.
 #[derive(Clone, Copy)]
 struct Shares {
     len: usize,
@@ -189,7 +190,7 @@ impl PhaseContext<'_, '_> {
             element: by.element(),
         };
         self.shm_exchange.expect(traffic_of(shares.len));
-        // Ranks meet even if there is nothing to combine.
+        // The ranks run a phase even if there is nothing to combine.
         for phase in 0..=shares.chunks() {
             self.show_inputs(shares, phase, data.bytes());
             self.turn(shares.used(phase))?;

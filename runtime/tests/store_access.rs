@@ -2,7 +2,7 @@
 #![allow(clippy::unwrap_used)]
 
 use rcomm::store::{Store, StoreAccess, StoreLimits, TcpStore, TcpStoreServer};
-use rcomm::{ErrorKind, Secret};
+use rcomm::{Config, ErrorKind, Rendezvous, Secret, World};
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, TcpStream};
 use std::time::{Duration, Instant};
@@ -65,6 +65,24 @@ fn those_who_know_the_secret_use_the_store_and_others_are_told_why_not() {
     // For the ranks that wonder why one does not come.
     let noted = store.get("rcomm/refused", LONG).unwrap();
     assert_eq!(String::from_utf8(noted).unwrap(), "2 127.0.0.1");
+}
+
+#[test]
+fn store_that_a_rank_serves_for_its_program_asks_for_the_secret() {
+    let config = |rank, master_port| Config {
+        secret: Some(Secret::from_text("ours")),
+        rendezvous: Some(Rendezvous {
+            master_port,
+            ..Rendezvous::explicit(rank, 2, "127.0.0.1", 1).unwrap()
+        }),
+        ..Config::default()
+    };
+    let own = World::connect_store(&config(0, 0), LONG).unwrap();
+    let other = World::connect_store(&config(1, own.port()), LONG).unwrap();
+    own.set("k", b"v").unwrap();
+    assert_eq!(other.get("k", LONG).unwrap(), b"v");
+    let error = TcpStore::connect("127.0.0.1", own.port(), LONG);
+    assert_eq!(error.err().unwrap().kind(), ErrorKind::Unauthorized);
 }
 
 #[test]

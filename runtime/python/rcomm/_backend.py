@@ -267,7 +267,7 @@ def _join(opts: Any, ranks: list[int] | None = None) -> _native.World:
         times = store.add(f"rcomm/times/{rank}", 1)
         key = f"rcomm/meeting/{times}"
         if rank == 0:
-            place, server = _meeting_place(store)
+            place, server = _meeting_place(store, opts.timeout)
             place["job"] = _name_job(ranks)
             store.set(key, json.dumps(place))
         else:
@@ -278,7 +278,9 @@ def _join(opts: Any, ranks: list[int] | None = None) -> _native.World:
     return made
 
 
-def _meeting_place(store: dist.Store) -> tuple[dict[str, Any], _native.StoreServer | None]:
+def _meeting_place(
+    store: dist.Store, timeout: timedelta
+) -> tuple[dict[str, Any], _native.StoreServer | None]:
     """Where the ranks meet: at PyTorch's own server, if there is one, else at one that rank 0 makes."""
     prefix = f"rcomm-{secrets.token_hex(8)}"
     bottom = store
@@ -290,7 +292,7 @@ def _meeting_place(store: dist.Store) -> tuple[dict[str, Any], _native.StoreServ
     host = os.environ.get("MASTER_ADDR") or (
         socket.gethostname() if os.environ.get("RCOMM_SOCKET_IFNAME") else "127.0.0.1"
     )
-    server = _native.StoreServer(host)
+    server = _native.StoreServer(host, timeout)
     return {"host": host, "port": server.port, "prefix": prefix}, server
 
 

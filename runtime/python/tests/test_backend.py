@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -18,7 +20,7 @@ import torch.distributed as dist
 from conftest import PATIENCE, Job
 
 import rcomm
-from rcomm import _programs
+from rcomm import _native, _programs
 
 WAITS = 10**6
 
@@ -452,6 +454,20 @@ dist.all_reduce(torch.zeros(2))
     assert "raised ValueError: bad batch" in said[0] and "rank 1" in said[0], said[0]
     report = rcomm.analyze(tmp_path / "rings" / "job")
     assert "bad batch" in str(report)
+
+
+def test_store_that_rank_0_serves_is_not_for_those_without_the_secret(monkeypatch):
+    monkeypatch.delenv("RCOMM_STORE", raising=False)
+    server = _native.StoreServer("127.0.0.1", datetime.timedelta(seconds=PATIENCE))
+    # PyTorch's greeting, and a request to set "/k".
+    greeting = b"\x00\xce\xf7\x85\x3c" + b"\x01\x02" + bytes(7) + b"/k\x01" + bytes(7) + b"v"
+    with socket.create_connection(("127.0.0.1", server.port), timeout=PATIENCE) as stranger:
+        stranger.sendall(greeting)
+        told = b""
+        with contextlib.suppress(ConnectionResetError):
+            while part := stranger.recv(4096):
+                told += part
+    assert b"rcomm refuses" in told
 
 
 @pytest.mark.parametrize("destroys", [True, False])

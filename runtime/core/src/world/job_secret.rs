@@ -13,10 +13,11 @@ use crate::config::Config;
 use crate::config::rendezvous::Rendezvous;
 use crate::op::deadline::Deadline;
 use crate::op::error::{Error, ErrorKind, Result};
-use crate::store::{Store, StoreAccess, StoreChoice};
+use crate::store::{Store, StoreAccess, StoreChoice, TcpStore};
 use crate::world::init::from_hex;
 use rcomm_recorder::model::{Rank, text};
 use rcomm_recorder::publish::Secret;
+use std::time::Duration;
 use x25519_dalek::{PublicKey, StaticSecret};
 
 /// Bytes of a sealed secret: the secret, encrypted, and a proof that it is whole.
@@ -56,7 +57,7 @@ impl JobSecret {
     ///
     /// # Errors
     /// `InvalidArgument` if a proof is asked for and there is no secret yet.
-    pub(crate) fn store_access(&self, config: &Config, place: &Rendezvous) -> Result<StoreAccess> {
+    fn store_access(&self, config: &Config, place: &Rendezvous) -> Result<StoreAccess> {
         let known = match self {
             Self::Given(secret) => Some(secret),
             Self::OfUser { user, .. } => Some(user),
@@ -74,6 +75,24 @@ impl JobSecret {
                  RCOMM_JOB_SECRET to the same on all ranks",
             )),
         }
+    }
+
+    /// Connects to the store at the rendezvous, or serves it there, and says so if it asks for no proof.
+    ///
+    /// # Errors
+    /// As [`store_access`](Self::store_access) and [`Rendezvous::connect_store`].
+    pub(crate) fn connect_store(
+        &self,
+        config: &Config,
+        place: &Rendezvous,
+        timeout: Duration,
+    ) -> Result<TcpStore> {
+        let access = self.store_access(config, place)?;
+        let store = place.connect_store(&access, timeout)?;
+        if place.serves_store() && matches!(access, StoreAccess::Open) {
+            say_open(&place.master_addr, store.port());
+        }
+        Ok(store)
     }
 
     /// What this rank says of its secret in the store: enough to find one that differs.
@@ -145,11 +164,10 @@ impl JobSecret {
     clippy::print_stderr,
     reason = "whoever runs the job must know it, with or without a subscriber of its log"
 )]
-pub(crate) fn say_open(place: &Rendezvous) {
+fn say_open(host: &str, port: u16) {
     eprintln!(
-        "rcomm: the store at {} port {} is open: whoever reaches that port can read and change the job's keys. \
-         RCOMM_JOB_SECRET, the same on all ranks, closes it to others",
-        place.master_addr, place.master_port
+        "rcomm: the store at {host} port {port} is open: whoever reaches that port can read and change the job's \
+         keys. RCOMM_JOB_SECRET, the same on all ranks, closes it to others"
     );
 }
 

@@ -16,7 +16,7 @@ use crate::group::maker::{GroupMaker, GroupOptions, Origin};
 use crate::group::process_group::ProcessGroup;
 use crate::op::deadline::Deadline;
 use crate::op::error::{Error, ErrorKind, Result};
-use crate::store::{PrefixStore, Store, StoreAccess};
+use crate::store::{PrefixStore, Store, TcpStore};
 use crate::watch::dump_writer::{DumpWriter, Dumps, FileDumpWriter};
 #[cfg(feature = "endpoint")]
 use crate::watch::endpoint;
@@ -25,7 +25,7 @@ use crate::watch::heartbeat::HeartbeatMonitor;
 use crate::watch::pipe::DumpPipe;
 use crate::watch::watchdog::{Helpers, Watch, Watchdog};
 use crate::world::init::{leave, meet, open_recorder, ring_place, run_name};
-use crate::world::job_secret::{JobSecret, say_open};
+use crate::world::job_secret::JobSecret;
 use crate::world::unmade::UnmadeWorld;
 use rcomm_recorder::model::Rank;
 use rcomm_recorder::publish::Dump;
@@ -174,13 +174,7 @@ impl<B: BackendSet> WorldBuilder<B> {
         phase("connect to the store");
         let root: Arc<dyn Store> = match self.store {
             Some(store) => store,
-            None => {
-                let access = secret.store_access(&config, &place)?;
-                if place.serves_store() && matches!(access, StoreAccess::Open) {
-                    say_open(&place);
-                }
-                Arc::new(place.connect_store(&access, deadline.remaining())?)
-            }
+            None => Arc::new(secret.connect_store(&config, &place, deadline.remaining())?),
         };
         let notes = PrefixStore::new(format!("rcomm/{}", place.attempt), root.clone());
         phase("wait for all ranks to come");
@@ -331,6 +325,21 @@ impl<B: BackendSet> World<B> {
     /// See [`WorldBuilder::init`].
     pub fn init(config: Config) -> Result<Self> {
         Self::builder(config).init()
+    }
+
+    /// Connects to the store at the rendezvous as [`init`](Self::init) does, with a proof of the secret where one is
+    /// asked for. Rank 0 serves it, unless the launcher's agent does; if the rendezvous has port 0, the kernel chooses
+    /// a port ([`TcpStore::port`]). For [`WorldBuilder::store`], by programs that put their keys under a prefix.
+    ///
+    /// # Blocking
+    /// Up to `timeout`, which is also that of later calls to the store that do not wait for other ranks.
+    ///
+    /// # Errors
+    /// As [`Rendezvous::connect_store`]. `Io` if the user's secret can neither be read nor made, `InvalidArgument` if
+    /// a proof is asked for and there is no secret.
+    pub fn connect_store(config: &Config, timeout: Duration) -> Result<TcpStore> {
+        let place = config.rendezvous()?;
+        JobSecret::of(config, &place)?.connect_store(config, &place, timeout)
     }
 
     /// A builder, for choosing more than the configuration: the store, backends, the dump writer.

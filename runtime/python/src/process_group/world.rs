@@ -7,7 +7,6 @@ use super::issue::{Group, Shared};
 use crate::frames::CallSites;
 use crate::tensors::Types;
 use pyo3::prelude::*;
-use rcomm::store::{TcpStoreServer, addresses_of};
 use rcomm::{
     Config, Error, ErrorKind, GroupOptions, HashStore, PrefixStore, Rendezvous, Store, TcpStore,
 };
@@ -16,20 +15,32 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-/// A server for the store of a job whose own store other processes cannot be given: a file, or a table in a
-/// process's memory. It listens on a port that the kernel chooses.
+/// A store for a job whose own store other processes cannot be given: a file, or a table in a process's memory.
+/// This process serves it, on a port that the kernel chooses. It asks for the job's secret as any store does that a
+/// rank serves: `docs/SECURITY.md`.
 #[pyclass(module = "rcomm._native", frozen)]
-pub(crate) struct StoreServer(OfProcess<Mutex<Option<TcpStoreServer>>>, u16);
+pub(crate) struct StoreServer(OfProcess<Mutex<Option<TcpStore>>>, u16);
 
 #[pymethods]
 impl StoreServer {
     /// Listens on the addresses of this name of this host.
     #[new]
-    fn new(py: Python<'_>, host: &str) -> PyResult<Self> {
-        let server = addresses_of(host).and_then(|addresses| TcpStoreServer::bind(&addresses, 0));
-        let server = server.map_err(|error| raise(py, &error, None))?;
-        let port = server.port();
-        Ok(Self(OfProcess::new(Mutex::new(Some(server))), port))
+    fn new(py: Python<'_>, host: String, timeout: Duration) -> PyResult<Self> {
+        let serve = || {
+            let place = Rendezvous {
+                master_port: 0,
+                ..Rendezvous::explicit(0, 1, host, 1)?
+            };
+            let config = Config {
+                rendezvous: Some(place),
+                ..Config::from_environment()?
+            };
+            rcomm::World::connect_store(&config, timeout)
+        };
+        let store = py.detach(serve);
+        let store = store.map_err(|error| raise(py, &error, Some(timeout)))?;
+        let port = store.port();
+        Ok(Self(OfProcess::new(Mutex::new(Some(store))), port))
     }
 
     #[getter]
@@ -74,26 +85,8 @@ impl World {
     }
 }
 
-/// Where a job of several ranks meets.
-struct Meeting {
-    host: String,
-    port: u16,
-    server: Option<TcpStoreServer>,
-}
-
-fn open_store(
-    meeting: Option<Meeting>,
-    prefix: &str,
-    patience: Duration,
-) -> Result<Arc<dyn Store>, Error> {
-    let Some(meeting) = meeting else {
-        return Ok(Arc::new(HashStore::new()));
-    };
-    let store = match meeting.server {
-        Some(server) => TcpStore::attach(server, patience)?,
-        None => TcpStore::connect(meeting.host, meeting.port, patience)?,
-    };
-    Ok(Arc::new(PrefixStore::new(prefix, Arc::new(store))))
+fn under(prefix: &str, store: TcpStore) -> Arc<dyn Store> {
+    Arc::new(PrefixStore::new(prefix, Arc::new(store)))
 }
 
 #[pymethods]
@@ -126,8 +119,8 @@ impl World {
                 .unwrap_or_else(PoisonError::into_inner);
             held.take()
         });
-        let meeting = host.clone().map(|host| Meeting { host, port, server });
         let made = py.detach(|| {
+            let is_alone = host.is_none();
             let place = Rendezvous::explicit(
                 rank,
                 size,
@@ -145,7 +138,11 @@ impl World {
                 }),
                 ..Config::from_environment()?
             };
-            let store = open_store(meeting, prefix, timeout)?;
+            let store: Arc<dyn Store> = match server {
+                _ if is_alone => Arc::new(HashStore::new()),
+                Some(served) => under(prefix, served),
+                None => under(prefix, rcomm::World::connect_store(&config, timeout)?),
+            };
             rcomm::World::builder(config).store(store).init()
         });
         let world = made.map_err(|error| raise(py, &error, Some(timeout)))?;

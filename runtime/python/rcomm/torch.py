@@ -78,11 +78,11 @@ def phase(name: str) -> Iterator[None]:
 
 def step(number: int) -> None:
     """Notes which step of the training this is. Without it, calls of optimizers' ``step()`` are counted."""
-    recorder, world = _recorder, _own_world()
+    recorder = _recorder
     if recorder is not None:
-        recorder.name_step(number)
-    if world is not None:
-        world.step(number)
+        recorder.own_steps = True
+    for one in _records():
+        one.step(number)
 
 
 def why() -> Report:
@@ -108,11 +108,11 @@ _phase = ""
 
 
 def _name_phase(name: str) -> None:
-    recorder, world = _recorder, _own_world()
+    recorder = _recorder
     if recorder is not None:
-        recorder.name_phase(name)
-    if world is not None:
-        world.phase(name)
+        recorder.phase = name
+    for one in _records():
+        one.phase(name)
 
 
 def _own_world() -> World | None:
@@ -126,6 +126,11 @@ def _ring() -> Ring | None:
     return None if recorder is None else recorder.ring
 
 
+def _records() -> list[Ring | World]:
+    """What has this process's phases and steps: the recorder's ring, and the world of the backend "rcomm"."""
+    return [one for one in (_ring(), _own_world()) if one is not None]
+
+
 class _Recorder:
     """What is installed in this process, once."""
 
@@ -135,9 +140,12 @@ class _Recorder:
         self.hooks: dict[tuple[str, tuple[int, ...]], GroupHooks] = {}
         self.addresses: dict[tuple[str, tuple[int, ...]], int] = {}
         self.groups: list[weakref.ref[Any]] = []
+        # Backends that were logged as not recorded.
+        self.left: set[str] = set()
         self.phase = ""
         self.steps: dict[int, int] = {}
         self.own_steps = False
+        self.watches_program = False
         self.raised = False
         self.ended = threading.Event()
         self.watcher: threading.Thread | None = None
@@ -162,7 +170,8 @@ class _Recorder:
 
     def attach(self, pg: Any, global_ranks: list[int]) -> None:
         """Attaches to one group of this process; those of the backend "rcomm" record themselves."""
-        if hasattr(pg, "_rcomm_world"):
+        if hasattr(pg, "_rcomm_world") or self.is_left_to_own_backend(pg):
+            self.watch_program()
             return
         ring = self.open(pg)
         key = (pg.group_name, tuple(global_ranks))
@@ -188,10 +197,22 @@ class _Recorder:
         pg.register_pre_hook(_HOOK_ID, hooks.before)
         pg.register_post_hook(_HOOK_ID, hooks.after)
 
+    def is_left_to_own_backend(self, pg: Any) -> bool:
+        """Whether the backend "rcomm" has this group's operations, or this rank's ring: two would be two jobs."""
+        names = {_name_of(backend) for backend in _backends_of(pg)}
+        if "rcomm" not in names and _own_world() is None:
+            return False
+        others = ", ".join(sorted(names - {"rcomm", ""})) or "others"
+        if others not in self.left:
+            self.left.add(others)
+            text = 'rcomm records what this process does through the backend "rcomm", and nothing of %s'
+            _log.warning(text, others)
+        return True
+
     def is_builtin(self, pg: Any) -> bool:
         """Whether the group's Works are PyTorch's own: of one in Python C++ learns nothing but that a wait returned."""
-        backends = (pg._get_backend(device) for device in pg._device_types)
-        return all(type(one).__module__ == self.c10d.Work.__module__ for one in backends)
+        own, backends = self.c10d.Work.__module__, _backends_of(pg)
+        return bool(backends) and all(type(one).__module__ == own for one in backends)
 
     def open(self, pg: Any) -> Ring:
         """The ring of this rank, made with its first group, which has all ranks of the world."""
@@ -210,9 +231,16 @@ class _Recorder:
         )
         if self.ring.path is None:
             _log.warning("rcomm records into this process's own memory, which no other can read")
-        for install in (self.load_native, self.watch_loader, self.watch_optimizers, self.watch_end):
+        for install in (self.load_native, self.watch_program, self.watch_end):
             _quietly(install)
         return self.ring
+
+    def watch_program(self) -> None:
+        """Notes from now on when the program loads data, and its steps."""
+        if not self.watches_program:
+            self.watches_program = True
+            self.watch_loader()
+            self.watch_optimizers()
 
     def load_native(self) -> None:
         """Takes the hooks in C++ if they were built for this PyTorch."""
@@ -284,12 +312,13 @@ class _Recorder:
         from torch.optim.optimizer import register_optimizer_step_post_hook
 
         def count(optimizer: Any, args: Any, kwargs: Any) -> None:
-            if not self.own_steps and self.ring is not None:
+            if not self.own_steps:
                 # Of several optimizers the one with the most steps counts.
                 steps = self.steps.get(id(optimizer), 0) + 1
                 self.steps[id(optimizer)] = steps
                 if steps >= max(self.steps.values()):
-                    self.ring.step(steps)
+                    for one in _records():
+                        one.step(steps)
 
         register_optimizer_step_post_hook(count)
 
@@ -337,15 +366,9 @@ class _Recorder:
 
     def name_phase(self, name: str) -> str:
         """Names a phase, and gives the one before."""
-        before, self.phase = self.phase, name
-        if self.ring is not None:
-            self.ring.phase(name)
+        before = self.phase
+        _name_phase(name)
         return before
-
-    def name_step(self, number: int) -> None:
-        self.own_steps = True
-        if self.ring is not None:
-            self.ring.step(number)
 
 
 def _quietly(act: Callable[..., object], *args: object) -> None:
@@ -377,12 +400,25 @@ def _library_folders() -> list[str]:
     return [of_torch, own, *between]
 
 
-def _backend_of(pg: Any) -> str:
-    """The backend's name; of several, that of the device which PyTorch names first."""
+def _backends_of(pg: Any) -> list[Any]:
+    """The group's backends, in PyTorch's order of devices; a group written in Python may have none."""
+    found = []
+    for device in pg._device_types:
+        with contextlib.suppress(Exception):
+            found.append(pg._get_backend(device))
+    return found
+
+
+def _name_of(backend: Any) -> str:
     try:
-        return str(pg._get_backend(pg._device_types[0]).name())
+        return str(backend.name())
     except Exception:
         return ""
+
+
+def _backend_of(pg: Any) -> str:
+    """The backend's name; of several, that of the device which PyTorch names first."""
+    return next(map(_name_of, _backends_of(pg)), "")
 
 
 def _timeout_of(pg: Any) -> int:

@@ -470,6 +470,64 @@ def test_store_that_rank_0_serves_is_not_for_those_without_the_secret(monkeypatc
     assert b"rcomm refuses" in told
 
 
+@pytest.mark.parametrize("backend", ["rcomm", "cpu:rcomm,cuda:gloo"])
+def test_job_that_is_to_be_recorded_is_recorded_once(tmp_path, backend):
+    program = """
+import os, sys, torch, torch.distributed as dist
+rank, store, backend = int(sys.argv[1]), dist.FileStore(sys.argv[2], 3), sys.argv[3]
+dist.init_process_group(backend, rank=rank, world_size=3, store=store)
+of_gloo = dist.new_group([1, 2], backend="gloo")
+for _ in range(4):
+    dist.all_reduce(torch.zeros(2))
+if rank > 0:
+    dist.all_reduce(torch.zeros(2), group=of_gloo)
+import rcomm.torch
+assert rcomm.torch._recorder is not None and rcomm.torch._recorder.ring is None
+assert rcomm.torch.recording().endswith(f"{rank}.0.ring")
+dist.barrier()
+model = torch.nn.Linear(2, 1)
+optimizer = torch.optim.SGD(model.parameters())
+for batch in torch.utils.data.DataLoader([torch.ones(2)] * 6, batch_size=2):
+    model(batch).sum().backward()
+    optimizer.step()
+class Ends(torch.utils.data.Dataset):
+    def __len__(self):
+        return 1
+    def __getitem__(self, index):
+        os._exit(0)
+next(iter(torch.utils.data.DataLoader(Ends())))
+"""
+    names = ("RCOMM_", "MASTER_", "SLURM_", "TORCHELASTIC_")
+    environment = {key: value for key, value in os.environ.items() if not key.startswith(names)}
+    environment.update(RCOMM_RECORD="1", RCOMM_RING_DIR=str(tmp_path / "rings"))
+    started = [
+        subprocess.Popen(
+            [sys.executable, "-c", program, str(rank), str(tmp_path / "store"), backend],
+            env=environment,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(3)
+    ]
+    said = [one.communicate(timeout=300)[1] for one in started]
+    assert [one.returncode for one in started] == [0] * 3, said
+    # Of one line for all groups of gloo.
+    assert all(text.count("and nothing of gloo") == 1 for text in said[1:]), said
+    (folder,) = (tmp_path / "rings").glob("*/")
+    rings = sorted(map(str, folder.glob("*.ring")))
+    assert len(rings) == 3
+    out = tmp_path / "as-dumps"
+    command = [_programs.find("rcomm-fr"), "dump", "--format", "json", "-o", str(out), *rings]
+    subprocess.run(command, check=True, capture_output=True)
+    dumps = [json.loads(path.read_text()) for path in out.rglob("*.json")]
+    assert sorted(dump["rank"] for dump in dumps) == [0, 1, 2]
+    for dump in dumps:
+        ops = [one["profiling_name"].split(":")[1].split()[0] for one in dump["entries"]]
+        assert ops == ["all_reduce"] * 4 + ["barrier"]
+        status = dump["status"]
+        assert (status["step"], status["phase"]) == (3, "in next() of the data loader")
+
+
 @pytest.mark.parametrize("destroys", [True, False])
 def test_process_without_an_import_ends_well(tmp_path, destroys):
     program = f"""

@@ -1,8 +1,8 @@
 //! Chooses the address of this host that the rank publishes to the others.
 //!
-//! It is the one of the network interface that the configuration names; without a name, the source
-//! address of this host's route to the store: where the store can be reached, the other ranks most
-//! likely can too, and a job that meets on the loopback interface stays there.
+//! By default this is the source address of this host's route to the store: an address that reaches the
+//! store most likely reaches the other ranks too, and a job whose store is on the loopback interface stays
+//! there. If the configuration names a network interface, it is that interface's address.
 
 use nix::net::if_::InterfaceFlags;
 use rcomm_core::backend::support::addresses_of;
@@ -26,7 +26,7 @@ pub(crate) fn choose(config: &Config) -> Result<IpAddr> {
             Interfaces::of_host()?.address_on(name, route)
         }
         (None, Some(place)) => without_a_name(place),
-        // Without a rendezvous address, other hosts are unknown.
+        // Without a rendezvous address, the other hosts are unknown.
         (None, None) => Ok(Ipv4Addr::LOCALHOST.into()),
     }
 }
@@ -35,8 +35,8 @@ fn without_a_name(place: &Rendezvous) -> Result<IpAddr> {
     let master: Option<IpAddr> = place.master_addr.parse().ok();
     let is_wildcard = master.is_some_and(|master| master.is_unspecified());
     if place.hides_behind_loopback()? || is_wildcard && !place.is_single_host() {
-        // This is the store's own host; the address it uses for the store may not be reachable from
-        // elsewhere.
+        // This is the store's own host; the address it uses for the store may not be reachable from other
+        // hosts.
         let interfaces = Interfaces::of_host()?;
         if let Some((interface, address)) = interfaces.first_beyond_loopback() {
             tracing::warn!(
@@ -52,7 +52,7 @@ fn without_a_name(place: &Rendezvous) -> Result<IpAddr> {
 
 fn route_to_store(place: &Rendezvous) -> Result<IpAddr> {
     let mut targets = addresses_of(&place.master_addr)?;
-    // The same family on all hosts, whichever their resolvers name first.
+    // Sorting gives the same address family on all hosts, whichever address their resolvers return first.
     targets.sort_by_key(|target| (target.is_loopback(), target.is_ipv6()));
     let mut cause = None;
     for target in targets {
@@ -134,8 +134,8 @@ impl Interfaces {
         Ok(Self(interfaces))
     }
 
-    /// The address of the interface `name`: the one that leads to the store if it is among them, else
-    /// the first of that one's family, else the first.
+    /// Returns the address of the interface `name`: the one that leads to the store if the interface has
+    /// it, else the first of the same family, else the first.
     fn address_on(&self, name: &str, route: Option<IpAddr>) -> Result<IpAddr> {
         let refuse = |why: &str| {
             Error::new(

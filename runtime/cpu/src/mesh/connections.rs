@@ -1,5 +1,5 @@
-//! [`Mesh`]: one rank's end of all connections; which rank dials which, and whether the peer still
-//! lives.
+//! [`Mesh`]: one rank's end of all connections; which rank dials which, and whether the peer is still
+//! alive.
 
 use super::handshake::{ANSWER_LEN, ChannelKind, End, Handshake, Identity, Verdict};
 use super::host::Host;
@@ -22,7 +22,7 @@ use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// How long a rank waits for a peer to connect before it checks whether the peer still lives.
+/// How long a rank waits for a peer to connect before it checks whether the peer is still alive.
 const DOUBT: Duration = Duration::from_millis(50);
 /// The time-out of one attempt to connect.
 const CONNECT_TIME: Duration = Duration::from_secs(2);
@@ -58,8 +58,8 @@ pub(crate) struct Wanted {
 
 /// A connection whose end shows that its peer is gone.
 enum Watched {
-    /// A thread is opening it. One at a time: of two, the peer keeps the one that came last, which need not
-    /// be the one that this rank keeps.
+    /// A thread is opening the connection. Only one thread does so at a time: of two connections, the peer
+    /// keeps the later one, which need not be the one that this rank keeps.
     Dialling,
     Open(TcpStream),
 }
@@ -122,25 +122,24 @@ impl Mesh {
         Ok((mesh, notes))
     }
 
-    /// This rank.
     pub(crate) fn rank(&self) -> Rank {
         self.identity.rank
     }
 
-    /// Connections that were refused: strangers, other jobs, other protocols.
+    /// Number of connections that were refused: from strangers, other jobs or other protocols.
     pub(crate) fn refused(&self) -> u64 {
         self.desk.refused.load(Ordering::Relaxed)
     }
 
-    /// Stops listening and ends the thread. Channels that were handed over live on.
+    /// Stops listening and ends the thread. Channels that were handed over stay open.
     pub(crate) fn close(&self) {
         self.closed.store(true, Ordering::Release);
         self.desk.stop.store(true, Ordering::Release);
-        // Only a full counter refuses the write, and then the thread is awake.
+        // Only a full counter refuses the write, and then the thread is already awake.
         let _ = rustix::io::write(&*self.wake, &1u64.to_ne_bytes());
         let thread = lock(&self.thread).take();
         if let Some(thread) = thread {
-            // It ends by itself; a panic in it was already reported where it happened.
+            // The thread ends by itself; a panic in it was already reported where it happened.
             let _ = thread.join();
         }
         self.desk.bell.notify_all();
@@ -169,7 +168,7 @@ impl Mesh {
         &self.registry
     }
 
-    /// The sockets of a channel, connected if they have to be.
+    /// Returns the sockets of a channel, and connects them first if they are not connected yet.
     pub(crate) fn connect(
         &self,
         wanted: Wanted,
@@ -194,8 +193,8 @@ impl Mesh {
             .collect()
     }
 
-    /// As [`connect`](Self::connect), but does not wait for the peer to connect: `None` if it has
-    /// not yet.
+    /// Works as [`connect`](Self::connect), but does not wait for the peer to connect: `None` if the peer
+    /// has not connected yet.
     pub(crate) fn try_connect(
         &self,
         wanted: Wanted,
@@ -217,7 +216,7 @@ impl Mesh {
         Ok(Some(ids.filter_map(|id| arrived.remove(&id)).collect()))
     }
 
-    /// Whether `peer` is known to be gone. Opens a connection to it to find out, if there is none.
+    /// Whether `peer` is known to be gone. If there is no connection to `peer`, opens one to find out.
     pub(crate) fn is_gone(&self, peer: Rank, policy: &mut WaitPolicy<'_>) -> Result<bool, Failure> {
         match self.find_gone(peer, policy) {
             Err(Failure::Store(_)) => Ok(false),
@@ -225,7 +224,7 @@ impl Mesh {
         }
     }
 
-    /// Whether `peer` is gone; `Failure::Store` where only the store could tell.
+    /// Whether `peer` is gone; `Failure::Store` if only the store could show it and failed.
     pub(crate) fn find_gone(
         &self,
         peer: Rank,
@@ -268,8 +267,8 @@ impl Mesh {
         }
     }
 
-    /// A connection to `peer` that is only watched for its end; `None` if the peer has never been
-    /// there.
+    /// Opens a connection to `peer` that is only watched for its end; `None` if the peer has never
+    /// published an address.
     fn dial_to_watch(
         &self,
         peer: Rank,
@@ -315,7 +314,8 @@ impl Mesh {
                 drop(arrived);
                 let is_gone = self.is_gone(handshake.to, policy);
                 arrived = lock(&self.desk.arrived);
-                // A channel that the peer opened before it left still counts, with all that it sent.
+                // A channel that the peer opened before it left is still valid, with all bytes that the
+                // peer sent on it.
                 if arrived.contains_key(&id) {
                     continue;
                 }
@@ -339,8 +339,8 @@ impl Mesh {
         let address = self.address_of(handshake.to, policy)?;
         let gone = |error| Failure::Gone(handshake.to, Some(error));
         let mut tries = 0;
-        // One attempt: a rank listens before it publishes its address, so a refusal means that it
-        // ended.
+        // One attempt is enough: a rank listens before it publishes its address, so a refusal means that it
+        // has ended.
         let stream = loop {
             policy.check()?;
             match TcpStream::connect_timeout(&address, CONNECT_TIME) {
@@ -399,7 +399,7 @@ impl Mesh {
         }
     }
 
-    /// Asks the store, which may not answer: the wait ends with the policy's.
+    /// Sends a request to the store, which may not answer: the wait ends as the policy says.
     fn ask<T: Send + 'static>(
         &self,
         policy: &mut WaitPolicy<'_>,

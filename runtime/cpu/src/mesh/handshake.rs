@@ -8,8 +8,8 @@
 //! | acceptor | 4 | [`Verdict`] |
 //!
 //! Numbers are little-endian. Both ends prove that they know the job's secret before either trusts the
-//! other; the labels keep one end's proof from being played back as the other's. The bytes that follow
-//! are not encrypted: the secret keeps strangers out, not listeners.
+//! other; the labels prevent that one end's proof is replayed as the other's. The bytes that follow are not
+//! encrypted: the secret keeps strangers out, but does not protect against eavesdropping.
 
 use rcomm_core::tuning::MOST_STREAMS;
 use rcomm_core::{ErrorKind, Secret};
@@ -34,9 +34,9 @@ pub(crate) enum ChannelKind {
     Collective = 1,
     /// Messages between two ranks of one group.
     P2p = 2,
-    /// Nothing is sent; it ends when the process does.
+    /// No data are sent; the connection ends when the process does.
     Watch = 3,
-    /// Asks for the host's shared memory, over a unix socket.
+    /// A request for the host's shared memory, over a unix socket.
     Segment = 4,
 }
 
@@ -56,13 +56,13 @@ impl ChannelKind {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub(crate) enum Verdict {
-    /// Go on.
+    /// The handshake may continue.
     Welcome = 0,
-    /// Not this protocol, or another version of it.
+    /// The caller speaks another protocol, or another version of this one.
     OtherProtocol = 1,
-    /// Another job.
+    /// The caller belongs to another job.
     OtherJob = 2,
-    /// The dialed rank is not this one, the caller is no rank of the world, or the worlds differ.
+    /// The dialed rank is not this one, the caller is not a rank of the world, or the worlds differ.
     OtherRank = 3,
     /// The proof was wrong.
     WrongSecret = 4,
@@ -84,7 +84,8 @@ impl Verdict {
         (self as u32).to_le_bytes()
     }
 
-    /// The reason for a refusal, for an error message; `None` where the answer was no verdict.
+    /// Returns the reason for a refusal, for an error message; `None` means that the answer was no valid
+    /// verdict.
     pub(crate) fn reason_of(verdict: Option<Self>) -> &'static str {
         match verdict {
             None => "it is no rank",
@@ -96,7 +97,7 @@ impl Verdict {
         }
     }
 
-    /// The kind of the error that a refusal is.
+    /// Returns the kind of the error for a refusal.
     pub(crate) fn kind_of(verdict: Option<Self>) -> ErrorKind {
         match verdict {
             Some(Self::WrongSecret) => ErrorKind::Unauthorized,
@@ -107,7 +108,7 @@ impl Verdict {
     }
 }
 
-/// This rank's identity, as far as a handshake carries it.
+/// The part of this rank's identity that a handshake carries.
 #[derive(Clone)]
 pub(crate) struct Identity {
     pub(crate) rank: Rank,
@@ -177,7 +178,7 @@ pub(crate) struct Handshake {
     pub(crate) from: Rank,
     pub(crate) to: Rank,
     pub(crate) group: u64,
-    /// Which of the streams between the two it is.
+    /// Index of this stream among those between the two ranks.
     pub(crate) stream: u32,
 }
 
@@ -197,7 +198,7 @@ impl Handshake {
         bytes
     }
 
-    /// Reads a handshake addressed to `identity`, or returns why it is not.
+    /// Reads a handshake addressed to `identity`, or returns the verdict with which it is refused.
     pub(crate) fn decode(
         bytes: &[u8; HANDSHAKE_LEN],
         identity: &Identity,
@@ -256,7 +257,7 @@ mod tests {
             noise in proptest::collection::vec(any::<u8>(), HANDSHAKE_LEN),
             kept in 0..HANDSHAKE_LEN,
         ) {
-            // A valid beginning, so that the noise gets past the first checks.
+            // The noise begins with a valid head, so that it passes the first checks.
             let dialer = Identity::new(3, 4, "job", &secret());
             let mut bytes = handshake().encode(&dialer, &[7; 32]);
             bytes[kept..].copy_from_slice(&noise[kept..]);

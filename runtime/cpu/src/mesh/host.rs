@@ -1,12 +1,12 @@
-//! Which ranks are on this host, and how they come to share memory.
+//! Which ranks are on this host, and how they get access to shared memory.
 //!
-//! Ranks are neighbours if they run under one kernel, in one network and process namespace, as one user, and
-//! were given the same [`Config::host_id`](rcomm_core::Config), if any: that is their host's *name*. The
-//! first of them to leave its rank and the name of a unix socket under `cpu/host/<name>` in the store makes
-//! the segment and listens there; the others ask it for the segment, with the same handshake as on any
-//! connection ([`handshake`](crate::mesh::handshake)). Every rank then leaves a [`Note`] under `cpu/host_of/<rank>`
-//! with its host's name, or `-` if it shares no memory, so that the others know whether to look for the rank
-//! in the segment.
+//! Ranks are neighbours if they run under one kernel, in one network and process namespace, as one user,
+//! and were given the same [`Config::host_id`](rcomm_core::Config), if any: these together are their host's
+//! *name*. The first of them to write its rank and the name of a unix socket under `cpu/host/<name>` in the
+//! store makes the segment and listens on the socket; the others request the segment there, with the same
+//! handshake as on any connection ([`handshake`](crate::mesh::handshake)). Every rank then writes a
+//! [`Note`] under `cpu/host_of/<rank>` with its host's name, or `-` if it shares no memory, so that the
+//! others know whether to look for the rank in the segment.
 
 use super::fill_random;
 use super::handshake::{ANSWER_LEN, ChannelKind, End, Handshake, Identity, Verdict};
@@ -32,24 +32,24 @@ use std::time::Duration;
 
 /// The time-out of a neighbour's handshake.
 const GREETING_TIME: Duration = Duration::from_secs(10);
-/// How long to look in the shared memory for ranks that most likely join it soon, before asking the store
-/// for them.
+/// How long to look in the shared memory for ranks that will probably join it soon, before looking for them
+/// in the store.
 const ENTERING_TIME: Duration = Duration::from_millis(100);
 /// The name of a host whose ranks share no memory.
 const NONE: &str = "-";
-/// Between the parts of a host's name; the first identifies the machine.
+/// Separates the parts of a host's name. The first part identifies the machine.
 const SEPARATOR: char = ':';
 
 /// What this rank has learned about its host.
 pub(crate) struct Host {
     name: String,
-    /// What the other ranks read: the name, and where this rank runs.
+    /// The note that the other ranks read: the name, and where this rank runs.
     note: Note,
-    /// Ranks of this machine, as far as known to this one.
+    /// Number of ranks of this machine, as far as this rank has found them.
     local_ranks: usize,
-    /// Whether it was reported that ranks of the same machine cannot share memory, or need not be.
+    /// Whether no (further) report is due that ranks of the same machine cannot share memory.
     told_apart: AtomicBool,
-    /// The notes of other ranks, as far as they were asked for.
+    /// The notes of other ranks, as far as they were read.
     notes: Mutex<HashMap<Rank, Note>>,
     segment: Option<Arc<Segment>>,
     /// The launcher has declared that all ranks are on one host.
@@ -57,11 +57,11 @@ pub(crate) struct Host {
     store: Arc<dyn Store>,
 }
 
-/// What a rank publishes of its host: the name, and where on which machine it may run.
+/// What a rank publishes about its host: the name, and on which machine and processors the rank may run.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Note {
     name: String,
-    /// Which one, and the processors; `None` where the system does not report them.
+    /// The machine and its processors; `None` if the system does not report them.
     machine: Option<(String, Processors)>,
 }
 
@@ -87,15 +87,16 @@ impl Note {
     }
 }
 
-/// What the rank that made the segment listens on.
+/// The listener and the segment of the rank that made the segment.
 type Keeper = Option<(UnixListener, Arc<Segment>)>;
 
 impl Host {
-    /// Makes or asks for the segment of this host, if the world's transport allows it.
+    /// Makes the segment of this host, or requests it from the rank that made it, if the world's transport
+    /// allows shared memory.
     ///
     /// # Errors
-    /// `Store` if the store fails. Where memory cannot be shared the ranks use sockets, unless the
-    /// configuration requires shared memory: then it is `Io`.
+    /// `Store` if the store fails. If memory cannot be shared, the ranks use sockets; if the configuration
+    /// requires shared memory, the error is `Io`.
     pub(crate) fn enter(world: &WorldContext, identity: &Identity) -> Result<(Self, Keeper)> {
         let boot = boot_id();
         let machine = boot.as_ref().ok();
@@ -108,7 +109,7 @@ impl Host {
                 machine,
             },
             local_ranks: local_ranks as usize,
-            // A configuration that names hosts keeps them apart on purpose: no report is due.
+            // A configuration that names hosts separates them on purpose, so no report is due.
             told_apart: AtomicBool::new(world.config.host_id.is_some()),
             notes: Mutex::default(),
             segment: None,
@@ -147,14 +148,14 @@ impl Host {
         self.name = name.map_err(|e| Error::io("cannot tell this host from others", e))?;
         let leader = format!("cpu/host/{}", self.name);
         let cannot = |e| Error::io("cannot make memory for the ranks of this host", e);
-        // Every rank listens, so that the others can call the first at once, whichever rank that
+        // Every rank listens, so that the others can connect to the first one at once, whichever rank it
         // is.
         let (socket, listener) = listen().map_err(cannot)?;
         let own = format!("{} {socket}", world.rank);
         let stored = self.store.compare_set(&leader, b"", own.as_bytes())?;
         if stored == own.as_bytes() {
-            // If it cannot be made, this rank stops listening, and the others do without it as
-            // well.
+            // If the segment cannot be made, this rank stops listening, and the others do without the
+            // segment as well.
             let segment = Segment::create(world.rank, world.world_size as usize);
             let segment = Arc::new(segment.map_err(cannot)?);
             self.segment = Some(segment.clone());
@@ -177,8 +178,8 @@ impl Host {
         Ok(None)
     }
 
-    /// Which of these ranks share memory; `rank` is this one's place among them. Waits for those that have
-    /// not come yet.
+    /// Returns which of these ranks share memory; `rank` is this one's place among them. Waits for ranks
+    /// that have not published their host yet.
     ///
     /// # Errors
     /// Those of the store.
@@ -212,8 +213,9 @@ impl Host {
         Ok(Layout::new(&names, rank))
     }
 
-    /// Whether the ranks of this machine have a processor each, from the notes of ranks that share no memory;
-    /// otherwise `counted`, which is based on the number of ranks and not on where each runs.
+    /// Whether each rank of this machine has a processor, from the notes of ranks that share no memory. If
+    /// these notes do not show it, returns `counted`, which is based on the number of ranks and not on
+    /// where each runs.
     pub(crate) fn wait_mode(&self, rank: Rank, counted: WaitMode) -> WaitMode {
         let Some((machine, own)) = self.note.machine.as_ref() else {
             return counted;
@@ -236,8 +238,8 @@ impl Host {
         wait_mode_of(&sets)
     }
 
-    /// Agrees with these ranks on something, if all of them share memory and there is room in it; `None` if
-    /// not, for all of them. Waits only for ranks whose host is not known yet.
+    /// Agrees with these ranks on `words` if all of them share memory and the memory has room; otherwise
+    /// `None` on all of them. Waits only for ranks whose host is not known yet.
     ///
     /// # Errors
     /// Those of the store.
@@ -259,8 +261,7 @@ impl Host {
         })
     }
 
-    /// Reports once that a rank of this very machine cannot share its memory: that may be a
-    /// surprise.
+    /// Reports once that a rank of this machine cannot share its memory, since users may not expect this.
     fn say_apart(&self, rank: Rank, of_rank: &str) {
         let machine = self.name.split_inclusive(SEPARATOR).next();
         let is_here = machine.is_some_and(|machine| of_rank.starts_with(machine));
@@ -273,8 +274,8 @@ impl Host {
         }
     }
 
-    /// A number that ranks which share memory have in common, and most likely no others; 0 where this
-    /// rank shares none.
+    /// Returns a number that is equal on ranks which share memory, and most likely on no others; 0 if this
+    /// rank shares no memory.
     pub(crate) fn number(&self) -> u64 {
         if self.segment.is_none() {
             return 0;
@@ -284,8 +285,8 @@ impl Host {
         u64::from_le_bytes(start).max(1)
     }
 
-    /// The exchange area of these ranks of this host, `rank` being this one's place among them; `None` if
-    /// there is none, for all of them.
+    /// Returns the exchange area of these ranks of this host; `rank` is this one's place among them. `None`
+    /// on all of them if there is no exchange area.
     pub(crate) fn shm_exchange(
         &self,
         key: u64,
@@ -315,14 +316,13 @@ fn host_key(rank: Rank) -> String {
     format!("cpu/host_of/{rank}")
 }
 
-/// An identifier that only ranks under one kernel have in common.
+/// Returns an identifier that only ranks under one kernel have in common.
 fn boot_id() -> io::Result<String> {
     let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id")?;
     Ok(boot.trim().to_owned())
 }
 
-/// A name that only ranks that can share memory, and can watch each other's processes, have in
-/// common.
+/// Returns a name that is common only to ranks that can share memory and can watch each other's processes.
 fn name(boot: &str, id: Option<&str>) -> io::Result<String> {
     use std::os::unix::fs::MetadataExt;
     let network = std::fs::metadata("/proc/self/ns/net")?.ino();
@@ -330,7 +330,7 @@ fn name(boot: &str, id: Option<&str>) -> io::Result<String> {
     let user = rustix::process::geteuid().as_raw();
     let mut name = format!("{boot}{SEPARATOR}{network}{SEPARATOR}{processes}{SEPARATOR}{user}");
     if let Some(id) = id {
-        // Hashed, since it may hold any characters and the name is part of keys.
+        // The identifier is hashed, since it may contain any characters and the name is part of keys.
         let digest = Sha256::digest(id.as_bytes());
         name.push(SEPARATOR);
         name.push_str(&text::hex(&digest[..8]));

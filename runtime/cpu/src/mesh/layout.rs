@@ -1,6 +1,6 @@
 //! Which ranks of a group share memory with each other.
 
-/// The ranks of a group by host. Equal on all of them except for the rank's own position.
+/// The ranks of a group by host. It is equal on all ranks except for the rank's own position.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Layout {
     /// Ranks of the group, in order; hosts in the order of their first ranks.

@@ -19,7 +19,7 @@ pub(super) use connections::{Mesh, Wanted};
 use std::io;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// What a rank publishes in the world's store so that others find it: keys and their values.
+/// Keys and values that a rank publishes in the world's store, so that others find the rank.
 pub(crate) type Notes = Vec<(String, Vec<u8>)>;
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

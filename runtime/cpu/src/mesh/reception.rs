@@ -16,7 +16,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant};
 
-/// Most handshakes under way at one time.
+/// The largest number of handshakes in progress at one time.
 const MAX_GREETINGS: usize = 1024;
 /// The time-out of a handshake.
 const GREETING_TIME: Duration = Duration::from_secs(10);
@@ -26,7 +26,7 @@ pub(super) struct ChannelId {
     pub(super) group: u64,
     pub(super) kind: ChannelKind,
     pub(super) peer: Rank,
-    /// Which of the streams between the two it is.
+    /// Index of this stream among those between the two ranks.
     pub(super) stream: u32,
 }
 
@@ -45,12 +45,12 @@ pub(super) fn milliseconds(count: i64) -> Timespec {
     }
 }
 
-/// The listening thread: performs the handshake with every caller, without one delaying another.
+/// The listening thread: performs the handshake with every caller, so that no caller delays another.
 pub(super) struct Reception {
     identity: Identity,
     desk: Arc<Desk>,
     listener: TcpListener,
-    /// Where neighbours ask for the shared memory, on the one rank of a host that made it.
+    /// The socket on which neighbours request the shared memory, on the one rank of a host that made it.
     keeper: Option<(UnixListener, Arc<Segment>)>,
     wake: Arc<OwnedFd>,
     greetings: Vec<Greeting>,
@@ -87,7 +87,7 @@ impl Caller {
     }
 }
 
-/// One handshake under way.
+/// One handshake in progress.
 struct Greeting {
     stream: Caller,
     since: Instant,
@@ -99,14 +99,14 @@ struct Greeting {
 enum Admission {
     /// Not all bytes are here yet.
     More,
-    /// Proof given: the caller has the identity that it claims.
+    /// The proof was correct: the caller has the identity that it claims.
     Channel(ChannelId),
     /// The caller is not a rank of this job, or is gone.
     Refused,
 }
 
 impl Reception {
-    /// No caller yet. Only the rank that made the host's shared memory is its keeper.
+    /// Makes a reception without callers. Only the rank that made the host's shared memory has a `keeper`.
     pub(super) fn new(
         identity: Identity,
         desk: Arc<Desk>,
@@ -170,7 +170,8 @@ impl Reception {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(error) => {
-                    // Out of file descriptors, or a caller that left at once: others may still come.
+                    // The process is out of file descriptors, or a caller left at once: other callers may
+                    // still connect.
                     tracing::warn!(%error, "failed to accept a connection");
                     std::thread::sleep(Duration::from_millis(1));
                     return;
@@ -186,7 +187,7 @@ impl Reception {
         };
         while self.greetings.len() < MAX_GREETINGS {
             let Ok((stream, _)) = listener.accept() else {
-                // No caller, or one that left at once.
+                // There is no caller, or the caller left at once.
                 return;
             };
             let user = rustix::net::sockopt::socket_peercred(&stream).map(|peer| peer.uid);
@@ -207,14 +208,15 @@ impl Reception {
                 Admission::More if !expired => at += 1,
                 Admission::Channel(id) => {
                     let greeting = self.greetings.swap_remove(at);
-                    // This is sent before the channel is handed over, since its user may write at
-                    // once. Four bytes always fit into a fresh socket; a broken one shows at first
-                    // use.
+                    // The welcome is sent before the channel is handed over, since the thread that uses the
+                    // channel may write at once. Four bytes always fit into a new socket; a broken socket
+                    // is detected at its first use.
                     let welcome = Verdict::Welcome.to_bytes();
                     match (greeting.stream, &self.keeper) {
                         (Caller::Tcp(stream), _) if id.kind != ChannelKind::Segment => {
-                            // The caller may send and leave as soon as it has read this. A thread that then
-                            // finds it gone must find the channel too: so both happen under the lock.
+                            // The caller may send and leave as soon as it has read the welcome. A thread
+                            // that then finds the caller gone must also find the channel, so both steps
+                            // happen under the lock.
                             let mut arrived = lock(&self.desk.arrived);
                             let _ = (&stream).write_all(&welcome);
                             arrived.insert(id, stream);

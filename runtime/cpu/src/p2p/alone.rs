@@ -1,9 +1,11 @@
-//! One send or receive that meets nothing else on its peer's channel: done at once, without queueing.
+//! One send or receive that meets no other request on its peer's channel: it completes at once, without
+//! queueing.
 //!
-//! A send writes its message if no other writes or waits to write, and leaves the rest of it to
-//! [`advance`](P2p::advance) if not all of it fits. A receive takes its message if that comes next, whole,
-//! and no receive was posted before it. Until then it is queued like any other, so that other threads leave
-//! its message to it; and as soon as anything else turns up it goes on as any other.
+//! A send writes its message if no other send writes or waits to write, and leaves the rest of it to
+//! [`advance`](P2p::advance) if the message does not fit completely. A receive takes its message if that
+//! message is next, is complete, and no receive was posted before. Until then the receive is queued like
+//! any other, so that other threads leave its message to it. If any other message or request comes first,
+//! it continues as an ordinary request.
 
 use super::channel::{Incoming, Outgoing, PeerChannel, Waiting};
 use super::frame::{EAGER, FRAME, Frame};
@@ -27,7 +29,7 @@ impl PeerChannel {
         let Some(channel) = self.channel.as_mut().filter(|_| is_next) else {
             return Found::Other;
         };
-        // A failure here occurs again where the channel is read in full, which reports it.
+        // A failure here occurs again when the channel is read in full, which reports it.
         let found = channel.read_behind(head, into).unwrap_or(Found::Other);
         if found == Found::All {
             self.waiting.pop_front();
@@ -70,7 +72,7 @@ impl P2p {
         Ok(requests.iter().find_map(Request::source))
     }
 
-    /// Sends a message; returns what is left to do, in line if nothing was done yet.
+    /// Sends a message. Returns the request that is left, queued if nothing was sent yet.
     #[inline]
     fn send_at_once(
         &self,
@@ -110,7 +112,7 @@ impl P2p {
         Ok(Some(Request::new(id, tag, dtype, stage)))
     }
 
-    /// Receives a message; returns what is left to do, in line.
+    /// Receives a message. Returns the request that is left, queued.
     #[inline]
     fn receive_at_once(
         &self,

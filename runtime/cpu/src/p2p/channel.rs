@@ -10,7 +10,7 @@ use std::collections::VecDeque;
 /// Bytes of messages from one peer that are kept for receives to come.
 pub(super) const MAX_KEPT: usize = 64 << 20;
 
-/// A message, or the offer of one, that came before its receive.
+/// A message, or an offer of one, that arrived before its receive was posted.
 pub(super) struct UnexpectedMessage {
     pub(super) frame: Frame,
     /// `None` for an offer.
@@ -18,7 +18,7 @@ pub(super) struct UnexpectedMessage {
 }
 
 impl UnexpectedMessage {
-    /// Its share of the limit on kept bytes.
+    /// Number of bytes that it counts towards the limit on kept bytes.
     fn cost(&self) -> usize {
         FRAME + self.message.as_ref().map_or(0, Vec::len)
     }
@@ -44,7 +44,7 @@ pub(super) enum Incoming {
     Skip { left: u64 },
 }
 
-/// Which request, if any, is in the middle of writing.
+/// The request, if any, that has written part of its message.
 #[derive(PartialEq, Eq)]
 pub(super) enum Outgoing {
     Free,
@@ -56,21 +56,22 @@ pub(super) enum Outgoing {
 pub(super) struct Waiting {
     pub(super) receive: u64,
     pub(super) tag: u32,
-    /// From any peer: it is in the queues of all, and only its own thread may pick one.
+    /// Whether it receives from any peer. Such a receive is in the queues of all peers, and only its own
+    /// thread may match a message to it.
     pub(super) from_any: bool,
 }
 
-/// One peer's channel and all requests under way on it.
+/// One peer's channel and all requests in progress on it.
 pub(super) struct PeerChannel {
     pub(super) channel: Option<Channel>,
     pub(super) incoming: Incoming,
     pub(super) outgoing: Outgoing,
-    /// Frames to be written before anything else, and how much of the first is written.
+    /// Frames to be written before anything else, and how many bytes of the first are written.
     pub(super) replies: VecDeque<[u8; FRAME]>,
     pub(super) replied: usize,
     /// Receives that no message has matched yet, in order.
     pub(super) waiting: VecDeque<Waiting>,
-    /// Offers that were cleared, and the receive that each is for.
+    /// Offers that were cleared, with the receive that each is for.
     pub(super) cleared: Vec<(Frame, u64)>,
     pub(super) kept: VecDeque<UnexpectedMessage>,
     pub(super) kept_bytes: usize,
@@ -104,7 +105,7 @@ impl PeerChannel {
         }
     }
 
-    /// Writes replies as far as the channel takes them; returns whether any byte moved.
+    /// Writes replies as far as the channel has room; returns whether any byte moved.
     pub(super) fn reply(&mut self) -> std::io::Result<bool> {
         let mut moved = false;
         if self.outgoing != Outgoing::Free {
@@ -158,7 +159,7 @@ impl PeerChannel {
         Some(kept)
     }
 
-    /// Whether a message is kept that a receive may take as soon as its turn has come.
+    /// Whether a message is kept that a posted receive may take as soon as its turn has come.
     fn keeps_what_is_waited_for(&self) -> bool {
         let is_waited_for =
             |kept: &UnexpectedMessage| self.waiting.iter().any(|w| w.tag == kept.frame.tag);
@@ -216,7 +217,7 @@ impl PeerChannel {
             return Ok(true);
         }
         moved |= match self.read_on(Some((request, &mut *bytes, at)), rank) {
-            // The threads that messages were kept for can still take what came before the end.
+            // Threads whose messages were kept can still take what arrived before the end.
             Err(Failure::Gone(..)) if self.keeps_what_is_waited_for() => return Ok(moved),
             read => read?,
         };
@@ -232,7 +233,7 @@ impl PeerChannel {
         Ok(moved)
     }
 
-    /// Reads what has arrived, for `mine` or for the request that it belongs to; stops at what
+    /// Reads what has arrived, for `mine` or for the request that it belongs to. Stops at bytes that
     /// another request must read itself.
     pub(super) fn read_on(
         &mut self,
@@ -313,7 +314,7 @@ impl PeerChannel {
                         message: Some(message),
                     });
                     self.next_frame();
-                    // What was read may be for this very request.
+                    // The message that was read may be for this request.
                     return Ok(true);
                 }
                 Incoming::Skip { left } => {
@@ -359,7 +360,7 @@ impl PeerChannel {
                     !from_any || reader == Some(receive)
                 });
                 match first {
-                    // A message kept earlier goes first.
+                    // A message kept earlier is taken first.
                     Some(first) if !self.kept.iter().any(same_tag) => {
                         let receive = self.waiting[first].receive;
                         self.waiting.remove(first);
@@ -418,7 +419,8 @@ mod tests {
     use std::io::Write;
     use std::net::{TcpListener, TcpStream};
 
-    /// A channel on which the other end has sent these bytes of tag 7, a message each, before it left.
+    /// Makes a channel on which the other end has sent these bytes of tag 7, one message each, before it
+    /// left.
     fn left_behind(messages: &[u8]) -> PeerChannel {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let mut there = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
@@ -450,7 +452,7 @@ mod tests {
         let mut channel = left_behind(&[5]);
         let mut any = wait_on(&mut channel, 1, true);
         let mut second = wait_on(&mut channel, 2, false);
-        // The message is the first receive's, which only its own thread may pick.
+        // The message belongs to the first receive, and only that receive's thread may match it.
         while channel.kept.is_empty() {
             channel.receive(&mut second, &mut [0], 0, 1).unwrap();
         }
@@ -460,7 +462,7 @@ mod tests {
         let mut into = [0];
         assert!(channel.receive(&mut any, &mut into, 0, 1).unwrap());
         assert_eq!((into, any.source()), ([5], Some(0)));
-        // No message is left for the second.
+        // No message is left for the second receive.
         let end = channel.receive(&mut second, &mut [0], 0, 1);
         assert!(matches!(end, Err(Failure::Gone(1, Some(_)))));
     }

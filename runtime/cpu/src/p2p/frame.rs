@@ -18,7 +18,7 @@ pub(super) enum FrameKind {
     Clear = 3,
     /// The message offered under this id follows.
     Data = 4,
-    /// The message offered under this id does not fit: type and length are the receiver's.
+    /// The message offered under this id does not fit. Type and length are the receiver's.
     Refuse = 5,
 }
 
@@ -34,7 +34,7 @@ pub(super) struct Frame {
 }
 
 impl Frame {
-    /// Before a message of `len` bytes that is sent at once.
+    /// Makes the frame before a message of `len` bytes that is sent at once.
     #[inline]
     pub(super) fn eager(tag: u32, dtype: DType, len: usize) -> Self {
         Self {
@@ -86,7 +86,7 @@ impl Frame {
         Some(frame)
     }
 
-    /// The failure of a send whose receiver, `at` in the group, receives another type or length.
+    /// The failure of a send whose receiver, rank `at` of the group, expects another type or length.
     pub(super) fn refused(&self, dtype: DType, len: u64, at: usize, rank: Rank) -> Failure {
         let message = format!(
             "{} {} are sent with tag {}, but rank {at} of the group receives {} {dtype}",
@@ -98,7 +98,8 @@ impl Frame {
         Failure::Mismatch(rank, message)
     }
 
-    /// The failure of a receive of this type and length, which `at` in the group has sent this for.
+    /// The failure of a receive of this type and length, for which rank `at` of the group has sent this
+    /// frame.
     pub(super) fn misfits(&self, dtype: DType, len: u64, at: usize, rank: Rank) -> Failure {
         let message = format!(
             "rank {at} of the group sent {} {} with tag {}, but {} {dtype} are received",

@@ -18,7 +18,7 @@ const RECEIVES: [(u32, DType, usize, bool); 5] = [
     (7, DType::I64, 64, true),
 ];
 
-/// Lets the receives read `bytes`: they end, fail or wait, and keep no more than they may.
+/// Lets the receives read `bytes`: they must end, fail or wait, and keep no more bytes than the limit.
 pub fn receive_any_bytes(bytes: &[u8]) -> std::io::Result<()> {
     let head = bytes.first_chunk::<FRAME>();
     if let Some(frame) = head.and_then(Frame::decode) {

@@ -1,4 +1,4 @@
-//! [`P2p`]: one group's messages, and how requests move on.
+//! [`P2p`]: one group's messages, and how requests make progress.
 
 use super::channel::{Outgoing, PeerChannel, Waiting};
 use super::frame::{EAGER, FRAME, Frame, FrameKind};
@@ -24,8 +24,8 @@ pub(crate) struct P2p {
     pub(super) peers: Vec<Mutex<PeerChannel>>,
     pub(super) sockets: Sockets,
     pub(super) neighbours: Neighbours,
-    /// What can be seen of a peer's channel without its lock; set once the channel is open, if it goes
-    /// through memory.
+    /// A view of each peer's channel that needs no lock. It is set once the channel is open, if the channel
+    /// goes through memory.
     pub(super) sights: Vec<OnceLock<Sight>>,
     next: AtomicU64,
 }
@@ -62,7 +62,7 @@ impl P2p {
         requests.extend(self.post_one(op));
     }
 
-    /// As [`post`](Self::post), if `op` is one send or receive.
+    /// Works as [`post`](Self::post), if `op` is one send or receive.
     pub(crate) fn post_one(&self, op: &Op<'_>) -> Option<Request> {
         let (buffer, tag, stage) = if let Op::Send { buffer, peer, tag } = op {
             let peer = *peer as usize;
@@ -130,7 +130,7 @@ impl P2p {
         }
     }
 
-    /// Moves each request on as far as it goes now; returns whether anything moved.
+    /// Advances each request as far as possible now; returns whether anything moved.
     pub(crate) fn advance(
         &self,
         op: &mut Op<'_>,
@@ -173,7 +173,7 @@ impl P2p {
         }
     }
 
-    /// Opens the channel to a peer, if that does not need the peer to connect first; returns whether it is
+    /// Opens the channel to a peer, unless the peer has to connect first; returns whether the channel is
     /// open.
     pub(super) fn open(
         &self,

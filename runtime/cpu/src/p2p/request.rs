@@ -4,38 +4,38 @@ use super::frame::FRAME;
 use crate::wait::Failure;
 use rcomm_recorder::model::DType;
 
-/// One send or receive under way.
+/// One send or receive in progress.
 pub(crate) struct Request {
     pub(super) id: u64,
     pub(super) tag: u32,
     pub(super) dtype: DType,
     pub(super) stage: Stage,
-    /// Why it ended without its message, although the others of its batch may continue.
+    /// Why it ended without its message, while the others of its batch may continue.
     pub(super) failure: Option<Failure>,
 }
 
 pub(super) enum Stage {
-    /// In the queue of its peer.
+    /// The send is in the queue of its peer.
     SendQueued { peer: usize },
-    /// Writing frame and message: this much is written.
+    /// The frame and the message are being written; this many bytes are written.
     SendWriting {
         peer: usize,
         frame: [u8; FRAME],
         done: usize,
-        /// Only the frame is written: an offer.
+        /// Whether only the frame is written, as an offer.
         offer: bool,
     },
-    /// Offered, waiting to be cleared.
+    /// The message was offered, and the send waits for the clearance.
     SendOffered { peer: usize },
-    /// Waiting for a message, from this peer or any.
+    /// The receive waits for a message, from this peer or any.
     Receive { peer: Option<usize> },
-    /// A message is coming in, or was cleared and will come.
+    /// A message is arriving, or was cleared and will arrive.
     Receiving { peer: usize },
-    /// Done; a receive has the message's source.
+    /// The request is done; a receive has the message's source.
     Done { source: Option<usize> },
 }
 
-/// How a batch ended, once all of it has.
+/// Returns how a batch ended, once all of its requests have ended.
 pub(crate) fn outcome(requests: &mut [Request]) -> Option<Result<(), Failure>> {
     let done = |request: &Request| matches!(request.stage, Stage::Done { .. });
     if !requests.iter().all(done) {

@@ -10,7 +10,7 @@ use rcomm_recorder::model::Rank;
 use std::os::fd::OwnedFd;
 use std::time::Duration;
 
-/// How often a request whose channel is not open yet checks whether the peer still lives.
+/// How often a request whose channel is not open yet checks whether the peer is still alive.
 const DOUBT: Duration = Duration::from_millis(50);
 
 impl P2p {
@@ -26,7 +26,7 @@ impl P2p {
         missing
     }
 
-    /// Checks whether peers that have not connected still live.
+    /// Checks whether peers that have not connected are still alive.
     pub(super) fn check_peers(
         &self,
         requests: &[Request],
@@ -38,7 +38,7 @@ impl P2p {
         self.check_peers_now(requests, policy)
     }
 
-    /// As `check_peers`, however short the wait has been.
+    /// Works as `check_peers`, however short the wait has been.
     pub(crate) fn check_peers_now(
         &self,
         requests: &[Request],
@@ -51,7 +51,8 @@ impl P2p {
             {
                 continue;
             }
-            // A channel that the peer opened before it left still counts, with all that it sent.
+            // A channel that the peer opened before it left is still valid, with all bytes that the peer
+            // sent on it.
             let mut peer = lock(&self.peers[at]);
             if !self.open(at, &mut peer, policy)? {
                 return Err(Failure::Gone(self.ranks[at], None));
@@ -60,7 +61,7 @@ impl P2p {
         Ok(())
     }
 
-    /// Sleeps until a request of these may move on, `bell` rings, or `time` has passed.
+    /// Sleeps until one of these requests may advance, `bell` is notified, or `time` has passed.
     pub(crate) fn sleep<'r>(
         &self,
         requests: impl Iterator<Item = &'r Request>,
@@ -91,7 +92,7 @@ impl P2p {
                 );
                 let is_queued = matches!(request.stage, Stage::SendQueued { .. });
                 if is_of_another || is_queued {
-                    // The next move is another thread's, which the socket does not show.
+                    // The next step is another thread's, which the socket does not show.
                     shortest = shortest.min(Duration::from_micros(500));
                 }
                 let writes = matches!(request.stage, Stage::SendWriting { .. });
@@ -100,7 +101,7 @@ impl P2p {
                     to_write: writes || !peer.replies.is_empty(),
                 };
                 if let Channel::Shm(stream) = channel {
-                    // The doorbell reports bytes and room alike.
+                    // The doorbell reports both bytes and room.
                     if stream.prepare_sleep(waits).map_err(Failure::Io)? {
                         return Ok(());
                     }

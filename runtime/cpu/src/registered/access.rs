@@ -31,14 +31,14 @@ struct MappedBytes {
     start: NonNull<u8>,
     len: usize,
     access: Access,
-    /// What keeps them mapped; this rank's own are lent.
+    /// The mapping of another rank's bytes; this rank's own bytes are lent instead.
     _mapped: Option<Arc<MappedRegion>>,
 }
 
-/// The time in which the ranks of a group access each other's bytes: all of them have agreed on the terms,
-/// and none has announced yet that it has finished.
+/// The period in which the ranks of a group access each other's bytes: all of them have agreed on the
+/// terms, and none has announced yet that it has finished.
 ///
-/// The other ranks are trusted as in the exchange area: to keep to the terms.
+/// The other ranks are trusted to keep to the terms, as in the exchange area.
 pub(crate) struct DirectAccess<'a> {
     own: Exposed<'a>,
     rank: usize,
@@ -100,7 +100,7 @@ impl<'a> DirectAccess<'a> {
         }
     }
 
-    /// The bytes of `rank`, where all only read.
+    /// Returns the bytes of `rank`, under terms by which all ranks only read.
     pub(crate) fn of(&self, rank: usize) -> &[u8] {
         assert_eq!(
             self.rule,
@@ -127,7 +127,7 @@ impl<'a> DirectAccess<'a> {
         (self.of(rank), own)
     }
 
-    /// Bytes of the part that this rank works on for all.
+    /// Returns the bytes of the part that this rank works on for all ranks.
     pub(crate) fn share(&self) -> Range<usize> {
         if self.rule != Rule::Share {
             return 0..0;
@@ -136,7 +136,7 @@ impl<'a> DirectAccess<'a> {
         share_of(self.rank, self.places.len(), len.unwrap_or(0))
     }
 
-    /// These bytes of every rank, by rank, which must be of this rank's share.
+    /// Returns these bytes of every rank, by rank. They must be in this rank's share.
     pub(crate) fn shares(&mut self, bytes: Range<usize>) -> Vec<Data<'_>> {
         let share = self.share();
         assert!(
@@ -169,7 +169,7 @@ impl<'a> DirectAccess<'a> {
         shares.collect()
     }
 
-    /// Announces that this rank has finished, and waits until all have.
+    /// Announces that this rank has finished, and waits until all ranks have.
     ///
     /// # Errors
     /// Those of the phases; then the other ranks' access to the bytes is revoked.

@@ -1,5 +1,5 @@
-//! The memory of an allocated buffer: a region of this rank's that other ranks may get access to, and
-//! how that access is revoked.
+//! The memory of an allocated buffer: a region of this rank to which other ranks may get access, and how
+//! that access is revoked.
 
 use super::region::{Region, Whereabouts};
 use rcomm_core::backend::support::element_size;
@@ -15,7 +15,7 @@ use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
-/// The backings of this rank's buffers, by address; each is taken out when it is dropped.
+/// The backings of this rank's buffers, by address; each is removed when it is dropped.
 #[derive(Default)]
 pub(super) struct LiveBackings(Mutex<BTreeMap<usize, Weak<Backing>>>);
 
@@ -30,7 +30,7 @@ impl LiveBackings {
         let backing = {
             let live = self.lock();
             let (_, nearest) = live.range(..=bytes.start).next_back()?;
-            // Kept beyond the lock's scope: dropping the last reference takes the lock.
+            // The reference is kept beyond the lock's scope: dropping the last reference takes the lock.
             nearest.upgrade()
         }?;
         let start = backing.region().start().addr().get();
@@ -56,13 +56,13 @@ impl LiveBackings {
 pub(crate) struct Backing {
     region: Region,
     live: Weak<LiveBackings>,
-    /// The process that made it.
+    /// The id of the process that made it.
     maker: u32,
     /// Whether a rank may have it mapped for collectives.
     is_lent: AtomicBool,
-    /// Whether it was part of a window: other ranks may keep it mapped as long as they like.
+    /// Whether it was part of a window. Other ranks may keep it mapped without limit.
     is_in_window: AtomicBool,
-    /// Whether some of it has been replaced by memory of this process alone.
+    /// Whether some of it has been replaced by memory that only this process has.
     is_cut: AtomicBool,
 }
 
@@ -83,7 +83,7 @@ impl Backing {
         &self.region
     }
 
-    /// All of it as elements of one type, for the caller that has just made it.
+    /// Makes a buffer of all of it, as elements of one type, for the caller that has just made it.
     pub(super) fn into_buffer(
         self: Arc<Self>,
         dtype: DType,
@@ -107,8 +107,8 @@ impl Backing {
         unsafe { Buffer::from_raw(start, len, dtype, Device::Cpu, Access::Write, self) }
     }
 
-    /// Where other ranks find all of a buffer's memory for a window, if it is of this kind and begins
-    /// with the file.
+    /// Returns where other ranks find all of a buffer's memory for a window, if the memory is a backing and
+    /// begins with the file.
     pub(crate) fn for_window(memory: &Buffer<'_>) -> Option<Whereabouts> {
         let backing = memory.owner()?.downcast_ref::<Self>()?;
         let begins = std::ptr::eq(backing.region.start().as_ptr(), memory.as_ptr());
@@ -119,8 +119,8 @@ impl Backing {
         Some(backing.region.whereabouts())
     }
 
-    /// Where other ranks find these bytes, to map them: `None` unless the pages that they are in hold
-    /// nothing else.
+    /// Returns where other ranks find these bytes, to map them: `None` unless their pages hold nothing
+    /// else.
     pub(super) fn whole_pages(&self, bytes: &Range<usize>) -> Option<Whereabouts> {
         let page = rustix::param::page_size();
         let is_whole = bytes.start.is_multiple_of(page)
@@ -134,8 +134,8 @@ impl Backing {
         self.is_lent.store(true, Ordering::Release);
     }
 
-    /// Replaces these bytes by memory of this process's own with the same contents, so that processes that
-    /// have the file mapped cannot change them any more. The region is not offered again.
+    /// Replaces these bytes by memory of this process with the same contents, so that processes that have
+    /// the file mapped cannot change them any more. The region is not offered again.
     ///
     /// # Safety
     /// `place` is the loan of so many bytes of the region, which are [whole pages](Self::whole_pages), and
@@ -174,15 +174,16 @@ impl Backing {
             }
         });
         if moved.is_err() {
-            // Out of memory: handled as any allocation failure. To go on would return memory to a caller
-            // that another rank may still write to.
+            // The system is out of memory: handled as any allocation failure. Continuing would return
+            // memory to a caller that another rank may still write to.
             std::alloc::handle_alloc_error(layout);
         }
     }
 }
 
-/// Copies bytes that other processes may write to during the copy: word by word, and through no reference,
-/// since the caller may hold one that promises that the bytes do not change, or that it is the only one.
+/// Copies bytes that other processes may write to during the copy. The copy works word by word and through
+/// no reference, since the caller may hold a reference that promises that the bytes do not change, or that
+/// it is the only one.
 ///
 /// # Safety
 /// `len` bytes are readable at `from` and writable at `to`, which nothing else uses; both are aligned as a `u64`.
@@ -206,7 +207,7 @@ unsafe fn copy_while_written(from: NonNull<u8>, to: *mut u8, len: usize) {
 
 impl Drop for Backing {
     fn drop(&mut self) {
-        // Before the address can be reused.
+        // The entry is removed before the address can be reused.
         if let Some(live) = self.live.upgrade() {
             live.forget(self.region.start().addr().get());
         }
@@ -214,7 +215,7 @@ impl Drop for Backing {
         let is_maker = self.maker == std::process::id();
         let is_lent = self.is_lent.load(Ordering::Acquire);
         if is_maker && is_lent && !self.is_in_window.load(Ordering::Acquire) {
-            // Others keep it mapped until they find it empty, but it occupies no memory.
+            // Other ranks keep it mapped until they find it empty, but it occupies no memory.
             self.region.empty();
         }
     }

@@ -1,9 +1,10 @@
 //! Bytes that a caller lent to an operation, while other ranks have access to them.
 //!
 //! A caller must never get memory back that another rank may still access, however the operation ends. A
-//! rank that gives up an operation does not wait for the others, which may be frozen in the midst of it: it
-//! replaces what it had exposed by memory of its own ([`Backing::cut_off`]). The others go on in the file,
-//! which this rank does not read any more, and which exists for as long as they have it mapped.
+//! rank that gives up an operation does not wait for the others, which may be stopped in the middle of it.
+//! Instead, it replaces what it had exposed by memory of its own ([`Backing::cut_off`]). The others
+//! continue to use the file, which this rank does not read any more, and which exists for as long as they
+//! have it mapped.
 
 use super::backing::Backing;
 use super::offer::Offer;
@@ -27,17 +28,17 @@ pub(crate) struct Exposed<'a> {
 }
 
 impl<'a> Exposed<'a> {
-    /// Bytes that the others will read.
+    /// Makes a loan of bytes that the other ranks will read.
     pub(crate) fn read(registry: &Registry, bytes: &'a [u8]) -> Self {
         Self::new(registry, NonNull::from(bytes), Access::Read)
     }
 
-    /// Bytes that the others will write as well.
+    /// Makes a loan of bytes that the other ranks will read and write.
     pub(crate) fn write(registry: &Registry, bytes: &'a mut [u8]) -> Self {
         Self::new(registry, NonNull::from(bytes), Access::Write)
     }
 
-    /// Bytes of either kind.
+    /// Makes a loan of bytes of either kind.
     pub(crate) fn of(registry: &Registry, data: Data<'a>) -> Self {
         match data {
             Data::Read(bytes) => Self::read(registry, bytes),
@@ -58,7 +59,7 @@ impl<'a> Exposed<'a> {
         }
     }
 
-    /// The loan, to which no other rank had access, or will have.
+    /// Returns the loan. No other rank had access to it or will have.
     pub(crate) fn take_back(self) -> Data<'a> {
         assert!(!self.is_open, "others may be at these bytes");
         match self.access {
@@ -78,7 +79,7 @@ impl<'a> Exposed<'a> {
         }
     }
 
-    /// The offer that the other ranks see. From now on they may access these bytes.
+    /// Returns the offer that the other ranks see. From now on they may access these bytes.
     pub(super) fn open(&mut self) -> Option<Offer> {
         let (backing, bytes) = self.backing.as_ref()?;
         let region = backing.whole_pages(bytes)?;
@@ -110,7 +111,7 @@ impl<'a> Exposed<'a> {
         self.is_open
     }
 
-    /// All ranks know that none accesses these bytes any more.
+    /// Ends the access: all ranks know that none accesses these bytes any more.
     pub(super) fn close(&mut self) {
         self.is_open = false;
     }

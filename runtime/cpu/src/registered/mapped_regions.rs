@@ -1,8 +1,9 @@
-//! The regions that a group's ranks have mapped of each other, and how they agree to use them.
+//! The regions that a group's ranks have mapped from each other, and how the ranks agree to use them.
 //!
-//! Every rank shows what it offers; all see the same offers and come to the same decision. A region that
-//! was not used in the group before is mapped by all ranks, which then show whether they could. So the
-//! ranks of a group know the same regions at any time, and for each whether it can be used.
+//! Every rank shows what it offers; all ranks see the same offers and come to the same decision. A region
+//! that was not used in the group before is mapped by all ranks, which then show whether the mapping
+//! succeeded. So the ranks of a group always have the same list of regions, and for each region whether it
+//! can be used.
 
 use super::access::{DirectAccess, MappedRegion, RegionBytes};
 use super::exposed::Exposed;
@@ -16,15 +17,15 @@ use std::io;
 use std::ops::Range;
 use std::sync::Arc;
 
-/// Regions of one rank that a group knows at a time. Of more, those not used for longest are forgotten, and
-/// mapped anew when they are used again.
+/// The largest number of regions of one rank that a group has at a time. If there are more, those not used
+/// for the longest time are forgotten, and mapped again when they are used again.
 const MOST: usize = 256;
 
 /// What the ranks have agreed on.
 pub(crate) enum AccessOutcome<'a> {
-    /// To access each other's bytes, by the terms with this index.
+    /// The ranks access each other's bytes, by the terms with this index.
     Agreed(usize, DirectAccess<'a>),
-    /// To use another algorithm.
+    /// The ranks use another algorithm.
     Declined(Exposed<'a>),
 }
 
@@ -38,7 +39,7 @@ struct Known {
     used: u64,
 }
 
-/// One rank's view of the regions that a group's ranks have mapped of each other.
+/// One rank's view of the regions that a group's ranks have mapped from each other.
 pub(crate) struct MappedRegions {
     rank: usize,
     registry: Arc<Registry>,
@@ -48,7 +49,7 @@ pub(crate) struct MappedRegions {
 }
 
 impl MappedRegions {
-    /// For `rank` of a group of `size`.
+    /// Makes the regions of `rank` in a group of `size`.
     pub(crate) fn new(rank: usize, size: usize, registry: Arc<Registry>) -> Self {
         Self {
             rank,
@@ -58,17 +59,17 @@ impl MappedRegions {
         }
     }
 
-    /// What this rank has allocated.
+    /// The memory that this rank has allocated.
     pub(crate) fn registry(&self) -> &Registry {
         &self.registry
     }
 
-    /// Unmaps everything: the group's ranks will not agree on anything any more.
+    /// Unmaps everything, since the group's ranks will not agree on any access any more.
     pub(crate) fn unmap_all(&mut self) {
         self.known.iter_mut().for_each(HashMap::clear);
     }
 
-    /// Agrees with the others on mutual access, by the first of these terms that is possible for all.
+    /// Agrees with the others on mutual access, by the first of these terms that all ranks can fulfil.
     ///
     /// # Errors
     /// Those of the phases; `Io` if a region that was mapped before cannot be mapped again.
@@ -81,7 +82,7 @@ impl MappedRegions {
         let offer = own.open();
         if let Err(failure) = phases.show(&Offer::encode(offer.as_ref())) {
             if let Failure::Mismatch(..) = failure {
-                // All ranks have seen that they disagree.
+                // All ranks have seen that their signatures differ, so none accesses the bytes.
                 own.close();
             }
             return Err(failure);
@@ -127,7 +128,7 @@ impl MappedRegions {
 
     /// Maps the regions of other ranks; returns whether all could be mapped.
     fn map(&mut self, regions: &[(usize, Whereabouts)]) -> bool {
-        // A good moment to unmap regions that their owners have freed.
+        // Regions that their owners have freed are unmapped at this point too.
         for known in self.known.iter_mut().flat_map(HashMap::values_mut) {
             known.mapped.take_if(|mapped| mapped.region().is_empty());
         }
@@ -154,7 +155,7 @@ impl MappedRegions {
         could
     }
 
-    /// Records whether all have mapped them.
+    /// Records whether all ranks have mapped these regions.
     fn remember(&mut self, regions: &[(usize, Whereabouts)], is_mapped: bool) {
         for (rank, region) in regions {
             let known = &mut self.known[*rank];

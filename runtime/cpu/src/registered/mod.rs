@@ -1,12 +1,12 @@
-//! Memory of the ranks' own in which the others work directly: what a group has allocated.
+//! Memory that a group has allocated, and in which the other ranks work directly.
 //!
-//! Data of an ordinary buffer cross from rank to rank through slots of memory that all share. A buffer that
-//! was allocated by [`Backend::allocate`](rcomm_core::backend::Backend::allocate) lies in a file that the
-//! other processes of this host can map. In a long operation all ranks show where their bytes are; if all
-//! have such bytes, each rank reads, or reads and writes, the others' where they are, and nothing is copied
-//! that need not be. Otherwise they go on as with ordinary buffers. How the work is divided is the business
-//! of [`algorithm`](crate::algorithm); this module settles what ranks agree on, and that no caller gets
-//! memory back which other ranks may still access.
+//! Data of an ordinary buffer move from rank to rank through slots of shared memory. A buffer that was
+//! allocated by [`Backend::allocate`](rcomm_core::backend::Backend::allocate) is in a file that the other
+//! processes of this host can map. In a long operation all ranks show where their bytes are. If all ranks
+//! have such bytes, each rank reads, or reads and writes, the others' bytes where they are, without
+//! avoidable copies. Otherwise the operation runs as with ordinary buffers. [`algorithm`](crate::algorithm)
+//! divides the work; this module decides what the ranks agree on, and ensures that no caller gets memory
+//! back which other ranks may still access.
 //!
 //! | file | holds |
 //! |---|---|
@@ -15,7 +15,7 @@
 //! | `exposed` | a caller's loan while other ranks have access to it |
 //! | `terms` | what ranks may do with each other's bytes, and the phases in which they agree on it |
 //! | `access` | the other ranks' bytes while all have access to them |
-//! | `offer`, `mapped_regions` | what ranks show and agree on; the others' regions that are mapped here |
+//! | `offer`, `mapped_regions` | what ranks show and agree on; the other ranks' regions that are mapped here |
 
 #[allow(unsafe_code)]
 mod access;
@@ -38,7 +38,7 @@ pub(super) use region::{Region, Whereabouts};
 pub(super) use registry::Registry;
 pub(super) use terms::{AccessTerms, Need, Phases, Rule};
 
-/// Reads `bytes` as what a rank offers.
+/// Decodes `bytes` as a rank's offer.
 #[cfg(fuzzing)]
 pub(super) fn read_any_bytes(bytes: &[u8]) {
     if let Some(offer) = offer::Offer::decode(bytes) {

@@ -1,4 +1,4 @@
-//! What a rank publishes of its memory before an operation, and how the others validate it.
+//! What a rank publishes about its memory before an operation, and how the others validate it.
 
 use super::region::Whereabouts;
 use std::ops::Range;
@@ -6,17 +6,17 @@ use std::ops::Range;
 /// Bytes of an offer among the inline bytes of a phase.
 pub(super) const OFFER_LEN: usize = 32;
 
-/// Bytes of one rank's that the others may get access to.
+/// Bytes of one rank to which the others may get access.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Offer {
     /// The region that they are in.
     pub(super) region: Whereabouts,
-    /// Where in it they begin.
+    /// The offset in the region at which they begin.
     pub(super) start: usize,
 }
 
 impl Offer {
-    /// Encodes an offer, or that there is none.
+    /// Encodes an offer, or the absence of one.
     pub(super) fn encode(offer: Option<&Self>) -> [u8; OFFER_LEN] {
         let mut bytes = [0; OFFER_LEN];
         if let Some(Self { region, start }) = offer {

@@ -1,7 +1,7 @@
-//! A sealed memfd mapped into this process: the memory that ranks of one host can reach in each other.
+//! A sealed memfd mapped into this process: memory of one rank that the other ranks of the host can map.
 //!
-//! Others open the file through `/proc/<pid>/fd/<n>`, which the kernel allows to processes of the same
-//! user alone. The number of a descriptor is soon used again, so the file is identified by its inode.
+//! Other processes open the file through `/proc/<pid>/fd/<n>`, which the kernel allows only to processes of
+//! the same user. The number of a descriptor is soon reused, so the file is identified by its inode.
 
 use rustix::fs::{FallocateFlags, MemfdFlags, Mode, OFlags, SealFlags};
 use rustix::mm::{Advice, MapFlags, ProtFlags};
@@ -14,10 +14,9 @@ use std::ptr::NonNull;
 pub(crate) struct Whereabouts {
     /// The process that made it.
     pub(crate) pid: u32,
-    /// The number of its file there.
+    /// The number of its file descriptor in that process.
     pub(crate) number: i32,
-    /// The inode of its file, which no other region of the host has as long as this one exists; never
-    /// 0.
+    /// The inode of its file, which no other region of the host has as long as this one exists; never 0.
     pub(crate) id: u64,
     /// Bytes.
     pub(crate) len: usize,
@@ -52,13 +51,13 @@ impl Region {
         Self::map(file, id, len)
     }
 
-    /// Maps the memory that another process of this host has there.
+    /// Maps the memory that another process of this host has at this place.
     ///
     /// # Errors
-    /// Also if the file there is now another one, has another length, or can be truncated.
+    /// Those of the system; also if the file is now another one, has another length, or can be truncated.
     pub(crate) fn attach(at: &Whereabouts) -> io::Result<Self> {
         let path = format!("/proc/{}/fd/{}", at.pid, at.number);
-        // By now the path may name anything: opening it must not block, nor make it a controlling
+        // By now the path may refer to any file: opening it must not block, nor make it a controlling
         // terminal.
         let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
         let file = rustix::fs::open(path, flags, Mode::empty())?;
@@ -127,17 +126,17 @@ impl Region {
         Ok(())
     }
 
-    /// Gives the memory back to the system, even if other processes still have it mapped: they find
-    /// zeros there.
+    /// Returns the memory to the system, even if other processes still have it mapped: they then read
+    /// zeros.
     pub(super) fn empty(&self) {
         let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
-        // Only whole pages are given back.
+        // Only whole pages are returned.
         let len = self.len.max(1).next_multiple_of(rustix::param::page_size());
         // A file that cannot be emptied is freed with its last mapping.
         let _ = rustix::fs::fallocate(&self.file, flags, 0, len as u64);
     }
 
-    /// Whether there is no memory in it: its owner has [emptied](Self::empty) it, or has not used it yet.
+    /// Whether it has no memory: its owner has [emptied](Self::empty) it, or has not used it yet.
     pub(super) fn is_empty(&self) -> bool {
         rustix::fs::fstat(&self.file).is_ok_and(|found| found.st_blocks == 0)
     }

@@ -1,5 +1,4 @@
-//! What this rank has allocated for others to reach, and what was reported about memory that was
-//! refused.
+//! The memory that this rank has allocated for others to map, and what was reported about refused memory.
 
 use super::backing::{Backing, LiveBackings};
 use rcomm_core::Buffer;
@@ -12,7 +11,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// The allocated memory of a rank, by address. One for each world.
+/// The allocated memory of a rank, by address. Each world has one.
 ///
 /// # Thread safety
 /// Every method may be called from any thread.
@@ -22,7 +21,7 @@ pub(crate) struct Registry {
     reported: Reported,
 }
 
-/// What has been reported once.
+/// Which conditions have been reported; each is reported once.
 #[derive(Default)]
 struct Reported {
     ordinary: AtomicBool,
@@ -35,8 +34,8 @@ impl Registry {
     /// system refuses this process memory of that kind.
     ///
     /// # Errors
-    /// `InvalidArgument` for more than fits into the address space; `Io` if the system has not
-    /// enough.
+    /// `InvalidArgument` if the length does not fit into the address space; `Io` if the system is out of
+    /// memory.
     pub(crate) fn allocate(self: &Arc<Self>, dtype: DType, len: usize) -> Result<Buffer<'static>> {
         let bytes = element_size(dtype).checked_mul(len);
         let bytes = bytes.filter(|&bytes| isize::try_from(bytes).is_ok());
@@ -63,7 +62,8 @@ impl Registry {
         self.note_huge_pages(backing.region().ask_for_huge_pages());
         let start = backing.region().start().addr().get();
         let weak = Arc::downgrade(&backing);
-        // Added only then: a buffer is made of a backing to which there is no other reference.
+        // The backing is added after this, since a buffer is made only of a backing without another
+        // reference.
         let buffer = backing.into_buffer(dtype, len)?;
         self.live.add(start, weak);
         Ok(buffer)
@@ -105,8 +105,8 @@ impl Registry {
     }
 }
 
-/// Whether the system does not make such memory for this process, or not so many; running out of memory is
-/// no refusal.
+/// Whether the system does not allow this process to make such memory, or not so much of it. Running out of
+/// memory is not a refusal.
 fn is_refusal(error: &io::Error) -> bool {
     let known = [
         Errno::PERM,

@@ -1,4 +1,4 @@
-//! On what terms ranks access each other's bytes, and how they agree on them.
+//! The terms on which ranks access each other's bytes, and how the ranks agree on them.
 
 use crate::collective::part_of;
 use crate::transport::shm::INLINE;
@@ -9,13 +9,14 @@ use std::ops::Range;
 /// What ranks may do while they access each other's bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Rule {
-    /// All read.
+    /// All ranks only read.
     Read,
-    /// Each rank alone uses its [share](share_of) of all ranks' bytes.
+    /// Each rank alone accesses its [share](share_of) of all ranks' bytes.
     Share,
 }
 
-/// The bytes, of this many, that `rank` works on for all: whole cache lines, and so whole elements.
+/// Returns the range, of `len` bytes, that `rank` works on for all ranks: whole cache lines, and so whole
+/// elements.
 pub(super) fn share_of(rank: usize, size: usize, len: usize) -> Range<usize> {
     const LINE: usize = 64;
     let lines = part_of(rank, size, len.next_multiple_of(LINE), LINE);
@@ -31,21 +32,21 @@ pub(crate) struct Need {
     pub(crate) access: Access,
 }
 
-/// Which ranks' bytes are used, and how. Made from what the ranks' headers agree on alone.
+/// Which ranks' bytes are used, and how. The terms follow only from what the ranks' headers agree on.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct AccessTerms {
     /// By rank; `None` for a rank whose bytes no other needs.
     pub(crate) needs: Vec<Option<Need>>,
-    /// How.
+    /// The rule for the access.
     pub(crate) rule: Rule,
 }
 
 /// A way for all ranks to exchange a few bytes at once.
 pub(crate) trait Phases {
-    /// Shows these bytes, and waits for those of all other ranks.
+    /// Shows these bytes to all other ranks, and waits for theirs.
     fn show(&mut self, bytes: &[u8]) -> Result<(), Failure>;
 
-    /// What `rank` has shown, and whatever was behind it in the line.
+    /// Returns what `rank` has shown, followed by the rest of its line.
     fn shown(&self, rank: usize) -> &[u8; INLINE];
 }
 

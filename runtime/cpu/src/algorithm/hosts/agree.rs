@@ -1,7 +1,7 @@
 //! All ranks receive all headers and the data sent with them: first inside each host, then between hosts.
 //!
 //! 1. In one phase, the ranks of a host compare signatures and show each other their bytes. If signatures
-//! differ, they show their headers in another phase.
+//!    differ, they show their headers in another phase.
 //! 2. The first rank of each host sends its host's headers to the other hosts' first ranks ([`Agreement`]).
 //! 3. It shows the other ranks of its host the result: all data, or the reason why there is no agreement.
 

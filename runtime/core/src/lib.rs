@@ -1,10 +1,9 @@
 //! The core of rcomm: [`World`], [`ProcessGroup`], stores, the watchdog and the records, over backends that
-//! it knows only by their traits.
+//! it uses only through traits.
 //!
-//! Programs depend on the crate `rcomm`, which puts this one together with its backends and re-exports what
-//! they use. A backend depends on this crate alone. It implements [`BackendFactory`], [`Backend`] and
-//! [`Pending`], and [`Stream`] and [`Window`](backend::Window) where its
-//! device has these.
+//! Programs depend on the crate `rcomm`, which combines this crate with the backends and re-exports what
+//! programs use. A backend depends on this crate alone. It implements [`BackendFactory`], [`Backend`] and
+//! [`Pending`], and [`Stream`] and [`Window`](backend::Window) where its device has these.
 //!
 //! | room | holds |
 //! |---|---|

@@ -1,8 +1,8 @@
-//! Sums of sparse tensors, where each rank holds values at other places.
+//! Sums of sparse tensors, where the ranks hold values at different places.
 //!
-//! Ranks exchange how many places each of them has, then the places, then the values (the way of
-//! gloo's sparse all-reduce), and each adds up the values of one place in order of ranks: so all
-//! end with the same bits.
+//! Ranks exchange how many places each of them has, then the places, then the values, as gloo's sparse
+//! all-reduce does. Each rank adds up the values of one place in the order of ranks, so all end with the same
+//! bits.
 
 use crate::arithmetic;
 use crate::group::process_group::{End, Noted, Parts, ProcessGroup, Share};
@@ -16,10 +16,10 @@ use rcomm_recorder::record::Tensor;
 use std::collections::BTreeMap;
 use std::panic::Location;
 
-/// Dimensions that a sparse tensor may have.
+/// The most dimensions of a sparse tensor.
 const MAX_DIMENSIONS: usize = 16;
 
-/// A tensor of which only some places are written down (COO).
+/// A tensor of which only some places are stored (COO format).
 ///
 /// The first `sparse_dims` dimensions are sparse: a *place* is one index in each of them. At each place
 /// there is a block of the remaining, dense, dimensions (one value if there are none).
@@ -33,8 +33,8 @@ pub struct SparseTensor<T> {
 
 impl<T: Element> SparseTensor<T> {
     /// A tensor of this shape. `indices` holds a row for each sparse dimension, one after the other, each
-    /// with one index per place; `values` one block per place. A place may come more than once: its
-    /// blocks add up.
+    /// with one index per place; `values` one block per place. A place may occur more than once: its blocks
+    /// add up.
     ///
     /// # Errors
     /// `InvalidArgument` if lengths do not fit each other, or an index is not in its dimension.
@@ -107,19 +107,19 @@ impl<T: Element> SparseTensor<T> {
         &self.values
     }
 
-    /// Places written down.
+    /// The number of places that are stored.
     pub fn places(&self) -> usize {
         self.indices.len() / self.sparse_dims
     }
 
-    /// Values at one place; `None` if they could not be counted.
+    /// Number of values at one place; `None` if it overflows.
     fn block(&self) -> Option<usize> {
         let dims = self.shape[self.sparse_dims..].iter();
         let block = dims.copied().try_fold(1u64, u64::checked_mul)?;
         usize::try_from(block).ok()
     }
 
-    /// What must be equal on all ranks, and how many places this one has.
+    /// The properties that must be equal on all ranks, and the number of this rank's places.
     fn head(&self) -> [u64; MAX_DIMENSIONS + 4] {
         let mut head = [0; MAX_DIMENSIONS + 4];
         head[0] = T::DTYPE.code().into();
@@ -131,7 +131,7 @@ impl<T: Element> SparseTensor<T> {
     }
 }
 
-/// Gathers that a sum is made of: how many places, the places, the values.
+/// The number of gathers in a sum: of the number of places, of the places, of the values.
 const GATHERS: u64 = 3;
 
 impl ProcessGroup {
@@ -247,7 +247,7 @@ fn gather_and_add<T: Element>(
     let mut values: Vec<Vec<T>> = places.iter().map(zeros).collect();
     all_gather_v(share, &tensor.values, &mut values)?;
 
-    // By place, in order of ranks: which rank's which block.
+    // For each place, in the order of ranks: the rank and the index of its block.
     let mut found: BTreeMap<Vec<i64>, Vec<(usize, usize)>> = BTreeMap::new();
     for (rank, row) in indices.iter().enumerate() {
         for at in 0..places[rank] {

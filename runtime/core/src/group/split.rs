@@ -1,4 +1,4 @@
-//! Groups made of a group: by color, in neighbours, or as listed.
+//! Groups made from a group: by color, of neighbours, or as listed.
 
 use crate::group::maker::{GroupOptions, Origin};
 use crate::group::process_group::ProcessGroup;

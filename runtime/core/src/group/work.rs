@@ -1,9 +1,9 @@
 //! An operation under way: [`Work`] for its caller, [`InFlightOp`] for the backend and the watchdog.
 //!
-//! The first party that sees an operation end (its backend, a waiting caller, the watchdog on its
-//! rounds) settles it: records it, wakes waiters, runs callbacks. An end with an error is left to
-//! the watchdog to record and announce, after it has made the dump: a dump shows what was pending, not
-//! what the clean-up made of it.
+//! The first party that sees an operation end (its backend, a waiting caller, the watchdog on its rounds)
+//! settles it: records it, wakes waiters, runs callbacks. An end with an error is recorded and announced by
+//! the watchdog, after it has made the dump: so the dump shows what was pending, and not the state after the
+//! clean-up.
 
 use crate::backend::{Done, Observer, Pending, Progress, Stream};
 use crate::group::process_group::Group;
@@ -167,7 +167,7 @@ impl InFlightOp {
         self.audience.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The operation with its buffers, after it has ended well.
+    /// Returns the operation with its buffers, after it has ended well.
     fn reclaim(&self) -> Result<Op<'static>> {
         let op = self.pending.get().and_then(|pending| pending.reclaim());
         op.ok_or_else(|| {
@@ -259,18 +259,17 @@ fn status_of(outcome: &Result<Done>) -> WorkStatus {
 
 type Unpack<T> = Box<dyn FnOnce(&InFlightOp, Done) -> Result<T> + Send>;
 
-/// An operation under way, which holds `T` (the buffers, mostly) and returns it.
+/// An operation under way, which holds `T` (in most cases the buffers) and returns it.
 ///
-/// If it is dropped the operation continues: the watchdog looks after it, and the buffers are freed once
-/// the backend no longer uses them. It is also a `Future` of what [`wait`](Self::wait) returns, for any
-/// executor.
+/// If it is dropped the operation continues: the watchdog polls it, and the buffers are freed once the
+/// backend no longer uses them. It is also a `Future` of what [`wait`](Self::wait) returns, for any executor.
 ///
 /// # Thread safety
-/// May be moved to and waited for on any thread, and looked at by several at once.
+/// May be moved to and waited for on any thread, and polled by several at once.
 #[must_use = "an operation that is never waited for fails unnoticed"]
 pub struct Work<T> {
     in_flight: Arc<InFlightOp>,
-    /// Never locked: it makes a shared `Work` `Sync`, though the closure is only `Send`.
+    /// The mutex is never locked: it makes `Work` `Sync`, though the closure is only `Send`.
     unpack: Mutex<Option<Unpack<T>>>,
 }
 
@@ -281,14 +280,14 @@ impl<T> Work<T> {
     ) -> Self {
         Self {
             in_flight,
-            // Nothing is allocated for a closure that captures nothing.
+            // A box of a closure that captures nothing allocates nothing.
             unpack: Mutex::new(Some(Box::new(|in_flight, done| {
                 unpack(in_flight.reclaim()?, done)
             }))),
         }
     }
 
-    /// An operation that returns its value other than in its buffers; `take` reads it after the end.
+    /// An operation whose result is not in its buffers; `take` reads it after the end.
     pub(crate) fn pending_job(
         in_flight: Arc<InFlightOp>,
         take: impl FnOnce() -> Option<T> + Send + 'static,
@@ -361,12 +360,12 @@ impl<T> Work<T> {
         self.in_flight.wait(Deadline::In(timeout))
     }
 
-    /// Has a stream of the device wait for the end of the operation, and the host for nothing: what is
-    /// enqueued there from now on runs after it. While the stream is captured this is how the operation
-    /// becomes part of the graph's end, and the only way to wait for it.
+    /// Makes a stream of the device wait for the end of the operation: what is enqueued on the stream from
+    /// now on runs after it. The host does not wait for the end. While the stream is captured, this joins the
+    /// operation to the captured graph, and is the only way to wait for it.
     ///
     /// # Blocking
-    /// Until the operation is on the device: not at all once its communicator is there.
+    /// Until the operation is enqueued on the device; not at all once its communicator exists.
     ///
     /// # Errors
     /// `Unsupported` if the operation runs on no stream, or on one of another kind; its own error if it failed before.
@@ -394,7 +393,7 @@ impl<T> Work<T> {
         self.status() == WorkStatus::Completed
     }
 
-    /// Why it failed, if it did. Never waits.
+    /// The error, if it has failed. Never waits.
     pub fn error(&self) -> Option<Error> {
         self.in_flight.look();
         match self.in_flight.outcome()? {
@@ -429,8 +428,8 @@ impl<T> Work<T> {
 
     /// Calls `callback` when the operation ends, or now if it has.
     ///
-    /// It runs on the thread that sees the end first: the backend's, the watchdog's, or one that waits.
-    /// It must be short, and must not wait for the group.
+    /// The callback runs on the thread that sees the end first: the backend's, the watchdog's, or one that
+    /// waits. It must be short, and must not wait for the group.
     pub fn on_completion(&self, callback: impl FnOnce(&Result<Done>) + Send + 'static) {
         self.in_flight.audience().callbacks.push(Box::new(callback));
         // It may have ended between the caller's last poll and the push.
@@ -439,8 +438,8 @@ impl<T> Work<T> {
         }
     }
 
-    /// When to stop waiting even for a backend that ignores deadlines: the watchdog has had the time
-    /// to find the operation overdue, to make its dump, and to abort.
+    /// The moment at which waiting stops even if the backend ignores deadlines: by then the watchdog has had
+    /// time to find the operation overdue, to make its dump, and to abort.
     fn latest(&self) -> Deadline {
         Deadline::At(self.in_flight.due() + self.in_flight.group.patience())
     }
@@ -484,7 +483,7 @@ impl<T> Future for Work<T> {
     type Output = Result<T>;
 
     /// # Panics
-    /// Never; polled again after it was ready, it returns `Closed`.
+    /// Never. If it is polled again after it was ready, it returns `Closed`.
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         self.in_flight.look();
         if !self.in_flight.is_announced() {
@@ -493,7 +492,7 @@ impl<T> Future for Work<T> {
                 audience.wakers.push(context.waker().clone());
             }
             drop(audience);
-            // It may have ended before the waker was there.
+            // The operation may have ended before the waker was added.
             if !self.in_flight.is_announced() {
                 return Poll::Pending;
             }

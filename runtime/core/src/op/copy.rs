@@ -23,7 +23,7 @@ impl<'a> Op<'a> {
         }
         let outputs = self.outputs_mut().iter_mut();
         for (output, filled) in outputs.zip(filled.outputs()) {
-            // A broadcast's root, and what a reduce leaves alone, may be read-only.
+            // The buffer of a broadcast's root, and one that a reduce does not write, may be read-only.
             if output.is_writable() {
                 output.copy_from(filled)?;
             }

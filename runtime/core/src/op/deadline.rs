@@ -1,8 +1,8 @@
-//! [`Deadline`]: the moment at which a wait ends.
+//! [`Deadline`]: the latest moment at which a wait ends.
 
 use std::time::{Duration, Instant};
 
-/// When a wait ends. Every wait of this crate has one.
+/// The latest moment at which a wait ends. Every wait of this crate has one.
 ///
 /// A deadline made from a duration reads the clock only when a wait begins: an operation of a tenth
 /// of a microsecond cannot afford to read it.
@@ -54,7 +54,7 @@ impl From<Duration> for Deadline {
     }
 }
 
-/// Now plus `duration`, or in thirty years where that is beyond what the clock can say.
+/// Now plus `duration`, or in thirty years where that exceeds the range of the clock.
 #[inline]
 fn after(duration: Duration) -> Instant {
     const FAR: Duration = Duration::from_secs(30 * 365 * 24 * 3600);

@@ -1,4 +1,4 @@
-//! Which Rust types are elements, and which element type each of them is.
+//! The Rust types that may be elements, and the [`DType`] of each.
 
 use crate::op::buffer::Buffer;
 use crate::op::error::{Error, ErrorKind, Result};

@@ -1,4 +1,4 @@
-//! One error type for the whole runtime: a kind to match on, the facts as fields, a sentence to read.
+//! The error type of the whole runtime: a kind to match on, the facts as fields, and a sentence for people.
 //!
 //! Every error that reaches a caller names the operation and the group that failed, and its sentence
 //! states what to do. Errors are cheap to clone, since every waiter of an aborted group gets the same
@@ -11,7 +11,7 @@ use std::sync::Arc;
 /// What this crate's functions return.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// What went wrong, as a class. Codes are fixed: the C binding hands them out.
+/// The class of an error. The codes are fixed, since the C binding returns them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 #[non_exhaustive]
@@ -26,21 +26,21 @@ pub enum ErrorKind {
     Mismatch = 4,
     /// An argument that this rank can see to be wrong.
     InvalidArgument = 5,
-    /// This backend cannot do that.
+    /// The backend does not offer this.
     Unsupported = 6,
-    /// The store answered wrongly or not at all.
+    /// The store sent a wrong reply or none.
     Store = 7,
     /// The ranks could not find each other, or do not agree on their ranks.
     Rendezvous = 8,
-    /// The operating system refused.
+    /// The operating system returned an error.
     Io = 9,
-    /// A peer did not know the job's secret.
+    /// A peer did not prove to know the job's secret.
     Unauthorized = 10,
     /// The backend's library reported an error.
     Backend = 11,
-    /// Used after `shutdown` or `destroy`.
+    /// The world or group was used after `shutdown` or `destroy`.
     Closed = 12,
-    /// A rank put in a NaN while these are refused.
+    /// An input holds a NaN while NaNs are refused.
     NotANumber = 13,
 }
 
@@ -63,12 +63,12 @@ struct Facts {
     seq: Option<u64>,
     op: Option<OpType>,
     ranks: Vec<Rank>,
-    /// The record that it was made from, where that has more than these facts.
+    /// The failure record that the error was made from, where it holds more facts than these fields.
     failure: Option<Failure>,
     source: Option<Arc<dyn std::error::Error + Send + Sync>>,
     /// The group is still usable, whatever the kind.
     spares_group: bool,
-    /// What was learnt later; the sentence ends with it.
+    /// Facts that were added later, at the end of the sentence.
     more: String,
 }
 
@@ -89,7 +89,7 @@ impl Error {
         }))
     }
 
-    /// The operating system refused `what`.
+    /// An error of the operating system, in `what`.
     pub fn io(what: impl Into<String>, source: impl Into<std::io::Error>) -> Self {
         let source = source.into();
         Self::new(ErrorKind::Io, what).with_source(source)
@@ -167,7 +167,7 @@ impl Error {
         self.0.kind
     }
 
-    /// The group it happened in, if it happened in one.
+    /// The group in which it happened, if any.
     pub fn group(&self) -> Option<&str> {
         self.0.group.as_deref()
     }
@@ -182,7 +182,7 @@ impl Error {
         self.0.op
     }
 
-    /// The peer that it is about, by its rank in the world; `None` if it is about none, or several.
+    /// The peer that the error names, by its rank in the world; `None` if it names none or several.
     pub fn rank(&self) -> Option<Rank> {
         match self.0.ranks[..] {
             [rank] => Some(rank),
@@ -190,7 +190,7 @@ impl Error {
         }
     }
 
-    /// The peers that it is about, by their ranks in the world.
+    /// The peers that the error names, by their ranks in the world.
     pub fn ranks(&self) -> &[Rank] {
         &self.0.ranks
     }
@@ -199,7 +199,7 @@ impl Error {
         self.0.failure.as_ref()
     }
 
-    /// The message and its cause, without group, operation and what was learnt later.
+    /// The message and its cause, without the group, the operation and the facts that were added later.
     pub(super) fn facts_in_words(&self) -> String {
         match &self.0.source {
             Some(source) => format!("{}: {source}", self.0.message),

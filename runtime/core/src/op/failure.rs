@@ -1,5 +1,5 @@
-//! Errors as the recorder's [`Failure`], and back: what a caller reads, what the ring and the dumps hold and what the
-//! other ranks learn are made of the same facts.
+//! Conversion of errors to the recorder's [`Failure`] and back: the caller, the ring, the dumps and the other
+//! ranks get the same facts.
 
 use super::error::{Error, ErrorKind};
 use rcomm_recorder::model::{Failure, FailureKind, Rank};
@@ -8,7 +8,7 @@ use rcomm_recorder::model::{Failure, FailureKind, Rank};
 const MOST_NOTE: usize = 64 << 10;
 
 impl ErrorKind {
-    /// How an operation with such an error was ended, where nothing else is known.
+    /// The kind of failure to record for an error of this kind, where nothing else is known.
     const fn as_failure(self) -> FailureKind {
         match self {
             Self::Timeout => FailureKind::Timeout,
@@ -28,14 +28,14 @@ impl ErrorKind {
 }
 
 impl Error {
-    /// The program of rank `own`, this one, aborts a group.
+    /// The error of an abort by the program of rank `own` (this rank).
     pub fn aborted(own: Rank, reason: &str) -> Self {
         let failure = Failure::new(FailureKind::Abort, &[own], own, reason);
         let message = format!("aborted by the program: {}", failure.text);
         Self::new(ErrorKind::Aborted, message).with_failure(failure)
     }
 
-    /// The facts as rank `own`, this one, records them and passes them on: without group, operation and time.
+    /// The facts as rank `own` (this rank) records and publishes them: without group, operation and time.
     pub fn failure(&self, own: Rank) -> Failure {
         match self.known_failure() {
             Some(known) => known.clone(),
@@ -53,8 +53,8 @@ impl Error {
         serde_json::to_vec(&self.failure(own)).unwrap_or_default()
     }
 
-    /// The error of an operation that failed on rank `own`, this one, since rank `from` had ended the group's
-    /// operations and left this note.
+    /// The error of an operation that failed on rank `own` (this rank), because rank `from` had ended the
+    /// group's operations and left this note.
     pub fn from_note(note: &[u8], from: Rank, own: Rank) -> Self {
         let read = serde_json::from_slice::<Failure>(&note[..note.len().min(MOST_NOTE)]);
         let Ok(mut failure) = read else {
@@ -70,7 +70,7 @@ impl Error {
                 let message = format!("rank {seen_by} aborted the group: {text}");
                 Self::new(ErrorKind::Aborted, message).with_rank(*seen_by)
             }
-            // It is about this very rank, or about its sender: no news.
+            // The failure names only this rank or the sender: it adds no fact.
             (_, []) => {
                 let message = format!("rank {from} gave up: {text}");
                 Self::new(ErrorKind::Aborted, message).with_rank(from)
@@ -95,7 +95,7 @@ mod tests {
         let there = Error::from_note(&here.to_note(0), 0, 1);
         assert_eq!(there.to_string(), "rank 0 aborted the group: by hand");
         assert_eq!((there.kind(), there.rank()), (ErrorKind::Aborted, Some(0)));
-        // Passed on once more, by a rank that learnt it.
+        // The note is passed on once more, by a rank that read it.
         let beyond = Error::from_note(&there.to_note(1), 1, 2);
         assert_eq!(beyond.to_string(), there.to_string());
         let expected = Failure::new(FailureKind::Abort, &[0], 0, "by hand");

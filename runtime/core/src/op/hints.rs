@@ -1,12 +1,11 @@
-//! What the caller of an operation knows and its backend cannot see.
+//! Facts that the caller of an operation knows and its backend cannot determine.
 
-/// What the caller of an operation knows and its backend cannot see.
+/// Facts that the caller of an operation knows and its backend cannot determine.
 ///
-/// Given for the calls of one handle
-/// ([`ProcessGroup::hinted`](crate::ProcessGroup::hinted)) and handed to the backend with each
-/// [`Call`](crate::backend::Call). A hint changes how an operation is done, never what it does, nor its
-/// result; ranks may give different ones. A backend uses the hints that it supports, and its documentation
-/// lists them.
+/// They are given for the calls of one handle ([`ProcessGroup::hinted`](crate::ProcessGroup::hinted)) and
+/// handed to the backend with each [`Call`](crate::backend::Call). A hint changes how an operation is done,
+/// never what it does, nor its result; ranks may give different ones. A backend uses the hints that it
+/// supports, and its documentation lists them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub struct Hints {

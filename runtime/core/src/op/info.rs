@@ -1,4 +1,4 @@
-//! Which operation of a group, and how far it has come.
+//! The identity and the state of an operation of a group.
 
 use rcomm_recorder::model::OpType;
 use std::time::Duration;
@@ -16,7 +16,7 @@ pub enum WorkStatus {
     Failed,
 }
 
-/// Which operation of a group.
+/// The identity of an operation in its group.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct OpInfo {
     pub(crate) record_id: u64,

@@ -1,7 +1,7 @@
 //! [`Op`]: what to do, and with which buffers.
 //!
-//! The table of operations, [`OpType`], has the kind of each variant: what it moves, how, and which
-//! ranks wait for which. Here are the fields, each with its role; all accessors follow from the roles.
+//! The table of operations, [`OpType`], has the kind of each variant: what it moves, how, and which ranks
+//! wait for which. This module defines the fields, each with its role; all accessors follow from the roles.
 
 #![deny(clippy::wildcard_enum_match_arm)]
 
@@ -40,7 +40,7 @@ impl<'a> Side<'a> for Vec<Buffer<'a>> {
     }
 }
 
-/// A field as it is in the same operation over other buffers.
+/// Maps a field to the one of the same operation over other buffers.
 trait Field<'a> {
     type Over<'b>;
 
@@ -315,7 +315,7 @@ operations! {
         Broadcast {
             /// Input on the root, output elsewhere. The root's may be read-only.
             buffer: Buffer<'a> as both,
-            /// Whose content it is.
+            /// The rank whose content is sent.
             root: u32 as root,
         },
         /// No rank leaves before every rank has come.
@@ -433,7 +433,7 @@ operations! {
             inputs: Vec<Buffer<'a>> as input,
             /// This rank's part.
             output: Buffer<'a> as output,
-            /// Whose parts they are.
+            /// The rank whose parts are sent.
             root: u32 as root,
         },
         /// As `Scatter`; sizes differ from rank to rank.
@@ -442,7 +442,7 @@ operations! {
             inputs: Vec<Buffer<'a>> as input,
             /// This rank's part.
             output: Buffer<'a> as output,
-            /// Whose parts they are.
+            /// The rank whose parts are sent.
             root: u32 as root,
         },
         /// `buffer` goes to `peer`. Messages of one sender, receiver and tag arrive in order of issue.
@@ -451,7 +451,7 @@ operations! {
             buffer: Buffer<'a> as input,
             /// Its receiver.
             peer: u32 as to,
-            /// Which receive it meets.
+            /// The receive must have the same tag.
             tag: u32 as tag,
         },
         /// The next message from `peer` with this tag, which must have the length of `buffer`.
@@ -460,7 +460,7 @@ operations! {
             buffer: Buffer<'a> as output,
             /// Its sender; any if `None`. [`Done::source`](crate::backend::Done) names the sender.
             peer: Option<u32> as from,
-            /// Which sends it meets.
+            /// The send must have the same tag.
             tag: u32 as tag,
         },
     }

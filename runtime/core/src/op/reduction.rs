@@ -1,4 +1,4 @@
-//! [`Reduction`]: how values are combined, and of which types.
+//! [`Reduction`]: how values are combined, and which element types it accepts.
 
 use rcomm_recorder::model::{DType, ReduceOp};
 
@@ -20,7 +20,7 @@ impl Reduction {
         }
     }
 
-    /// Whether elements of this type can be combined so.
+    /// Whether elements of this type can be combined by this reduction.
     ///
     /// | reduction | types |
     /// |---|---|

@@ -1,9 +1,9 @@
 //! A store in a file that processes share.
 //!
-//! The file is a log of records, each a key and a value behind their `u32` little-endian lengths; the
-//! last record of a key counts. A key of the user is written as `/key`, its removal as a record named
-//! `-/key`. Writers append under an exclusive `flock`, readers read under a shared one. This is the
-//! layout of PyTorch's `FileStore` (2.x), so ranks of both kinds may share a file.
+//! The file is a log of records, each a key and a value behind their `u32` little-endian lengths; the last
+//! record of a key is its value. A key of the user is written as `/key`, its removal as a record named
+//! `-/key`. Writers append under an exclusive `flock`, readers read under a shared one. This is the layout of
+//! PyTorch's `FileStore` (2.x), so ranks of both kinds may share a file.
 
 use super::table::{Compared, Table, sum};
 use super::{Store, barrier_timed_out, timed_out};
@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 const LOCK_TIMEOUT: Duration = Duration::from_secs(60);
 /// The pause between two polls of the file: the first, and the longest.
 const POLL: (Duration, Duration) = (Duration::from_millis(1), Duration::from_millis(16));
-/// Counters of the processes that have the file open and that are done with it: PyTorch's names.
+/// Prefix of PyTorch's counters of processes that have the file open and of those that have closed it.
 const REFERENCES: &str = "refcount/";
 const FINISHED: &str = "cleanup/";
 
@@ -38,7 +38,7 @@ pub struct FileStore {
 
 struct Log {
     file: File,
-    /// How much of the file `table` includes: always the end of a record.
+    /// The offset up to which `table` includes the file; always the end of a record.
     read: u64,
     table: Table,
 }
@@ -205,8 +205,8 @@ impl Drop for FileStore {
 }
 
 impl Log {
-    /// Takes in what others wrote since the last look. A writer also cuts off a half record: it holds
-    /// the only lock, so the process that began that record is gone.
+    /// Applies the records that other processes wrote since the last call. A writer also cuts off an
+    /// incomplete record: it holds the exclusive lock, so the process that began that record is gone.
     fn catch_up(&mut self, access: Access) -> io::Result<()> {
         let end = self.file.metadata()?.len();
         if end < self.read {
@@ -266,7 +266,7 @@ impl Log {
     }
 }
 
-/// The first record of `bytes` (name, value) and what follows it, if all of it is there.
+/// The first record of `bytes` (name, value) and the bytes after it, if the record is complete.
 fn split_record(bytes: &[u8]) -> Option<(&[u8], &[u8], &[u8])> {
     let (name, rest) = split_part(bytes)?;
     let (value, rest) = split_part(rest)?;

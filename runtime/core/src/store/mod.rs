@@ -1,9 +1,9 @@
 //! A shared map through which ranks exchange small values before they are connected.
 //!
-//! [`Store`] is the map that every implementation offers, [`QueueStore`] what some can do beyond it.
-//! [`HashStore`] serves the threads of one process, [`FileStore`] the processes that share a file
-//! system, [`TcpStore`] all other jobs, and [`PrefixStore`] gives each user of a store names of its
-//! own. How ranks find their store belongs to [`rendezvous`](crate::config::rendezvous).
+//! [`Store`] is the map that every implementation offers; [`QueueStore`] adds queues, which some
+//! implementations offer. [`HashStore`] serves the threads of one process, [`FileStore`] the processes that
+//! share a file system, [`TcpStore`] all other jobs, and [`PrefixStore`] gives each user of a store names of
+//! its own. How ranks find their store belongs to [`rendezvous`](crate::config::rendezvous).
 
 #![forbid(unsafe_code)]
 
@@ -192,8 +192,9 @@ pub trait QueueStore: Store {
     fn queue_len(&self, key: &str) -> Result<u64>;
 }
 
-/// Which of the keys are there now, as far as that could be determined by then. All are asked for at
-/// once, and in halves where one is missing: a few round trips where few are.
+/// Which of the keys are present now, as far as that could be determined by `until`. One request checks all
+/// keys; where one is missing, the halves are checked separately. If few keys are missing that takes a few
+/// round trips.
 pub(crate) fn which_came(store: &dyn Store, keys: &[&str], until: Instant) -> Vec<bool> {
     if keys.is_empty() || Instant::now() >= until {
         return vec![false; keys.len()];

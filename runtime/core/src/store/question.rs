@@ -1,4 +1,4 @@
-//! A question to a store that may not answer: it is asked on a thread of its own.
+//! A request to a store that may not reply: it runs on a thread of its own.
 
 use super::Store;
 use crate::op::error::{Error, Result};
@@ -6,15 +6,15 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, channel};
 use std::time::Duration;
 
-/// A question that was put to a store.
+/// A request that was sent to a store.
 ///
-/// It is asked on the thread `rcomm/notice`, which ends when the store has answered or its own time-out has
-/// passed; dropping the question does not wait for that. A store's own time-out is as long as a job may take to
-/// start: a rank that must tell its caller why an operation failed has no such time.
+/// It runs on the thread `rcomm/notice`, which ends when the store has replied or the store's own time-out
+/// has passed; dropping the question does not wait for that. A store's own time-out is as long as a job may
+/// take to start, which is too long for a rank that must report to its caller why an operation failed.
 pub struct Question<T>(Receiver<Result<T>>);
 
 impl<T: Send + 'static> Question<T> {
-    /// Puts the question. Does not block.
+    /// Starts the request. Does not block.
     ///
     /// # Errors
     /// `Io` if no thread can be started.
@@ -25,7 +25,7 @@ impl<T: Send + 'static> Question<T> {
         let (answers, answer) = channel();
         let store = store.clone();
         let ask = move || {
-            // The one who asked may have gone on without the answer.
+            // The caller may have continued without the reply.
             let _ = answers.send(ask(&*store));
         };
         let thread = std::thread::Builder::new().name("rcomm/notice".to_owned());
@@ -35,12 +35,13 @@ impl<T: Send + 'static> Question<T> {
         }
     }
 
-    /// The answer, or the store's error; `None` if there is neither within this time, or it was given before.
+    /// The reply, or the store's error; `None` if neither arrives within this time, or if it was returned
+    /// before.
     pub fn answer_within(&self, limit: Duration) -> Option<Result<T>> {
         self.0.recv_timeout(limit).ok()
     }
 
-    /// Asks, and waits for the answer for so long; `None` if there is none by then.
+    /// Starts the request and waits for the reply, for at most this time; `None` if there is none by then.
     pub fn ask_within(
         store: &Arc<dyn Store>,
         limit: Duration,
@@ -65,7 +66,7 @@ mod tests {
         let waits = |store: &dyn Store| store.get("never", Duration::from_secs(60));
         let question = Question::put(&store, waits).unwrap();
         assert!(question.answer_within(short).is_none());
-        // The thread waits still, and what it waits for may come.
+        // The thread still waits, and the key that it waits for may be set.
         store.set("never", b"now").unwrap();
         let answer = question.answer_within(Duration::from_secs(60));
         assert_eq!(answer.unwrap().unwrap(), b"now");

@@ -26,15 +26,15 @@ impl std::fmt::Display for AddError {
 /// How a key's value compares with the expected one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Compared {
-    /// The same; or nothing, and nothing was expected.
+    /// The value is the expected one; or the key is absent and no value was expected.
     Equal,
-    /// Something else.
+    /// The value is another one.
     Differs,
-    /// Nothing, though something was expected.
+    /// The key is absent although a value was expected.
     Absent,
 }
 
-/// The counter that `held` spells, plus `delta`.
+/// The counter that `held` contains as decimal text, plus `delta`.
 pub(crate) fn sum(held: Option<&[u8]>, delta: i64) -> Result<i64, AddError> {
     let count: i64 = match held {
         None => 0,
@@ -46,7 +46,7 @@ pub(crate) fn sum(held: Option<&[u8]>, delta: i64) -> Result<i64, AddError> {
     count.checked_add(delta).ok_or(AddError::Overflow)
 }
 
-/// What a key or a value costs beside its bytes.
+/// The bytes that a key or a value counts besides its own.
 pub(crate) const ENTRY: usize = 64;
 
 /// Keys with their values, and queues with theirs.
@@ -59,7 +59,8 @@ pub(crate) struct Table {
 }
 
 impl Table {
-    /// What all keys and values take: their bytes, and [`ENTRY`] for each key and for each value of a queue.
+    /// The memory that all keys and values count: their bytes, and [`ENTRY`] for each key and for each value
+    /// of a queue.
     pub(crate) fn bytes(&self) -> usize {
         self.bytes
     }
@@ -99,7 +100,7 @@ impl Table {
         Ok(count)
     }
 
-    /// Whether `desired` may replace what `key` holds, if that is to be `expected`.
+    /// Compares the value of `key` with `expected`.
     pub(crate) fn compare(&self, key: &[u8], expected: &[u8]) -> Compared {
         match self.get(key) {
             None if expected.is_empty() => Compared::Equal,
@@ -109,7 +110,7 @@ impl Table {
         }
     }
 
-    /// Compares, stores if equal, and returns what a compare-and-set answers.
+    /// Compares, stores if equal, and returns the reply to a compare-and-set.
     pub(crate) fn compare_set<'a>(
         &'a mut self,
         key: &[u8],
@@ -144,7 +145,7 @@ impl Table {
         removed.is_some()
     }
 
-    /// Whether a wait for `key` would end now: it is a key, or a queue that is not empty.
+    /// Whether a wait for `key` would end now: whether it is a key, or a queue that is not empty.
     pub(crate) fn has(&self, key: &[u8]) -> bool {
         self.values.contains_key(key) || self.queues.contains_key(key)
     }
@@ -173,7 +174,7 @@ impl Table {
         let queue = self.queues.get_mut(key)?;
         let value = queue.pop_front();
         self.bytes -= value.as_ref().map_or(0, |value| ENTRY + value.len());
-        // No empty queue is kept: `has` asks only whether the name is there.
+        // Empty queues are removed, since `has` checks only whether the name exists.
         if queue.is_empty() {
             self.queues.remove(key);
             self.bytes -= key.len() + ENTRY;

@@ -1,4 +1,4 @@
-//! The table that is in force unless the configuration changes it.
+//! The table that is used unless the configuration changes it.
 
 use super::{Algorithm, Choice, Pattern, Topology};
 use Algorithm::{Chain, Direct, Exchange, Nested, Notice, Shares, Slots, Swap, Whole};
@@ -7,10 +7,10 @@ use Pattern::{
 };
 use Topology::{Hosts, Memory, Sockets};
 
-/// More streams share the one link that was measured, and its two cores.
+/// One stream: on the machine that was measured, more streams share one link and its two cores.
 pub(super) const STREAMS: usize = 1;
 
-/// For any number of ranks and bytes.
+/// A line for any number of ranks and bytes.
 const fn always(pattern: Pattern, topology: Topology, algorithm: Algorithm) -> Choice {
     Choice {
         pattern,
@@ -21,7 +21,7 @@ const fn always(pattern: Pattern, topology: Topology, algorithm: Algorithm) -> C
     }
 }
 
-/// For at most so many bytes, whatever the ranks.
+/// A line for at most this many bytes and any number of ranks.
 const fn up_to(bytes: usize, pattern: Pattern, topology: Topology, algorithm: Algorithm) -> Choice {
     Choice {
         bytes: Some(bytes),
@@ -29,7 +29,7 @@ const fn up_to(bytes: usize, pattern: Pattern, topology: Topology, algorithm: Al
     }
 }
 
-/// For at most so many ranks and bytes.
+/// A line for at most this many ranks and bytes.
 const fn among(
     ranks: usize,
     bytes: usize,
@@ -48,7 +48,7 @@ const M: usize = 1 << 20;
 
 #[rustfmt::skip]
 pub(super) const CHOICES: &[Choice] = &[
-    // Two ranks read as much of each other either way.
+    // With either algorithm, two ranks read the same number of bytes from each other.
     among(2, 64 * K, AllReduce,     Memory,  Whole),
     up_to(   16 * K, AllReduce,     Memory,  Whole),
     up_to(   64 * K, AllReduce,     Memory,  Shares),
@@ -73,7 +73,7 @@ pub(super) const CHOICES: &[Choice] = &[
     always(          Scatter,       Memory,  Slots),
     always(          Barrier,       Memory,  Notice),
 
-    // With the notices every rank sends what all of them brought.
+    // With `Notice` every rank sends the data of all ranks.
     among(2,  2 * M, AllReduce,     Sockets, Swap),
     among(4,  8 * K, AllReduce,     Sockets, Notice),
     among(8,  4 * K, AllReduce,     Sockets, Notice),

@@ -1,10 +1,10 @@
-//! Which algorithm is used for which collective in host memory: one table, as text.
+//! The table of algorithms for collectives in host memory, as text.
 //!
-//! A line of the table is an operation, a topology, the most ranks and the most bytes that it counts for
-//! (or `any`), and an algorithm. The first line that fits is taken; one whose algorithm cannot do it (see
-//! [`Algorithm`]) is passed over. Bytes are counted as `rcomm-bench` counts them: the buffer of an
-//! all_reduce, reduce or broadcast, the whole output of an all_gather or gather, the whole input of a
-//! reduce_scatter, scatter or all_to_all.
+//! A line of the table has an operation, a topology, the largest number of ranks and of bytes to which it
+//! applies (or `any`), and an algorithm. The first line that matches is used; a line whose algorithm cannot
+//! do the operation (see [`Algorithm`]) is skipped. Bytes are counted as `rcomm-bench` counts them: the
+//! buffer of an all_reduce, reduce or broadcast, the whole output of an all_gather or gather, the whole input
+//! of a reduce_scatter, scatter or all_to_all.
 //!
 //! ```
 //! use rcomm::tuning::Tuning;
@@ -20,8 +20,8 @@
 //! # Ok::<(), rcomm::Error>(())
 //! ```
 //!
-//! `rcomm-bench tune` measures a machine and writes such lines; `rcomm-bench tune --print` shows the table
-//! in force. Rank 0's counts for all ranks of a job.
+//! `rcomm-bench tune` measures a machine and writes such lines; `rcomm-bench tune --print` shows the table in
+//! use. All ranks of a job use the table of rank 0.
 
 #![forbid(unsafe_code)]
 
@@ -32,9 +32,9 @@ use std::fmt;
 use std::ops::Range;
 use std::str::FromStr;
 
-/// Most lanes that two ranks may have for one purpose.
+/// The most streams that two ranks may have for one purpose.
 pub const MOST_STREAMS: usize = 16;
-/// Most bytes in all that go with the notices of an operation.
+/// The most bytes of data, over all ranks, that an operation's notices may carry.
 pub const MOST_NOTICED: usize = 128 << 10;
 
 macro_rules! words {
@@ -67,7 +67,7 @@ macro_rules! words {
 }
 
 words! {
-    /// What bytes go where. Every collective is one of these.
+    /// The movement of data between ranks. Every collective has one of these patterns.
     Pattern {
         /// Each rank gets the reduction of all.
         AllReduce = "all_reduce",
@@ -93,9 +93,9 @@ words! {
 words! {
     /// Where the ranks of a group are.
     Topology {
-        /// All share memory.
+        /// All ranks share memory.
         Memory = "memory",
-        /// None do.
+        /// No two ranks share memory.
         Sockets = "sockets",
         /// On several hosts, of which one at least has several ranks, which share memory.
         Hosts = "hosts",
@@ -107,24 +107,26 @@ words! {
     Algorithm {
         /// In memory, one phase: every rank reads all inputs and combines them by itself.
         Whole = "whole",
-        /// In memory: every rank combines a share of each chunk, and takes over the others' shares.
+        /// In memory: every rank combines a share of each chunk, and copies the others' shares.
         Shares = "shares",
         /// In memory: chunks are written to slots, from which their receivers read them.
         Slots = "slots",
         /// In memory: ranks work in each other's buffers, where all that takes are registered
-        /// ([`ProcessGroup::allocate`](crate::ProcessGroup::allocate)); else the next line that fits is taken.
+        /// ([`ProcessGroup::allocate`](crate::ProcessGroup::allocate)); else the next line that matches is
+        /// used.
         Direct = "direct",
-        /// The data go with the notices that ranks compare anyway, in a number of messages that grows with
-        /// the logarithm of the ranks (or hosts). For up to 128 KiB in all.
+        /// The data are sent with the notices that ranks exchange in any case, in a number of messages that
+        /// grows with the logarithm of the number of ranks (or hosts). For up to 128 KiB of all ranks
+        /// together.
         Notice = "notice",
         /// Two ranks send each other their whole input, and both combine the two.
         Swap = "swap",
         /// Every pair of ranks that has bytes for each other exchanges them.
         Exchange = "exchange",
-        /// From rank to rank, each passing on what has come.
+        /// Data pass from rank to rank; each rank forwards what it receives.
         Chain = "chain",
-        /// Between hosts each byte once, inside them through memory. Reductions only where all ranks of a
-        /// host come before all of the next.
+        /// Each byte is sent once between hosts, and through memory inside them. Reductions use it only where
+        /// all ranks of a host precede all of the next host.
         Nested = "nested",
     }
 }
@@ -151,7 +153,7 @@ impl Algorithm {
         }
     }
 
-    /// Whether it works among this many ranks.
+    /// Whether the algorithm works among this many ranks.
     pub fn suits(self, ranks: usize) -> bool {
         self != Self::Swap || ranks == 2
     }
@@ -172,7 +174,7 @@ pub struct Choice {
     pub algorithm: Algorithm,
 }
 
-/// The table, and how many streams two ranks have between them.
+/// The table, and the number of streams between two ranks.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Tuning {
     choices: Vec<Choice>,
@@ -180,7 +182,7 @@ pub struct Tuning {
 }
 
 impl Default for Tuning {
-    /// What was measured where this was written.
+    /// The table that was measured on the developers' machine.
     fn default() -> Self {
         Self {
             choices: default_table::CHOICES.to_vec(),
@@ -245,7 +247,7 @@ impl Tuning {
         Ok(())
     }
 
-    /// The lines that count for a group of this many ranks.
+    /// The lines that apply to a group of this many ranks.
     pub fn plan(&self, topology: Topology, ranks: usize) -> Plan {
         let counts = |choice: &&Choice| {
             choice.topology == topology
@@ -367,16 +369,16 @@ impl fmt::Display for Tuning {
     }
 }
 
-/// The lines of the table that count for one group.
+/// The lines of the table that apply to one group.
 #[derive(Clone, Debug)]
 pub struct Plan {
     choices: Vec<Choice>,
 }
 
 impl Plan {
-    /// What is done with so many bytes, of what this call allows.
+    /// The algorithm for this many bytes, among those that `allows` admits.
     ///
-    /// Whether the data go with the notices must follow from what notices agree on.
+    /// Whether the data are sent with the notices must depend only on values that the notices compare.
     pub fn choose(
         &self,
         pattern: Pattern,
@@ -422,7 +424,7 @@ impl Plan {
         let mut most = 0;
         for choice in of_pattern {
             if choice.algorithm != algorithm {
-                // What comes later counts only beyond this one's bytes.
+                // Later lines apply only above the bytes of this one.
                 match choice.bytes {
                     Some(bytes) if bytes <= most => continue,
                     _ => break,
@@ -460,7 +462,8 @@ mod tests {
                     known.contains(&chosen),
                     "{pattern} over {topology}: {chosen}"
                 );
-                // Where the ranks of a host are dealt out, and data that cannot go with notices.
+                // The case of hosts whose ranks are interleaved, and of data that cannot be sent with
+                // notices.
                 let left = plan.choose(pattern, 8, |algorithm| {
                     pattern == Pattern::Barrier
                         || !matches!(algorithm, Algorithm::Nested | Algorithm::Notice)

@@ -298,7 +298,7 @@ impl Pending for Checked {
                 return Progress::Queued;
             }
             if let Some(side) = side {
-                // A backend that does not call its observer is waited for by `Pending::wait`, here and below.
+                // A backend that does not call its observer is waited for by `Pending::wait`.
                 side.wait(deadline);
                 self.look();
             }

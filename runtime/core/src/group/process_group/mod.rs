@@ -1,4 +1,4 @@
-//! [`ProcessGroup`]: a set of ranks that communicate, and the one place where an operation gets its
+//! [`ProcessGroup`]: a set of ranks that communicate. Only this module gives an operation its sequence
 //! number.
 //!
 //! | file | holds |
@@ -9,8 +9,8 @@
 //! | `composite` | operations made of several, or carried another way |
 //! | `worker`, `steps` | the threads on which they can be done, or go on |
 //!
-//! The operations themselves are in `collectives.rs` and `p2p.rs`. The watchdog looks after operations
-//! that no caller waits for.
+//! The operations themselves are in `collectives.rs` and `p2p.rs`. The watchdog polls operations that no
+//! caller waits for.
 
 mod composite;
 mod group;

@@ -1,10 +1,10 @@
 //! Operations made of messages where each message determines the next: issued one after the other,
 //! without blocking a caller.
 //!
-//! The thread `rcomm/steps/<group>` issues the follow-up messages and waits for no peer. A thread that
-//! sees a step end (the backend, a caller, the watchdog) only queues a job there, since it may hold
-//! locks that issuing needs. Receives of one peer and tag wait in a queue, so that none takes a
-//! message that belongs to another.
+//! The thread `rcomm/steps/<group>` issues the messages after the first and waits for no peer. A thread that
+//! sees a step end (the backend, a caller, the watchdog) only queues a job there, since it may hold locks
+//! that issuing needs. Receives of one peer and tag wait in a queue, so that none takes a message that
+//! belongs to another.
 
 use super::composite::Share;
 use super::worker::Worker;
@@ -16,22 +16,22 @@ use crate::op::error::{Error, ErrorKind, Result};
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 
-/// What is to be done with the messages of a step.
+/// What follows after a step has ended.
 pub(crate) enum Next<R> {
     /// Another step.
     Issue(Op<'static>),
-    /// That was the last.
+    /// The step was the last one; this is the operation's result.
     Done(R),
 }
 
-/// Whose messages under which tag.
+/// The peer and the tag of a queue of receives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct TagQueue {
     pub(crate) peer: u32,
     pub(crate) tag: u32,
 }
 
-/// What one group has under way in steps.
+/// One group's operations in steps.
 pub(super) struct StepSequencer {
     thread: Worker,
     /// The operations of each queue; the first is under way.
@@ -56,7 +56,7 @@ impl StepSequencer {
         self.thread.drain(deadline)
     }
 
-    /// Enters a queue; returns whether it is the first there.
+    /// Appends an operation to a queue; returns whether it is the first there.
     fn enter(&self, queue: TagQueue, steps: Arc<dyn Begin>) -> bool {
         let mut queues = lock(&self.queues);
         let waiting = queues.entry(queue).or_default();
@@ -64,7 +64,7 @@ impl StepSequencer {
         waiting.len() == 1
     }
 
-    /// The first of a queue has ended; the one that is first now.
+    /// Removes the first operation of a queue, which has ended; returns the one that is now first.
     fn leave(&self, queue: TagQueue) -> Option<Arc<dyn Begin>> {
         let mut queues = lock(&self.queues);
         let waiting = queues.get_mut(&queue)?;
@@ -84,7 +84,7 @@ trait Begin: Send + Sync {
 
 type Then<R> = Box<dyn FnMut(Op<'static>) -> Result<Next<R>> + Send>;
 
-/// One operation in steps, as its observers see it.
+/// One operation in steps, as its caller and the watchdog see it.
 pub(super) struct Steps<R> {
     own: Weak<Self>,
     share: Share,
@@ -93,12 +93,12 @@ pub(super) struct Steps<R> {
     ended: Condvar,
     then: Mutex<Then<R>>,
     made: Mutex<Option<R>>,
-    /// Until the end: it holds this in turn.
+    /// `Some` until the end, since the observer holds this operation in turn.
     observer: Mutex<Option<Arc<dyn Observer>>>,
 }
 
 enum Stage {
-    /// In a queue, with its first step.
+    /// In a queue, with its first step not issued.
     Waiting(Option<Op<'static>>),
     /// Between steps, or in one.
     UnderWay(Option<Arc<dyn Pending>>),
@@ -110,7 +110,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl<R: Send + 'static> Steps<R> {
-    /// One that has yet to [`enter`](Self::enter).
+    /// An operation that has not yet been started by [`enter`](Self::enter).
     pub(super) fn new(
         share: Share,
         in_flight: &Arc<InFlightOp>,
@@ -130,7 +130,7 @@ impl<R: Send + 'static> Steps<R> {
         })
     }
 
-    /// Enters its queue, or begins.
+    /// Enters its queue, or begins if it has none or is the first there.
     pub(super) fn enter(self: &Arc<Self>) {
         self.sequencer().thread.hold();
         let queue = self.queue;
@@ -185,7 +185,7 @@ impl<R: Send + 'static> Steps<R> {
         }
     }
 
-    /// Issues the next step if one has ended. On the group's thread alone.
+    /// Issues the next step if one has ended. Called on the group's thread only.
     fn go_on(&self) {
         let step = match &*lock(&self.stage) {
             Stage::UnderWay(Some(step)) => step.clone(),
@@ -221,7 +221,7 @@ impl<R: Send + 'static> Steps<R> {
             observer.ended();
         }
         if let Some(next) = self.queue.and_then(|queue| self.sequencer().leave(queue)) {
-            // Queued, not called: in an aborted queue each call would nest in the one before.
+            // `begin` is queued and not called: in an aborted queue each call would nest in the one before.
             self.sequencer().thread.push(Box::new(move || next.begin()));
         }
         self.sequencer().thread.release();
@@ -270,7 +270,7 @@ impl<R: Send + 'static> Pending for Steps<R> {
         self.look()
     }
 
-    /// It owns no buffers: its caller gets the result another way.
+    /// Always `None`: the operation owns no buffers, and its caller gets the result by `take`.
     fn reclaim(&self) -> Option<Op<'static>> {
         None
     }

@@ -31,7 +31,7 @@ struct JobQueue {
 #[derive(Default)]
 struct Queue {
     jobs: VecDeque<Job>,
-    /// Queued or running.
+    /// Jobs that are queued or running.
     open: usize,
     closed: bool,
 }
@@ -73,7 +73,7 @@ impl Worker {
         self.job_queue.bell.notify_all();
     }
 
-    /// Counts something that has begun as not done until [`release`](Self::release).
+    /// Counts a job that has begun as not done until [`release`](Self::release).
     pub(super) fn hold(&self) {
         lock(&self.job_queue.queue).open += 1;
     }
@@ -98,13 +98,14 @@ impl Worker {
 }
 
 impl Drop for Worker {
-    /// Joins the thread. If it was itself the last to hold the group, it ends by itself.
+    /// Joins the thread, unless this runs on it: if that thread held the last reference to the group, it ends
+    /// by itself.
     fn drop(&mut self) {
         lock(&self.job_queue.queue).closed = true;
         self.job_queue.bell.notify_all();
         let thread = lock(&self.thread).take();
         if let Some(thread) = thread.filter(|it| it.thread().id() != std::thread::current().id()) {
-            // A panic in it was already reported where it happened.
+            // A panic of the thread was already reported when it happened.
             let _ = thread.join();
         }
     }
@@ -129,11 +130,11 @@ impl JobQueue {
     }
 }
 
-/// One queued operation, as its observers see it.
+/// One queued operation, as its caller and the watchdog see it.
 pub(super) struct PendingJob {
     progress: Mutex<Progress>,
     ended: Condvar,
-    /// Dropped at the end, since it holds this in turn.
+    /// Dropped at the end, since the observer holds this operation in turn.
     observer: Mutex<Option<Arc<dyn Observer>>>,
 }
 
@@ -180,7 +181,7 @@ impl Pending for PendingJob {
         progress.clone()
     }
 
-    /// It owns no buffers: its caller gets the result another way.
+    /// Always `None`: the operation owns no buffers, and its caller gets the result another way.
     fn reclaim(&self) -> Option<Op<'static>> {
         None
     }

@@ -41,11 +41,12 @@ use std::sync::{Arc, Mutex};
 /// # Ok(()) }
 /// ```
 ///
-/// Dropped without [`close`](Self::close) it ends at once, and peers' later accesses to it fail.
+/// A window that is dropped without [`close`](Self::close) ends at once, and peers' later accesses to it
+/// fail.
 ///
 /// # Errors
-/// `InvalidArgument` for a peer, range or element type that does not fit; nothing happened then. Any
-/// other error aborts the group, as an operation's does.
+/// `InvalidArgument` for a peer, range or element type that does not fit; the call then had no effect. Any
+/// other error aborts the group, as the error of an operation does.
 ///
 /// # Thread safety
 /// May be used by several threads at once.
@@ -74,15 +75,15 @@ impl ProcessGroup {
     /// # Ok(()) }
     /// ```
     ///
-    /// Each call takes a file descriptor, and memory in whole pages, which return to the system as soon as the
-    /// buffer is dropped. If a rank aborts in the middle of an operation, the others no longer access its buffer,
-    /// which keeps what it holds. Where the system does not let a process make such memory, this is ordinary
-    /// memory, and a warning is logged once. A child that this process forks shares it, too: what it writes there
-    /// is its parent's.
+    /// Each call takes a file descriptor, and memory in whole pages, which return to the system as soon as
+    /// the buffer is dropped. If a rank aborts in the middle of an operation, the others no longer access its
+    /// buffer, which keeps what it holds. Where the system does not let a process make such memory, this is
+    /// ordinary memory, and a warning is logged once. A child that this process forks shares the memory: the
+    /// parent sees what the child writes there.
     ///
-    /// Memory of a device goes with the last buffer over it, too, at once. Operations of the group keep theirs until
-    /// they are done. Kernels and copies of the program's own are not waited for: keep the buffer until the program
-    /// has synchronised the streams that they run on.
+    /// Memory of a device is also freed at once with the last buffer over it. Operations of the group keep
+    /// their buffers until they are done. Kernels and copies of the program's own are not waited for: keep
+    /// the buffer until the program has synchronised the streams that they run on.
     ///
     /// # Errors
     /// `Unsupported` if the backend has no windows; `Io` if there is no more memory.
@@ -107,14 +108,14 @@ impl ProcessGroup {
             .map_err(named)
     }
 
-    /// Makes `memory` readable and writable by the other members. All members call it, each with its
-    /// own part; parts may differ in length (none at all will do), not in element type.
+    /// Makes `memory` readable and writable by the other members. All members call it, each with its own
+    /// part; parts may differ in length (and may be empty), not in element type.
     ///
-    /// Any memory that the caller hands over will do; what [`allocate`](Self::allocate) returns is
-    /// fastest, and all that can be [mapped](Window::map_remote).
+    /// Any memory that the caller hands over is accepted. Memory from [`allocate`](Self::allocate) is
+    /// fastest, and only that can be [mapped](Window::map_remote).
     ///
     /// # Blocking
-    /// Until all members have come, and until the operations on objects and windows that this rank has
+    /// Until all members have called, and until the operations on objects and windows that this rank has
     /// issued before have ended.
     ///
     /// # Errors
@@ -148,8 +149,8 @@ impl ProcessGroup {
             end: End::Watched,
         };
         let group = self.clone();
-        // On the group's thread in any case: a backend counts its windows in the order in which it is
-        // asked for them, and that must be the same on all ranks.
+        // This runs on the group's thread in any case: a backend numbers its windows in the order of these
+        // calls, which must be the same on all ranks.
         self.set_aside(&noted, Location::caller(), move |share| {
             let inner = backend.new_window(memory, share.deadline())?;
             Ok(Window {
@@ -184,7 +185,7 @@ impl Window {
     }
 
     /// Writes `from` into the part of `peer`, from element `offset` on. Returns when `from` may be used
-    /// again; the peer knows that it is there by a [`signal`](Self::signal).
+    /// again; a [`signal`](Self::signal) notifies the peer that the data has arrived.
     #[track_caller]
     pub fn put<T: Element>(&self, peer: u32, offset: usize, from: &[T]) -> Result<()> {
         self.put_buffer(peer, offset, &Buffer::from_slice(from))
@@ -202,7 +203,7 @@ impl Window {
 
     /// As [`put`](Self::put), at once; the vector comes back with the [`Work`].
     ///
-    /// What one rank puts, gets and signals this way happens in the order of its calls.
+    /// One rank's asynchronous puts, gets and signals happen in the order of its calls.
     #[track_caller]
     pub fn put_async<T: Element>(
         &self,
@@ -292,8 +293,8 @@ impl Window {
         })
     }
 
-    /// As [`signal`](Self::signal), at once: after everything that was put before, with
-    /// [`put_async`](Self::put_async) too.
+    /// As [`signal`](Self::signal), at once. The signal arrives after everything that was put before, also by
+    /// [`put_async`](Self::put_async).
     #[track_caller]
     pub fn signal_async(&self, peer: u32) -> Result<Work<()>> {
         let noted = noted(OpType::Signal, peer, None);
@@ -305,10 +306,10 @@ impl Window {
             })
     }
 
-    /// Takes one signal of `peer`.
+    /// Consumes one signal of `peer`.
     ///
     /// # Blocking
-    /// Until there is one, or the time-out.
+    /// Until there is a signal, or the time-out.
     #[track_caller]
     pub fn wait_signal(&self, peer: u32) -> Result<()> {
         let noted = noted(OpType::WaitSignal, peer, None);
@@ -317,8 +318,8 @@ impl Window {
         })
     }
 
-    /// As [`wait_signal`](Self::wait_signal), at once. It waits for nothing else of this rank, so it may
-    /// be issued before what makes the peer signal.
+    /// As [`wait_signal`](Self::wait_signal), at once. It waits for no other call of this rank, so it may be
+    /// issued before the call that causes the peer to signal.
     #[track_caller]
     pub fn wait_signal_async(&self, peer: u32) -> Result<Work<()>> {
         let noted = noted(OpType::WaitSignal, peer, None);
@@ -331,7 +332,7 @@ impl Window {
         self.group.watch_over(&noted, site, Arc::new(wait))
     }
 
-    /// The part of `peer` in this process's own address space: for atomic operations in place, and
+    /// The part of `peer`, mapped into this process's address space: for atomic operations in place, and for
     /// copies without a record.
     ///
     /// # Errors
@@ -342,12 +343,12 @@ impl Window {
         mapped.map_err(|error| error.in_group(self.group.desc()))
     }
 
-    /// Ends the window, once all members have called this and what this rank has put, got and signalled
-    /// at once is done. Gives this rank's memory back, unless a member still has it mapped by
+    /// Ends the window, once all members have called this and this rank's asynchronous puts, gets and signals
+    /// are done. Returns this rank's memory, unless a member still has it mapped by
     /// [`map_remote`](Self::map_remote).
     ///
     /// # Blocking
-    /// Until all members have come, or the time-out.
+    /// Until all members have called, or the time-out.
     pub fn close(self) -> Result<Option<Buffer<'static>>> {
         let deadline = Deadline::In(self.group.timeout()).started();
         let closed = if self.outstanding.wait(deadline) {
@@ -401,7 +402,7 @@ fn no_backend(device: DeviceKind) -> Error {
 
 impl Drop for Window {
     fn drop(&mut self) {
-        // Works under way hold it too.
+        // Operations under way hold the backend's window too.
         self.inner.give_up();
     }
 }

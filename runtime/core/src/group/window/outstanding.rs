@@ -19,7 +19,7 @@ impl OutstandingCalls {
         OutstandingCall(self.clone())
     }
 
-    /// Waits until none is open; returns whether that is so.
+    /// Waits until no call is open, or until the deadline; returns whether none is.
     pub(super) fn wait(&self, deadline: Deadline) -> bool {
         let deadline = deadline.started();
         let open = self.lock();

@@ -6,11 +6,11 @@ use crate::op::deadline::Deadline;
 use crate::op::error::ErrorKind;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 
-/// Takes one signal of a peer, when polled or waited for.
+/// Consumes one signal of a peer, when polled or waited for.
 pub(super) struct SignalWait {
     pub(super) window: Arc<dyn Window>,
     pub(super) peer: u32,
-    /// Held by a waiting thread, so that no other thread takes the signal that it waits for.
+    /// A waiting thread holds this lock, so that no other thread consumes the signal that it waits for.
     pub(super) progress: Mutex<Progress>,
 }
 
@@ -36,7 +36,7 @@ impl Pending for SignalWait {
         if !progress.has_ended() {
             match self.window.wait_signal(self.peer, deadline) {
                 Ok(()) => *progress = Progress::Completed(Done::default()),
-                // That is this wait's time-out; the watchdog enforces the operation's.
+                // This time-out is the wait's own; the watchdog enforces that of the operation.
                 Err(error) if error.kind() == ErrorKind::Timeout => {}
                 Err(error) => *progress = Progress::Failed(error),
             }
@@ -44,7 +44,7 @@ impl Pending for SignalWait {
         progress.clone()
     }
 
-    /// It has no buffers.
+    /// Always `None`: the wait has no buffers.
     fn reclaim(&self) -> Option<Op<'static>> {
         None
     }

@@ -1,8 +1,8 @@
-//! Where memory lives.
+//! The device on which memory is.
 
 use std::fmt;
 
-/// Where memory lives.
+/// The device on which memory is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Device {
     /// Ordinary memory, readable by this process.

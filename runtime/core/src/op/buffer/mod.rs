@@ -1,9 +1,9 @@
-//! Typed memory that an operation reads or fills: lent, owned or foreign, on the host or a device.
+//! Typed memory that an operation reads or fills: borrowed, owned or foreign, on the host or a device.
 //!
-//! The typed interface turns slices and vectors into a [`Buffer`], and a backend sees nothing else of
-//! them. A buffer's lifetime is the loan: a blocking call passes `Buffer<'_>` over the caller's slices and
-//! the borrow checker makes sure that no backend keeps one; an asynchronous operation needs
-//! `Buffer<'static>`, which owns its memory or keeps the owner alive. Making one allocates nothing.
+//! The typed interface turns slices and vectors into a [`Buffer`], and a backend sees only that. A buffer's
+//! lifetime is that of the borrow (the *loan*): a blocking call passes `Buffer<'_>` over the caller's slices,
+//! and the borrow checker ensures that no backend keeps one; an asynchronous operation needs
+//! `Buffer<'static>`, which owns its memory or keeps the owner alive. Making a buffer allocates nothing.
 
 mod device;
 #[cfg(test)]
@@ -21,13 +21,13 @@ use std::mem::ManuallyDrop;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-/// How a buffer holds its memory.
+/// How a buffer holds its memory. A *loan* is a borrow of the caller's memory.
 enum Hold {
     /// A caller's `&[T]`.
     Read,
     /// A caller's `&mut [T]`.
     Lent,
-    /// A `Vec` taken apart; `free` puts it together again and drops it.
+    /// The parts of a `Vec`; `free` reassembles the vector and drops it.
     Owned {
         capacity: usize,
         free: unsafe fn(NonNull<u8>, usize),
@@ -39,7 +39,7 @@ enum Hold {
     },
 }
 
-/// What may be done with foreign memory.
+/// The permitted accesses to foreign memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Access {
     /// It may only be read.
@@ -73,7 +73,7 @@ unsafe impl Send for Buffer<'_> {}
 unsafe impl Sync for Buffer<'_> {}
 
 impl<'a> Buffer<'a> {
-    /// A loan for reading.
+    /// A buffer over the caller's memory, for reading.
     #[inline]
     pub fn from_slice<T: Element>(slice: &'a [T]) -> Self {
         Self {
@@ -87,7 +87,7 @@ impl<'a> Buffer<'a> {
         }
     }
 
-    /// A loan for reading and writing.
+    /// A buffer over the caller's memory, for reading and writing.
     #[inline]
     pub fn from_mut<T: Element>(slice: &'a mut [T]) -> Self {
         let len = slice.len() as u64;
@@ -102,7 +102,7 @@ impl<'a> Buffer<'a> {
         }
     }
 
-    /// This buffer lent on, with the same access.
+    /// A buffer over the same memory, with the same access, that borrows this one.
     pub fn lend(&mut self) -> Buffer<'_> {
         Buffer {
             data: self.data,
@@ -172,7 +172,7 @@ impl<'a> Buffer<'a> {
         self.dtype
     }
 
-    /// Where the memory lives.
+    /// The device on which the memory is.
     #[inline]
     pub fn device(&self) -> Device {
         self.device
@@ -187,12 +187,12 @@ impl<'a> Buffer<'a> {
         }
     }
 
-    /// Whether the memory is a caller's, that is, whether the loan may end.
+    /// Whether the memory is borrowed from a caller.
     pub fn is_lent(&self) -> bool {
         matches!(self.hold, Hold::Read | Hold::Lent)
     }
 
-    /// What keeps foreign memory alive; `None` for lent and owned memory.
+    /// The owner that keeps foreign memory alive; `None` for lent and owned memory.
     pub fn owner(&self) -> Option<&Arc<dyn Any + Send + Sync>> {
         match &self.hold {
             Hold::Kept { owner, .. } => Some(owner),
@@ -200,12 +200,12 @@ impl<'a> Buffer<'a> {
         }
     }
 
-    /// The address, on whichever device it is.
+    /// The address, on the buffer's device.
     pub fn as_ptr(&self) -> *const u8 {
         self.data.as_ptr()
     }
 
-    /// The address for writing, on whichever device it is.
+    /// The address for writing, on the buffer's device.
     ///
     /// # Errors
     /// `InvalidArgument` if the memory may only be read.
@@ -267,7 +267,7 @@ impl<'a> Buffer<'a> {
         Ok(unsafe { std::slice::from_raw_parts_mut(self.data.as_ptr(), self.size_bytes()) })
     }
 
-    /// Has the elements written as bytes, whatever these are.
+    /// Lets `write` write the elements as bytes of any value; `Bool` elements are normalised afterwards.
     ///
     /// # Errors
     /// As [`bytes_to_fill`](Self::bytes_to_fill), and those of `write`.
@@ -345,9 +345,10 @@ impl<'a> Buffer<'a> {
         })
     }
 
-    /// The same foreign memory, its owner held once more; `None` for lent and owned memory.
+    /// Another buffer over the same foreign memory, which also holds the owner; `None` for lent and owned
+    /// memory.
     ///
-    /// For backends whose device may still work on memory after the loan of this buffer has ended. On
+    /// This is for backends whose device may still work on memory after the loan of this buffer has ended. On
     /// the host that would let two buffers write to one memory, so it is for devices only.
     pub fn hold_on(&self) -> Option<Buffer<'static>> {
         match &self.hold {
@@ -369,7 +370,8 @@ impl<'a> Buffer<'a> {
 
     /// Leaks the memory.
     ///
-    /// For backends that cannot prove that a device no longer uses it: a leak is better than corruption.
+    /// This is for backends that cannot prove that a device no longer uses the memory: a leak is better than
+    /// corruption.
     pub fn leak(self) {
         std::mem::forget(self);
     }
@@ -416,7 +418,8 @@ impl Buffer<'static> {
     /// Takes ownership of the vector; [`into_vec`](Self::into_vec) returns it. Nothing is copied.
     pub fn from_vec<T: Element>(vec: Vec<T>) -> Self {
         let mut vec = ManuallyDrop::new(vec);
-        // Not from a slice: a pointer to one must not be used for the capacity behind it.
+        // The pointer is not taken from a slice: a slice's pointer must not be used for the capacity behind
+        // it.
         let data = NonNull::new(vec.as_mut_ptr()).map_or_else(NonNull::dangling, NonNull::cast);
         Self {
             data,
@@ -446,7 +449,7 @@ impl Buffer<'static> {
     /// * `data` is valid for `len` elements on `device` for as long as `owner` is alive, which the
     ///   buffer makes sure of; on the host, its bytes are initialised.
     /// * On the host, nothing else writes to it as long as the buffer lives, and with [`Access::Write`]
-    ///   nothing else reads it either. On a device that is up to the order of what is enqueued there.
+    ///   nothing else reads it either. On a device the order of the enqueued work decides that.
     ///
     /// # Errors
     /// `InvalidArgument` for [`DType::Other`], or if the size in bytes does not fit in `isize`.
@@ -516,7 +519,7 @@ unsafe fn free<T: Element>(data: NonNull<u8>, capacity: usize) {
     drop(unsafe { Vec::from_raw_parts(data.cast::<T>().as_ptr(), 0, capacity) });
 }
 
-/// Bytes of one element. Buffers are never of [`DType::Other`].
+/// Bytes of one element. No buffer has the type [`DType::Other`].
 #[inline]
 pub const fn element_size(dtype: DType) -> usize {
     match dtype.size() {

@@ -1,4 +1,4 @@
-//! What is refused before anything is sent: what a rank can see to be wrong with its own arguments.
+//! Checks of a rank's own arguments, before anything is sent.
 
 #![deny(clippy::wildcard_enum_match_arm)]
 
@@ -12,7 +12,7 @@ use crate::op::error::{Error, ErrorKind, Result};
 use rcomm_recorder::model::{DType, Layout, Parts, Pattern, Peer, ReduceOp};
 
 impl<'a> Op<'a> {
-    /// Refuses what this rank can see to be wrong, for rank `own` of a group of `size` ranks.
+    /// Refuses wrong arguments, as far as one rank can detect them: rank `own` of a group of `size` ranks.
     ///
     /// # Errors
     /// `InvalidArgument` or `Unsupported`, naming operation and argument. Nothing was sent: the group
@@ -31,7 +31,7 @@ impl<'a> Op<'a> {
     /// checked in full.
     #[inline]
     fn is_plain(&self, own: u32, size: u32) -> bool {
-        // A loan is of host memory, and Rust sees to it that no other overlaps one for writing.
+        // Lent memory is host memory, and Rust ensures that no other loan overlaps one for writing.
         let writable = |buffer: &Buffer<'_>| buffer.is_lent() && buffer.is_writable();
         let holds = |whole: &Buffer<'_>, part: &Buffer<'_>| {
             whole.dtype() == part.dtype()
@@ -105,8 +105,8 @@ impl<'a> Op<'a> {
         error.during(self.op_type())
     }
 
-    /// Refuses memory that is written and used once more: by another buffer of the operation. Slices
-    /// and vectors cannot overlap, so only foreign memory is looked at.
+    /// Refuses memory that one buffer of the operation writes and another one uses. Slices and vectors cannot
+    /// overlap, so only foreign memory is checked.
     #[inline]
     fn check_overlaps(&self, own: u32) -> Result<(), Wrong> {
         if !self.has_foreign_memory() {
@@ -119,7 +119,7 @@ impl<'a> Op<'a> {
         let mut uses = Vec::new();
         self.collect_uses(own, &mut uses);
         uses.sort_by_key(|it| it.start);
-        // The use that reaches furthest, of all and of those that write.
+        // The use with the highest end address: of all, and of those that write.
         let mut furthest: [Option<&Use<'_, '_>>; 2] = [None, None];
         for next in &uses {
             let before = furthest[usize::from(!next.writes)];
@@ -179,7 +179,7 @@ impl<'a> Op<'a> {
     }
 
     fn check(&self, own: u32, size: u32) -> Result<(), Wrong> {
-        // Each asked once: a call of a tenth of a microsecond has no time for more.
+        // Each accessor is called once, to save time: a short call takes a tenth of a microsecond.
         let (inputs, outputs) = (self.inputs(), self.outputs());
         if let Some(first) = inputs.first().or_else(|| outputs.first()) {
             for buffer in inputs.iter().chain(outputs) {
@@ -243,7 +243,7 @@ impl<'a> Op<'a> {
         }
     }
 
-    /// `ones` are this rank's parts, `wholes` hold the parts of `size` ranks.
+    /// `ones` are this rank's parts; each of `wholes` holds the parts of `size` ranks.
     fn check_parts(
         &self,
         what: &str,

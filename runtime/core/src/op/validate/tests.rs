@@ -163,7 +163,7 @@ fn memory_that_is_written_is_used_once() {
         text.contains("UInt64[4] and UInt64[2] overlap by 8 bytes, and one is written"),
         "{text}"
     );
-    // Read twice is fine, written twice is not, nor across the members of a block.
+    // Memory may be read twice but not written twice, also across the members of a block.
     let swap = |second: usize| Op::AllToAll {
         inputs: vec![part(0, 2, Access::Read), part(1, 2, Access::Read)],
         outputs: vec![part(4, 2, Access::Write), part(second, 2, Access::Write)],

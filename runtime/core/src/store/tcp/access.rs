@@ -1,33 +1,34 @@
-//! Who may use a store, and how much of it.
+//! The clients that may use a store, and the limits on them.
 
 use rcomm_recorder::publish::Secret;
 use std::time::Duration;
 
-/// Who may use a store.
+/// The clients that may use a store.
 #[derive(Clone, Debug, Default)]
 pub enum StoreAccess {
-    /// Whoever reaches its port, as with PyTorch's TCPStore: needed where PyTorch's clients use the store, or
-    /// PyTorch serves it.
+    /// Every client that reaches its port, as with PyTorch's TCPStore. This is needed where PyTorch's clients
+    /// use the store, or PyTorch serves it.
     #[default]
     Open,
-    /// Whoever proves to know this secret; and the server proves it, too.
+    /// Every client that proves to know this secret. The server proves it to the client, too.
     Secret(Secret),
 }
 
-/// Who may use the job's store.
+/// The clients that may use the job's store.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum StoreChoice {
-    /// Those who prove the job's secret, where a rank or `rcomm-run` serves the store and the ranks were given
-    /// a secret or are on one host. Elsewhere (torchrun's store, or no secret) whoever reaches its port.
+    /// Clients that prove the job's secret, where a rank or `rcomm-run` serves the store and the ranks were
+    /// given a secret or are on one host. Elsewhere (torchrun's store, or no secret) every client that
+    /// reaches its port.
     #[default]
     Auto,
-    /// Those who prove the job's secret.
+    /// Clients that prove the job's secret.
     Secret,
-    /// Whoever reaches its port, as PyTorch's clients need it.
+    /// Every client that reaches its port, as PyTorch's clients require.
     Open,
 }
 
-/// How much a server takes. The limits of one key, value and request are those of PyTorch's server.
+/// Limits of a server. The limits of one key, value and request are those of PyTorch's server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StoreLimits {
     /// Bytes of all keys, values and waits together, with 64 for each key.
@@ -42,12 +43,12 @@ pub struct StoreLimits {
     pub unread_bytes: usize,
     /// Connections.
     pub connections: usize,
-    /// Connections that have not proved the secret (of an open store: not sent VALIDATE). One more, and the
-    /// oldest of them is closed.
+    /// Connections that have not proved the secret (of an open store: not sent VALIDATE). If there are more,
+    /// the oldest of them is closed.
     pub unproved: usize,
-    /// From a request's first byte to its last.
+    /// The longest time from a request's first byte to its last.
     pub request_time: Duration,
-    /// From the connection to the proof (of an open store: to VALIDATE).
+    /// The longest time from the connection to the proof (of an open store: to VALIDATE).
     pub proof_time: Duration,
 }
 

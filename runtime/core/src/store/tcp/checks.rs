@@ -1,4 +1,4 @@
-//! What a client checks before it sends: the server would close the connection without a word.
+//! The checks that a client makes before it sends: the server would close the connection without a reply.
 
 use super::protocol::{Encoder, MAX_KEY, MAX_KEYS, MAX_MESSAGE, MAX_VALUE};
 use crate::op::error::{Error, ErrorKind, Result};

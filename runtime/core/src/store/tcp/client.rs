@@ -1,4 +1,4 @@
-//! One connection to a server: dialled, greeted, and read with deadlines.
+//! One connection to a server: connecting, validation, and reading with deadlines.
 
 use super::access::StoreAccess;
 use super::protocol::{Encoder, MAGIC, OpCode, WAIT_CANCELED};
@@ -15,16 +15,16 @@ use std::time::{Duration, Instant};
 
 /// The pause between two attempts to connect: the first, and the longest.
 const RETRY: (Duration, Duration) = (Duration::from_micros(200), Duration::from_millis(100));
-/// After this long without success a log line gives the obstacle.
+/// After this long without a connection, a log line gives the obstacle.
 const SAY_AFTER: Duration = Duration::from_secs(5);
 /// A live server answers a request that needs no waiting at once. A reply may come this long after a
 /// caller's time-out.
 pub(super) const GRACE: Duration = Duration::from_secs(2);
 /// The limit of one attempt to connect: the host's next address may be the one that answers.
 const ATTEMPT: Duration = Duration::from_secs(10);
-/// An attempt with less time than this may end without a reply for that reason alone.
+/// If an attempt has less time than this and gets no reply, the short time may be the only reason.
 const HEARING: Duration = Duration::from_secs(1);
-/// The longest string to take from a server: PyTorch's older one has no limit of its own.
+/// The longest string to accept from a server: PyTorch's older server has no limit of its own.
 const MAX_STRING: u64 = 1 << 30;
 const READ: usize = 16 << 10;
 /// The longest reason of a refusal that is read.
@@ -40,7 +40,7 @@ pub(super) enum Broken {
     /// The server closed the connection.
     Closed,
     Failed(io::Error),
-    /// The server sent what it may not.
+    /// The server sent an invalid reply.
     Garbled(String),
     /// The server refused, for this reason.
     Refused(String),
@@ -64,14 +64,14 @@ pub(super) enum Waited {
 
 pub(super) struct Connection {
     socket: TcpStream,
-    /// Read from the socket and not used yet: `inbox[used..]`.
+    /// Bytes read from the socket; those not used yet are `inbox[used..]`.
     inbox: Vec<u8>,
     used: usize,
     spin: Spin,
 }
 
 impl Connection {
-    /// Connects to `host` and greets the server there; tries again until `deadline`.
+    /// Connects to `host` and validates the server there; tries again until `deadline`.
     pub(super) fn dial(
         host: &str,
         port: u16,
@@ -121,7 +121,7 @@ impl Connection {
         }
     }
 
-    /// Connects once more to a server that was there: if it does not listen now, it is gone.
+    /// Connects again to a server to which this client was connected: if it does not listen now, it is gone.
     pub(super) fn dial_again(
         host: &str,
         port: u16,
@@ -150,7 +150,7 @@ impl Connection {
             .collect();
         let mut obstacle = Obstacle::NoAddress(io::ErrorKind::NotFound.into());
         for address in addresses {
-            // One try even if the deadline has passed: a server that is there answers at once.
+            // One attempt even if the deadline has passed: a running server answers at once.
             let left = left_until(deadline).max(Duration::from_millis(1));
             match Self::greet(address, left, access) {
                 Ok(connection) => return Ok(connection),
@@ -212,7 +212,7 @@ impl Connection {
         }
     }
 
-    /// Proves to the server that this process knows the secret, and has the server prove it.
+    /// Proves to the server that this process knows the secret, and checks the server's proof.
     fn prove(&mut self, secret: &Secret, deadline: Instant) -> Result<(), Obstacle> {
         let caller = StoreCaller::new(secret)
             .map_err(|error| Obstacle::Unreachable(io::Error::other(error)))?;
@@ -240,7 +240,7 @@ impl Connection {
         }
     }
 
-    /// The first bytes that came, for a message.
+    /// The first bytes received, for an error message.
     fn heard(&self) -> String {
         let start = &self.inbox[..self.inbox.len().min(16)];
         format!("\"{}\"", start.escape_ascii())
@@ -273,8 +273,8 @@ impl Connection {
         Ok(&self.inbox[start..self.used])
     }
 
-    /// As [`read_bytes`](Self::read_bytes), at the beginning of a reply, where a refusal may come instead: no
-    /// reply begins as one does, but for one number of 2^64.
+    /// As [`read_bytes`](Self::read_bytes), at the beginning of a reply, where a refusal may come instead. No
+    /// reply begins with the bytes of a refusal, except one of the 2^64 values of a number.
     fn read_reply(&mut self, length: usize, deadline: Instant) -> Result<&[u8], Broken> {
         let looked_at = length.min(STORE_REFUSAL.len());
         loop {
@@ -342,7 +342,7 @@ impl Connection {
         }
     }
 
-    /// The reply to a WAIT or BARRIER that was sent. If it does not come, the wait is cancelled, and
+    /// The reply to a WAIT or BARRIER that was sent. If the reply does not come, the wait is cancelled, and
     /// the connection stays usable.
     pub(super) fn read_wait(&mut self, deadline: Instant) -> Result<Waited, Broken> {
         match self.read_answer(deadline) {
@@ -356,12 +356,12 @@ impl Connection {
         if self.read_u8(deadline)? == WAIT_CANCELED {
             return Ok(Waited::TimedOut);
         }
-        // The keys came while we gave up; the server still answers the cancellation.
+        // The keys came during the cancellation; the server still replies to the latter.
         self.read_u8(deadline)?;
         Ok(Waited::Came)
     }
 
-    /// Reads what has come, or waits for it.
+    /// Reads the bytes that have arrived, or waits for some.
     fn fill(&mut self, deadline: Instant) -> Result<(), Broken> {
         if self.used == self.inbox.len() {
             self.inbox.clear();
@@ -390,7 +390,7 @@ impl Connection {
         }
     }
 
-    /// Takes what has come; returns whether anything has.
+    /// Reads the bytes that have arrived, without waiting; returns whether there were any.
     fn receive(&mut self) -> Result<bool, Broken> {
         let held = self.inbox.len();
         if self.inbox.capacity() - held < READ / 4 {
@@ -457,7 +457,7 @@ impl Obstacle {
         Error::new(ErrorKind::Unauthorized, message)
     }
 
-    /// Whether it is only that no answer came in time.
+    /// Whether the only obstacle is that no answer came in time.
     fn is_silence(&self) -> bool {
         match self {
             Obstacle::Silent => true,

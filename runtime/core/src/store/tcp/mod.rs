@@ -1,7 +1,7 @@
 //! A store over TCP, wire-compatible with PyTorch's `TCPStore` in both directions.
 //!
-//! [`TcpStoreServer`] serves our clients and PyTorch's, [`TcpStore`] talks to our server and to
-//! PyTorch's (libuv and legacy). A store that is ours alone asks its clients for the job's secret first
+//! [`TcpStoreServer`] serves rcomm's clients and PyTorch's; [`TcpStore`] connects to rcomm's server and to
+//! PyTorch's (libuv and legacy). A store that only rcomm uses asks its clients for the job's secret first
 //! ([`StoreAccess`]). `protocol` holds the wire format of both ends.
 
 mod access;

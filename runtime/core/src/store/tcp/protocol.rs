@@ -1,11 +1,11 @@
 //! The wire protocol of PyTorch's TCPStore (as of 2.15), for both ends.
 //!
-//! A request is one opcode byte and its fields; nothing frames it, and the next one follows at once.
-//! Integers are little-endian, a string is its `u64` length and its bytes. Replies come in the order of
-//! the requests, but for that of a WAIT or BARRIER, which may come later. Nothing is ever refused with
-//! a reply: the server closes the connection of a client that breaks a rule. To a client that has proved the
-//! job's secret ([`StoreCaller`](rcomm_recorder::publish::StoreCaller) has those two requests), it first
-//! says why ([`STORE_REFUSAL`](rcomm_recorder::publish::STORE_REFUSAL)).
+//! A request is one opcode byte and its fields; nothing frames it, and the next one follows at once. Integers
+//! are little-endian, a string is its `u64` length and its bytes. Replies come in the order of the requests,
+//! but for that of a WAIT or BARRIER, which may come later. The protocol has no error replies: the server
+//! closes the connection of a client that breaks a rule. If the client has proved the job's secret
+//! ([`StoreCaller`](rcomm_recorder::publish::StoreCaller) has those two requests), the server sends the
+//! reason first ([`STORE_REFUSAL`](rcomm_recorder::publish::STORE_REFUSAL)).
 //!
 //! [`Scanner`] finds the end of a request in bytes that arrive in any pieces, [`Request`] reads it, and
 //! [`Encoder`] writes one. None of them does I/O.
@@ -13,7 +13,7 @@
 use crate::store::table::AddError;
 use rcomm_recorder::publish::StoreOpCode;
 
-/// What VALIDATE carries.
+/// The magic number that VALIDATE carries.
 pub(super) const MAGIC: u32 = 0x3C85_F7CE;
 /// The longest key.
 pub(super) const MAX_KEY: u64 = 8192;
@@ -80,23 +80,23 @@ const OPCODES: [OpCode; 21] = [
     OpCode::Proof,
 ];
 
-/// One field of a request, as far as finding its end goes.
+/// One field of a request, as needed to find its end.
 #[derive(Clone, Copy)]
 enum Field {
     Key,
     Value,
-    /// So many bytes.
+    /// This many bytes.
     Bytes(usize),
-    /// A count, then so many keys.
+    /// A count, then as many keys.
     Keys,
-    /// A count, then so many pairs of key and value.
+    /// A count, then as many pairs of key and value.
     Pairs,
 }
 
 impl OpCode {
     /// The opcode with this number.
     pub(super) fn of(code: u8) -> Option<Self> {
-        // Those of PyTorch are numbered without a gap, and come first.
+        // PyTorch's opcodes are numbered without a gap, and come first in the table.
         let at_its_place = OPCODES
             .get(usize::from(code))
             .filter(|op| **op as u8 == code);
@@ -185,7 +185,7 @@ pub(super) struct Scanner {
     field: u8,
     /// Within `Keys` or `Pairs`: how many strings are left, once the count was read.
     strings: Option<u32>,
-    /// How many bytes of the request are behind us, or skipped ahead.
+    /// How many bytes of the request have been scanned or may be skipped.
     at: usize,
 }
 
@@ -271,7 +271,7 @@ impl Scanner {
             }
         };
         while left > 0 {
-            // Of a pair, the key comes while an even number of strings is left.
+            // The next string is the key of a pair if an even number of strings is left.
             let is_value = per_key == 2 && left % 2 == 1;
             self.strings = Some(left);
             let done = match is_value {
@@ -312,7 +312,7 @@ pub(super) enum Request<'a> {
     DeleteKey(&'a [u8]),
     Append(&'a [u8], &'a [u8]),
     MultiGet(Strings<'a>),
-    /// Keys and values by turns.
+    /// Keys and values in turn.
     MultiSet(Strings<'a>),
     CancelWait,
     Ping([u8; 4]),
@@ -573,7 +573,7 @@ mod tests {
         fn any_bytes_in_any_pieces_are_cut_alike(
             stream in prop_oneof![
                 proptest::collection::vec(any::<u8>(), 0..200),
-                // Mostly small numbers: more of it passes for requests.
+                // Small numbers prevail, so that more of the bytes are valid requests.
                 proptest::collection::vec(prop_oneof![4 => Just(0_u8), 2 => 0_u8..20, 1 => any::<u8>()], 0..300),
             ],
             pieces in proptest::collection::vec(0_usize..40, 1..20),

@@ -1,13 +1,13 @@
-//! When polling a socket pays.
+//! Decides when to poll a socket before sleeping.
 
 use std::time::Duration;
 
 /// Decides between polling and sleeping, for one thread that waits for one peer or for many.
 ///
-/// A sleeping thread costs its peer some 50 µs a wake-up. So where messages come in quick succession,
-/// a thread polls for as long as a wake-up costs before it sleeps. It begins only after several short
-/// sleeps in a row, and after one poll in vain it lets many sleeps pass: an idle thread burns nothing,
-/// one that is asked at an awkward pace next to nothing.
+/// Waking a sleeping thread costs its peer some 50 µs. So where messages come in quick succession, a thread
+/// polls for as long as a wake-up takes before it sleeps. It begins to poll only after several short sleeps
+/// in a row, and after one poll without a message it does not poll for many sleeps. So an idle thread uses no
+/// processor time for polling, and one whose messages come at intervals just above the limit uses little.
 pub(super) struct Spin {
     short_sleeps: u32,
     pause: u32,
@@ -20,7 +20,7 @@ impl Spin {
     const ENOUGH: u32 = 4;
     const PAUSE: u32 = 64;
 
-    /// Polls once it has seen that messages come quickly.
+    /// Polls only after several messages have come quickly.
     pub(super) fn wary() -> Self {
         Self {
             short_sleeps: 0,
@@ -41,13 +41,13 @@ impl Spin {
         self.short_sleeps >= Self::ENOUGH
     }
 
-    /// Nothing came while polling.
+    /// Notes that no message came while polling.
     pub(super) fn was_in_vain(&mut self) {
         self.short_sleeps = 0;
         self.pause = Self::PAUSE;
     }
 
-    /// A message ended a sleep of `time`.
+    /// Notes that a message ended a sleep of `time`.
     pub(super) fn slept(&mut self, time: Duration) {
         if self.pause > 0 {
             self.pause -= 1;

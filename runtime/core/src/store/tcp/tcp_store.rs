@@ -1,4 +1,4 @@
-//! The client's end: each call of the [`Store`] as requests and replies.
+//! The client: each call of the [`Store`] as requests and replies.
 
 use super::access::{StoreAccess, StoreLimits};
 use super::checks::{PREFIX, checked, checked_number, checked_value, name_of, names_of};
@@ -13,19 +13,19 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Where PyTorch's clients count themselves; it has no prefix.
+/// The counter of PyTorch's clients; the key has no prefix.
 const WORKERS: &[u8] = b"init/";
 /// Idle connections kept; more are open while more threads call at once.
 const IDLE: usize = 8;
 
-/// A [`Store`] at a server, ours or PyTorch's.
+/// A [`Store`] at a server of rcomm or of PyTorch.
 ///
 /// Calls that wait hold a connection of their own, so they do not hold up other threads; connections
 /// are kept for later calls. A `get` of a key that is there is one round trip. A `set` returns when the
 /// server has it, which makes it visible to every later call of any client.
 ///
 /// A call that does not wait for other ranks fails with [`ErrorKind::Timeout`] when the server has not
-/// answered within the store's own time-out; one that waits is given 2 s beyond its own.
+/// answered within the store's own time-out; one that waits fails 2 s after its own time-out.
 pub struct TcpStore {
     host: String,
     port: u16,
@@ -77,7 +77,7 @@ impl TcpStore {
         Self::host_with(host, port, timeout, &StoreAccess::Open)
     }
 
-    /// As [`host`](Self::host), for those who have access.
+    /// As [`host`](Self::host), for the clients of `access`.
     ///
     /// # Errors
     /// As [`host`](Self::host).
@@ -253,8 +253,8 @@ impl TcpStore {
 
     /// The values of `names` once all are there; `read` asks for them and reads the reply.
     ///
-    /// One write asks whether they are there, for the values, and for a notice when they come: if they
-    /// were there, that is all; if not, the values are asked for again when they have come.
+    /// One write contains a check of the keys, a request for the values, and a wait. If all keys were there,
+    /// that is all; if not, the values are requested again when the wait ends.
     fn values(
         &self,
         what: &str,
@@ -302,7 +302,7 @@ impl TcpStore {
                 if missed {
                     return wait_and_ask(connection);
                 }
-                // The wait is over, too: its answer is on the way.
+                // The wait has ended as well: its reply follows.
                 match connection.read_answer(deadline)? {
                     true => Ok(Some(values)),
                     false => Err(Broken::Garbled("a cancellation unasked".to_owned())),
@@ -540,7 +540,7 @@ impl QueueStore for TcpStore {
             if let Some(value) = self.try_queue_pop(key)? {
                 return Ok(value);
             }
-            // Another client may take the value that ended this wait: then wait again.
+            // Another client may take the value that ended this wait: in that case wait again.
             let left = deadline.saturating_duration_since(Instant::now());
             match self.wait(&[key], left) {
                 Ok(()) => {}

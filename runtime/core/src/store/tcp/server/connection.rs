@@ -1,4 +1,4 @@
-//! One client's socket, and the bytes that are on their way in and out.
+//! One client's socket, and its buffers of received and unsent bytes.
 
 use crate::store::tcp::protocol::Scanner;
 use rcomm_recorder::publish::StoreChallenge;
@@ -35,18 +35,18 @@ pub(super) enum Link {
     Lost,
 }
 
-/// How far a client has come towards being served.
+/// The state of a client's validation.
 #[derive(Clone, Debug)]
 pub(super) enum Standing {
     /// It has sent nothing.
     New,
     /// It has sent VALIDATE, to a store that asks for a proof.
     Validated,
-    /// It was asked for its proof.
+    /// The server has sent its challenge.
     Challenged(StoreChallenge),
-    /// It may use the store. `proved`: it speaks our dialect, which has refusals.
+    /// It may use the store. `proved`: it uses rcomm's extension of the protocol, which has refusals.
     Served { proved: bool },
-    /// It was told why it is not served; what it still sends is thrown away.
+    /// The server has sent the reason of the refusal; bytes that the client still sends are discarded.
     Refused,
 }
 
@@ -54,7 +54,8 @@ pub(super) struct Connection {
     pub(super) socket: OwnedFd,
     pub(super) host: Option<IpAddr>,
     pub(super) standing: Standing,
-    /// When it is closed unless it has proved the secret, or finished its request, before.
+    /// The moment at which the connection is closed, unless the client has proved the secret, or finished its
+    /// request, before.
     pub(super) deadline: Option<Instant>,
     /// Bytes of `inbox` that are counted as unfinished.
     pub(super) counted: usize,
@@ -65,7 +66,7 @@ pub(super) struct Connection {
     pub(super) outbox: Vec<u8>,
     /// How much of `outbox` is sent.
     sent: usize,
-    /// Too many replies are unread: no request is served until the peer has read them.
+    /// Whether too many replies are unread: no request is served until the peer has read them.
     pub(super) paused: bool,
     /// What epoll reports of the socket.
     pub(super) interest: rustix::event::epoll::EventFlags,
@@ -124,7 +125,7 @@ mod tests {
         let mut buffers = Buffers::default();
         connection.outbox.extend_from_slice(b"a reply");
         assert_eq!(connection.flush(&mut buffers), Link::Open);
-        // Its buffers are others' now, so all it has is this.
+        // Its buffers were returned to the pool, so this is all the memory that it holds.
         let held = connection.inbox.capacity() + connection.outbox.capacity();
         assert_eq!(held, 0);
         assert!(size_of::<Connection>() <= 256);

@@ -1,4 +1,4 @@
-//! The server's one thread: accept, read, answer, wake.
+//! The server's one thread, which accepts, reads, replies and wakes waiters.
 
 use super::connection::{Buffers, Connection, Link, Standing};
 use super::quota::{Overdue, Quota};
@@ -27,17 +27,17 @@ const ACCEPTS: usize = 128;
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 const STOP: u64 = u64::MAX;
-/// The first listener; the next count down from here.
+/// The token of the first listener; further listeners count down from it.
 const LISTENER: u64 = STOP - 1;
 
 pub(super) struct EventLoop {
     epoll: OwnedFd,
     listeners: Vec<OwnedFd>,
-    /// When to listen again, after file descriptors ran out.
+    /// When to accept again, after file descriptors ran out.
     listen_at: Option<Instant>,
     connections: Slab<Connection>,
     state: State,
-    /// What clients must prove to know; `None` = nothing.
+    /// The key that clients must prove to know; `None` in an open store.
     key: Option<Secret>,
     quota: Quota,
     buffers: Buffers,
@@ -175,7 +175,7 @@ impl EventLoop {
                 );
                 continue;
             }
-            // Without it small replies are late; nothing else depends on it.
+            // Without this option small replies are late; nothing else depends on it.
             let _ = sockopt::set_tcp_nodelay(&socket, true);
             let slot = self.connections.vacant_entry();
             let data = epoll::EventData::new_u64(slot.key() as u64);
@@ -224,7 +224,7 @@ impl EventLoop {
         if link == Link::Lost {
             self.close(id);
         }
-        // The longest-waiting request comes first. An answer may let more be answered.
+        // The request that has waited longest comes first. A reply may complete further waits.
         let mut next = 0;
         while let Some(&woken) = self.dirty.get(next) {
             next += 1;
@@ -290,7 +290,7 @@ impl EventLoop {
         }
     }
 
-    /// Takes account of what the connection holds now.
+    /// Updates the counters of the bytes and requests that the connection holds.
     fn count(&mut self, id: ConnectionId, progress: bool) -> Link {
         let Some(connection) = self.connections.get_mut(id) else {
             return Link::Open;
@@ -422,8 +422,8 @@ impl EventLoop {
         }
     }
 
-    /// Serves the connection no longer. One that speaks our dialect, or that was to prove the secret, is told
-    /// why; one of PyTorch's would take the words for a reply.
+    /// Stops serving the connection. A client that uses rcomm's extension, or that was to prove the secret,
+    /// gets the reason; a client of PyTorch would read the text as a reply.
     fn refuse(&mut self, id: ConnectionId, violation: Violation) -> Link {
         let Some(connection) = self.connections.get_mut(id) else {
             return Link::Open;
@@ -454,7 +454,7 @@ impl EventLoop {
         Link::Open
     }
 
-    /// Closes connections whose time is over.
+    /// Closes connections whose deadline has passed.
     fn close_overdue(&mut self) {
         let now = Instant::now();
         while let Some((id, why)) = self.quota.overdue(now) {
@@ -484,7 +484,8 @@ impl EventLoop {
             if let Standing::Refused = connection.standing
                 && connection.unsent() == 0
             {
-                // The client reads it before it sees the end; an end with bytes unread would be a reset.
+                // The client reads the reason before the end of the stream; closing with bytes unread would
+                // send a reset.
                 let _ = shutdown(&connection.socket, Shutdown::Write);
             }
             if !connection.paused || connection.unsent() > BACK_PRESSURE / 2 {
@@ -523,7 +524,7 @@ impl EventLoop {
                 );
                 self.state.count_refused(&peer);
             }
-            // What was answered before the fault still goes out if the socket takes it.
+            // Replies from before the fault are still sent if the socket takes them.
             connection.flush(&mut self.buffers);
             // Closing the only descriptor of the socket takes it out of epoll, too.
             self.buffers.give(connection.outbox);

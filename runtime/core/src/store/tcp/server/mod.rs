@@ -1,4 +1,4 @@
-//! The server's end: one thread for all clients.
+//! The server: one thread for all clients.
 
 mod connection;
 mod event_loop;
@@ -32,9 +32,9 @@ const BACKLOG: i32 = 4096;
 ///
 /// # Limits
 /// Keys up to 8 KiB, values up to 8 MiB, 131,072 keys in one request, 256 MiB for one request or reply; for
-/// all clients together, [`StoreLimits`].
-/// A client that breaks a limit, or the protocol, is disconnected. One that does not read its replies
-/// is served no further once 1 MiB waits for it. One that proved the secret is told why in its error. Where file descriptors run out, the soft limit of the
+/// all clients together, [`StoreLimits`]. A client that breaks a limit, or the protocol, is disconnected. A
+/// client that does not read its replies is not served further while 1 MiB of them is unsent. A client that
+/// proved the secret gets the reason in its error. Where file descriptors run out, the soft limit of the
 /// process is raised to the hard one; beyond that, new connections wait until others have gone.
 #[derive(Debug)]
 pub struct TcpStoreServer {
@@ -57,7 +57,7 @@ impl TcpStoreServer {
         Self::bind_with(addresses, port, &StoreAccess::Open, StoreLimits::default())
     }
 
-    /// As [`bind`](Self::bind), for those who have access, within these limits.
+    /// As [`bind`](Self::bind), for the clients of `access`, within these limits.
     ///
     /// # Errors
     /// As [`bind`](Self::bind).

@@ -1,4 +1,4 @@
-//! What clients may hold of the server without being served: time, unfinished requests, connections.
+//! Limits on clients that are not being served: time, unfinished requests, connections.
 
 use super::connection::{Connection, Standing};
 use super::state::ConnectionId;
@@ -8,13 +8,13 @@ use std::collections::{BTreeSet, HashMap};
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
-/// How long a client that was refused may take to read why.
+/// How long a client that was refused may take to read the reason.
 const FAREWELL: Duration = Duration::from_secs(2);
 
-/// Why a connection's time is over.
+/// Why a connection's deadline has passed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Overdue {
-    /// It has not proved the secret, or has been told that it is refused.
+    /// It has not proved the secret, or it was refused.
     Proof,
     /// It has not finished its request.
     Request,
@@ -42,7 +42,7 @@ impl Quota {
         }
     }
 
-    /// A connection has come. Returns the one to close if too many have proved nothing.
+    /// Adds a new connection. Returns the one to close if too many have not proved the secret.
     pub(super) fn came(&mut self, id: ConnectionId, new: &mut Connection) -> Option<ConnectionId> {
         let oldest = self.proofs.first().map(|(_, oldest)| *oldest);
         let too_many = self.proofs.len() >= self.limits.unproved;
@@ -50,14 +50,14 @@ impl Quota {
         oldest.filter(|_| too_many)
     }
 
-    /// It may use the store from now on.
+    /// Notes that the connection may use the store from now on.
     pub(super) fn is_served(&mut self, id: ConnectionId, connection: &mut Connection) {
         if let Some(deadline) = connection.deadline.take() {
             self.proofs.remove(&(deadline, id));
         }
     }
 
-    /// It was refused: it has a short time to read why.
+    /// Notes that the connection was refused: it has a short time to read the reason.
     pub(super) fn is_refused(&mut self, id: ConnectionId, connection: &mut Connection) {
         self.forget(id, connection);
         self.put_off(id, connection, FAREWELL);
@@ -69,8 +69,8 @@ impl Quota {
         self.proofs.insert((deadline, id));
     }
 
-    /// Takes account of what is in the connection's inbox now. `progress`: a request was finished since the
-    /// last call.
+    /// Updates the counters from the connection's inbox. `progress`: a request was finished since the last
+    /// call.
     pub(super) fn count(
         &mut self,
         id: ConnectionId,
@@ -124,14 +124,14 @@ impl Quota {
         self.proofs.remove(&(deadline, id));
     }
 
-    /// It holds nothing any more.
+    /// Removes the connection from all limits.
     pub(super) fn forget(&mut self, id: ConnectionId, connection: &mut Connection) {
         self.finished(id, connection);
         self.unfinished_bytes -= connection.counted;
         connection.counted = 0;
     }
 
-    /// The next moment at which a connection's time is over.
+    /// The next deadline of a connection.
     pub(super) fn next(&self) -> Option<Instant> {
         let first = |set: &BTreeSet<(Instant, ConnectionId)>| set.first().map(|(at, _)| *at);
         [first(&self.proofs), first(&self.requests)]
@@ -140,7 +140,7 @@ impl Quota {
             .min()
     }
 
-    /// A connection whose time is over, and why. It stays overdue until it is refused or forgotten.
+    /// A connection whose deadline has passed, and why. It stays overdue until it is refused or forgotten.
     pub(super) fn overdue(&self, now: Instant) -> Option<(ConnectionId, Overdue)> {
         let first = |set: &BTreeSet<(Instant, ConnectionId)>, why| {
             let (_, id) = set.first().filter(|(at, _)| *at <= now)?;

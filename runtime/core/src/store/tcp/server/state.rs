@@ -1,6 +1,7 @@
 //! The server's table and its waiters, and what each request does to both.
 //!
-//! Pure: requests in, reply bytes and the numbers of woken connections out.
+//! The module does no I/O: its input is requests, its output reply bytes and the numbers of woken
+//! connections.
 
 use crate::store::table::{ENTRY, Table};
 use crate::store::tcp::protocol::{
@@ -13,7 +14,7 @@ pub(super) type ConnectionId = usize;
 
 type Key = Box<[u8]>;
 
-/// Where the server notes the clients that it refused: how many, and the last one's address.
+/// The key under which the server stores how many clients it refused, and the address of the last.
 const REFUSED: &[u8] = b"/rcomm/refused";
 
 /// What one connection waits for; it has at most one such wait.
@@ -23,7 +24,7 @@ enum Pending {
 }
 
 impl Pending {
-    /// What it counts in the store's bytes.
+    /// The bytes that the wait counts towards the store's limit.
     fn bytes(&self) -> usize {
         match self {
             Pending::Keys { keys, .. } => keys.iter().map(|key| 2 * (key.len() + ENTRY)).sum(),
@@ -34,7 +35,7 @@ impl Pending {
 
 pub(super) struct State {
     table: Table,
-    /// Limits of the table with what is waited for: bytes and names.
+    /// Limits of the table together with the pending waits: bytes and names.
     most: (usize, usize),
     /// Bytes of all pending waits.
     waits: usize,
@@ -42,12 +43,12 @@ pub(super) struct State {
     /// Connections that wait for each key, in order of arrival, once for each time a wait names the key.
     waiting: HashMap<Key, Vec<ConnectionId>>,
     at_barrier: HashMap<Key, Vec<ConnectionId>>,
-    /// Connections whose wait has ended and that are owed [`STOP_WAITING`].
+    /// Connections whose wait has ended and that have not got [`STOP_WAITING`] yet.
     woken: Vec<ConnectionId>,
 }
 
 impl State {
-    /// An empty store that may hold so many bytes, and so many keys and queues.
+    /// An empty store that may hold at most this many bytes, and this many keys and queues.
     pub(super) fn new(bytes: usize, keys: usize) -> Self {
         Self {
             table: Table::default(),
@@ -60,7 +61,7 @@ impl State {
         }
     }
 
-    /// Counts a client that was refused, for the ranks that wonder why one does not come.
+    /// Counts a client that was refused. Ranks read this count when another rank does not arrive.
     pub(super) fn count_refused(&mut self, peer: &str) {
         let refused = self.table.get(REFUSED).map(String::from_utf8_lossy);
         let times = refused.and_then(|it| it.split(' ').next()?.parse::<u64>().ok());
@@ -68,7 +69,7 @@ impl State {
         self.table.set(REFUSED, text.as_bytes());
     }
 
-    /// Checks that there is room for so many bytes more under this key.
+    /// Checks that there is room for this many more bytes under this key.
     fn admit(&self, key: &[u8], more: usize) -> Result<(), Violation> {
         let is_new = !self.table.has(key);
         if is_new && self.table.names() >= self.most.1 {
@@ -276,7 +277,7 @@ impl State {
         Ok(())
     }
 
-    /// `key` has come: each connection that waits for it misses one key less.
+    /// `key` was set: each connection that waits for it misses one key less.
     fn wake_all(&mut self, key: &[u8]) {
         // Checked first because most keys are set while no connection waits.
         if self.waiting.is_empty() || !self.table.has(key) {

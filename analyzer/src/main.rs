@@ -7,7 +7,7 @@ use clap::Parser;
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
-    let cli = cli::Cli::parse();
+    let cli = cli::Cli::parse_from(cli::with_sub_command(std::env::args_os().collect()));
     let color = cli.color.into();
     match cli::run(cli) {
         Ok(code) => code,

@@ -1,8 +1,9 @@
 //! Defines the whole command line. The help, the manual page and the completions are made from it.
 
-use clap::{Args, Parser, Subcommand, ValueEnum};
+use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum};
+use std::ffi::OsString;
 use std::num::{NonZeroU32, NonZeroUsize};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 /// The list of exit codes in `--help`; the same for every program of the project.
@@ -16,6 +17,9 @@ Exit codes:
 #[derive(Debug, Parser)]
 #[command(name = "rcomm-fr", version, after_help = EXIT_CODES, max_term_width = 100)]
 #[command(disable_help_subcommand = true)]
+#[command(
+    override_usage = "rcomm-fr [OPTIONS] <COMMAND>\n       rcomm-fr PATH...   (as rcomm-fr analyze PATH...)"
+)]
 pub(crate) struct Cli {
     /// When to colour the output; `auto` obeys NO_COLOR and CLICOLOR_FORCE.
     #[arg(long, value_enum, global = true, default_value_t = Color::Auto, value_name = "WHEN")]
@@ -44,6 +48,19 @@ impl From<Color> for anstream::ColorChoice {
             Color::Never => Self::Never,
         }
     }
+}
+
+/// The arguments with the sub-command `analyze` where the first of them names a file instead of a sub-command.
+pub(crate) fn with_sub_command(mut args: Vec<OsString>) -> Vec<OsString> {
+    let names_a_record = args.get(1).is_some_and(|first| {
+        let is_flag = first.as_encoded_bytes().starts_with(b"-") && first != "-";
+        let known = || Cli::command().find_subcommand(first).is_some();
+        !is_flag && !known() && (first == "-" || Path::new(first).exists())
+    });
+    if names_a_record {
+        args.insert(1, "analyze".into());
+    }
+    args
 }
 
 #[derive(Debug, Subcommand)]

@@ -22,7 +22,7 @@ mod rings;
 mod summarize;
 mod watch;
 
-pub(crate) use args::Cli;
+pub(crate) use args::{Cli, with_sub_command};
 
 use args::Command;
 use failure::Failure;

@@ -8,6 +8,9 @@ use std::path::{Path, PathBuf};
 /// Width of a page where the output is no terminal.
 const DEFAULT_WIDTH: usize = 80;
 
+/// Below this `COLUMNS` is not obeyed: a page needs room for its sentences.
+const MIN_WIDTH: usize = 40;
+
 /// Wider lines are hard to read, however wide the terminal is.
 const MAX_WIDTH: usize = 110;
 
@@ -76,9 +79,14 @@ pub(crate) fn is_stdout(path: &Path) -> bool {
     path == Path::new("-")
 }
 
-/// Columns of a page on standard output.
+/// Columns of a page on standard output: as `COLUMNS` says, else those of the terminal.
 pub(crate) fn page_width() -> usize {
-    terminal_size::terminal_size_of(io::stdout())
-        .map_or(DEFAULT_WIDTH, |(width, _)| usize::from(width.0))
+    let asked = std::env::var("COLUMNS").ok();
+    let asked = asked.and_then(|columns| columns.parse().ok());
+    let terminal = || terminal_size::terminal_size_of(io::stdout());
+    asked
+        .filter(|&columns| columns >= MIN_WIDTH)
+        .or_else(|| terminal().map(|(width, _)| usize::from(width.0)))
+        .unwrap_or(DEFAULT_WIDTH)
         .min(MAX_WIDTH)
 }

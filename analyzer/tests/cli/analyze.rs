@@ -57,6 +57,39 @@ fn healthy_job_is_exit_code_zero() {
 }
 
 #[test]
+fn a_path_alone_is_analyzed() {
+    let dumps = fixture("never-join-w4", "pickle");
+    let named = run(&["analyze", &dumps]);
+    let alone = run(&[&dumps]);
+    assert_eq!(alone.code, Some(1), "{}", alone.stderr);
+    assert_eq!(alone.stdout, named.stdout);
+    let neither = run(&["nothing-here"]);
+    assert_eq!(neither.code, Some(2));
+    assert!(
+        neither
+            .stderr
+            .contains("unrecognized subcommand 'nothing-here'"),
+        "{}",
+        neither.stderr
+    );
+}
+
+#[test]
+fn pages_are_as_wide_as_columns_says() {
+    let dumps = fixture("cascade-2x2x2", "pickle");
+    let widest = |columns: &str| {
+        let mut command = rcomm_fr(&["analyze", &dumps]);
+        command.env("COLUMNS", columns);
+        let page = finish(command).stdout;
+        page.lines().map(|line| line.chars().count()).max().unwrap()
+    };
+    assert!((60..=80).contains(&widest("80")));
+    assert!((81..=100).contains(&widest("100")));
+    // Not a width: as without it.
+    assert_eq!(widest("wide"), widest("80"));
+}
+
+#[test]
 fn a_path_that_names_nothing_costs_a_note() {
     for (scenario, code) in [("healthy-w4", 0), ("never-join-w4", 1)] {
         let dumps = fixture(scenario, "pickle");

@@ -2,6 +2,7 @@
 
 use clap::error::ErrorKind;
 use clap::{CommandFactory, Parser};
+use std::ffi::OsString;
 use std::time::Duration;
 
 const EXIT_CODES: &str = "\
@@ -29,7 +30,8 @@ Exit codes:
 #[command(name = "rcomm-run", version, after_help = EXIT_CODES)]
 pub struct Options {
     /// How many ranks to start on this host.
-    #[arg(short = 'n', long = "nproc", visible_alias = "nproc-per-node", value_name = "N",
+    #[arg(short = 'n', long = "nproc", visible_alias = "nproc-per-node", alias = "nproc_per_node",
+          value_name = "N",
           value_parser = clap::value_parser!(u32).range(1..=65_536))]
     pub nproc: u32,
 
@@ -38,15 +40,20 @@ pub struct Options {
     pub nnodes: u32,
 
     /// Which of the hosts this is, counted from 0.
-    #[arg(long, default_value_t = 0)]
+    #[arg(long, alias = "node_rank", default_value_t = 0)]
     pub node_rank: u32,
 
     /// Name or address of node 0, as the other hosts reach it.
-    #[arg(long, default_value = "127.0.0.1", value_name = "HOST")]
+    #[arg(
+        long,
+        alias = "master_addr",
+        default_value = "127.0.0.1",
+        value_name = "HOST"
+    )]
     pub master_addr: String,
 
     /// Port of the store on node 0; 0 is a free one, for one host only.
-    #[arg(long, default_value_t = 0, value_name = "PORT")]
+    #[arg(long, alias = "master_port", default_value_t = 0, value_name = "PORT")]
     pub master_port: u16,
 
     /// The job's name, equal on all hosts [default: a random one].
@@ -97,7 +104,7 @@ impl Options {
     ///
     /// Ends the process where it is wrong or asks for help, as [`Parser::parse`] does.
     pub fn from_command_line() -> Self {
-        let options = Self::parse();
+        let options = Self::parse_from(as_mpirun_spells(std::env::args_os()));
         if let Err(wrong) = options.check() {
             Self::command()
                 .error(ErrorKind::ValueValidation, wrong)
@@ -124,9 +131,41 @@ impl Options {
     }
 }
 
+/// Takes mpirun's `-np N`, as the first option, for `-n N`.
+fn as_mpirun_spells(args: impl Iterator<Item = OsString>) -> impl Iterator<Item = OsString> {
+    let spelt = |(at, arg): (usize, OsString)| match at == 1 && arg == "-np" {
+        true => "-n".into(),
+        false => arg,
+    };
+    args.enumerate().map(spelt)
+}
+
 fn seconds(text: &str) -> Result<Duration, String> {
     let seconds: f64 = text
         .parse()
         .map_err(|_| "not a number of seconds".to_owned())?;
     Duration::try_from_secs_f64(seconds).map_err(|error| error.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_spellings_of_torchrun_and_mpirun_are_understood() {
+        let parse = |line: &str| {
+            let args = line.split_whitespace().map(OsString::from);
+            Options::try_parse_from(as_mpirun_spells(args)).unwrap()
+        };
+        let mpirun = parse("rcomm-run -np 3 program -np 9");
+        assert_eq!(
+            (mpirun.nproc, &*mpirun.program),
+            (3, &["program".to_owned(), "-np".into(), "9".into()][..])
+        );
+        let torchrun = parse(
+            "rcomm-run --nproc_per_node=2 --nnodes=2 --node_rank=1 --master_addr=a --master_port=7 program",
+        );
+        assert_eq!((torchrun.nproc, torchrun.node_rank), (2, 1));
+        assert_eq!((&*torchrun.master_addr, torchrun.master_port), ("a", 7));
+    }
 }

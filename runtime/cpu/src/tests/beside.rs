@@ -1,6 +1,7 @@
-//! Blocking sends and receives that meet others on their channel.
+//! Blocking sends and receives that share their channel with other requests.
 //!
-//! One that meets none takes a shorter path; here they meet, in every possible way.
+//! A request that shares its channel with no other takes a shorter path. These tests cover requests that do
+//! share it, in every possible way.
 
 use super::messages::{message, receive, send};
 use super::*;
@@ -53,8 +54,8 @@ fn two_receivers(wiring: Wiring, first: Option<usize>) {
             for value in 0..2 * ROUNDS as i32 {
                 send_one(rig, 8, value);
             }
-            // Stays until all is received: this test is about which receive takes what, and not
-            // about ranks that leave.
+            // Rank 0 stays until all messages are received: this test is about which receive takes which
+            // message, and not about ranks that leave.
             rig.run(Op::Barrier).unwrap();
             return;
         }
@@ -168,7 +169,7 @@ fn what_was_kept_goes_before_what_comes() {
 
 #[test]
 fn a_send_stands_behind_those_under_way_and_passes_what_was_only_offered() {
-    /// Sent before any receive is posted, and together more than any channel holds.
+    /// Number of messages that are sent before any receive is posted: together more than any channel holds.
     const EARLY: usize = 15_000;
     const MANY: u32 = 100;
     for &wiring in WIRINGS {
@@ -207,7 +208,8 @@ fn a_send_that_fits_in_part_only_arrives_whole() {
     for &wiring in WIRINGS {
         let started = Barrier::new(2);
         world(2, wiring, |rig| {
-            // Of such lengths that the channel is full in the midst of a head once and of a message often.
+            // With these lengths the channel becomes full in the middle of a head once, and in the middle
+            // of a message often.
             let counts = || (0..400u32).map(|round| 5000 + 37 * round as usize % 900);
             if rig.rank == 0 {
                 send_one(rig, 0, 0);

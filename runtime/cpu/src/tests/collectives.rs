@@ -91,8 +91,8 @@ fn sums_of_any_floats_are_the_same_bits_on_every_rank_and_wiring() {
 #[test]
 fn two_ranks_combine_any_number_of_floats_to_the_same_bits() {
     for wiring in [Wiring::Tcp, Wiring::Streams(3)] {
-        // Sizes around the limits of inline data, of what is combined at once, and of what is sent ahead
-        // of the peer.
+        // Sizes around the limits of inline data, of what is combined at once, and of how far sending may
+        // be ahead of receiving.
         for count in [1, 1023, 1025, 65_535, 65_537, 70_001, 400_003] {
             let of_rank = |rank: usize| -> Vec<f32> {
                 let at = |at: usize| f32::from_bits((at * 2 + rank) as u32 ^ 0x7f80_0000);
@@ -377,7 +377,7 @@ fn all_to_all_swaps_every_pair() {
                 .collect();
             assert!(output == expected, "{count}");
 
-            // To rank t go (t + rank) % 3 times as many.
+            // Rank t receives (t + rank) % 3 times as many.
             let to: Vec<usize> = (0..rig.size)
                 .map(|t| count * ((t + rig.rank) % 3))
                 .collect();
@@ -489,7 +489,8 @@ fn a_rank_that_waits_a_second_burns_no_core() {
             let (waited, burnt) = (waited.elapsed(), burnt() - before);
             if rig.rank == 0 {
                 eprintln!("{wiring:?}: waited for {waited:?} on {burnt:?} of a core");
-                // Mostly polling before the first sleep; a thread that spins burns all of it.
+                // The time is mostly that of polling before the first sleep. A thread that spins would use
+                // a whole core.
                 assert!(burnt < LATE / 4, "{burnt:?}");
             }
         });

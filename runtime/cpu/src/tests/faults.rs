@@ -1,4 +1,5 @@
-//! Disagreement, strangers, silence and death: an error that names the rank, before the deadline.
+//! Disagreement, strangers, silence and death of a rank: each gives an error that names the rank, before
+//! the deadline.
 
 use super::*;
 use crate::mesh::Wanted;
@@ -68,7 +69,7 @@ fn ranks_that_disagree_all_learn_who_and_how_and_go_on() {
                     input_splits: lying,
                     output_splits: std::mem::take(&mut splits),
                 }));
-                // And the group still works.
+                // The group must still work.
                 rig.run(Op::Barrier).unwrap();
                 let mut data = [rig.rank as i32];
                 rig.run(Op::AllReduce {
@@ -109,9 +110,9 @@ fn a_silent_rank_is_named_when_the_deadline_passes() {
         let results = world(2, wiring, |rig| {
             rig.run(Op::Barrier).unwrap();
             if rig.rank == 1 {
-                // Starts when rank 0 has given up, and gets that error.
+                // This operation starts when rank 0 has given up, and must fail with rank 0's error.
                 rig.store.wait(&["gave up"], LONG).unwrap();
-                // Rank 0 took part in the first barrier, so that one may succeed; no other may.
+                // Rank 0 took part in the first barrier, so that barrier may succeed, but no later one.
                 let first = rig.run(Op::Barrier);
                 return first.and_then(|_| rig.run(Op::Barrier)).unwrap_err();
             }
@@ -143,7 +144,7 @@ fn a_rank_that_leaves_is_named_by_all_the_others() {
                     let rig = Rig::new(store, rank, 4, wiring);
                     rig.run(Op::Barrier).unwrap();
                     if rank == 2 {
-                        // Its mesh and channels end with it, as those of a dead process do.
+                        // The rank's mesh and channels end with it, as those of a dead process do.
                         return;
                     }
                     let error = rig.run(Op::Barrier).unwrap_err();
@@ -200,7 +201,7 @@ fn strangers_are_refused_and_counted_and_disturb_nobody() {
             let mut stranger = TcpStream::connect(&address).unwrap();
             stranger.write_all(&[0x5a; 500]).unwrap();
             let mut answer = Vec::new();
-            // Refused with a verdict or a reset; either way the connection ends.
+            // The stranger is refused with a verdict or a reset; in both cases the connection ends.
             let _ = stranger.read_to_end(&mut answer);
             // A valid handshake without the secret.
             let mut context = world_context(rig.store.clone(), 1, 2, Wiring::Tcp);
@@ -220,7 +221,7 @@ fn strangers_are_refused_and_counted_and_disturb_nobody() {
             let error = backend.run(&mut Op::Barrier, call, &Deaf).unwrap_err();
             assert_eq!(error.kind(), ErrorKind::Unauthorized, "{error}");
             assert_eq!(error.rank(), Some(0));
-            // A connection that sends nothing at all does not hold up the next.
+            // A connection that sends no bytes must not delay the next one.
             let _mute = TcpStream::connect(&address).unwrap();
             rig.store.set("refused", b"").unwrap();
         } else {
@@ -251,7 +252,7 @@ fn strangers_are_refused_and_counted_and_disturb_nobody() {
     });
 }
 
-/// A rank that knows the secret and then sends arbitrary bytes.
+/// Runs a rank 1 that has the secret and then sends arbitrary bytes.
 fn rank_1_raves(kind: ChannelKind, noise: &[u8]) {
     world(2, Wiring::Tcp, |rig| {
         if rig.rank == 1 {
@@ -283,7 +284,7 @@ fn rank_1_raves(kind: ChannelKind, noise: &[u8]) {
         };
         rig.store.set("heard", b"").unwrap();
         let error = error.unwrap_err();
-        // Noise that happens to be the beginning of a valid message ends in a time-out.
+        // Noise that is by chance the beginning of a valid message ends in a time-out.
         let named = error.rank() == Some(1) || error.kind() == ErrorKind::Timeout;
         assert!(named, "{error}");
     });
@@ -297,7 +298,7 @@ fn a_rank_that_sends_garbage_is_named_and_nothing_is_read_of_it() {
             let noise: Vec<u8> = Noise(seed).take(4096).collect();
             rank_1_raves(kind, &noise);
         }
-        // The right magic words, and absurd lengths behind them.
+        // The right magic words, followed by absurd lengths.
         for magic in [0x7263_6e31u32, 0x7263_7031] {
             let mut noise = vec![0xff; 4096];
             noise[..4].copy_from_slice(&magic.to_le_bytes());

@@ -1,4 +1,4 @@
-//! A rank that leaves right after its last operation: what it sent before still arrives.
+//! A rank that leaves directly after its last operation: what it sent before must still arrive.
 
 use super::*;
 use crate::mesh::Wanted;
@@ -8,8 +8,8 @@ use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::sync::Mutex;
 
-/// Does something once, when its rank looks for the address of rank 1. A rank does so when it has waited for
-/// rank 1 for some time and has found no channel, to find out whether rank 1 still lives.
+/// Runs `then` once, when its rank looks up the address of rank 1. A rank does so when it has waited for
+/// rank 1 for some time without a channel, to find out whether rank 1 is still alive.
 struct WhileInDoubt {
     store: Arc<dyn Store>,
     then: Mutex<Option<Box<dyn FnOnce() + Send>>>,
@@ -74,8 +74,8 @@ impl Store for WhileInDoubt {
     }
 }
 
-/// Two ranks. The second does `last` and leaves, all of it between the first one's look for its channel and the
-/// look whether it still lives. Returns the first.
+/// Makes two ranks. The second runs `last` and leaves; both happen after the first has looked for its
+/// channel and before it checks whether the second is still alive. Returns the first.
 fn alone_after(wiring: Wiring, last: impl FnOnce(&Rig) + Send + 'static) -> Rig {
     let shared: Arc<dyn Store> = Arc::new(HashStore::new());
     let doubting = Arc::new(WhileInDoubt {

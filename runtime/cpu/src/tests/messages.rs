@@ -57,7 +57,7 @@ fn short_and_long_messages_keep_their_order_while_nobody_receives() {
     for &wiring in WIRINGS {
         world(2, wiring, |rig| {
             let rounds = 0..200;
-            // Both ends of a channel are opened by its first message.
+            // The first message opens both ends of a channel.
             if rig.rank == 0 {
                 rig.run(send(1, 4, &[1])).unwrap();
             } else {

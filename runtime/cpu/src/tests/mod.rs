@@ -1,4 +1,4 @@
-//! Ranks as threads over one store, each with its own mesh, so that they behave as processes do.
+//! Ranks run as threads over one store, each with its own mesh, so that they behave as processes do.
 
 mod beside;
 mod collectives;
@@ -26,23 +26,23 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-/// Long enough that only a fault reaches it.
+/// A time-out that is reached only if there is a fault.
 const LONG: Duration = Duration::from_secs(60);
 
 /// How the ranks of a test's world reach each other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Wiring {
-    /// By sockets, all of them.
+    /// All ranks use sockets.
     Tcp,
-    /// By several sockets between each two.
+    /// Each pair of ranks uses this many sockets.
     Streams(usize),
-    /// By memory, all of them.
+    /// All ranks use shared memory.
     Shm,
-    /// The same, in buffers that the group allocated, whatever their length.
+    /// All ranks use shared memory, with buffers of any length that the group allocated.
     Registered,
-    /// By memory inside hosts of so many ranks, one after the other; the last may have fewer.
+    /// Ranks use memory inside hosts of this many consecutive ranks; the last host may have fewer.
     Hosts(u32),
-    /// The same, but each rank is on another host than the one before, and there are so many hosts.
+    /// Ranks use memory inside this many hosts; each rank is on another host than the one before.
     Dealt(u32),
 }
 
@@ -178,7 +178,7 @@ impl Rig {
         Ok(done)
     }
 
-    /// A copy in memory of the kind that the others can reach.
+    /// Returns a copy of the buffer in memory that the other ranks can map.
     fn allocated(&self, buffer: &Buffer<'_>) -> Result<Buffer<'static>> {
         let mut copy = self.backend.allocate(buffer.dtype(), buffer.len())?;
         copy.copy_from(buffer)?;
@@ -195,7 +195,7 @@ impl Rig {
     }
 }
 
-/// Runs `body` on every rank of a world and gives back what each returned.
+/// Runs `body` on every rank of a world, and returns the result of each rank.
 fn world<R: Send>(size: u32, wiring: Wiring, body: impl Fn(&Rig) -> R + Sync) -> Vec<R> {
     let store: Arc<dyn Store> = Arc::new(HashStore::new());
     std::thread::scope(|scope| {

@@ -1,5 +1,4 @@
-//! Buffers that the ranks allocated: which ranks get access to them, and when their owner gets them
-//! back.
+//! Buffers that the ranks allocated: which ranks get access to them, and when their owners get them back.
 
 use super::*;
 use rcomm_core::ErrorKind;
@@ -20,7 +19,7 @@ fn is_all(buffer: &Buffer<'_>, value: f32) -> bool {
     all.all(|&it| it == value)
 }
 
-/// Runs the operation on these very buffers, not on copies.
+/// Runs the operation on these buffers themselves, not on copies.
 fn run(rig: &Rig, mut op: Op<'_>, deadline: Duration) -> Result<Done> {
     let call = rig.call(&op, deadline);
     rig.backend.run(&mut op, call, &Deaf)
@@ -57,7 +56,7 @@ fn times_mapped(inode: &str) -> usize {
     maps().iter().filter(|words| words[4] == inode).count()
 }
 
-/// The same, of the file that this byte is in.
+/// Works as `times_mapped`, for the file that this byte is in.
 fn mappings(address: usize) -> usize {
     inode_of(address).map_or(0, |inode| times_mapped(&inode))
 }
@@ -79,7 +78,7 @@ fn every_rank_maps_a_buffer_once_and_lets_go_when_it_was_freed() {
         run(rig, Op::Barrier, LONG).unwrap();
         assert_eq!(times_mapped(&inode), 2, "by the others, for the time being");
         run(rig, Op::Barrier, LONG).unwrap();
-        // When the next one is mapped they find it empty.
+        // The other ranks find the region empty when the next one is mapped.
         let mut next = filled(rig, 1.0);
         run(rig, sum(next.lend()), LONG).unwrap();
         assert!(is_all(&next, 3.0));
@@ -159,7 +158,7 @@ fn a_rank_that_gives_up_has_its_memory_for_itself_whatever_the_others_do() {
         assert!(is_all(&buffer, 3.0));
         let address = buffer.as_ptr().addr();
         if rig.rank == 0 {
-            // The other rank does not come before this one has given up.
+            // The other rank does not arrive before this one has given up.
             let soon = Duration::from_millis(50);
             let error = run(rig, sum(buffer.lend()), soon).unwrap_err();
             assert_eq!(mappings(address), 0, "still shared");
@@ -171,7 +170,7 @@ fn a_rank_that_gives_up_has_its_memory_for_itself_whatever_the_others_do() {
             return error;
         }
         rig.store.wait(&["gave up"], LONG).unwrap();
-        // This rank sees the offer of the rank that has left, and works in vain.
+        // This rank sees the offer of the rank that has left, and its work has no effect.
         let error = run(rig, sum(buffer.lend()), LONG).unwrap_err();
         assert_eq!(mappings(address), 0, "still shared");
         rig.store.set("tried", b"").unwrap();

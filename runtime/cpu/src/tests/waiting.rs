@@ -1,11 +1,11 @@
-//! What a waiting rank costs.
+//! The processor time that a waiting rank uses.
 
 use super::{Rig, Wiring, world};
 use rcomm_core::Op;
 use rustix::time::{ClockId, clock_gettime};
 use std::time::Duration;
 
-/// How late the last rank is.
+/// How much later than the others the last rank arrives.
 const LATE: Duration = Duration::from_secs(1);
 
 /// Processor time that this thread has used so far.
@@ -16,7 +16,7 @@ fn processor_time() -> Duration {
 
 fn cost_of_waiting(wiring: Wiring, size: u32) -> Duration {
     let costs = world(size, wiring, |rig: &Rig| {
-        // Warm up: connected, with code and memory at hand.
+        // Warm-up: connects the ranks, and loads code and memory.
         rig.run(Op::Barrier).unwrap();
         if rig.rank == 0 {
             std::thread::sleep(LATE);
@@ -30,7 +30,8 @@ fn cost_of_waiting(wiring: Wiring, size: u32) -> Duration {
 
 #[test]
 fn a_rank_that_waits_for_a_second_leaves_its_processor_to_others() {
-    // With a processor for each rank, and with more ranks than most machines have for tests.
+    // There is one case with a processor for each rank, and one with more ranks than most test machines
+    // have processors.
     for (wiring, size) in [(Wiring::Shm, 2), (Wiring::Shm, 8), (Wiring::Tcp, 2)] {
         let cost = cost_of_waiting(wiring, size);
         eprintln!("{size} ranks over {wiring:?}: {cost:?} of {LATE:?}");

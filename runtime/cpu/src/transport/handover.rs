@@ -9,7 +9,7 @@ use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 
-/// Sends `bytes`, and `file` with them.
+/// Sends `bytes` together with `file`.
 pub(crate) fn send(stream: &UnixStream, bytes: &[u8], file: &OwnedFd) -> io::Result<()> {
     let files = [file.as_fd()];
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
@@ -22,7 +22,7 @@ pub(crate) fn send(stream: &UnixStream, bytes: &[u8], file: &OwnedFd) -> io::Res
     Ok(())
 }
 
-/// Receives as many bytes as `bytes` has room for, and the file that may come with them.
+/// Receives up to `bytes.len()` bytes, and the file that may be sent with them.
 pub(crate) fn receive(stream: &UnixStream, bytes: &mut [u8]) -> io::Result<Option<OwnedFd>> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut ancillary = RecvAncillaryBuffer::new(&mut space);

@@ -1,8 +1,8 @@
-//! Ways for bytes to get from one rank to another.
+//! How bytes are moved from one rank to another.
 //!
-//! Ranks of one host share memory ([`shm`]). To others there are channels: a [`Channel`] is a stream of bytes in
-//! both directions between two ranks. It never blocks: what does not fit or has not come is tried again
-//! later. The callers decide how to wait.
+//! Ranks of one host share memory ([`shm`]). Other ranks use channels: a [`Channel`] is a stream of bytes
+//! in both directions between two ranks. It never blocks: bytes that do not fit or have not arrived are
+//! tried again later. The callers decide how to wait.
 
 #[allow(unsafe_code)]
 pub(crate) mod fill;
@@ -29,7 +29,7 @@ pub(crate) enum Channel {
 }
 
 impl Channel {
-    /// Reads what is there, up to `into.len()`; 0 if nothing is there yet.
+    /// Reads the bytes that have arrived, up to `into.len()`; 0 if there are none yet.
     ///
     /// # Errors
     /// `UnexpectedEof` once the peer has closed its end and all it sent was read.
@@ -41,8 +41,8 @@ impl Channel {
         }
     }
 
-    /// Reads into all of `into` what comes behind exactly this head, if that comes next and all of it is
-    /// there. Always `Other` on a socket, which cannot be looked into.
+    /// Fills `into` with the bytes that follow exactly this head, if the head is next and all of these
+    /// bytes have arrived. Always `Other` on a socket, whose bytes cannot be read without being taken.
     #[inline]
     pub(crate) fn read_behind<const HEAD: usize>(
         &mut self,

@@ -1,8 +1,9 @@
-//! The phase protocol of the exchange area, model-checked: every order of steps, and what each may see.
+//! The phase protocol of the exchange area, model-checked: every order of steps, and what each step may
+//! see.
 //!
-//! The model is the protocol of [`shm`](super::shm) with a cell in place of a slot: a cell that is
-//! written while it is read, or read without the write being visible, fails the model. Variants that
-//! leave out what the protocol relies on must fail, or the model would show nothing.
+//! The model is the protocol of [`shm`](super::shm) with a cell in place of a slot: a cell that is written
+//! while it is read, or read without the write being visible, fails the model. Variants that omit what the
+//! protocol relies on must fail; otherwise the model would prove nothing.
 
 use loom::cell::UnsafeCell;
 use loom::sync::Arc;
@@ -21,7 +22,7 @@ struct ExchangeModel {
     load: Ordering,
     /// Slots used in turn.
     slots: u32,
-    /// Whether the two swap their slots each time that they use them again.
+    /// Whether the two ranks swap their slots each time that they use them again.
     swaps: bool,
 }
 
@@ -74,7 +75,7 @@ fn walk(protocol: ExchangeModel, own: &Side, other: &Side) {
     }
 }
 
-/// Runs every order of steps of two ranks; gives their number.
+/// Runs every order of steps of two ranks; returns the number of orders.
 fn explore(protocol: ExchangeModel) -> usize {
     let orders = std::sync::Arc::new(AtomicUsize::new(0));
     let counted = orders.clone();

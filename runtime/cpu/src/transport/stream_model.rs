@@ -1,8 +1,8 @@
 //! The counts and marks of a stream, model-checked: every order of steps of a writer and a reader.
 //!
-//! The model is one direction of a [stream](super::shm) with room for one value. A cell that is written
-//! while it is read, a value that is not the next one, and a sleeper that is never woken fail it.
-//! Variants that leave out what the protocol relies on must fail, or the model would show nothing.
+//! The model is one direction of a [stream](super::shm) with room for one value. It fails on a cell that is
+//! written while it is read, on a value that is not the next one, and on a sleeper that is never woken.
+//! Variants that omit what the protocol relies on must fail; otherwise the model would prove nothing.
 
 use loom::cell::UnsafeCell;
 use loom::sync::Arc;
@@ -17,10 +17,10 @@ const VALUES: u32 = 2;
 struct StreamModel {
     /// How counts are stored.
     store: Ordering,
-    /// Whether there is a fence between a count and the look for a mark, and between a mark and the look
-    /// for a count.
+    /// Whether there is a fence between a count and the load of a mark, and between a mark and the load of
+    /// a count.
     fenced: bool,
-    /// Whether a sleeper looks once more after it has left its mark.
+    /// Whether a sleeper checks once more after it has set its mark.
     looks_again: bool,
 }
 
@@ -30,7 +30,7 @@ const REAL: StreamModel = StreamModel {
     looks_again: true,
 };
 
-/// Runs every order of steps; gives their number.
+/// Runs every order of steps; returns the number of orders.
 fn explore(run: impl Fn() + Send + Sync + 'static) -> usize {
     let orders = std::sync::Arc::new(AtomicUsize::new(0));
     let counted = orders.clone();
@@ -85,7 +85,8 @@ fn hand_over(protocol: StreamModel) {
     reader.join().unwrap();
 }
 
-/// One end goes to sleep while the other moves its count: the one looks again, or the other wakes it.
+/// One end goes to sleep while the other moves its count: either the first end sees the count, or the other
+/// wakes it.
 fn sleep_and_wake(protocol: StreamModel) {
     let count = Arc::new(AtomicU32::new(0));
     let mark = Arc::new(AtomicU32::new(0));
@@ -114,14 +115,15 @@ enum Taken {
     Cell,
 }
 
-/// What a reader looks at first.
+/// Which word a reader loads first.
 #[derive(Clone, Copy)]
 enum First {
     Count,
     Cell,
 }
 
-/// A writer that uses the ring, the cell, whose place is after one value of the ring, and the ring again.
+/// A writer uses the ring, then the cell, whose position is after one value of the ring, and then the ring
+/// again.
 fn keep_order(first: First) {
     let written = Arc::new(AtomicU32::new(0));
     let number = Arc::new(AtomicU32::new(0));

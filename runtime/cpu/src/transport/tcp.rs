@@ -1,9 +1,10 @@
 //! A channel over TCP sockets.
 //!
-//! A channel may have several *streams*, a socket each, so that one connection's window or one queue of a
-//! network card does not bound it. The bytes of the channel go over them in turn, [`STRIPE`] at a time: which
-//! stream carries a byte follows from its place among the bytes of the channel, so nothing is marked or put
-//! in order, and the reader finds them one after the other while more arrives on the rest.
+//! A channel may have several *streams*, a socket each, so that the window of one connection or one queue
+//! of a network card does not limit its throughput. The bytes of the channel are sent over the streams in
+//! turn, [`STRIPE`] at a time. The position of a byte among the bytes of the channel determines its stream,
+//! so no bytes are marked or reordered, and the reader finds them one after the other while more arrives on
+//! the other streams.
 
 use super::Interest;
 use rustix::event::{PollFd, PollFlags, Timespec};
@@ -16,10 +17,12 @@ use std::time::Duration;
 
 /// Small reads are served from a buffer of this many bytes, filled by one system call.
 const BUFFER: usize = 16 << 10;
-/// Bytes that go over one stream before the next one's turn. Less than a socket holds, so that all are busy.
+/// Bytes that are sent over one stream before the next one's turn: fewer than a socket holds, so that all
+/// are busy.
 const STRIPE: usize = 64 << 10;
 
-/// Most bytes that a channel takes from each socket as it ends: more than a socket holds.
+/// The largest number of bytes that a channel reads from each socket when it ends: more than a socket
+/// holds.
 const LAST_BYTES: usize = 64 << 20;
 
 /// Connected sockets that never block.
@@ -32,7 +35,7 @@ pub(crate) struct TcpChannel {
     unread: std::ops::Range<usize>,
 }
 
-/// The stream whose turn it is in one direction.
+/// The stream that is used next in one direction.
 #[derive(Clone, Copy, Default)]
 struct Turn {
     stream: usize,
@@ -41,7 +44,7 @@ struct Turn {
 }
 
 impl Turn {
-    /// Bytes that may go in this turn, of so many.
+    /// How many of `len` bytes may be sent or received in this turn.
     fn most(self, len: usize, streams: usize) -> usize {
         if streams == 1 {
             len
@@ -84,7 +87,7 @@ impl TcpChannel {
         &self.streams
     }
 
-    /// The socket that the next bytes in this direction go over.
+    /// Returns the socket that carries the next bytes in this direction.
     pub(crate) fn stream(&self, interest: Interest) -> &Arc<TcpStream> {
         let turn = match interest {
             Interest::Read => self.read,
@@ -144,8 +147,8 @@ impl TcpChannel {
 }
 
 impl Drop for TcpChannel {
-    /// Takes from the sockets what was never read. A socket that is closed with such bytes resets its connection,
-    /// and what this rank has sent and the peer has not received yet would be lost.
+    /// Reads from the sockets the bytes that were never read. A socket that is closed with such bytes
+    /// resets its connection, and what this rank has sent and the peer has not received yet would be lost.
     fn drop(&mut self) {
         for stream in &self.streams {
             let mut taken = 0;
@@ -226,7 +229,7 @@ mod tests {
                 .collect();
             let mut received = vec![0; sent.len()];
             let (mut out, mut into) = (0, 0);
-            // Short and long pieces by turns, across the edges of buffers and stripes.
+            // Short and long pieces alternate, across the boundaries of buffers and stripes.
             let pieces = [1, 100, BUFFER, 3, STRIPE + 1, 7 * BUFFER];
             let mut turn = 0;
             while into < sent.len() {
@@ -265,7 +268,7 @@ mod tests {
     fn all_that_was_sent_arrives_though_the_sender_leaves_with_bytes_unread() {
         let [mut here, mut there] = pair(1);
         assert_eq!(there.write(&[1; 10]).unwrap(), 10);
-        // More than the peer's socket holds: the rest waits in this one's.
+        // The bytes exceed what the peer's socket holds: the rest waits in this rank's socket.
         let piece = vec![7; STRIPE];
         let (mut sent, mut idle) = (0, 0);
         while idle < 3 {

@@ -13,9 +13,9 @@ pub(crate) enum Failure {
     Interrupted(Interrupted),
     /// The peer's process has ended, or cannot be reached.
     Gone(Rank, Option<io::Error>),
-    /// The operation has failed on all ranks: this one gave it up, or one before it.
+    /// The operation has failed on all ranks, since this rank gave up this operation or an earlier one.
     GivenUp(Rank),
-    /// The peer's address answered, but not as the peer.
+    /// A connection to the peer's address was answered, but refused, or not by the peer.
     Refused {
         peer: Rank,
         address: SocketAddr,
@@ -26,7 +26,7 @@ pub(crate) enum Failure {
     Address { peer: Rank, text: String },
     /// The deadline passed, and these had not answered.
     Late(Vec<Rank>),
-    /// This rank's own buffers cannot be used so.
+    /// This rank's own buffers cannot be used for this operation.
     Argument(Error),
     /// The peer sent bytes that violate the protocol.
     Garbled(Rank, String),
@@ -34,7 +34,7 @@ pub(crate) enum Failure {
     Mismatch(Rank, String),
     /// The store failed.
     Store(Error),
-    /// The system refused.
+    /// A system call failed.
     Io(io::Error),
     /// The mesh was closed.
     Closed,

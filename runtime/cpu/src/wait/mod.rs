@@ -1,8 +1,8 @@
 //! How a thread waits for a peer: it polls, then yields, then sleeps.
 //!
-//! A waiter polls for about as long as waking up would cost. Where ranks outnumber cores the peer
-//! may need this very core, so it yields at once instead. After that it sleeps, a few milliseconds
-//! at most, so that a stop, a deadline or a dead peer is seen soon whatever woke it.
+//! A waiter polls for about as long as waking up would cost. If ranks outnumber cores, the peer may need
+//! this core, so the waiter yields at once instead. After that it sleeps, a few milliseconds at most, so
+//! that it detects a stop, a deadline or a dead peer soon even without a wake-up.
 
 mod failure;
 pub(crate) mod processors;
@@ -17,17 +17,17 @@ use std::sync::PoisonError;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-/// About what waking a sleeping thread costs.
+/// The approximate time to wake a sleeping thread.
 const SPIN: Duration = Duration::from_micros(50);
-/// How long a rank of an oversubscribed host yields before it sleeps: longer than it takes until the ranks
-/// of a host have woken each other one by one. Were it shorter, then ranks that have once fallen asleep
-/// would take so long to come that the others fall asleep in turn, in every operation from then on.
+/// How long a rank of an oversubscribed host yields before it sleeps: longer than the ranks of a host take
+/// to wake each other one by one. If this were shorter, ranks that have once fallen asleep would arrive so
+/// late that the others fall asleep in turn, in every later operation.
 const YIELD: Duration = Duration::from_millis(1);
 /// How long a helper thread yields to the rank's own before it sleeps.
 const LINGER: Duration = Duration::from_micros(200);
 /// Polls between two reads of the clock.
 const LOOKS: u32 = 64;
-/// Polls without a hint to the processor that this is a wait.
+/// Number of polls before the waiter hints to the processor that this is a wait.
 const EAGER: u32 = 48;
 /// The longest sleep between two checks of stop, deadline and peers.
 const LONGEST_SLEEP: Duration = Duration::from_millis(10);
@@ -39,15 +39,15 @@ pub(crate) enum WaitMode {
     CorePerRank,
     /// Ranks outnumber cores: a waiter should yield.
     Oversubscribed,
-    /// The waiter is not a rank that waits for its peers but a helper thread that waits for something to do:
-    /// it should yield to the rank, and not for long.
+    /// The waiter is a helper thread that waits for work, and not a rank that waits for its peers: it
+    /// should yield to the rank, and only for a short time.
     Aside,
     /// The caller expects a long wait: the waiter should sleep.
     Asleep,
 }
 
 impl WaitMode {
-    /// The same, but for an operation whose expected wait is known.
+    /// The mode for an operation whose expected wait is known.
     #[inline]
     pub(crate) fn hinted(self, hint: WaitHint) -> Self {
         match hint {
@@ -68,7 +68,7 @@ impl WaitMode {
     }
 }
 
-/// Makes every waiter of a group give up, with a reason.
+/// Makes every waiter of a group give up, for a stated reason.
 #[derive(Default)]
 pub(crate) struct Stop {
     raised: AtomicBool,
@@ -76,7 +76,7 @@ pub(crate) struct Stop {
 }
 
 impl Stop {
-    /// Raises it. The first reason stays; returns whether this was the first.
+    /// Raises the stop. The first reason is kept; returns whether this was the first.
     pub(crate) fn raise(&self, reason: Error) -> bool {
         let mut kept = self.reason.lock().unwrap_or_else(PoisonError::into_inner);
         let first = kept.is_none();
@@ -101,16 +101,16 @@ impl Stop {
     }
 }
 
-/// What a waiter does next.
+/// What a waiter must do next.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Pause {
-    /// Look again.
+    /// Check again.
     Look,
-    /// Sleep on whatever will ring, this long at most.
+    /// Sleep until a wake-up, for this long at most.
     Sleep(Duration),
 }
 
-/// Why a wait ends without what it waited for.
+/// Why a wait ends before its condition holds.
 #[derive(Debug)]
 pub(crate) enum Interrupted {
     /// The deadline passed.
@@ -119,7 +119,7 @@ pub(crate) enum Interrupted {
     Stopped(Error),
 }
 
-/// One operation's wait: its deadline, its stop, and how long it has polled in vain.
+/// One operation's wait: its deadline, its stop, and how long it has polled without success.
 pub(crate) struct WaitPolicy<'a> {
     stop: &'a Stop,
     deadline: Deadline,
@@ -139,19 +139,19 @@ impl<'a> WaitPolicy<'a> {
         }
     }
 
-    /// Progress was made: the next wait starts anew.
+    /// Restarts the wait after progress was made.
     #[inline]
     pub(crate) fn refresh(&mut self) {
         self.looks = 0;
         self.idle_since = None;
     }
 
-    /// Counts a poll in vain; returns what to do next.
+    /// Counts an unsuccessful poll; returns what to do next.
     #[inline]
     pub(crate) fn pause(&mut self) -> Result<Pause, Interrupted> {
         self.looks += 1;
         if self.wait_mode == WaitMode::CorePerRank && !self.looks.is_multiple_of(LOOKS) {
-            // The hint costs about as long as half a look at another core's memory.
+            // The hint costs about half as long as one load of another core's memory.
             if self.looks > EAGER {
                 std::hint::spin_loop();
             }
@@ -160,7 +160,7 @@ impl<'a> WaitPolicy<'a> {
         self.reconsider()
     }
 
-    /// How long this wait has found nothing.
+    /// How long this wait has polled without success.
     pub(crate) fn idle(&self) -> Duration {
         self.idle_since
             .map_or(Duration::ZERO, |since| since.elapsed())
@@ -203,7 +203,7 @@ impl<'a> WaitPolicy<'a> {
             }
             return Ok(Pause::Look);
         }
-        // Short first, since most waits are short.
+        // The sleep is short at first, since most waits are short.
         let sleep = idle.min(LONGEST_SLEEP);
         let left = deadline - now;
         Ok(Pause::Sleep(

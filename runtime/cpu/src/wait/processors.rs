@@ -2,10 +2,10 @@
 
 use super::WaitMode;
 
-/// Words of a set.
+/// Number of 64-bit words of a set.
 pub(crate) const SET: usize = 16;
 
-/// A set of processors, a bit each.
+/// A set of processors, with one bit for each.
 pub(crate) type Processors = [u64; SET];
 
 /// The processors that this thread may run on; all if the system does not report them.
@@ -20,7 +20,7 @@ pub(crate) fn own_processors() -> Processors {
     own
 }
 
-/// Whether there is a processor for each of the ranks that may run on these.
+/// Whether there is a processor for each of the ranks that may run on these sets.
 pub(crate) fn wait_mode_of(sets: &[Processors]) -> WaitMode {
     let is_within = |inner: &Processors, outer: &Processors| {
         inner

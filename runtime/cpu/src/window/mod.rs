@@ -1,10 +1,11 @@
-//! One-sided windows: memory of every member that the others read and write without its help.
+//! One-sided windows: memory of every member that the other members read and write without its
+//! participation.
 //!
-//! A window has a backend of its own, apart from its group's. At the start the members exchange where
-//! their memory is. A member of the same host maps it, if it was allocated for that
-//! ([`Backend::allocate`]); every other one asks by message, and a thread on each rank
-//! (`rcomm/win/<group>`, started only if a member needs it) answers ([`service`]). Signals are counters,
-//! one for each sender, in memory that is shared wherever ranks share any.
+//! A window has a backend of its own, separate from its group's. When it is opened, the members exchange
+//! where their memory is. A member of the same host maps another's memory if it was allocated for that
+//! ([`Backend::allocate`]); every other member sends requests by message, and a thread on each rank
+//! (`rcomm/win/<group>`, started only if a member needs it) answers them ([`service`]). Signals are
+//! counters, one for each sender, in shared memory if the ranks share any.
 
 mod service;
 #[allow(unsafe_code)]
@@ -30,7 +31,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// How often a rank that waits for a signal checks whether the sender still lives.
+/// How often a rank that waits for a signal checks whether the sender is still alive.
 const DOUBT: Duration = Duration::from_millis(50);
 /// Bytes of the encoded description of a rank's part.
 const CARD: usize = 64;
@@ -47,7 +48,7 @@ pub(super) fn read_any_bytes(bytes: &[u8]) {
 /// A rank's description of its part, for the other ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Card {
-    /// Ranks with the same number share memory; 0 = with no other.
+    /// Ranks with the same number share memory; 0 means that the rank shares memory with no other.
     host: u64,
     pid: u32,
     dtype: DType,
@@ -107,7 +108,7 @@ struct PeerPart {
     data: Option<RemoteMemory>,
     /// Its counters, if these are mapped here.
     counters: Option<RemoteMemory>,
-    /// One exchange of messages at a time with a part that is not mapped.
+    /// Ensures that only one exchange of messages at a time runs with a part that is not mapped.
     talk: Mutex<()>,
 }
 
@@ -145,13 +146,13 @@ impl WindowState {
     fn count_signal(&self, memory: &RemoteMemory, from: usize) -> Result<()> {
         let counter = self.counter(memory, from)?;
         counter.fetch_add(1, Ordering::Release);
-        // Whether any thread sleeps there does not matter.
+        // It does not matter whether any thread sleeps on this word.
         let _ = futex::wake(counter, futex::Flags::empty(), i32::MAX as u32);
         Ok(())
     }
 }
 
-/// Takes one away, if there is any; returns whether there was.
+/// Decrements the counter if it is not zero; returns whether it was not.
 fn take_one(counter: &AtomicU32) -> bool {
     let take = |count: u32| count.checked_sub(1);
     let taken = counter.fetch_update(Ordering::AcqRel, Ordering::Acquire, take);
@@ -181,13 +182,13 @@ pub(super) struct CpuWindow {
     shared: Arc<WindowState>,
     /// The parts of all members, until the window is closed.
     reach: RwLock<Vec<PeerPart>>,
-    /// This rank's part, until it is given back.
+    /// This rank's part, until it is returned to the caller.
     memory: Mutex<Option<Arc<WindowBuffer>>>,
     service: Mutex<Option<JoinHandle<()>>>,
 }
 
 impl CpuWindow {
-    /// Opens a window over `memory`; `name` is the group's.
+    /// Opens a window over `memory`; `name` is the group's name.
     pub(super) fn open(
         members: Members,
         name: &str,
@@ -258,7 +259,7 @@ impl CpuWindow {
         self.reach.read().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes all parts away: later accesses find the window closed.
+    /// Removes all parts: later accesses find the window closed.
     fn take_reach(&self) -> Vec<PeerPart> {
         let mut reach = self.reach.write().unwrap_or_else(PoisonError::into_inner);
         std::mem::take(&mut *reach)
@@ -300,7 +301,7 @@ fn part(parts: &[PeerPart], peer: u32) -> Result<&PeerPart> {
     parts.get(peer as usize).ok_or_else(closed)
 }
 
-/// Maps what can be mapped. Fails, on all ranks alike, where element types differ.
+/// Maps all parts that can be mapped. Fails, on all ranks alike, if element types differ.
 fn reach_of(
     shared: &WindowState,
     memory: &RemoteMemory,
@@ -333,7 +334,7 @@ fn reach_of(
         } else {
             let data = map(card.data, bytes).and_then(|all| all.part(0, bytes).ok());
             let counters = map(card.counters, shared.ranks.len() * 4);
-            // A signal must not overtake earlier puts: both take the same path.
+            // A signal must not overtake earlier puts, so both take the same path.
             match (data, counters) {
                 (Some(data), Some(counters)) => (Some(data), Some(counters)),
                 _ => (None, None),
@@ -427,14 +428,14 @@ impl Window for CpuWindow {
                         tv_sec: time.as_secs().cast_signed(),
                         tv_nsec: i64::from(time.subsec_nanos()),
                     };
-                    // Whatever ends the sleep, the count is looked at again.
+                    // Whatever ended the sleep, the count is checked again.
                     let _ = futex::wait(counter, futex::Flags::empty(), 0, Some(&time));
                     let mesh = &shared.mesh;
                     if Instant::now() < doubt || rank == mesh.rank() {
                         continue;
                     }
                     doubt = Instant::now() + DOUBT;
-                    // A signal that it sent before it left still counts.
+                    // A signal that the sender sent before it left is still valid.
                     if mesh.is_gone(rank, &mut policy).unwrap_or(false)
                         && counter.load(Ordering::Acquire) == 0
                     {
@@ -476,15 +477,15 @@ impl Window for CpuWindow {
         self.refuse_if_stopped()?;
         let deadline = deadline.started();
         let shared = &self.shared;
-        // From here on this rank puts and gets nothing.
+        // From here on this rank issues no puts or gets.
         let reach = self.take_reach();
         if lock(&self.service).is_some() {
             for peer in (0..shared.ranks.len()).filter(|&peer| peer != shared.rank) {
                 say_bye(shared, peer as u32, deadline)?;
             }
         }
-        // A member whose part is still mapped here is informed: that memory must not become memory of
-        // one rank again.
+        // Members whose part is still mapped here are informed: their memory must not become private memory
+        // of one rank again.
         let still_mapped = |(at, part): (usize, &PeerPart)| {
             let data = part.data.as_ref().filter(|_| at != shared.rank);
             u8::from(data.is_some_and(|data| !data.is_alone()))
@@ -494,12 +495,12 @@ impl Window for CpuWindow {
             output: Buffer::from_vec(vec![0u8; shared.ranks.len()]),
         };
         drop(reach);
-        // No member passes this before this one has come here.
+        // No member completes this before this rank has reached it.
         shared.run(&mut said, 3, deadline)?;
         let is_mapped = said.outputs()[0].as_bytes()?.iter().any(|&said| said != 0);
         if let Some(service) = lock(&self.service).take() {
-            // It ends when the last member has announced that it closes, which all have by now. A panic in it
-            // was reported.
+            // The thread ends when the last member has announced that it closes, which all have done by
+            // now. A panic in the thread was already reported.
             let _ = service.join();
         }
         let closed = Error::new(ErrorKind::Closed, "the window was closed");
@@ -515,10 +516,10 @@ impl Window for CpuWindow {
             self.shared.messages.abort(&AbortReason { error });
         }
         if let Some(service) = lock(&self.service).take() {
-            // A panic in it was reported where it happened.
+            // A panic in the thread was already reported where it happened.
             let _ = service.join();
         }
-        // Waits for copies that are under way.
+        // This waits for copies that are in progress.
         drop(self.take_reach());
         drop(lock(&self.memory).take());
     }

@@ -1,11 +1,10 @@
-//! Windows by message: a rank's requests for a part that it cannot map, and the thread that answers
-//! them.
+//! Windows by message: a rank's requests for a part that it cannot map, and the thread that answers them.
 //!
-//! A request is a head, of one tag, from any member; bytes to be put follow it, bytes that were asked
-//! for come back, each under a tag of its own. Pieces have [`PIECE`] bytes at most, so that no rank has
-//! to keep more. The thread takes requests in the order in which they come, so of one sender they are
-//! carried out in the order in which they were made. It ends when every other member has announced its
-//! end.
+//! A request is a head, with its own tag, from any member. Bytes to be put follow the head, and bytes that
+//! were requested are sent back, each under their own tag. Pieces have at most [`PIECE`] bytes, so that no
+//! rank has to keep more. The thread handles requests in the order in which they arrive, so the requests of
+//! one sender are carried out in the order in which they were made. The thread ends when every other member
+//! has announced its end.
 
 use super::WindowState;
 use rcomm_core::Buffer;
@@ -21,7 +20,7 @@ const HEAD_TAG: u32 = 1;
 const PUT_TAG: u32 = 2;
 const GET_TAG: u32 = 3;
 const HEAD: usize = 24;
-/// The most bytes of one request.
+/// The largest number of bytes of one request.
 const PIECE: usize = 4 << 20;
 
 /// The kinds of request for a part.
@@ -48,8 +47,8 @@ impl WindowRequest {
         bytes
     }
 
-    /// Reads a request for a part of `size` bytes; `None` if these bytes are none, or reach beyond the
-    /// part.
+    /// Decodes a request for a part of `size` bytes; `None` if these bytes are not a request, or the
+    /// request reaches beyond the part.
     fn decode(bytes: &[u8; HEAD], size: usize) -> Option<Self> {
         let (words, _) = bytes.as_chunks::<8>();
         let [kind, offset, len] = [0, 1, 2].map(|at| u64::from_le_bytes(words[at]));
@@ -66,7 +65,7 @@ impl WindowRequest {
     }
 }
 
-/// Reads `bytes` as a request for a part of some size: it stays inside.
+/// Decodes `bytes` as a request for a part of some size, and checks that the request stays inside the part.
 #[cfg(fuzzing)]
 pub(super) fn read_any_bytes(bytes: &[u8]) {
     let size = bytes.len() << 10;
@@ -98,7 +97,7 @@ fn receive(
     Ok(done.source)
 }
 
-/// Sends bytes to a peer's service, which puts them into its part.
+/// Sends bytes to a peer's service, which writes them into the peer's part.
 pub(super) fn give_bytes(
     shared: &WindowState,
     peer: u32,
@@ -158,7 +157,7 @@ pub(super) fn say_bye(shared: &WindowState, peer: u32, deadline: Deadline) -> Re
     )
 }
 
-/// The thread that answers the others.
+/// The thread that answers the other members' requests.
 pub(super) struct Service {
     shared: Arc<WindowState>,
     /// This rank's part.

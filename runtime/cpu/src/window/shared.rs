@@ -1,5 +1,4 @@
-//! Memory that is accessed by atomic operations alone: shared with other processes, or given up to a
-//! window.
+//! Memory that is accessed only by atomic operations: shared with other processes, or given to a window.
 
 use crate::registered::{Region, Whereabouts};
 use rcomm_core::Buffer;
@@ -18,7 +17,7 @@ impl SharedMemory {
         Region::create(len).map(Self)
     }
 
-    /// The memory that another process of this host has there.
+    /// Maps the memory that another process of this host has at this place.
     pub(super) fn attach(at: &Whereabouts) -> io::Result<Self> {
         Region::attach(at).map(Self)
     }
@@ -36,7 +35,7 @@ impl SharedMemory {
     }
 }
 
-/// A buffer that was given up to a window.
+/// A buffer that was given to a window.
 pub(super) struct WindowBuffer(Buffer<'static>);
 
 impl WindowBuffer {
@@ -55,7 +54,7 @@ impl WindowBuffer {
         Ok((kept, access))
     }
 
-    /// The buffer, unless other parts of this process still have access.
+    /// Returns the buffer, unless other parts of this process still have access to its memory.
     pub(super) fn into_buffer(self: Arc<Self>) -> Option<Buffer<'static>> {
         Arc::into_inner(self).map(|kept| kept.0)
     }

@@ -1,4 +1,4 @@
-//! Agreements between the ranks of a host, each under a number: the first rank to call decides.
+//! Agreements between the ranks of a host, each identified by a number: the first rank to call decides.
 
 use super::mapping::Mapping;
 use rcomm_core::backend::Agreement;
@@ -6,25 +6,25 @@ use sha2::{Digest, Sha256};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-/// How many agreements fit in the life of a segment.
+/// How many agreements a segment has room for in its lifetime.
 const ACCORDS: usize = 1024;
-/// Bytes of one: its number, the hash of what was agreed on, its length, and its first bytes.
+/// Bytes of one agreement: its number, the hash of what was agreed on, its length, and its first bytes.
 const ACCORD: usize = 64;
 const SAID: usize = 8;
 const LEN: usize = 16;
 const TEXT: usize = 24;
 const TEXT_LEN: usize = ACCORD - TEXT;
-/// A number is searched in this many places, from the one at the number modulo `ACCORDS`.
+/// A number is looked up in this many consecutive places, from the place at the number modulo `ACCORDS`.
 const PLACES: usize = 32;
-/// How long the rank that has decided may take to write its bytes down.
+/// How long the rank that has decided may take to write its bytes.
 const WRITING: Duration = Duration::from_millis(200);
 
 /// Bytes of the table.
 pub(super) const ACCORDS_LEN: usize = ACCORDS * ACCORD;
 
-/// Agrees on `words` under `number`, in the table that begins at `start`. Does not wait for the other
-/// ranks to call. `None` if there is no place for it: since places are never given back, there is
-/// none for the others either.
+/// Agrees on `words` under `number`, in the table that begins at `start`. Does not wait for the other ranks
+/// to call. `None` if there is no place for it: since places are never freed, the other ranks find none
+/// either.
 pub(super) fn agree(table: &Mapping, start: usize, number: u64, words: &[u8]) -> Option<Agreement> {
     let number = number.max(1);
     let first = (number % ACCORDS as u64) as usize;
@@ -34,7 +34,7 @@ pub(super) fn agree(table: &Mapping, start: usize, number: u64, words: &[u8]) ->
             continue;
         }
         let own = hash(words);
-        // The first to replace the zero decides, whichever rank took the place.
+        // The first rank to replace the zero decides, whichever rank took the place.
         let said = table.long(place + SAID);
         return Some(
             match said.compare_exchange(0, own, Ordering::AcqRel, Ordering::Acquire) {
@@ -50,7 +50,7 @@ pub(super) fn agree(table: &Mapping, start: usize, number: u64, words: &[u8]) ->
     None
 }
 
-/// Sets a word that is zero; returns what it holds then.
+/// Sets a word that is zero; returns the word's value afterwards.
 fn set_once(word: &AtomicU64, value: u64) -> u64 {
     match word.compare_exchange(0, value, Ordering::AcqRel, Ordering::Acquire) {
         Ok(_) => value,
@@ -72,13 +72,13 @@ fn write(table: &Mapping, place: usize, words: &[u8]) {
         let word = table.long(place + TEXT + at * 8);
         word.store(u64::from_le_bytes(bytes), Ordering::Relaxed);
     }
-    // One more than the length, since zero means that none is written yet.
+    // The stored length is one more than the length, since zero means that none is written yet.
     let len = words.len() as u64 + 1;
     table.long(place + LEN).store(len, Ordering::Release);
 }
 
-/// The bytes at a place where another rank has decided. That rank writes them at once, unless it died
-/// just then.
+/// Returns the bytes at a place where another rank has decided. That rank writes them immediately, unless
+/// it has died just then.
 fn read(table: &Mapping, place: usize) -> Vec<u8> {
     let since = Instant::now();
     let len = loop {
@@ -115,7 +115,7 @@ mod tests {
         let beside = 7 + ACCORDS as u64;
         assert_eq!(agree(beside, "fake"), Agreement::Same);
         assert_eq!(agree(beside, ""), Agreement::Other(b"fake".to_vec()));
-        // Long texts that differ behind the part that is kept.
+        // Long texts that differ only after the part that is kept.
         let long = "x".repeat(2 * TEXT_LEN);
         assert_eq!(agree(9, &long), Agreement::Same);
         let cut = Agreement::Other(vec![b'x'; TEXT_LEN]);

@@ -10,37 +10,37 @@ pub(super) fn align(len: usize, to: usize) -> usize {
 
 /// Bytes between the control words of two ranks.
 pub(super) const CONTROL: usize = 512;
-/// Bytes between a rank's two lines; two cache lines, since they are fetched in pairs.
+/// Bytes between a rank's two lines: two cache lines, since cache lines are fetched in pairs.
 pub(super) const LINE: usize = 128;
 
 /// Bytes that a line carries besides its flag and signature.
 pub(crate) const INLINE: usize = 48;
 /// Most bytes of one slot.
 pub(crate) const SLOT: usize = 192 << 10;
-/// Bytes that a rank puts its slots into, one behind the other, where memory allows: more than a
-/// second-level cache of 1 MiB holds. What the others have read is then no longer in *their* caches when
-/// it is written again, so writing it does not have to invalidate their copies, which is what makes
+/// Bytes in which a rank places its slots one after the other, if memory allows: more than a second-level
+/// cache of 1 MiB holds. When a slot's memory is written again, the copies that the other ranks have read
+/// are then no longer in *their* caches, so writing does not have to invalidate them, which is what makes
 /// writing slow.
 const SLOTS_ROUND: usize = 8 * SLOT;
-/// Slots up to this size are two places used in turn, before the others: both cores' first-level caches
-/// hold them, and they are fetched for writing while the rank waits (`fetch_small`).
+/// Slots up to this size use two places alternately, which lie before the others. The first-level caches of
+/// both cores hold them, and they are fetched for writing while the rank waits (`fetch_small`).
 pub(super) const SMALL: usize = 8 << 10;
-/// Bytes of them that are fetched ahead.
+/// Bytes of a small slot that are fetched ahead.
 pub(super) const FETCHED: usize = 1 << 10;
-/// Bytes of the two places that a pair exchanges its slots in ([`Traffic::Exchange`]).
+/// Bytes of the two places in which a pair exchanges its slots ([`Traffic::Exchange`]).
 const EXCHANGED: usize = 2 * SLOT;
-/// Fewest bytes of a round: a slot never overlaps the one before it.
+/// Smallest size of a round, so that a slot never overlaps the one before it.
 const SLOTS_LEAST: usize = 3 * SLOT;
-/// Bytes for the slots of all ranks of a group, as long as each has the least.
+/// Bytes for the slots of all ranks of a group, provided that each rank gets at least the smallest size.
 const SLOTS_ALL: usize = 24 << 20;
 
-/// Bytes before those of a ring, for its counts.
+/// Bytes before the data of a ring, for its counts.
 pub(super) const RING_HEAD: usize = PAGE;
-/// Most and fewest bytes that a stream holds in each direction: a long round for the reason given at
-/// [`SLOTS_ROUND`].
+/// Largest and smallest number of bytes that a stream holds in each direction. A large ring helps for the
+/// reason given at [`SLOTS_ROUND`].
 const RING_MOST: usize = 1 << 20;
 const RING_LEAST: usize = 256 << 10;
-/// Bytes for the rings of all pairs of a group, as long as each has the least.
+/// Bytes for the rings of all pairs of a group, provided that each pair gets at least the smallest size.
 const RINGS_ALL: usize = 128 << 20;
 
 /// Bytes for the slots of one rank.
@@ -49,7 +49,7 @@ pub(super) fn slots_len(ranks: usize) -> usize {
     round_at(ranks) + share.clamp(SLOTS_LEAST, SLOTS_ROUND)
 }
 
-/// Where the round of slots begins, behind the places for small ones and for exchanged ones.
+/// Where the round of slots begins, after the places for small slots and for exchanged slots.
 pub(super) fn round_at(ranks: usize) -> usize {
     2 * SMALL + if ranks == 2 { EXCHANGED } else { 0 }
 }
@@ -59,7 +59,7 @@ pub(super) fn shm_exchange_len(ranks: usize) -> usize {
     align(ranks * CONTROL, PAGE) + ranks * slots_len(ranks)
 }
 
-/// How many pairs this many ranks form.
+/// The number of pairs that this many ranks form.
 fn pairs(ranks: usize) -> usize {
     ranks * ranks.saturating_sub(1) / 2
 }
@@ -80,7 +80,7 @@ pub(super) fn area_len(ranks: usize) -> usize {
     shm_exchange_len(ranks) + pairs(ranks) * rings_len(ranks)
 }
 
-/// Which pair two ranks are, counted from 0.
+/// The number of the pair that two ranks form, counted from 0.
 pub(super) fn pair_of(one: usize, other: usize) -> usize {
     let (low, high) = (one.min(other), one.max(other));
     high * high.saturating_sub(1) / 2 + low

@@ -4,7 +4,7 @@ use crate::wait::{Failure, Interrupted};
 use rcomm_recorder::model::Rank;
 use std::io;
 
-/// Why a rank on the exchange area did not answer.
+/// Why a wait for a rank on the exchange area has failed.
 #[derive(Debug)]
 pub(crate) enum ShmExchangeError {
     /// The wait was ended.
@@ -13,9 +13,9 @@ pub(crate) enum ShmExchangeError {
     Late(usize),
     /// This rank of the group has left it, or its process has ended.
     Gone(usize),
-    /// The phase has failed for all ranks: this one gave it up, or one before it.
+    /// The phase has failed for all ranks, since this rank gave up this phase or an earlier one.
     GivenUp(usize),
-    /// The system refused.
+    /// A system call failed.
     Io(io::Error),
 }
 

@@ -78,6 +78,6 @@ impl Drop for Mapping {
 
 /// Wakes all threads that sleep on this word.
 pub(super) fn wake(flag: &AtomicU32) {
-    // There may be no sleeper any more; that is no error.
+    // There may be no sleeper any more, which is not an error.
     let _ = futex::wake(flag, futex::Flags::empty(), i32::MAX as u32);
 }

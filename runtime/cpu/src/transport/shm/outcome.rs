@@ -1,25 +1,27 @@
-//! Whether a phase of an exchange area has failed: the same answer for every rank, whatever is late or stopped.
+//! Whether a phase of an exchange area has failed: the same answer on every rank, whichever rank is late or
+//! stopped.
 //!
-//! A phase is complete for a rank that has seen the flags of all and then finds no decision against it. A rank
-//! that gives a phase up (its deadline passed, a peer is gone, it was stopped) may find, a moment later, that the
-//! missing rank has come, and that others have gone on. So it first *proposes* that the phase has failed, in one
-//! word of the area; then the flags are looked at once more. If all have published the phase, the proposal is
-//! withdrawn, and the rank that made it goes on as well; else the phase has *failed*, for good. Every rank that
-//! finds a proposal decides it in the same way, so a rank that is stopped in between keeps no other waiting, and
-//! the first decision counts.
+//! A phase is complete for a rank that has seen the flags of all ranks and then finds no decision against
+//! the phase. A rank that gives up a phase (its deadline passed, a peer is gone, it was stopped) may find,
+//! a moment later, that the missing rank has arrived, and that others have continued. So it first
+//! *proposes* that the phase has failed, in one word of the area; then the flags are checked once more. If
+//! all ranks have published the phase, the proposal is withdrawn, and the rank that made it continues as
+//! well. Otherwise the phase has *failed*, permanently. Every rank that finds a proposal decides it in the
+//! same way, so a rank that is stopped in between delays no other rank, and the first decision is final.
 //!
-//! It is the same for all: if a rank was not seen in the look after the proposal, then it publishes the phase
-//! after the proposal, so every rank that sees its flag finds the proposal or the decision, and does not take
-//! the phase for complete. If a rank has taken the phase for complete without finding a proposal, all flags were
-//! there before the proposal, so the look finds them. That look must see what was stored before it, also what is
-//! still on its way out of another processor: [`make_stores_visible`] has every processor finish its stores. So a
-//! rank pays for all this with one load of a word that does not change.
+//! The answer is the same on all ranks. If the check after the proposal did not see a rank's flag, that
+//! rank publishes the phase after the proposal, so every rank that sees its flag finds the proposal or the
+//! decision, and does not take the phase for complete. If a rank has taken the phase for complete without
+//! finding a proposal, all flags were stored before the proposal, so the check finds them. The check must
+//! see what was stored before it, including stores that are not yet visible outside another processor:
+//! [`make_stores_visible`] makes every processor complete its stores. The cost of all this for a rank is
+//! one load of a word that does not change.
 
 use rustix::thread::{MembarrierCommand, membarrier};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-/// The word: 0 while nothing is decided, else phase | state << 32 | rank << 34.
+/// The word: 0 while there is no proposal and no decision, else phase | state << 32 | rank << 34.
 pub(super) struct Outcome<'a>(pub(super) &'a AtomicU64);
 
 const OPEN: u64 = 0;
@@ -28,24 +30,24 @@ const FAILED: u64 = 2 << 32;
 const STATE: u64 = 3 << 32;
 const RANK_SHIFT: u32 = 34;
 
-/// What a rank wants of a decision.
+/// The purpose for which a rank calls [`decide`](Outcome::decide).
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Vote {
-    /// To know it.
+    /// The rank only reads the decision.
     Ask,
-    /// That its phase fails, as this rank of the group.
+    /// This rank of the group proposes that its phase fails.
     GiveUp(usize),
 }
 
 impl Outcome<'_> {
-    /// Whether nothing is proposed or decided.
+    /// Whether there is neither a proposal nor a decision.
     #[inline]
     pub(super) fn is_open(&self) -> bool {
         self.0.load(Ordering::Acquire) == OPEN
     }
 
-    /// Decides what is proposed. Returns the rank that gave up this phase, or one before it; `None` if the phase
-    /// goes on or is complete.
+    /// Decides an open proposal. Returns the rank that gave up this phase or an earlier one; `None` if the
+    /// phase continues or is complete.
     pub(super) fn decide(
         &self,
         phase: u32,
@@ -56,7 +58,7 @@ impl Outcome<'_> {
             let word = self.0.load(Ordering::Acquire);
             match (word & STATE, vote) {
                 (OPEN, Vote::Ask) => return None,
-                // It may have been proposed before, and withdrawn by another rank.
+                // The failure may have been proposed before, and withdrawn by another rank.
                 (OPEN, Vote::GiveUp(_)) if all_published(phase) => return None,
                 (OPEN, Vote::GiveUp(rank)) => {
                     let proposal = u64::from(phase) | PROPOSED | (rank as u64) << RANK_SHIFT;
@@ -73,7 +75,7 @@ impl Outcome<'_> {
                 _ => {
                     let is_before = (word as u32).wrapping_sub(phase).cast_signed() > 0;
                     let rank = usize::try_from(word >> RANK_SHIFT).unwrap_or(usize::MAX);
-                    // Who gave up a later phase had completed this one.
+                    // A rank that gave up a later phase had completed this one.
                     return (!is_before).then_some(rank);
                 }
             }
@@ -81,17 +83,18 @@ impl Outcome<'_> {
     }
 
     fn exchange(&self, old: u64, new: u64) {
-        // Another rank was first if it fails: the word is looked at again.
+        // If the exchange fails, another rank was first, and the word is read again.
         let _ = self
             .0
             .compare_exchange(old, new, Ordering::SeqCst, Ordering::SeqCst);
     }
 }
 
-/// Has the stores that other processors have executed become visible to this one.
+/// Makes the stores that other processors have executed visible to this one.
 fn make_stores_visible() {
     if membarrier(MembarrierCommand::Global).is_err() {
-        // Where the system does not offer it: a store leaves its processor within a microsecond or so.
+        // If the system does not offer this, waiting suffices: a store leaves its processor within about a
+        // microsecond.
         std::thread::sleep(Duration::from_millis(1));
     }
 }
@@ -102,7 +105,8 @@ mod tests {
     use std::sync::atomic::AtomicU32;
     use std::time::Instant;
 
-    /// Publishes a phase after some time, waits for the others for some time, and finds out how it ended.
+    /// Publishes a phase after some time, waits for the others for some time, and returns how the phase
+    /// ended.
     fn take_part(
         rank: usize,
         flags: &[AtomicU32],
@@ -135,8 +139,8 @@ mod tests {
         for round in 0.. {
             let flags: Vec<AtomicU32> = (0..3).map(|_| AtomicU32::new(0)).collect();
             let outcome = AtomicU64::new(OPEN);
-            // Up to so many microseconds, around each other, so that the orders of coming and giving up vary; more
-            // and more, since how long a decision takes depends on the machine.
+            // The times are spread up to this many microseconds, so that the orders of arriving and giving
+            // up vary. The spread grows, since the duration of a decision depends on the machine.
             let most = 1_000 << (round / 8).min(10);
             let times = |rank: u64| {
                 let mixed = (round * 3 + rank).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 20;

@@ -1,5 +1,5 @@
-//! The memory that the ranks of a host share: its table of ranks, its directory of groups, and what ranks
-//! have agreed on.
+//! The memory that the ranks of a host share: its table of ranks, its directory of groups, and the table of
+//! agreements.
 
 use super::agreement::{ACCORDS_LEN, agree};
 use super::area::{align, area_len};
@@ -20,20 +20,21 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 const MAGIC: u64 = 0x3230_6d67_7363_7472;
-/// Groups that have an exchange area at the same time. Further ones use sockets.
+/// How many groups can have an exchange area at the same time. Further groups use sockets.
 const GROUPS: usize = 256;
 const HEAD: usize = 4096;
 const ENTRY: usize = 64;
-/// Bytes of a rank's entry: state, process, and from byte 64 on the processors it may run on.
+/// Bytes of a rank's entry: state, process id, and from byte 64 on the processors on which the rank may
+/// run.
 const RANK: usize = 192;
 const PROCESSORS: usize = 64;
-/// The count of how often a group was given a place or refused one, and how many ranks sleep until it
-/// changes.
+/// Offset of the count of how often a group was given a place or refused one; and offset of the number of
+/// ranks that sleep until this count changes.
 const CLAIMS: usize = 16;
 const SLEEPERS: usize = 20;
-/// The count of ranks that have entered.
+/// Offset of the count of ranks that have entered.
 const ENTERED: usize = 24;
-/// The keys of the last groups that found no place, and how many of them there are.
+/// Offset of the keys of the last groups that were refused a place; and the number of these keys.
 const REFUSED: usize = 64;
 const REFUSALS: usize = 64;
 const HUGE_PAGE: usize = 2 << 20;
@@ -64,7 +65,7 @@ pub(crate) struct Segment {
 }
 
 impl Segment {
-    /// Makes the segment. The caller hands its file to the others.
+    /// Makes the segment. The caller passes its file to the other ranks.
     pub(crate) fn create(rank: Rank, world_size: usize) -> io::Result<Self> {
         let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
         let file = rustix::fs::memfd_create("rcomm", flags)?;
@@ -123,7 +124,8 @@ impl Segment {
         align(Self::accords_at(world_size) + ACCORDS_LEN, HUGE_PAGE)
     }
 
-    /// Room for a group of any size: a smaller one may have a longer area, since it has more for each rank.
+    /// Bytes of an area with room for a group of any size: a smaller group may have a longer area, since it
+    /// has more bytes for each rank.
     fn stride(world_size: usize) -> usize {
         let longest = (1..=world_size).map(area_len).max();
         align(longest.unwrap_or(0), HUGE_PAGE)
@@ -166,12 +168,12 @@ impl Segment {
             if seen as usize >= self.world_size || rest.is_zero() {
                 return;
             }
-            // Whatever ends the sleep, the ranks are counted again.
+            // Whatever ended the sleep, the ranks are counted again.
             let _ = futex::wait(entered, futex::Flags::empty(), seen, Some(&timespec(rest)));
         }
     }
 
-    /// The file, to be handed to other ranks.
+    /// The file, to be passed to other ranks.
     pub(crate) fn file(&self) -> &OwnedFd {
         &self.file
     }
@@ -184,10 +186,11 @@ impl Segment {
             != 0
     }
 
-    /// Whether the ranks that are here have a processor each.
+    /// Whether each of the ranks that have entered has a processor.
     ///
-    /// They do unless some set of processors is smaller than the number of ranks that may run on no
-    /// others. Where sets overlap without one containing the other, the answer may be yes too often.
+    /// They have, unless some set of processors is smaller than the number of ranks that may run only on
+    /// processors of that set. If sets overlap without one containing the other, the answer may wrongly be
+    /// yes.
     pub(crate) fn wait_mode(&self) -> WaitMode {
         let sets = (0..self.world_size).filter_map(|rank| {
             let entry = HEAD + rank * RANK;
@@ -218,10 +221,10 @@ impl Segment {
                 return true;
             };
             match rustix::process::pidfd_open(pid, PidfdFlags::empty()) {
-                // Another thread may have been first; either pidfd will do.
+                // Another thread may have been first; either pidfd is usable.
                 Ok(process) => drop(slot.set(process)),
                 Err(rustix::io::Errno::SRCH) => return true,
-                // No pidfd available; rely on the deadline.
+                // No pidfd is available, so only the deadline ends a wait for this rank.
                 Err(_) => return false,
             }
         }
@@ -237,13 +240,13 @@ impl Segment {
     }
 
     /// Agrees with the other ranks that call this with the same number. Does not wait for them to call.
-    /// `None` if there is no room for it, for all of them.
+    /// `None` on all of them if there is no room.
     pub(crate) fn agree(&self, number: u64, words: &[u8]) -> Option<Agreement> {
         let start = Self::accords_at(self.world_size);
         agree(&self.table, start, number, words)
     }
 
-    /// The area of a group: claimed by its rank 0, whose global rank is `first`, and found by the others.
+    /// The area of a group: its rank 0, whose global rank is `first`, claims it, and the others find it.
     /// `None` if there are too many groups.
     pub(super) fn area_of(
         &self,
@@ -263,7 +266,7 @@ impl Segment {
         Self::table_len(self.world_size) + at * self.stride
     }
 
-    /// Some bytes of an area.
+    /// Maps some bytes of an area.
     pub(super) fn map_area(&self, at: usize, start: usize, len: usize) -> io::Result<Mapping> {
         let end = start.checked_add(len);
         if at >= GROUPS || end.is_none_or(|end| end > self.stride) {
@@ -278,11 +281,11 @@ impl Segment {
         left.fetch_add(1, Ordering::AcqRel) as usize + 1
     }
 
-    /// Empties an area of `len` bytes for the groups to come.
+    /// Empties an area of `len` bytes for later groups.
     pub(super) fn free_area(&self, at: usize, len: usize) {
         let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
         let (start, len) = (self.area(at) as u64, len as u64);
-        // An area that cannot be emptied stays taken.
+        // An area that cannot be emptied stays claimed.
         if rustix::fs::fallocate(&self.file, flags, start, len).is_ok() {
             let state = self.table.word(self.group_entry(at));
             state.store(0, Ordering::Release);
@@ -303,7 +306,7 @@ impl Segment {
             self.table.long(entry + 8).store(key, Ordering::Relaxed);
             self.table.word(entry).store(READY, Ordering::Release);
         } else {
-            // The others must not wait for an area that will not come.
+            // The other ranks must not wait for an area that will never be made.
             let at = self.table.word(REFUSED).fetch_add(1, Ordering::Relaxed) as usize % REFUSALS;
             let place = self.table.long(REFUSED + 8 + at * 8);
             place.store(key.wrapping_add(1), Ordering::Release);
@@ -316,11 +319,12 @@ impl Segment {
         found
     }
 
-    /// Sleeps until a group is given a place, if none was since `seen`, or this time has passed.
+    /// Sleeps until a group is given or refused a place, if none was since `seen`, or until this time has
+    /// passed.
     fn await_claim(&self, seen: u32, time: Duration) {
         let (claims, sleepers) = (self.table.word(CLAIMS), self.table.word(SLEEPERS));
         sleepers.fetch_add(1, Ordering::SeqCst);
-        // Whatever ends the sleep, the caller looks again.
+        // Whatever ended the sleep, the caller checks again.
         let _ = futex::wait(claims, futex::Flags::empty(), seen, Some(&timespec(time)));
         sleepers.fetch_sub(1, Ordering::SeqCst);
     }
@@ -356,7 +360,8 @@ impl Segment {
             match policy.pause() {
                 Ok(Pause::Look) => {}
                 Ok(Pause::Sleep(time)) => {
-                    // An area that it made before it left still counts: the next turn looks once more.
+                    // An area that the leader made before it left is still valid: the next iteration looks
+                    // for it once more.
                     is_leader_gone = self.is_gone(leader);
                     if !is_leader_gone {
                         self.await_claim(claims, time);

@@ -1,4 +1,4 @@
-//! The area that the ranks of a group write to and read from together, in phases. See the head of
+//! The area that the ranks of a group write to and read from together, in phases. See the documentation of
 //! [`shm`](super).
 
 use super::area::{
@@ -20,18 +20,18 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-/// Where the group's decision on a phase that is given up is: behind the first rank's other words, on a cache
-/// line that is otherwise not written.
+/// Offset of the group's decision on a phase that is given up: after the first rank's other words, on a
+/// cache line that is otherwise not written.
 const OUTCOME: usize = 3 * LINE + 64;
 
 /// Which ranks write slots in the phases of an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Traffic {
-    /// Some: the others only read.
+    /// Some ranks write slots; the others only read.
     OneWay,
-    /// All write, and read each other's. Two ranks then swap their places every time: each writes where it
-    /// has read, to cache lines that it already holds, since invalidating the other's copies is what makes
-    /// writing slow.
+    /// All ranks write slots, and read those of the others. Two ranks then swap their places every time:
+    /// each writes where it has read, to cache lines that it already holds, since invalidating the other's
+    /// copies is what makes writing slow.
     Exchange,
 }
 
@@ -39,15 +39,15 @@ pub(crate) enum Traffic {
 #[derive(Clone, Copy)]
 struct SlotLayout {
     start: usize,
-    /// The two ranks use each other's.
+    /// Whether the two ranks use each other's places.
     swapped: bool,
 }
 
-/// The area that a group writes to and reads from together. See the head of this module.
+/// The area that a group writes to and reads from together. See the documentation of this module.
 pub(crate) struct ShmExchange {
     segment: Arc<Segment>,
     area: Mapping,
-    /// Which area of the segment it is.
+    /// Index of the area in the segment.
     place: usize,
     rank: usize,
     ranks: Arc<[Rank]>,
@@ -59,10 +59,10 @@ pub(crate) struct ShmExchange {
     shown: usize,
     /// Where the next slot of the round begins.
     next_slot: usize,
-    /// The number of the next phase that exchanges slots. Phases without slots do not count, so that each
-    /// rank writes where it has read whatever is between.
+    /// The number of the next phase that exchanges slots. Phases without slots are not counted, so that
+    /// each rank writes where it has read, whichever phases are between.
     exchange: u32,
-    /// Whether it has seen the flags of all ranks for that phase.
+    /// Whether this rank has seen the flags of all ranks for that phase.
     complete: bool,
     huge_pages: Option<io::Result<()>>,
 }
@@ -112,8 +112,9 @@ impl ShmExchange {
         })
     }
 
-    /// Whether huge pages could be requested; an error is returned once. Without them the area works as well,
-    /// only slower. Success is no promise: most systems do not give them here.
+    /// Whether huge pages could be requested; an error is returned once. Without huge pages the area works
+    /// as well, but more slowly. Success does not mean that there are huge pages: most systems provide none
+    /// here.
     pub(crate) fn huge_pages(&mut self) -> io::Result<()> {
         self.huge_pages.take().unwrap_or(Ok(()))
     }
@@ -136,7 +137,8 @@ impl ShmExchange {
         Outcome(self.area.long(OUTCOME))
     }
 
-    /// Whether `rank` has published a phase; it is at most one phase behind this rank, or ahead.
+    /// Whether `rank` has published a phase. The rank is at most one phase behind this rank, or ahead of
+    /// it.
     fn has_published(&self, rank: usize, phase: u32) -> bool {
         let flag = self.area.word(self.line(rank, phase));
         flag.load(Ordering::Acquire)
@@ -145,8 +147,9 @@ impl ShmExchange {
             >= 0
     }
 
-    /// Finds out, with the other ranks, whether this phase has failed, or has this rank give it up for this
-    /// reason. Without an error all ranks go on, or have gone on, as if nothing had happened.
+    /// Decides with the other ranks whether this phase has failed. With a reason, this rank proposes to
+    /// give the phase up. Without an error all ranks continue, or have continued, as if no rank had given
+    /// up.
     #[cold]
     fn decide(&self, why: Option<ShmExchangeError>) -> Result<(), ShmExchangeError> {
         let all_published = |phase| (0..self.ranks.len()).all(|at| self.has_published(at, phase));
@@ -167,16 +170,16 @@ impl ShmExchange {
         align(size * CONTROL, PAGE) + rank * slots_len(size) + place.start
     }
 
-    /// Sets the traffic of the phases to come, on all ranks alike.
+    /// Sets the traffic of the next phases; all ranks set the same.
     #[inline]
     pub(crate) fn expect(&mut self, traffic: Traffic) {
         self.traffic = traffic;
     }
 
-    /// Begins with the slots anew, on all ranks at once: after a phase whose slots are not read, since
-    /// the ranks do not agree how long they are.
+    /// Restarts the slots at their first place, on all ranks at once: after a phase whose slots are not
+    /// read, since the ranks do not agree on the slots' lengths.
     pub(crate) fn restart_slots(&mut self) {
-        // The next one may begin where this phase's is.
+        // The next slot may begin where this phase's slot is.
         self.shown = 0;
         self.traffic = Traffic::OneWay;
         self.next_slot = round_at(self.ranks.len());
@@ -189,7 +192,7 @@ impl ShmExchange {
         self.traffic == Traffic::Exchange && self.ranks.len() == 2
     }
 
-    /// Where the slots of a phase are in which `used` bytes are shown.
+    /// Where the slots are in a phase in which `used` bytes are shown.
     #[inline]
     fn place(&self, phase: u32, used: usize) -> SlotLayout {
         let parity = (phase & 1) as usize;
@@ -210,8 +213,8 @@ impl ShmExchange {
         }
     }
 
-    /// This rank's slot of the phase to come, to be filled before [`turn`](Self::turn), of which the
-    /// first `used` bytes will be shown.
+    /// This rank's slot of the next phase, to be filled before [`turn`](Self::turn); its first `used` bytes
+    /// will be shown.
     #[inline]
     pub(crate) fn next_slot(&mut self, used: usize) -> &mut [u8] {
         self.slots_and_next(used).1
@@ -231,7 +234,7 @@ impl ShmExchange {
         (Slots { shm_exchange: self }, next)
     }
 
-    /// What `rank` shows in its slot in this phase.
+    /// Returns what `rank` shows in its slot in this phase.
     #[inline]
     pub(crate) fn slot(&self, rank: usize) -> &[u8] {
         assert!(self.complete, "slots are read when all have published");
@@ -257,10 +260,10 @@ impl ShmExchange {
     /// One phase: shows the others `signature`, up to [`INLINE`] bytes and the first `used` bytes of the
     /// slot, and waits until all have done the same. Returns whether all signatures are equal.
     ///
-    /// Ranks whose signatures are equal must agree on `used` as well: the next slot begins behind it.
+    /// Ranks whose signatures are equal must agree on `used` as well: the next slot begins after it.
     ///
     /// # Errors
-    /// After any, the exchange area cannot be used any more.
+    /// After any error, the exchange area cannot be used any more.
     #[inline]
     pub(crate) fn turn(
         &mut self,
@@ -279,7 +282,7 @@ impl ShmExchange {
             self.exchange = self.exchange.wrapping_add(u32::from(used > 0));
         } else if self.slot.start == self.next_slot {
             self.next_slot += align(used, LINE);
-            // A whole slot has room there, or at the beginning: the last one begins behind the second.
+            // A whole slot has room either here or at the beginning: the last slot begins after the second.
             if self.next_slot + SLOT > slots_len(size) {
                 self.next_slot = round_at(size);
             }
@@ -296,20 +299,20 @@ impl ShmExchange {
             }
             Err(why) => {
                 self.decide(Some(why))?;
-                // All have published the phase after all, so this waits for none of them.
+                // All ranks have published the phase after all, so this waits for none of them.
                 self.wait_for_all(signature, policy)?
             }
         };
         self.complete = true;
-        // The others have read this rank's line of the phase before, and it is next to be written:
-        // fetching it now costs nothing, and later half of the time that a flag takes.
+        // The other ranks have read this rank's line of the phase before, and that line is written next.
+        // Fetching it now costs no time; later it would cost half of the time that a flag takes.
         self.fetch(self.line(self.rank, self.phase.wrapping_add(1)), 64);
         Ok(equal)
     }
 
-    /// Prefetches the first lines of the next small slot for writing: the others' caches hold them,
-    /// and fetching them costs no time while this rank waits. The next phase is likely to be as
-    /// small. More lines than these would keep the processor from looking at the flags.
+    /// Prefetches the first cache lines of the next small slot for writing: they are in the others' caches,
+    /// and fetching them costs no time while this rank waits. The next phase is likely to be as small.
+    /// Fetching more lines would delay the processor's loads of the flags.
     #[inline]
     fn fetch_small(&self, used: usize) {
         let next = self.place(self.phase.wrapping_add(1), used);
@@ -317,7 +320,7 @@ impl ShmExchange {
         self.fetch(start, used.min(FETCHED));
     }
 
-    /// Prefetches lines that this rank will write to.
+    /// Prefetches cache lines that this rank will write to.
     #[inline]
     fn fetch(&self, start: usize, len: usize) {
         let lines = self.area.at(start, len);
@@ -371,7 +374,7 @@ impl ShmExchange {
         Ok(equal)
     }
 
-    /// Waits until `rank` has published this phase; gives its signature.
+    /// Waits until `rank` has published this phase; returns the rank's signature.
     #[inline]
     fn wait_for(&self, rank: usize, policy: &mut WaitPolicy<'_>) -> Result<u64, ShmExchangeError> {
         let line = self.line(rank, self.phase);
@@ -401,7 +404,7 @@ impl ShmExchange {
     ) -> Result<(), ShmExchangeError> {
         let has_left = self.left(rank).load(Ordering::Acquire) != 0;
         if has_left || self.segment.is_gone(self.ranks[rank]) {
-            // A phase that it published before it left still counts.
+            // A phase that the rank published before it left is still valid.
             return if flag.load(Ordering::Acquire) == self.phase {
                 Ok(())
             } else {
@@ -418,7 +421,7 @@ impl ShmExchange {
                 tv_sec: time.as_secs() as i64,
                 tv_nsec: i64::from(time.subsec_nanos()),
             };
-            // Whatever ends the sleep, the caller looks again.
+            // Whatever ended the sleep, the caller checks again.
             let _ = futex::wait(flag, futex::Flags::empty(), seen, Some(&time));
         }
         sleepers.fetch_sub(1, Ordering::SeqCst);
@@ -440,7 +443,7 @@ impl ShmExchange {
         }
     }
 
-    /// A handle by which another thread can announce to the group that this rank leaves it.
+    /// Returns a handle by which another thread can announce to the group that this rank leaves it.
     pub(crate) fn close_guard(&self) -> io::Result<CloseGuard> {
         let len = align(self.ranks.len() * CONTROL, PAGE);
         Ok(CloseGuard {
@@ -450,7 +453,7 @@ impl ShmExchange {
     }
 }
 
-/// The streams between each two ranks of a group, which are not used after its exchange area.
+/// The streams between the pairs of ranks of a group. They are not used after the group's exchange area.
 pub(crate) struct Streams {
     segment: Arc<Segment>,
     place: usize,
@@ -459,7 +462,7 @@ pub(crate) struct Streams {
 }
 
 impl Streams {
-    /// This rank's end of the stream to `peer`, once. Both ends have this socket between them.
+    /// Opens this rank's end of the stream to `peer`; may be called once. `socket` connects both ends.
     pub(crate) fn open(&self, peer: usize, socket: TcpStream) -> io::Result<ShmStream> {
         let len = rings_len(self.size);
         let start = shm_exchange_len(self.size) + pair_of(self.rank, peer) * len;
@@ -488,7 +491,8 @@ impl Drop for ShmExchange {
         for parity in 0..2 {
             wake(self.area.word(self.line(self.rank, parity)));
         }
-        // The last to leave empties the area for the next group. Where a rank died it stays claimed.
+        // The last rank to leave empties the area for the next group. If a rank died, the area stays
+        // claimed.
         let leavers = self.segment.leave_area(self.place);
         if leavers == self.ranks.len() {
             self.segment
@@ -497,7 +501,8 @@ impl Drop for ShmExchange {
     }
 }
 
-/// Announces on an exchange area that this rank leaves it, while its own thread may be waiting there.
+/// Announces on an exchange area that this rank leaves the group, while the rank's own thread may be
+/// waiting there.
 pub(crate) struct CloseGuard {
     control: Mapping,
     rank: usize,

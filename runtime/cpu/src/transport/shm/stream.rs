@@ -4,18 +4,18 @@
 //! stores how many it has written in all; the reader copies them out, then stores how many it has read in
 //! all.
 //!
-//! A few bytes go another way, in one cache line or two instead of two or three: in *cells* outside the
-//! ring, used in turn. A cell has bytes, their place among those of the ring, and last of all its own
-//! number, whose arrival completes the cell. The reader looks at the count of the ring first and at the next
-//! cell then. So if it sees bytes of the ring that were written after a cell, it sees the cell as well, and
-//! keeps their order. Where all cells are full, their bytes go by the ring.
+//! A small number of bytes takes another path, which needs one or two cache lines instead of two or three:
+//! *cells* outside the ring, used in turn. A cell has bytes, their position among the bytes of the ring,
+//! and last of all its own number, whose arrival completes the cell. The reader checks the count of the
+//! ring first and the next cell afterwards. So if it sees bytes of the ring that were written after a cell,
+//! it sees the cell as well, and keeps their order. If all cells are full, the bytes go through the ring.
 //!
-//! An end that finds the ring full (or empty) for so long that it sleeps leaves a mark first and looks once
-//! more; the other end makes room (or writes), and looks for the mark afterwards. Between the store and the
-//! look there is a full fence on both sides, so one of the two sees the other.
+//! An end that finds the ring full (or empty) for so long that it sleeps sets a mark first and checks once
+//! more; the other end makes room (or writes), and checks the mark afterwards. Between the store and the
+//! check there is a full fence on both sides, so at least one of the two sees the other's store.
 //!
-//! The pair has a socket too. It is the doorbell that wakes a sleeper, so that one can sleep on several
-//! streams at once; and its end shows that the other rank has left, or died.
+//! The pair has a socket too. It is the doorbell that wakes a sleeper, so that a thread can sleep on
+//! several streams at once; and the end of the socket shows that the other rank has left or died.
 
 use super::area::RING_HEAD;
 use super::mapping::Mapping;
@@ -31,18 +31,18 @@ const PIECE: usize = 32 << 10;
 
 /// How many cells a direction has.
 const CELLS: u64 = 16;
-/// Bytes of a cell: two cache lines, of which the second is left alone if the first is enough.
+/// Bytes of a cell: two cache lines, of which the second is not used if the first is enough.
 const CELL: usize = 128;
-/// Bytes that it carries.
+/// Bytes of data that a cell carries.
 const CARRIED: usize = CELL - BYTES;
-// In a cell.
-/// Its number, counted from 1, and how many bytes it carries in the last eight bits.
+// Fields of a cell.
+/// The cell's number, counted from 1, with the count of bytes that it carries in the lowest eight bits.
 const NUMBER: usize = 0;
-/// How many bytes of the ring come before it.
+/// How many bytes of the ring precede the cell.
 const PLACE: usize = 8;
 const BYTES: usize = 16;
 
-// In the head of a ring, each on lines of its own.
+// Fields in the head of a ring, each on its own cache lines.
 const WRITTEN: usize = 0;
 const READ: usize = 128;
 const READER_SLEEPS: usize = 256;
@@ -55,45 +55,45 @@ const _: () = assert!(CARRIED <= 0xff);
 /// What a sleeper waits for on a stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Waits {
-    /// For bytes.
+    /// It waits for bytes.
     pub(crate) to_read: bool,
-    /// For room.
+    /// It waits for room.
     pub(crate) to_write: bool,
 }
 
-/// What a look for certain bytes has found.
+/// The result of a check for certain bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Found {
-    /// All of them; they were read.
+    /// All of them were there, and were read.
     All,
-    /// Nothing yet.
+    /// No bytes have arrived yet.
     Nothing(Blank),
-    /// Others, or not all of them, or the end; nothing was read.
+    /// Other bytes, or not all of them, or the end; no bytes were read.
     Other,
 }
 
-/// The counts of a stream where nothing is there to be read.
+/// The counts of a stream that has no bytes to read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Blank {
     written: u64,
     cells_read: u64,
 }
 
-/// A view of what comes from the other end, apart from the rank's end itself: it only shows that
-/// there is more, so that one thread may wait for that while others use the end.
+/// A view of what arrives from the other end, separate from this rank's end. It only shows that more has
+/// arrived, so that one thread may wait for that while others use the end.
 pub(crate) struct Sight {
     rings: Arc<Mapping>,
     into: usize,
 }
 
 impl Sight {
-    /// Whether something was written since then.
+    /// Whether any bytes were written since then.
     #[inline]
     pub(crate) fn has_changed(&self, since: Blank) -> bool {
         let next = since.cells_read + 1;
         let number = self.rings.long(ShmStream::cell(self.into, next) + NUMBER);
         let written = self.rings.long(self.into + WRITTEN);
-        // A thread that sees it takes the end's lock to read, and looks again there.
+        // A thread that sees this takes the end's lock to read, and checks again under the lock.
         number.load(Ordering::Relaxed) >> 8 >= next
             || written.load(Ordering::Relaxed) != since.written
     }
@@ -105,19 +105,19 @@ pub(crate) struct ShmStream {
     rings: Arc<Mapping>,
     /// Bytes that each ring holds.
     ring: usize,
-    /// Where the rings start in the mapping: what this rank writes, and what it reads.
+    /// Offsets of the rings in the mapping: the one that this rank writes, and the one that it reads.
     out: usize,
     into: usize,
-    /// Written by this rank, and how much of it is known to be read.
+    /// Bytes written by this rank, and how many of them are known to be read.
     written: u64,
     seen_read: u64,
-    /// Read by this rank, and how much is known to be there.
+    /// Bytes read by this rank, and how many are known to have been written.
     read: u64,
     seen_written: u64,
     /// Cells written by this rank, and how many of them are known to be read.
     cells_written: u64,
     seen_cells_read: u64,
-    /// Cells read by this rank, and how much of the next one.
+    /// Cells read by this rank, and how many bytes of the next one.
     cells_read: u64,
     cell_done: usize,
     hand_over: HandOver,
@@ -126,8 +126,8 @@ pub(crate) struct ShmStream {
 }
 
 impl ShmStream {
-    /// An end of the stream whose two rings of `ring` bytes, as yet unused, are `rings`; the lower rank of
-    /// the pair writes the first.
+    /// Makes an end of the stream whose two rings, of `ring` bytes each and not used yet, are `rings`; the
+    /// lower rank of the pair writes the first.
     pub(super) fn new(
         rings: Mapping,
         ring: usize,
@@ -161,12 +161,12 @@ impl ShmStream {
         })
     }
 
-    /// The socket, so that another thread can shut it down, and that a sleeper sleeps on.
+    /// The socket: another thread can shut it down, and a sleeping thread waits on it.
     pub(crate) fn socket(&self) -> &Arc<TcpStream> {
         &self.socket
     }
 
-    /// A view of what comes, apart from this end.
+    /// Returns a view of what arrives, separate from this end.
     pub(crate) fn sight(&self) -> Sight {
         Sight {
             rings: self.rings.clone(),
@@ -193,7 +193,7 @@ impl ShmStream {
         if self.seen_written == self.read {
             self.seen_written = self.count(self.into, WRITTEN).load(Ordering::Acquire);
         }
-        // Not before the count: see the head of this module.
+        // The number is loaded after the count; see the documentation of this module.
         let next = self.cells_read + 1;
         let cell = Self::cell(self.into, next);
         let number = self.rings.long(cell + NUMBER).load(Ordering::Acquire);
@@ -205,7 +205,7 @@ impl ShmStream {
         let place = self.rings.long(cell + PLACE).load(Ordering::Relaxed);
         let before = self.within_ring(place.wrapping_sub(self.read))?;
         if before > 0 {
-            // They were written before the cell was.
+            // The ring's bytes up to this position were written before the cell was.
             self.seen_written = self.seen_written.max(place);
             return Ok(Readable::Ring(before));
         }
@@ -229,7 +229,7 @@ impl ShmStream {
         Ok(self.ring - self.within_ring(taken)?)
     }
 
-    /// Reads what is there, up to `into.len()`; 0 if nothing is there yet.
+    /// Reads the bytes that have arrived, up to `into.len()`; 0 if there are none yet.
     ///
     /// # Errors
     /// `UnexpectedEof` once the peer has closed its end and all it sent was read.
@@ -252,8 +252,8 @@ impl ShmStream {
         Ok(some)
     }
 
-    /// Reads into all of `into` what comes behind exactly this head, if that comes next and all of it is
-    /// there.
+    /// Fills `into` with the bytes that follow exactly this head, if the head is next and all of these
+    /// bytes have arrived.
     #[inline]
     pub(crate) fn read_behind<const HEAD: usize>(
         &mut self,
@@ -300,7 +300,7 @@ impl ShmStream {
         Ok(Found::All)
     }
 
-    /// Copies bytes of the ring that are there.
+    /// Copies bytes of the ring that have arrived.
     fn get(&self, position: u64, into: &mut [u8]) {
         let start = (position % self.ring as u64) as usize;
         let first = into.len().min(self.ring - start);
@@ -340,12 +340,12 @@ impl ShmStream {
         some
     }
 
-    /// The next cell was read to its end.
+    /// Records that the next cell was read to its end.
     #[inline]
     fn pass_cell(&mut self) {
         self.cell_done = 0;
         self.cells_read += 1;
-        // No thread sleeps until a cell is free: bytes that find none go by the ring.
+        // No thread sleeps until a cell is free: bytes that find no free cell go through the ring.
         self.count(self.into, CELLS_READ)
             .store(self.cells_read, Ordering::Release);
     }
@@ -363,7 +363,7 @@ impl ShmStream {
         self.write_ring(head, rest)
     }
 
-    /// As [`write`](Self::write), to the ring.
+    /// Works as [`write`](Self::write), but to the ring.
     #[inline(never)]
     fn write_ring(&mut self, head: &[u8], rest: &[u8]) -> io::Result<usize> {
         let room = self.writable()?.min(PIECE);
@@ -382,10 +382,10 @@ impl ShmStream {
         Ok(some)
     }
 
-    /// Whether there is a cell to write.
+    /// Whether there is a free cell to write.
     #[inline]
     fn has_cell(&mut self) -> bool {
-        // An impossible count, beyond what was written, finds no cell.
+        // With an invalid count, larger than what was written, no cell is free.
         if self.cells_written.wrapping_sub(self.seen_cells_read) >= CELLS {
             self.seen_cells_read = self.count(self.out, CELLS_READ).load(Ordering::Acquire);
         }
@@ -412,7 +412,7 @@ impl ShmStream {
         self.ring(self.out, READER_SLEEPS);
     }
 
-    /// Copies bytes to a place of the ring that is free.
+    /// Copies bytes to free space of the ring.
     fn put(&mut self, position: u64, bytes: &[u8]) {
         let start = (position % self.ring as u64) as usize;
         let (first, second) = bytes.split_at(bytes.len().min(self.ring - start));
@@ -427,7 +427,7 @@ impl ShmStream {
         }
     }
 
-    /// Wakes the other rank if it has left its mark.
+    /// Wakes the other rank if it has set its mark.
     #[inline]
     fn ring(&self, ring: usize, sleeper: usize) {
         fence(Ordering::SeqCst);
@@ -440,12 +440,12 @@ impl ShmStream {
     #[cold]
     fn wake(&self, mark: &AtomicU32) {
         if mark.swap(0, Ordering::Relaxed) != 0 {
-            // A full socket wakes the sleeper as well, and a closed one has no sleeper.
+            // A full socket wakes the sleeper as well, and a closed socket has no sleeper.
             let _ = (&*self.socket).write(&[1]);
         }
     }
 
-    /// Leaves a mark before its thread sleeps on the socket; returns whether it need not sleep.
+    /// Sets a mark before the thread sleeps on the socket; returns whether the thread need not sleep.
     pub(crate) fn prepare_sleep(&mut self, waits: Waits) -> io::Result<bool> {
         let mut drained = [0; 64];
         loop {
@@ -476,7 +476,7 @@ impl ShmStream {
         Ok(waits.to_read && !is_nothing || waits.to_write && self.writable()? > 0)
     }
 
-    /// A distance between two counts of one ring.
+    /// Checks a distance between two counts of one ring.
     fn within_ring(&self, distance: u64) -> io::Result<usize> {
         usize::try_from(distance)
             .ok()
@@ -491,13 +491,13 @@ fn nonsense() -> io::Error {
 
 /// What can be read.
 enum Readable {
-    /// So many bytes of the ring.
+    /// This many bytes of the ring.
     Ring(usize),
     /// The rest of the next cell.
     Cell {
-        /// Where it is.
+        /// Its offset in the mapping.
         start: usize,
-        /// How many bytes.
+        /// The number of bytes that are left.
         len: usize,
     },
 }

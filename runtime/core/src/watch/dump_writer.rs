@@ -1,4 +1,4 @@
-//! Where a rank's dump goes: [`DumpWriter`], and [`FileDumpWriter`], which writes files.
+//! The destination of a rank's dumps: [`DumpWriter`], and [`FileDumpWriter`], which writes files.
 //!
 //! A dump that cannot be written is logged, and the job continues. The recorder decides what a dump holds;
 //! the watchdog, its monitor and the failure broadcast decide when one is made.
@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 /// Takes a rank's dumps.
 ///
 /// # Thread safety
-/// Called from the watchdog, its monitor and the thread that answers alarms, perhaps at once.
+/// The watchdog, its monitor and the thread that responds to alarms call it, possibly at the same time.
 pub trait DumpWriter: Send + Sync {
     /// Writes one dump and returns its location, for a log line or an error.
     ///
@@ -26,7 +26,7 @@ pub trait DumpWriter: Send + Sync {
 
 /// Writes `rank_<n>.json` or `rank_<n>.pickle` below a directory of its own for each run.
 ///
-/// Files are complete or absent, of mode 0600, and never in the place of another.
+/// A file is complete or absent, has mode 0600, and never replaces another.
 #[derive(Clone, Debug)]
 pub struct FileDumpWriter {
     dir: PathBuf,
@@ -34,7 +34,7 @@ pub struct FileDumpWriter {
 }
 
 impl FileDumpWriter {
-    /// Writes below `dir`, which is made when it is needed.
+    /// A writer below `dir`, which is created when it is needed.
     pub fn new(dir: impl Into<PathBuf>, format: DumpFormat) -> Self {
         Self {
             dir: dir.into(),
@@ -73,13 +73,13 @@ pub(crate) struct Dumps {
     recorder: Arc<FlightRecorder>,
     watch: Arc<Watch>,
     writer: Box<dyn DumpWriter>,
-    /// When the last one was made because of a fault, and where it is.
+    /// When the last dump because of a fault was made, and where it is.
     last: Mutex<Option<(Instant, String)>>,
 }
 
 impl Dumps {
-    /// Faults closer together than this are one: all ranks learn of it at about the same time, on
-    /// several threads.
+    /// Faults closer together than this count as one: several threads of a rank notice one fault at about the
+    /// same time.
     const ONE_FAULT: Duration = Duration::from_secs(10);
 
     pub(crate) fn new(

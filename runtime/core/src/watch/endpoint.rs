@@ -1,12 +1,12 @@
-//! The rank's endpoint: where it listens, and how others find it.
+//! The rank's endpoint: where it listens, and how clients and other ranks find it.
 //!
 //! | key, in the root store | holds | writer |
 //! |---|---|---|
 //! | `rcomm/endpoint/<attempt>/<rank>` | address and host, in JSON: `{"address":"unix:/...","host":"node1"}` | every rank that has one |
 //!
-//! The recorder defines what it answers, and on which thread ([`Endpoint`]). It reads the ring and takes no
-//! lock of an operation, so it answers while the program is stuck. An endpoint that cannot be opened is
-//! logged, and the job continues.
+//! The recorder defines the routes and the thread ([`Endpoint`]). It reads the ring and takes no lock of an
+//! operation, so it answers while the program is stuck. An endpoint that cannot be opened is logged, and the
+//! job continues.
 
 use crate::config::rendezvous::Rendezvous;
 use crate::config::{Config, EndpointChoice};
@@ -22,13 +22,13 @@ use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-/// How long a look for the other ranks' endpoints may take.
+/// The longest time to look up the other ranks' endpoints.
 const LOOKING: Duration = Duration::from_secs(1);
 /// Addresses read in one call to the store.
 const CHUNK: usize = 256;
 
-/// Serves the rank's endpoint, as configured, and returns the entry by which others find it. The caller
-/// writes that to the store.
+/// Serves the rank's endpoint, as configured, and returns the key and value by which others find it. The
+/// caller writes them to the store.
 pub(crate) fn serve(
     place: &Rendezvous,
     config: &Config,
@@ -67,7 +67,8 @@ pub(crate) fn serve(
     }
 }
 
-/// Ranks of one host that are given one port take it and those that follow.
+/// The address with this rank's port: the ranks of one host that are given one port use it plus their local
+/// rank.
 fn own_port(mut address: SocketAddr, place: &Rendezvous) -> SocketAddr {
     if let (port @ 1.., Some(local)) = (address.port(), place.local_rank) {
         let local = u16::try_from(local).unwrap_or(u16::MAX);
@@ -76,10 +77,11 @@ fn own_port(mut address: SocketAddr, place: &Rendezvous) -> SocketAddr {
     address
 }
 
-/// What a rank leaves in the root store for the others: under which key, and what.
+/// A key of the root store, and the value that a rank writes there for the others.
 pub(crate) type Announcement = (String, Vec<u8>);
 
-/// Lets the endpoint find the others, and returns the entry by which they find it.
+/// Lets the endpoint find those of the other ranks, and returns the key and value by which they find this
+/// one.
 fn announce(endpoint: &Endpoint, place: &Rendezvous, root: &Arc<dyn Store>) -> Announcement {
     let notice = EndpointNotice {
         address: endpoint.address().clone(),
@@ -110,7 +112,7 @@ struct Peers {
     place: Rendezvous,
     host: String,
     root: Arc<dyn Store>,
-    /// Those that were found before: they do not change.
+    /// The endpoints that were found before: they do not change.
     known: Mutex<BTreeMap<Rank, EndpointNotice>>,
 }
 
@@ -128,7 +130,7 @@ impl Peers {
         let (ranks, keys): (Vec<Rank>, Vec<&str>) =
             came.filter_map(|(it, came)| came.then_some(it)).unzip();
         for (ranks, keys) in ranks.chunks(CHUNK).zip(keys.chunks(CHUNK)) {
-            // They are there, so this does not wait.
+            // The keys exist, so this does not wait.
             let soon = Duration::from_millis(1);
             let values = self.root.multi_get(keys, soon).unwrap_or_default();
             for (&rank, value) in ranks.iter().zip(values) {
@@ -138,7 +140,7 @@ impl Peers {
             }
         }
         let reachable = known.iter().filter(|(_, notice)| {
-            // A path means something else on another host.
+            // The path of a unix socket is valid on its own host only.
             matches!(notice.address, EndpointAddress::Tcp(_)) || notice.host == self.host
         });
         reachable

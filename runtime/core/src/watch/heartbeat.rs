@@ -1,7 +1,8 @@
-//! [`HeartbeatMonitor`]: watches the watchdog; when it is stuck, raises the alarm and makes the dump.
+//! [`HeartbeatMonitor`]: watches the watchdog. If the watchdog is stuck, it raises the alarm and makes the
+//! dump.
 //!
-//! The watchdog calls backends, and a backend may call a driver that does not return. The monitor
-//! shares nothing with it but the counter of its rounds, so that it can still act.
+//! The watchdog calls backends, and a backend may call a driver that does not return. The monitor shares only
+//! the counter of rounds with the watchdog, so that it can still act.
 
 use crate::op::error::{Error, Result};
 use crate::watch::failure_broadcast::{FailureBroadcast, Incident};
@@ -97,8 +98,8 @@ impl Listener {
                     silent = text::duration(last.1.elapsed()),
                     "the watchdog has stopped making rounds; operations are not watched"
                 );
-                // The flag first, so that the others write their dumps at about this moment, too. A store
-                // that does not answer delays this rank's dump by a second at most.
+                // The flag comes first, so that the other ranks write their dumps at about the same moment. A
+                // store that does not reply delays this rank's dump by a second at most.
                 let until = self.broadcast.until();
                 self.broadcast.raise(&Incident::of_rank(STUCK), until);
                 self.broadcast.dump(STUCK);
@@ -107,7 +108,7 @@ impl Listener {
         }
     }
 
-    /// Sleeps for this long; returns whether the thread shall end.
+    /// Sleeps for this long; returns whether the thread must end.
     fn sleep(&self, interval: Duration) -> bool {
         let stopped = self
             .stop

@@ -1,5 +1,5 @@
-//! What watches over a world: the watchdog, the propagation of failures, dumps, the heartbeat of the watchdog
-//! itself, and the endpoint.
+//! Supervision of a world: the watchdog, the propagation of failures, dumps, the monitor of the watchdog's
+//! heartbeat, and the endpoint.
 
 pub(crate) mod dump_writer;
 #[cfg(feature = "endpoint")]

@@ -13,8 +13,8 @@ pub(crate) struct DumpPipe {
 }
 
 impl DumpPipe {
-    /// Makes `<stem><rank>.pipe`, the name that PyTorch gives it. A FIFO that an earlier run left
-    /// behind is replaced; anything else there is left alone.
+    /// Makes `<stem><rank>.pipe`, the name that PyTorch gives it. A FIFO that an earlier run left behind is
+    /// replaced; any other file there is not changed.
     ///
     /// # Errors
     /// `Io` names the path.
@@ -30,7 +30,8 @@ impl DumpPipe {
         }
         let private = Mode::RUSR | Mode::WUSR;
         rustix::fs::mknodat(rustix::fs::CWD, &path, FileType::Fifo, private, 0).map_err(failed)?;
-        // Open for writing too: it then never reads as ended, however many writers come and go.
+        // The FIFO is opened for writing too, so that reading never returns the end of the file when a writer
+        // closes it.
         let flags = OFlags::RDWR | OFlags::NONBLOCK | OFlags::CLOEXEC | OFlags::NOFOLLOW;
         let fd = rustix::fs::open(&path, flags, Mode::empty()).map_err(failed)?;
         Ok(Self { path, fd })
@@ -44,7 +45,7 @@ impl DumpPipe {
         self.fd.as_fd()
     }
 
-    /// Whether anything was written since the last look. Never waits.
+    /// Whether anything was written since the last call. Never waits.
     pub(crate) fn was_written(&self) -> bool {
         let mut bytes = [0; 256];
         let mut any = false;
@@ -57,7 +58,7 @@ impl DumpPipe {
 
 impl Drop for DumpPipe {
     fn drop(&mut self) {
-        // It may have been removed before; there is nothing to do about an error.
+        // The FIFO may have been removed before; an error cannot be handled here.
         let _ = rustix::fs::unlink(&self.path);
     }
 }

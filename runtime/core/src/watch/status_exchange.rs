@@ -6,9 +6,9 @@
 //! | `<group>/<seq>/asking` | how many ask about this operation of a large group | each rank that asks |
 //! | `<group>/<seq>` | the summary of the answers, as text | the first rank that asked |
 //!
-//! In a small group every member reads every answer. In one of thousands that would be millions of
-//! reads at one store within two seconds, so the first member that asks reads them, in chunks, and
-//! leaves what it learnt for the rest.
+//! In a small group every member reads every answer. In one of thousands that would be millions of reads at
+//! one store within two seconds, so the first member that asks reads them, in chunks, and publishes the
+//! result for the rest.
 
 use crate::op::error::Result;
 use crate::store::{Store, which_came};
@@ -29,10 +29,10 @@ const MOST_RANKS: usize = 16;
 /// One rank's progress, as it publishes it.
 #[derive(Debug, Default, Serialize, Deserialize)]
 pub(crate) struct RankReport {
-    /// By the group's number on the wire, in hexadecimal.
+    /// The status of each group, by its `wire_id` in hexadecimal.
     groups: BTreeMap<String, ProcessGroupStatus>,
     phase: String,
-    /// For how long it has been in that phase.
+    /// How long the program has been in that phase, in ms.
     phase_ms: u64,
     step: i64,
 }
@@ -52,7 +52,7 @@ impl RankReport {
     }
 }
 
-/// The operation that is asked about.
+/// The operation whose members' status is requested.
 pub(crate) struct Asked<'a> {
     pub(crate) members: &'a [Rank],
     pub(crate) wire_id: u64,
@@ -62,14 +62,14 @@ pub(crate) struct Asked<'a> {
     pub(crate) gone: &'a [Rank],
 }
 
-/// One round of questions, as one rank takes part in it.
+/// One rank's part in one exchange of status.
 pub(crate) struct Questions {
     pub(crate) rank: Rank,
     pub(crate) attempt: u32,
     pub(crate) broadcast: i64,
     /// How long to wait for answers.
     pub(crate) patience: Duration,
-    /// How long to read, after that, what has come.
+    /// How long to read, after that, the answers that have arrived.
     pub(crate) reading: Duration,
 }
 
@@ -78,7 +78,7 @@ impl Questions {
         format!("rcomm/status/{}/{}/{what}", self.attempt, self.broadcast)
     }
 
-    /// Leaves this rank's answer.
+    /// Publishes this rank's status.
     pub(crate) fn tell(&self, store: &dyn Store, report: &RankReport) -> Result<()> {
         let report = serde_json::to_vec(report).unwrap_or_default();
         store.set(&self.key(self.rank), &report)
@@ -96,7 +96,7 @@ impl Questions {
         match store.add(&format!("{topic}/asking"), 1) {
             Ok(1) => {
                 let answers = self.read_all(store, asked);
-                // A rank that does not receive it reports that itself.
+                // A rank that does not receive this reports so itself.
                 let _ = store.set(&topic, answers.text.as_bytes());
                 answers
             }
@@ -125,7 +125,7 @@ impl Questions {
         }
         let keys: Vec<String> = ranks.iter().map(|rank| self.key(rank)).collect();
         let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
-        // Whether or not all come: what came is read below.
+        // The result of the wait is not used: the answers that arrived are read below.
         let _ = store.wait(&keys, self.patience);
         let until = Instant::now() + self.reading;
         let came = which_came(store, &keys, until);
@@ -160,7 +160,7 @@ impl Questions {
     }
 }
 
-/// What was learnt of the other ranks.
+/// The other ranks' status, as far as it was received.
 #[derive(Debug, Default)]
 pub(crate) struct Answers {
     /// All of it, as text.
@@ -172,7 +172,7 @@ pub(crate) struct Answers {
 }
 
 impl Answers {
-    /// What is known as text only.
+    /// A result that consists of text only.
     pub(crate) fn text(text: String) -> Self {
         Self {
             text,
@@ -223,7 +223,7 @@ impl Attendance {
         self.missing.push((rank, place));
     }
 
-    /// Those that are not known to have arrived, ascending.
+    /// The members that are not known to have arrived, ascending.
     fn absent(&self) -> Vec<Rank> {
         let missing = self.missing.iter().map(|(rank, _)| rank);
         let all = missing.chain(&self.silent).chain(&self.gone);
@@ -371,7 +371,7 @@ mod tests {
         ] {
             assert!(first.contains(told), "{first}");
         }
-        // The second does not read them again: late answers change nothing.
+        // The second rank does not read them again: late answers change nothing.
         questions(17, Duration::ZERO)
             .tell(&*store, &report(41, ""))
             .expect("the store is there");
@@ -379,7 +379,7 @@ mod tests {
             .ask(&*store, &asked(&members))
             .text;
         assert_eq!(second, first);
-        // A question about another operation gets an answer of its own.
+        // A request about another operation gets an answer of its own.
         let other = Asked {
             seq: 42,
             ..asked(&members)

@@ -1,9 +1,9 @@
 //! [`Watchdog`]: watches every operation in flight, including those without a waiter.
 //!
-//! On its rounds it settles what has ended and retires it. What is overdue or has failed is a fault:
-//! it raises the flag so that the other ranks write dumps, makes this rank's dump, collects the others'
-//! answers, and then aborts the group with an error that holds all this. It takes no lock that a stuck
-//! call could hold.
+//! On its rounds it settles and retires operations that have ended. An operation that is overdue or has
+//! failed is a fault. For a fault the watchdog raises the flag so that the other ranks write dumps, makes
+//! this rank's dump, collects the others' answers, and then aborts the group with an error that holds all
+//! this. The watchdog takes no lock that a stuck call could hold.
 
 use crate::op::error::{Error, ErrorKind, Result};
 use crate::op::info::{OpInfo, WorkStatus};
@@ -18,26 +18,26 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// An operation that failed, or should have ended.
+/// An operation that failed or is overdue.
 pub(crate) struct Fault {
     pub(crate) wire_id: u64,
     pub(crate) op_info: OpInfo,
     pub(crate) error: Error,
 }
 
-/// What callers leave for the watchdog.
+/// The requests of callers to the watchdog.
 #[derive(Default)]
 struct Inbox {
     in_flight_ops: Vec<Arc<dyn WatchedOperation>>,
     faults: Vec<Fault>,
-    /// When to begin to touch the ring.
+    /// When to begin to touch the ring's pages.
     touch_at: Option<Instant>,
-    /// There is something that cannot wait for the next round.
+    /// Whether there is a request that cannot wait for the next round.
     urgent: bool,
     stopped: bool,
 }
 
-/// What is watched: the side of the watchdog that callers see.
+/// The operations and groups that are watched: the interface of the watchdog for callers.
 #[derive(Default)]
 pub(crate) struct Watch {
     groups: Mutex<Vec<Weak<dyn WatchedGroup>>>,
@@ -72,13 +72,13 @@ impl Watch {
         self.wake.notify_all();
     }
 
-    /// The world is made: the ring may be touched soon.
+    /// Notes that the world is made, so that the ring's pages may be touched soon.
     ///
-    /// Not at once, since other ranks may still be starting and share a core with this one, and then a little
-    /// at a time: it takes a millisecond.
+    /// Touching them takes a millisecond. It starts later, since other ranks may still be starting and share
+    /// a core with this one, and is done in small parts.
     pub(crate) fn world_is_made(&self) {
         const AFTER: Duration = Duration::from_millis(50);
-        // Seen in the next round: to wake the watchdog for it would cost this rank's start time.
+        // The watchdog reads this in its next round: waking it now would lengthen this rank's start.
         self.inbox().touch_at = Some(Instant::now() + AFTER);
     }
 
@@ -125,8 +125,8 @@ impl Running {
         let free = |slot: &RunningSlot| slot.record_id.load(Ordering::Relaxed) == 0;
         let at = self.slots.iter().position(free)?;
         let slot = &self.slots[at];
-        // A reader that loads what is stored from here on sees, after a fence of its own, that the slot had
-        // been left: so it cannot take it for the last call's.
+        // A reader that loads values stored after this fence sees, after its own fence, that the slot had
+        // been left. So it cannot attribute them to the previous call.
         fence(Ordering::Release);
         let timeout_ms = u64::try_from(op_info.timeout.as_millis()).unwrap_or(u64::MAX);
         let what = u64::from(op_info.op.code())
@@ -150,8 +150,8 @@ impl Running {
             let record_id = slot.record_id.load(Ordering::Acquire);
             let seq = slot.seq.load(Ordering::Relaxed);
             let what = slot.what.load(Ordering::Relaxed);
-            // If a word was a later call's, the fence in `enter` meets this one, and the place no longer
-            // holds the record that was read first. The next round will see that call.
+            // If a word belongs to a later call, this fence synchronises with the one in `enter`, and the
+            // place no longer holds the record id that was read first. The next round will see that call.
             fence(Ordering::Acquire);
             if record_id == 0 || slot.record_id.load(Ordering::Relaxed) != record_id {
                 return None;
@@ -175,10 +175,10 @@ pub(crate) struct Helpers {
     pub(crate) broadcast: ResponderThread,
 }
 
-/// Starts them.
+/// Starts the helpers.
 type StartHelpers = Box<dyn FnOnce() -> Result<Helpers> + Send>;
 
-/// Owns the thread that makes the rounds, and those that it starts.
+/// Owns the thread that makes the rounds, and the helper threads that it starts.
 pub(crate) struct Watchdog {
     watch: Arc<Watch>,
     thread: Option<JoinHandle<()>>,
@@ -194,7 +194,7 @@ impl Watchdog {
         interval: Duration,
         start_helpers: impl FnOnce() -> Result<Helpers> + Send + 'static,
     ) -> Result<Self> {
-        // The first sign of life: a process that is killed before the first round has given one.
+        // Records a first heartbeat, so that a process that is killed before the first round has one.
         broadcast.recorder().heartbeat();
         let helpers = Arc::new(Mutex::new(None));
         let rounds = Rounds {
@@ -242,12 +242,12 @@ impl Drop for Watchdog {
     }
 }
 
-/// What the thread holds.
+/// The state of the thread.
 struct Rounds {
     watch: Arc<Watch>,
     broadcast: Arc<FailureBroadcast>,
     start_helpers: Option<StartHelpers>,
-    /// Outlive this thread, if it panics.
+    /// The helpers, which outlive this thread if it panics.
     helpers: Arc<Mutex<Option<Helpers>>>,
     interval: Duration,
     /// When the next part of the ring is touched; `None` before the world is made and once all was.
@@ -258,17 +258,17 @@ struct Rounds {
 }
 
 impl Rounds {
-    /// How long a blocking call may outstay its deadline before the watchdog ends it: its own thread
-    /// comes first, unless it is stuck in the backend.
+    /// How long after its deadline a blocking call may still run before the watchdog ends it. Its own thread
+    /// ends it earlier, unless that is stuck in the backend.
     const GRACE: Duration = Duration::from_secs(5);
-    /// So many bytes of the ring are touched at a time, and so long after each other.
+    /// The bytes of the ring that are touched at a time, and the pause in between.
     const TOUCH_BYTES: usize = 64 << 10;
     const TOUCH_PAUSE: Duration = Duration::from_millis(1);
 
     fn run(mut self) {
         loop {
             let (faults, stopped) = self.next();
-            // Before anything that they are there for.
+            // The helpers start before any fault that they handle can occur.
             if let Some(start) = self.start_helpers.take() {
                 self.start(start);
             }
@@ -389,7 +389,7 @@ impl Rounds {
         self.first_seen = seen;
     }
 
-    /// Flag, dump, answers, abort: in this order.
+    /// Handles a fault in this order: flag, dump, answers, abort.
     fn handle(&self, fault: Fault) {
         let groups = self.watch.groups();
         let Some(group) = groups.iter().find(|group| group.wire_id() == fault.wire_id) else {
@@ -400,7 +400,7 @@ impl Rounds {
         }
         let op_info = &fault.op_info;
         let mut error = group.explain(op_info, fault.error);
-        // Before the dump, which shows it.
+        // The end is recorded before the dump, so that the dump shows it.
         group.record_end(Some(op_info), &error);
         let finding = error.to_string();
         if let Some(age) = self.broadcast.age_of(op_info.record_id) {
@@ -427,7 +427,8 @@ impl Rounds {
     }
 }
 
-/// As c10d's `TearDown` and `SkipCleanUp`: a launcher sees a rank that has died, and restarts the job.
+/// Ends the process, as c10d's `TearDown` and `SkipCleanUp` do: the launcher then sees that the rank has
+/// ended, and restarts the job.
 #[expect(
     clippy::print_stderr,
     reason = "a process that ends must report why, even without a log"

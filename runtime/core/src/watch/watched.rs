@@ -1,4 +1,4 @@
-//! What the watchdog, the failure broadcast and the world need of groups and of operations.
+//! The traits through which the watchdog, the failure broadcast and the world use groups and operations.
 
 use crate::backend::{CommState, Done};
 use crate::op::deadline::Deadline;
@@ -30,19 +30,19 @@ pub(crate) trait WatchedGroup: Send + Sync {
     /// Its blocking calls in flight.
     fn running(&self) -> &Running;
 
-    /// How long its backends take to end an overdue operation themselves.
+    /// The longest time after the deadline in which its backends end an overdue operation themselves.
     fn own_time(&self) -> Duration;
 
-    /// Whether it has failed or was aborted and the reason for its waiters is decided.
+    /// Whether the group has failed or was aborted, and the error for its waiters is decided.
     fn is_judged(&self) -> bool;
 
-    /// Why it takes nothing more, if so.
+    /// The error that refuses further operations, if the group takes no more.
     fn refusal(&self) -> Option<&Error>;
 
-    /// Names group, operation and number in an error that does not yet.
+    /// Adds group, operation and sequence number to an error that lacks them.
     fn explain(&self, op_info: &OpInfo, error: Error) -> Error;
 
-    /// Records that it ends with this error, in this operation; once.
+    /// Records, once, that the group ends with this error in this operation.
     fn record_end(&self, op_info: Option<&OpInfo>, error: &Error);
 
     /// Ends everything pending and refuses everything later, with this error.

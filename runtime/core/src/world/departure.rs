@@ -1,4 +1,4 @@
-//! How ranks leave their world: each says through the store that it goes, and waits until all have said so.
+//! The shutdown of a world: each rank publishes in the store that it leaves, and waits until all ranks have.
 //!
 //! | key, below `rcomm/<attempt>` | holds | writer |
 //! |---|---|---|
@@ -8,8 +8,8 @@
 //! | `lost/<left>` | the first rank that missed another, in four bytes, and its error | a rank that misses another |
 //! | `seen/<left>` | how many have read that all have gone, or one is missed | every rank that does not serve the store |
 //!
-//! `<left>` is how many ranks the program has not excluded. A store that does not answer costs no rank more than
-//! the time that it gives the others.
+//! `<left>` is the number of ranks that the program has not excluded. If the store does not reply, no rank
+//! waits longer than the time in which it would wait for the other ranks.
 
 use super::WorldShared;
 use crate::op::error::{Error, ErrorKind, Result};
@@ -19,17 +19,18 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-/// How often a rank that waits looks for ranks that are gone.
+/// How often a waiting rank checks whether processes of other ranks have ended.
 const LOOK: Duration = Duration::from_millis(200);
-/// How long it looks for one of them.
+/// How long the check of one rank may take.
 const ONE_LOOK: Duration = Duration::from_millis(50);
-/// Ranks looked for at a time, and named by an error.
+/// The most ranks that are checked at a time and that an error names.
 const MOST_RANKS: usize = 64;
-/// How long the rank that serves the store keeps it for ranks that have gone and not read that all have.
+/// How long the rank that serves the store keeps it for ranks that have left but have not read that all have
+/// left.
 const KEPT: Duration = Duration::from_secs(10);
 
 impl WorldShared {
-    /// Says that this rank goes, and waits for the others, `ranks` together with this one.
+    /// Publishes that this rank leaves, and waits for the others. `ranks` holds all ranks, this one included.
     ///
     /// # Blocking
     /// For `patience` at most.
@@ -77,7 +78,7 @@ impl WorldShared {
                 let own = self.place.rank;
                 let note = [&own.to_le_bytes()[..], &missed.to_note(own)].concat();
                 let key = self.lost_key();
-                // The others look for it until their own time is over.
+                // If this fails, the others check for the lost rank themselves until their own time-out.
                 let _ = self.ask(LOOK, move |notes| notes.compare_set(&key, b"", &note));
                 self.keep_store(missed.ranks());
                 return Err(missed);
@@ -92,7 +93,7 @@ impl WorldShared {
         }
     }
 
-    /// Asks the store; `None` if it has not answered within this time.
+    /// Runs a request to the store; `None` if it has not replied within this time.
     fn ask<T: Send + 'static>(
         &self,
         limit: Duration,
@@ -117,7 +118,8 @@ impl WorldShared {
         })
     }
 
-    /// The rank that serves the store keeps it until the others but `without` have read how the shutdown ended.
+    /// Waits, on the rank that serves the store, until the others except `without` have read how the shutdown
+    /// ended.
     fn keep_store(&self, without: &[Rank]) {
         let key = format!("seen/{}", self.left.load(Ordering::Relaxed));
         if !self.place.serves_store() {
@@ -138,7 +140,7 @@ impl WorldShared {
         }
     }
 
-    /// The error of a rank that has missed another before this one did.
+    /// The error that another rank has published because it missed a rank before this one did.
     fn missed_by_another(&self) -> Option<Error> {
         let key = self.lost_key();
         let look = move |notes: &PrefixStore<dyn Store>| match notes.check(&[&key])? {
@@ -154,14 +156,14 @@ impl WorldShared {
         ))
     }
 
-    /// The ranks that have not said that they go; `None` if the store does not answer.
+    /// The ranks that have not published that they leave; `None` if the store does not reply.
     fn missing(&self, ranks: &[Rank]) -> Option<Vec<Rank>> {
         let left = self.left.load(Ordering::Relaxed);
         let ranks = ranks.to_vec();
         let found = self.ask(LOOK, move |notes| {
             let keys: Vec<String> = ranks.iter().map(|&rank| gone(left, rank)).collect();
             let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
-            // A store that does not answer is no store in which all are missing.
+            // If the store does not reply, return the error: the ranks must not be taken for missing.
             notes.check(&keys[..1])?;
             let came = which_came(notes, &keys, Instant::now() + LOOK);
             let missing = ranks.iter().zip(came).filter(|(_, came)| !came);
@@ -170,12 +172,12 @@ impl WorldShared {
         found?.ok()
     }
 
-    /// The error if processes of these have ended.
+    /// The error for those of these ranks whose processes have ended, if any.
     fn lost_among(&self, missing: &[Rank]) -> Option<Error> {
         let asked = missing.iter().copied().take(MOST_RANKS);
         let lost = |rank: &Rank| self.factories.iter().any(|it| it.is_lost(*rank, ONE_LOOK));
         let lost: Vec<Rank> = asked.filter(lost).collect();
-        // One that has ended since the store was asked may have said that it goes.
+        // A process that has ended since the store was read may have published before that it leaves.
         let still_missing = if lost.is_empty() {
             Vec::new()
         } else {
@@ -237,7 +239,7 @@ impl WorldShared {
     }
 }
 
-/// The key that a rank sets when it goes.
+/// The key that a rank sets when it leaves.
 fn gone(left: u32, rank: Rank) -> String {
     format!("gone/{left}/{rank}")
 }

@@ -1,4 +1,4 @@
-//! How a world makes a group: its members, its name, and the backends that carry it.
+//! The making of a group: its members, its name, and its backends.
 
 use crate::backend::wrapper::Wrapper;
 use crate::backend::{Agreement, Backend, BackendFactory, GroupContext};
@@ -242,7 +242,7 @@ impl WorldShared {
     }
 }
 
-/// What a backend needs to open in its group, besides the members.
+/// The values that a backend needs to connect in its group, besides the members.
 struct Beside<'a> {
     name: &'static str,
     group_rank: u32,

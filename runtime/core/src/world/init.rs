@@ -1,6 +1,6 @@
-//! How a process joins its job: it waits for the other ranks and learns the secret.
+//! How a process joins its job: it waits for the other ranks and obtains the secret.
 //!
-//! Its rank was settled before ([`Rendezvous`]); what follows belongs to the world.
+//! Its rank is known before that ([`Rendezvous`]).
 
 use crate::config::rendezvous::{ALL_HERE, Rendezvous};
 use crate::config::{Config, RingDir};
@@ -19,7 +19,7 @@ use std::time::{Duration, Instant, SystemTime};
 /// its ranks serves: this attempt would make needless dumps, and its own flag would be overlooked. PyTorch's
 /// key carries no attempt number.
 ///
-/// The last rank to come calls it before it announces that all have come, and every rank looks at the flag
+/// The last rank to check in calls this before it publishes that all have come, and every rank reads the flag
 /// only after that: so no flag of this attempt's own ranks is cleared.
 fn forget_earlier_attempt(root: &dyn Store, notes: &dyn Store, place: &Rendezvous) -> Result<()> {
     if place.attempt > 0 && notes.add("flag seen to", 1)? == 1 && root.delete(FLAG)? {
@@ -32,13 +32,13 @@ fn forget_earlier_attempt(root: &dyn Store, notes: &dyn Store, place: &Rendezvou
 }
 
 /// Checks in ([`Rendezvous::check_in`]), waits until all ranks have come, verifies that all were given the
-/// same secret, or none, and reads the settings that rank 0 leaves for all.
+/// same secret, or none, and reads the settings that rank 0 writes for all.
 ///
-/// Each rank leaves a statement on its secret, and rank 0 its settings; the last to come compares the
-/// statements and publishes the result, so that all ranks fail where one is wrong. The request that waits
-/// for the result also reads rank 0's settings. A rank writes all its keys in one request, before it knows
-/// whether it may check in. A refused rank's keys do no harm: keys are those of a job and a world size, and
-/// the first of two ranks of one number counts.
+/// Each rank writes a statement on its secret to the store, and rank 0 its settings; the last to check in
+/// compares the statements and publishes the result, so that all ranks fail where one is wrong. The request
+/// that waits for the result also reads rank 0's settings. A rank writes all its keys in one request, before
+/// it knows whether it may check in. A refused rank's keys do no harm: keys contain the job and the world
+/// size, and of two ranks with one number the first to check in is accepted.
 pub(crate) fn meet(
     root: &dyn Store,
     notes: &PrefixStore<dyn Store>,
@@ -88,7 +88,7 @@ pub(crate) fn meet(
         false => notes.get(ALL_HERE, deadline.remaining()),
     };
     let verdict = match verdict {
-        // The first rank whose time is over publishes the error, and all fail with the same text.
+        // The first rank that reaches its deadline publishes the error, and all fail with the same text.
         Err(error) if error.kind() == ErrorKind::Timeout => {
             let absent = name_absent(notes, place);
             notes.compare_set(ALL_HERE, b"", absent.as_bytes())?
@@ -109,7 +109,7 @@ pub(crate) fn meet(
         return Ok(Agreed { secret, settings });
     }
     // The rank that serves the store keeps it only until all ranks that came have read the reason. So a
-    // request from here on may find the store gone, which hides no reason.
+    // request from here on may find the store closed, which does not hide the reason.
     let heard = notes.add("refusal heard", 1).and_then(|heard| {
         if heard >= notes.add(&count, 0)? {
             notes.set("refusal heard by all", b"1")?;
@@ -131,7 +131,7 @@ pub(crate) fn meet(
 }
 
 const YES: &str = "yes\n";
-/// Ranks that a message lists.
+/// The most ranks that a message lists.
 const MOST_RANKS: usize = 16;
 
 fn here(place: &Rendezvous, rank: Rank) -> String {
@@ -148,7 +148,7 @@ fn count(place: &Rendezvous) -> String {
     format!("count/{}", place.crew())
 }
 
-/// The 32 bytes that these 64 digits spell.
+/// The 32 bytes of these 64 hexadecimal digits.
 pub(crate) fn from_hex(text: &str) -> Option<[u8; 32]> {
     let mut bytes = [0; 32];
     if text.len() != 64 || !text.is_ascii() {
@@ -175,7 +175,7 @@ fn judge(notes: &dyn Store, place: &Rendezvous, deadline: Deadline) -> Result<St
     Ok(compare_secrets(given).unwrap_or_else(|| format!("{YES}{words}")))
 }
 
-/// A rank's statement on its secret, as far as two of them are compared.
+/// The part of a rank's statement on its secret that is compared with the others'.
 fn comparable(statement: &[u8]) -> &[u8] {
     match statement.starts_with(b"none ") {
         true => b"none",
@@ -183,7 +183,7 @@ fn comparable(statement: &[u8]) -> &[u8] {
     }
 }
 
-/// Whether a rank that stated this was given its secret.
+/// Whether the rank of this statement was given its secret.
 fn was_given(statement: &[u8]) -> bool {
     !statement.starts_with(b"none") && !statement.starts_with(b"user ")
 }
@@ -251,7 +251,7 @@ fn name_absent(notes: &PrefixStore<dyn Store>, place: &Rendezvous) -> String {
     )
 }
 
-/// What the store noted of clients that did not prove the secret, as a part of a sentence.
+/// The store's note on clients that did not prove the secret, as a part of a sentence.
 fn refusals(noted: &str) -> String {
     let (times, last) = noted.split_once(' ').unwrap_or((noted, "an unknown host"));
     let times: String = times.chars().filter(char::is_ascii_digit).collect();
@@ -262,7 +262,7 @@ fn refusals(noted: &str) -> String {
     )
 }
 
-/// What all ranks agree on when they meet.
+/// The result of the rendezvous, equal on all ranks.
 pub(crate) struct Agreed {
     pub(crate) secret: Secret,
     pub(crate) settings: Settings,
@@ -285,7 +285,7 @@ impl Settings {
         }
     }
 
-    /// A line with the run, and the table unless it is the built-in one.
+    /// The settings as text: a line with the run, and the table unless it is the built-in one.
     fn in_words(&self) -> String {
         let table = match self.tuning == Tuning::default() {
             true => String::new(),
@@ -307,12 +307,12 @@ impl Settings {
     }
 }
 
-/// Opens this rank's ring, in the next place where the one that was asked for cannot be used: the job goes on
-/// without a record rather than not at all.
+/// Opens this rank's ring. If the configured place cannot be used, it tries the next one: a job without a
+/// record is better than none.
 ///
 /// # Errors
-/// Those of a configuration that cannot be. Where another living process records as this rank, `None`, unless
-/// `taken` has the ring put elsewhere.
+/// Those of an invalid configuration. Where another living process records as this rank, the result is
+/// `None`, unless `taken` allows another place for the ring.
 pub(crate) fn open_recorder(
     place: &Rendezvous,
     config: &Config,
@@ -324,7 +324,7 @@ pub(crate) fn open_recorder(
             RingDir::Dir(dir) => Placement::Dir(dir.clone()),
             RingDir::Memory => Placement::Memory,
         },
-        // The watchdog touches it once the world is made.
+        // The watchdog touches the ring's pages once the world is made.
         touch: Touch::Ahead,
         attempt: place.attempt,
         entries: config.ring_entries,
@@ -344,7 +344,7 @@ pub(crate) fn open_recorder(
     }
 }
 
-/// One line on standard error: a program without a log must learn of it too.
+/// Writes one line to standard error, so that users of a program without a log see it too.
 #[expect(
     clippy::print_stderr,
     reason = "whoever looks for the record must learn where it is, even without a log"

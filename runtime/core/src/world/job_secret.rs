@@ -1,13 +1,13 @@
-//! Where a rank has the job's secret from, and what it lets the rank's store ask for.
+//! The source of a rank's job secret, and the access to the rank's store that follows from it.
 //!
 //! | the rank was given | all ranks on one host | between hosts |
 //! |---|---|---|
 //! | a secret (`RCOMM_JOB_SECRET`) | that | that |
 //! | none | derived from the [user's](Secret::of_user), a file of mode 0600 | rank 0 makes one and seals it for each rank |
 //!
-//! Never does the secret itself lie in the store. What is sealed is encrypted with a key that the two ranks
-//! agree on (X25519, RFC 7748): one who reads the store learns nothing. One who *writes* to it while the job
-//! starts can put own keys in place of the ranks'; only a given secret is safe from that.
+//! The store never holds the secret itself. A sealed secret is encrypted with a key that the two ranks agree
+//! on (X25519, RFC 7748): an attacker who reads the store does not get it. An attacker who *writes* to the
+//! store while the job starts can replace the ranks' keys; only a given secret is safe from that.
 
 use crate::config::Config;
 use crate::config::rendezvous::Rendezvous;
@@ -23,13 +23,13 @@ use x25519_dalek::{PublicKey, StaticSecret};
 /// Bytes of a sealed secret: the secret, encrypted, and a proof that it is whole.
 const SEALED: usize = 32 + Secret::TAG_LEN;
 
-/// Where a rank has the job's secret from.
+/// The source of a rank's job secret.
 pub(crate) enum JobSecret {
-    /// The configuration.
+    /// The secret comes from the configuration.
     Given(Secret),
     /// The user's secret on this host: the store's key, and the job's secret derived from it.
     OfUser { user: Secret, job: Secret },
-    /// Rank 0, once all ranks have come.
+    /// The ranks agree on it once all have come: rank 0 makes and seals it.
     ToAgree(Box<StaticSecret>),
 }
 
@@ -53,10 +53,10 @@ impl JobSecret {
         Ok(Self::OfUser { user, job })
     }
 
-    /// What this rank asks of its store, or offers to it.
+    /// The access that this rank requires of its store's clients, or has as a client.
     ///
     /// # Errors
-    /// `InvalidArgument` if a proof is asked for and there is no secret yet.
+    /// `InvalidArgument` if a proof is required and there is no secret yet.
     fn store_access(&self, config: &Config, place: &Rendezvous) -> Result<StoreAccess> {
         let known = match self {
             Self::Given(secret) => Some(secret),
@@ -65,7 +65,7 @@ impl JobSecret {
         };
         match (config.store, known) {
             (StoreChoice::Open, _) => Ok(StoreAccess::Open),
-            // Then it is torchrun's, or another's that says so by that variable.
+            // In that case torchrun serves the store, or another launcher that sets that variable.
             (StoreChoice::Auto, _) if place.uses_agent_store => Ok(StoreAccess::Open),
             (StoreChoice::Auto, None) => Ok(StoreAccess::Open),
             (_, Some(secret)) => Ok(StoreAccess::Secret(secret.clone())),
@@ -95,7 +95,7 @@ impl JobSecret {
         Ok(store)
     }
 
-    /// What this rank says of its secret in the store: enough to find one that differs.
+    /// This rank's statement on its secret for the store, from which a different secret is detected.
     pub(crate) fn statement(&self, place: &Rendezvous) -> String {
         let fingerprint =
             |secret: &Secret| text::hex(&secret.derive("fingerprint").tag(&[place.job.as_bytes()]));
@@ -159,7 +159,7 @@ impl JobSecret {
     }
 }
 
-/// Says on standard error that this rank serves a store that asks for no proof.
+/// Warns on standard error that this rank serves a store that requires no proof.
 #[expect(
     clippy::print_stderr,
     reason = "whoever runs the job must know it, with or without a subscriber of its log"
@@ -185,7 +185,7 @@ fn public_key(statement: &[u8]) -> Option<PublicKey> {
 /// The key that two ranks share, of which `rank` is not 0.
 fn shared(own: &StaticSecret, theirs: &PublicKey, rank: Rank) -> Option<Secret> {
     let shared = own.diffie_hellman(theirs);
-    // A key of small order makes the result known to anybody.
+    // With a public key of small order, the shared key would be publicly known.
     let shared = shared
         .was_contributory()
         .then(|| Secret::from_bytes(shared.to_bytes()))?;
@@ -203,7 +203,7 @@ fn pad(key: &Secret, bytes: &[u8]) -> [u8; 32] {
 }
 
 fn seal(own: &StaticSecret, theirs: &PublicKey, rank: Rank, secret: &Secret) -> Vec<u8> {
-    // An envelope of zeroes cannot be opened, which is what one with such a key shall have.
+    // A sealed secret of zeroes cannot be opened: a rank with such a key gets this one.
     let Some(key) = shared(own, theirs, rank) else {
         return vec![0; SEALED];
     };
@@ -240,7 +240,7 @@ mod tests {
         changed[3] ^= 1;
         assert!(open(&keys[1], &public[0], 1, &changed).is_none());
         assert!(open(&keys[1], &public[0], 1, &envelope[1..]).is_none());
-        // The point of order 1: with it, anybody could compute what the two share.
+        // The point of order 1: with it, anybody could compute the shared key.
         let known = PublicKey::from([0; 32]);
         assert!(shared(&keys[0], &known, 1).is_none());
         assert!(open(&keys[1], &known, 1, &seal(&keys[0], &known, 1, &secret)).is_none());

@@ -1,7 +1,7 @@
 //! [`World`]: one process's place in a job; it owns the groups, the threads, the ring and the store.
 //!
-//! Making a world finds the other ranks, agrees with them on the secret and the name of this run,
-//! opens the ring, and starts the threads. Nothing of it is global: dropping the world frees it all.
+//! Making a world finds the other ranks, agrees with them on the secret and the name of this run, opens the
+//! ring, and starts the threads. It has no global state: dropping the world frees everything.
 
 mod departure;
 pub(crate) mod group_init;
@@ -55,10 +55,10 @@ const IN_PASSING: Duration = Duration::from_secs(1);
 /// # Ok::<(), rcomm::Error>(())
 /// ```
 ///
-/// Call [`shutdown`](Self::shutdown) at the end. A world that is dropped without it (on an early return,
-/// in a panic) aborts its groups, logs that, and leaves its ring for others to read. On the rank
-/// that serves the store it waits for the others to be dropped or shut down, for [`Config::status_wait`] at
-/// most: they exchange through it which ranks had arrived.
+/// Call [`shutdown`](Self::shutdown) at the end. A world that is dropped without it (on an early return, in a
+/// panic) aborts its groups, logs that, and leaves its ring for others to read. On the rank that serves the
+/// store, dropping waits until the worlds of the other ranks are dropped or shut down, for
+/// [`Config::status_wait`] at most, since these ranks exchange their status through the store.
 ///
 /// `B` is the set of backends that it can open by itself; more come with
 /// [`WorldBuilder::backend`].
@@ -80,7 +80,7 @@ struct Threads {
     endpoint: Option<Endpoint>,
 }
 
-/// What groups share.
+/// The state that the groups of a world share.
 pub(crate) struct WorldShared {
     pub(crate) place: Rendezvous,
     pub(crate) config: Arc<Config>,
@@ -89,12 +89,13 @@ pub(crate) struct WorldShared {
     pub(crate) watch: Arc<Watch>,
     dumps: Arc<Dumps>,
     dump_dir: PathBuf,
-    /// The world itself uses the first to compare and to agree.
+    /// The factories of the backends. The world itself uses the first one to compare what ranks issue and to
+    /// agree on values.
     pub(crate) factories: Vec<Arc<dyn BackendFactory>>,
     pub(crate) next_id: AtomicU32,
     /// Ranks that the program has not excluded.
     left: AtomicU32,
-    /// How many groups were made of each name and membership.
+    /// How many groups were made with each name and list of members.
     pub(crate) made: Mutex<HashMap<(String, Vec<Rank>), u32>>,
 }
 
@@ -146,7 +147,8 @@ impl<B: BackendSet> WorldBuilder<B> {
         config.rendezvous = Some(place.clone());
         let config = Arc::new(config);
         let deadline = Deadline::In(config.init_timeout).started();
-        // Before anything that may fail: a job that never starts leaves a record too.
+        // The ring is opened before any step that may fail, so that a job that never starts leaves a record
+        // too.
         let early = open_recorder(&place, &config, Taken::Refuse)?.map(Arc::new);
         let mut unmade = UnmadeWorld {
             rank: place.rank,
@@ -157,7 +159,7 @@ impl<B: BackendSet> WorldBuilder<B> {
         made
     }
 
-    /// Makes the world, with the ring that was made before, unless another process has its name.
+    /// Makes the world with the ring that was opened before; that is `None` if another process uses its name.
     fn make(
         self,
         place: Rendezvous,
@@ -186,8 +188,8 @@ impl<B: BackendSet> WorldBuilder<B> {
         });
         let recorder = match early {
             Some(recorder) => recorder,
-            // The ranks have met, so this is the rank: what records under its name is of another job, or was
-            // left behind by an earlier one.
+            // The rendezvous has succeeded, so this process is the rank. A process that records under its
+            // name belongs to another job, or is left over from an earlier one.
             None => open_recorder(&place, &config, Taken::Beside)?
                 .map(Arc::new)
                 .ok_or_else(|| Error::new(ErrorKind::Io, "no place for the ring"))?,
@@ -416,8 +418,8 @@ impl<B> World<B> {
     /// Makes a group of these ranks of the world, in this order. Exactly its members call this, all of them
     /// with the same list.
     ///
-    /// Groups of different lists may be made in any order; of several with the same list and purpose,
-    /// the first that each member makes are one group, then the second, and so on.
+    /// Groups of different lists may be made in any order; of several with the same list and purpose, the
+    /// first group that each member makes is the same one, then the second, and so on.
     ///
     /// # Blocking
     /// Not for other ranks, unless a backend connects at once.
@@ -429,8 +431,8 @@ impl<B> World<B> {
         self.shared.clone().new_group(ranks, options, Origin::New)
     }
 
-    /// Continues without these ranks, after they were lost: from now on [`group`](Self::group) is the group of
-    /// those that are left. They all call this with the same list
+    /// Continues without these ranks, after they were lost: from now on [`group`](Self::group) is the group
+    /// of the remaining ranks. All of these call this with the same list
     /// ([`find_absent`](ProcessGroup::find_absent) makes one). Ranks keep their numbers in the world.
     ///
     /// Groups with a member that is lost are aborted; others continue. The store must still be there: a
@@ -481,8 +483,8 @@ impl<B> World<B> {
 
     /// Flushes and closes all groups, the newest first, then the threads, the ring and the store.
     ///
-    /// All ranks call it, and each waits for the others: so one that was lost after its last operation is
-    /// missed, and none finds the store gone.
+    /// All ranks call it, and each waits for the others: so a rank that was lost after its last operation is
+    /// noticed, and no rank finds the store closed.
     ///
     /// # Blocking
     /// Until what is pending has ended and all have come: for the world's time-out at most, and no longer once
@@ -563,7 +565,7 @@ impl<B> Drop for World<B> {
             let error = Error::new(ErrorKind::Closed, "the world was dropped without shutdown");
             group.close(None, error.in_group(group.label()));
         }
-        // The others now see the failure, and exchange through the store which ranks had arrived.
+        // The other ranks now see the failure, and exchange their status through the store.
         let serves_store = self.shared.place.serves_store();
         if serves_store {
             let patience = self.shared.config.status_wait;

@@ -1,4 +1,4 @@
-//! A world that could not be made: its ring shows why.
+//! A world that could not be made: its ring holds the reason.
 
 use crate::op::error::{Error, ErrorKind};
 use rcomm_recorder::model::{FailureKind, Rank};
@@ -12,8 +12,8 @@ pub(super) struct UnmadeWorld {
 }
 
 impl UnmadeWorld {
-    /// Making it has ended. A ring that shows why it failed stays; one of a rank that was refused before anything
-    /// happened is removed.
+    /// Ends the attempt to make the world. A ring that holds the reason of a failure is kept; that of a rank
+    /// that was refused before anything happened is removed.
     pub(super) fn end(&mut self, error: Option<&Error>) {
         let Some(recorder) = self.recorder.take() else {
             return;
@@ -29,7 +29,7 @@ impl UnmadeWorld {
         }
         let mut failure = error.failure(self.rank);
         if !error.ranks().is_empty() && failure.kind == FailureKind::Backend {
-            // They did not come, as ranks that do not come to an operation.
+            // The ranks did not arrive, which is recorded like ranks that do not arrive at an operation.
             failure.kind = FailureKind::Timeout;
         }
         recorder.note_failure(&failure);
@@ -39,7 +39,7 @@ impl UnmadeWorld {
 
 impl Drop for UnmadeWorld {
     fn drop(&mut self) {
-        // A panic while it was made.
+        // The world was not made because of a panic.
         if let Some(recorder) = &self.recorder {
             recorder.mark_closed();
         }

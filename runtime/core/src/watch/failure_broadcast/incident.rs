@@ -1,4 +1,4 @@
-//! One fault, as the watchdog and the thread that speaks to the store see it.
+//! One fault, shared by the watchdog and the thread that uses the store.
 
 use crate::op::error::{Error, ErrorKind};
 use crate::op::info::OpInfo;
@@ -13,11 +13,11 @@ pub(crate) struct Incident {
     wire_id: u64,
     seq: u64,
     is_p2p: bool,
-    /// What happened, as text.
+    /// The description of the fault, as text.
     pub(super) cause: String,
-    /// The part of it that is the same on every rank that finds it.
+    /// The part of `cause` that is the same on every rank that detects the fault.
     pub(super) finding: String,
-    /// Members that are known to be gone: their answers are not waited for.
+    /// Members whose processes are known to have ended: their status is not waited for.
     gone: Vec<Rank>,
     progress: Mutex<IncidentProgress>,
     moved: Condvar,
@@ -27,7 +27,7 @@ pub(crate) struct Incident {
 pub(super) struct IncidentProgress {
     pub(super) raised: bool,
     pub(super) answers: Option<Answers>,
-    /// The process that serves the store has ended.
+    /// Whether the process that serves the store has ended.
     pub(super) store_gone: bool,
 }
 
@@ -57,7 +57,8 @@ impl Incident {
         })
     }
 
-    /// A fault of the rank itself and of no operation: the others make dumps, and no status exchange follows.
+    /// A fault of the rank itself and of no operation: the other ranks make dumps, and no status exchange
+    /// follows.
     pub(crate) fn of_rank(cause: &str) -> Arc<Self> {
         let info = ProcessGroupInfo {
             id: ProcessGroupInfo::UNKNOWN_ID,

@@ -36,26 +36,26 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant, SystemTime};
 
-/// The members of a group time out within so much of each other, though one may look at the store in between.
+/// The members of a group time out within this time of each other; one may poll the store in between.
 const SAME_FAULT: Duration = Duration::from_secs(2);
 /// PyTorch's flag: a rank that finds it in the root store makes a dump.
 pub(crate) const FLAG: &str = "exception_dump";
-/// The most alarms that are answered at once, if many were raised since the last look.
+/// The most alarms that are answered at once, if many were raised since the last poll.
 const MOST_ANSWERS: i64 = 16;
-/// How long a rank reads the answers that have come.
+/// How long a rank reads the answers that have arrived.
 const READING: Duration = Duration::from_millis(500);
-/// How long a world that ends waits for the thread that speaks to the store.
+/// How long a world that ends waits for the thread that uses the store.
 const ENDING: Duration = Duration::from_millis(500);
 /// For how long another rank's alarm is reported as the likely cause of this rank's faults.
 const RECENT: Duration = Duration::from_secs(60);
 
-/// What the alarm needs to know of its rank.
+/// The parts of a rank that the failure broadcast uses.
 pub(crate) struct FailureBroadcastParts {
     pub(crate) rank: Rank,
     pub(crate) attempt: u32,
-    /// Whether another rank, the first, serves the store.
+    /// Whether rank 0 serves the store, and this is another rank.
     pub(crate) store_at_rank_0: bool,
-    /// The store that PyTorch's ranks see too.
+    /// The root store, which PyTorch's ranks use too.
     pub(crate) root: Arc<dyn Store>,
     pub(crate) watch: Arc<Watch>,
     pub(crate) recorder: Arc<FlightRecorder>,
@@ -65,7 +65,7 @@ pub(crate) struct FailureBroadcastParts {
     pub(crate) propagation: Propagation,
 }
 
-/// The side that the watchdog sees.
+/// The interface for the watchdog.
 pub(crate) struct FailureBroadcast {
     parts: FailureBroadcastParts,
     incidents: Mutex<Vec<Arc<Incident>>>,
@@ -89,12 +89,12 @@ impl FailureBroadcast {
         &self.parts.recorder
     }
 
-    /// Until when a fault that is handled now waits for what others know of it.
+    /// The moment until which a fault that is handled now waits for the other ranks' status.
     pub(crate) fn until(&self) -> Instant {
         Instant::now() + self.parts.status_wait
     }
 
-    /// Raises the flag, so that the others write down what they see.
+    /// Raises the flag, so that the other ranks make their dumps.
     ///
     /// # Blocking
     /// For a second at most: a store that does not answer must not keep this rank from its dump.
@@ -113,13 +113,13 @@ impl FailureBroadcast {
     /// Makes this rank's dump, unless one was made for this fault already; returns its location.
     ///
     /// # Blocking
-    /// Until then at most: a disk that does not answer must not keep this rank's callers from their error. The
-    /// dump is finished on the thread `rcomm/dump-file` in that case.
+    /// Until `until` at most: a disk that does not respond must not keep this rank's callers from their
+    /// error. In that case the dump is finished on the thread `rcomm/dump-file`.
     pub(crate) fn dump_for_fault(&self, reason: &str, until: Instant) -> String {
         let (dumps, reason) = (self.parts.dumps.clone(), reason.to_owned());
         let (done, place) = channel();
         let make = move || {
-            // The watchdog may have gone on.
+            // The watchdog may no longer wait.
             let _ = done.send(dumps.make_for_fault(&reason));
         };
         let thread = std::thread::Builder::new().name("rcomm/dump-file".to_owned());
@@ -130,7 +130,7 @@ impl FailureBroadcast {
         place.unwrap_or_else(|_| "dump: not written yet".to_owned())
     }
 
-    /// Makes this rank's dump, whether or not there is one of late.
+    /// Makes this rank's dump, even if one was made recently.
     pub(crate) fn dump(&self, reason: &str) {
         self.parts.dumps.make(reason);
     }
@@ -143,11 +143,11 @@ impl FailureBroadcast {
         u64::try_from(age).ok().map(Duration::from_nanos)
     }
 
-    /// Adds to an error what others know. Names the ranks that are absent where this rank waited for one that is
-    /// not; and rank 0 where it serves the store, and is gone.
+    /// Adds the other ranks' status to an error. Where this rank waited for a rank that had arrived, the
+    /// error then names the absent ranks; where rank 0 serves the store and has ended, it names rank 0.
     ///
     /// # Blocking
-    /// Until the other members have answered, or until then.
+    /// Until the other members have answered, or until `until`.
     pub(crate) fn complete(&self, error: Error, incident: &Incident, until: Instant) -> Error {
         let answers = self.answers(incident, until);
         let mut error = error.with_more(&answers.text);
@@ -169,10 +169,11 @@ impl FailureBroadcast {
         error
     }
 
-    /// The other members' status, or why that is not known.
+    /// The other members' status, or the reason why it is not known.
     ///
     /// # Blocking
-    /// Until the exchange has ended, or until then; not at all where the store has not even taken the alarm.
+    /// Until the exchange has ended, or until `until`. Does not wait if the store has not even accepted the
+    /// alarm.
     fn answers(&self, incident: &Incident, until: Instant) -> Answers {
         let has_ended =
             |progress: &IncidentProgress| !progress.raised || progress.answers.is_some();
@@ -187,7 +188,7 @@ impl FailureBroadcast {
     }
 
     fn ring(&self) {
-        // It can only fail when the counter is full, and then the thread is awake.
+        // The write can fail only when the counter is full, and then the thread is already awake.
         let _ = rustix::io::write(&self.bell, &1u64.to_ne_bytes());
     }
 }
@@ -196,7 +197,7 @@ fn left_until(until: Instant) -> Duration {
     until.saturating_duration_since(Instant::now())
 }
 
-/// Owns the thread that speaks to the store and watches the FIFOs.
+/// Owns the thread that uses the store and watches the FIFOs.
 pub(crate) struct ResponderThread {
     broadcast: Arc<FailureBroadcast>,
     thread: Option<JoinHandle<()>>,
@@ -230,7 +231,8 @@ impl ResponderThread {
         })
     }
 
-    /// Ends the thread. One that waits for a store that does not answer is left to end by itself.
+    /// Ends the thread. A thread that waits for a store that does not respond is not joined; it ends by
+    /// itself.
     ///
     /// # Blocking
     /// For [`ENDING`] at most.
@@ -256,23 +258,24 @@ impl Drop for ResponderThread {
     }
 }
 
-/// What the thread holds.
+/// The state of the thread.
 struct Responder {
     broadcast: Arc<FailureBroadcast>,
     pipes: Vec<DumpPipe>,
     /// The newest alarm that this rank has answered.
     answered: i64,
-    /// The last alarm of another rank: when this rank saw it, and its cause.
+    /// The last alarm of another rank: when this rank read it, and its cause.
     announced: Option<(Instant, String)>,
-    /// PyTorch's flag was up at the last look.
+    /// Whether PyTorch's flag was set at the last poll.
     flag_seen: bool,
-    /// The store did not answer at the last look.
+    /// Whether the store failed to reply at the last poll.
     store_lost: bool,
 }
 
 impl Responder {
     fn run(mut self) {
-        // Not at once, while other ranks may still be starting: it takes a connection of its own.
+        // The first poll is not at once, since other ranks may still be starting and it needs a connection of
+        // its own.
         let mut next_look = Instant::now() + self.broadcast.parts.interval;
         while !self.broadcast.stopped.load(Ordering::Acquire) {
             self.sleep_until(next_look);
@@ -298,7 +301,7 @@ impl Responder {
             if Instant::now() >= next_look {
                 self.look_at_store();
                 let interval = self.broadcast.parts.interval;
-                // A store that is gone is asked less often.
+                // A store that does not reply is polled less often.
                 next_look = Instant::now() + interval * if self.store_lost { 8 } else { 1 };
             }
         }
@@ -313,7 +316,7 @@ impl Responder {
             tv_sec: i64::try_from(rest.as_secs()).unwrap_or(i64::MAX),
             tv_nsec: i64::from(rest.subsec_nanos()),
         };
-        // An interrupted wait is a short one.
+        // An interrupted wait only ends early.
         let _ = poll(&mut fds, Some(&timeout));
         let mut count = [0; 8];
         let _ = rustix::io::read(&self.broadcast.bell, &mut count);
@@ -364,8 +367,8 @@ impl Responder {
 
     /// Makes this rank's dump, then publishes its status, for every alarm that was not answered yet.
     ///
-    /// In this order: the rank that raised the alarm cleans up once it has all answers, and a dump must
-    /// show what was pending before that.
+    /// The dump comes first: the rank that raised the alarm cleans up once it has all answers, and a dump
+    /// must show what was pending before that.
     fn answer(&mut self, raised: i64) -> Result<()> {
         let first = (self.answered + 1).max(raised - MOST_ANSWERS);
         self.answered = raised;
@@ -381,8 +384,8 @@ impl Responder {
         told
     }
 
-    /// Ends everything pending on this rank, since another has failed. After the dump and the answer, which
-    /// must show what was pending.
+    /// Ends everything pending on this rank, since another rank has failed. Called after the dump and the
+    /// answer, which must show what was pending.
     fn give_up(&self, cause: Option<&str>) {
         let error = match cause.and_then(|cause| cause.split_once(": ")) {
             Some((who, why)) => {
@@ -432,7 +435,8 @@ impl Responder {
             rank: parts.rank,
             attempt: parts.attempt,
             broadcast,
-            // Both together, and the way back, in the time that a fault waits for the answers.
+            // Waiting, reading and the reply must together fit in the time that a fault waits for the
+            // answers.
             patience: parts.status_wait * 3 / 4,
             reading: READING.min(parts.status_wait / 8),
         }
@@ -448,7 +452,8 @@ impl Responder {
         RankReport::new(groups, now_ms, status)
     }
 
-    /// This rank's own fault: raises the alarm, publishes this rank's status, collects the others'.
+    /// Responds to a fault of this rank: raises the alarm, publishes this rank's status, and reads the
+    /// others'.
     fn respond_to_own(&mut self, incident: &Incident) {
         let mut store_gone = false;
         let answers = match self.raise(incident) {
@@ -477,7 +482,7 @@ impl Responder {
         });
     }
 
-    /// Whether another rank's alarm is so young that a fault of this rank belongs to it.
+    /// Whether another rank's alarm is so recent that a fault of this rank belongs to it.
     fn has_just_heard(&self) -> bool {
         let announced = self.announced.as_ref();
         announced.is_some_and(|(at, _)| at.elapsed() < SAME_FAULT)
@@ -494,10 +499,11 @@ impl Responder {
                 .map(|cause| (Instant::now(), cause));
         } else if !self.has_just_heard() {
             let next = broadcast + 1;
-            // The cause before the alarm: a rank that sees the number must find its cause.
+            // The cause is written before the alarm: a rank that reads the number must find its cause.
             let own = format!("rank {}: {}", parts.rank, incident.cause);
             let mut first = self.leave_cause(next, &own)?;
-            // All members raise at about the same time after a time-out: the compare makes it one alarm.
+            // All members raise the alarm at about the same time after a time-out: the compare-and-set makes
+            // it one alarm.
             let held = parts.root.compare_set(
                 &key,
                 broadcast.to_string().as_bytes(),
@@ -510,7 +516,7 @@ impl Responder {
                 Error::new(ErrorKind::Store, format!("the key {key} holds no number"))
             })?;
             if broadcast != next {
-                // More than one was raised since the count was read.
+                // More than one alarm was raised since the count was read.
                 first = self.leave_cause(broadcast, &own)?;
             }
             if first != own {
@@ -527,7 +533,7 @@ impl Responder {
     }
 }
 
-/// What another rank reported about it before; a finding equal to this rank's is not repeated.
+/// The text on an earlier report by another rank; a finding equal to this rank's is not repeated.
 fn reported_before(cause: &str, finding: &str) -> String {
     match cause.split_once(": ") {
         Some((rank, theirs)) if theirs.starts_with(finding) => format!("found before by {rank}"),

@@ -5,7 +5,7 @@ use rcomm_recorder::publish::Dump;
 use rcomm_recorder::record::{Placement, RecorderConfig};
 use std::sync::mpsc;
 
-/// Sends a dump's reason, and whether the flag was up by then.
+/// Sends a dump's reason, and whether the flag was set by then.
 struct Send(mpsc::Sender<(String, bool)>, Arc<dyn Store>);
 
 impl DumpWriter for Send {
@@ -16,7 +16,7 @@ impl DumpWriter for Send {
     }
 }
 
-/// The alarm of one rank at this store, over a watch without a watchdog's rounds.
+/// The failure broadcast of one rank at this store, without a watchdog that makes rounds.
 pub(crate) fn broadcast(
     rank: u32,
     store: &Arc<impl Store + 'static>,
@@ -64,7 +64,7 @@ fn the_same_finding_of_another_rank_is_not_spelt_out_again() {
 #[test]
 fn ranks_that_time_out_at_once_raise_one_alarm() {
     let store = Arc::new(HashStore::new());
-    // No responder polls the store by itself: each believes that it is the first.
+    // No responder polls the store by itself, so each acts as the first to raise the alarm.
     let never = Duration::from_secs(3_600);
     let ranks: Vec<_> = (0..16).map(|rank| broadcast(rank, &store, never)).collect();
     let incidents = ranks.iter().map(|(broadcast, _, _)| {
@@ -98,7 +98,7 @@ fn a_fault_just_after_another_rank_raised_belongs_to_its_alarm() {
     assert_eq!(store.add("rcomm/alarm/0", 0).unwrap(), 1);
 }
 
-/// A store that looks, with every change, whether an alarm is there whose cause is not.
+/// A store that checks at every change that no alarm exists without its cause.
 #[derive(Default)]
 struct CausesFirst {
     store: HashStore,
@@ -170,7 +170,7 @@ impl Store for CausesFirst {
     }
 }
 
-/// Has this rank fail, and waits until the others can know.
+/// Makes this rank fail, and waits until the others can read that.
 fn fail(broadcast: &FailureBroadcast, cause: &str) {
     let incident = Incident::of_rank(cause);
     broadcast.incidents.lock().unwrap().push(incident.clone());
@@ -193,7 +193,7 @@ fn whoever_sees_an_alarm_finds_its_cause() {
 fn the_first_cause_of_an_alarm_is_kept() {
     let store = Arc::new(HashStore::new());
     let never = Duration::from_secs(3_600);
-    // Rank 9 was about to raise the same alarm, and has come as far as its cause.
+    // Rank 9 was about to raise the same alarm and has written its cause, but not yet the alarm.
     store.set("rcomm/cause/0/1", b"rank 9: first").unwrap();
     let (broadcast, _, _thread) = broadcast(0, &store, never);
     fail(&broadcast, "late");

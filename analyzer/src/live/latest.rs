@@ -4,7 +4,7 @@ use super::{LiveOptions, Moment, SourceStatus};
 use crate::input::ras::Communicator;
 use crate::live::source::{Collected, Liveness, Observation, Poll, Seen, SourceError};
 use rcomm_recorder::model::{Entry, EntryState, Rank};
-use rcomm_recorder::publish::{Dump, LaunchRecord};
+use rcomm_recorder::publish::{Dump, LaunchRecord, RingReader};
 use rcomm_verdict::{Policy, Problem};
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::sync::Arc;
@@ -46,8 +46,8 @@ impl Slot {
     }
 
     /// Copies signs of life into the record when they matter: when an operation that was young at the
-    /// record's last change is overdue, and after [`SIGNS_LAG_NS`], since a heartbeat that is not copied would
-    /// seem to have stopped.
+    /// record's last change is overdue, where the process is stopped, and after [`SIGNS_LAG_NS`], since a
+    /// heartbeat that is not copied would seem to have stopped.
     pub(super) fn take_signs(&mut self) {
         let (heartbeat, as_of) = self.signs;
         let Some(taken) = self.dump.as_ref().map(|dump| dump.identity.dump_time_ns) else {
@@ -55,7 +55,11 @@ impl Slot {
         };
         let lags = as_of.saturating_sub(taken) >= SIGNS_LAG_NS;
         let older = self.due.iter().any(|&due| taken < due && due <= as_of);
-        let Some(dump) = self.dump.as_mut().filter(|_| lags || older) else {
+        let stopped = [RingReader::OWNER_IS_STOPPED, RingReader::OWNER_IS_TRACED];
+        // How long the owner has been stopped.
+        let held = |dump: &Dump| stopped.contains(&dump.identity.reason.as_str());
+        let matters = |dump: &&mut Arc<Dump>| lags || older || held(dump);
+        let Some(dump) = self.dump.as_mut().filter(matters) else {
             return;
         };
         let dump = Arc::make_mut(dump);

@@ -5,8 +5,8 @@ use super::latest::{Watched, is_open};
 use crate::input::ras::{Behind, Communicator, Member, MemberState};
 use rcomm_recorder::model::Rank;
 use rcomm_recorder::publish::{Dump, RingReader};
-use rcomm_verdict::Finding;
 use rcomm_verdict::format::{format_time, rank_set};
+use rcomm_verdict::{Finding, Policy};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
@@ -44,22 +44,27 @@ pub(super) fn silence(silent: &BTreeSet<Rank>, ranks: &[RankView]) -> Option<Fin
     })
 }
 
-/// In what time the others will have gone on for too long without one more process that is gone and was in
-/// no operation.
-///
-/// The analysis reports it then, although no record will have changed.
+/// In what time the analysis has more to say of processes that are gone, although no record will have
+/// changed: when their ends, and what the others recorded of them, have settled, and when the others have
+/// gone on for too long without one more process that was in no operation.
 pub(super) fn missed_in(ranks: &[RankView], now_ns: i64, overdue: Duration) -> Option<Duration> {
-    let dead = |dump: &&Arc<Dump>| dump.identity.reason == RingReader::OWNER_IS_DEAD;
-    let gone = ranks
-        .iter()
-        .filter_map(|view| view.dumps.iter().find(dead))
-        .filter(|dump| !dump.entries.iter().any(is_open));
-    let left = gone.filter_map(|dump| {
-        let since = now_ns.saturating_sub(dump.identity.dump_time_ns);
+    let left = |since_ns: i64, limit: Duration| {
+        let since = now_ns.saturating_sub(since_ns);
         let since = Duration::from_nanos(u64::try_from(since).unwrap_or(0));
-        overdue.checked_sub(since).filter(|left| !left.is_zero())
-    });
-    left.min()
+        limit.checked_sub(since).filter(|left| !left.is_zero())
+    };
+    let dumps = || ranks.iter().flat_map(|view| &view.dumps);
+    let dead = |dump: &&Arc<Dump>| dump.identity.reason == RingReader::OWNER_IS_DEAD;
+    let ends = dumps().filter(dead).map(|dump| dump.identity.dump_time_ns);
+    let failures = dumps().flat_map(|dump| &dump.failures);
+    let settled = ends
+        .chain(failures.map(|failure| failure.time_ns))
+        .filter_map(|ns| left(ns, Policy::SETTLE));
+    let idle = dumps()
+        .filter(dead)
+        .filter(|dump| !dump.entries.iter().any(is_open));
+    let missed = idle.filter_map(|dump| left(dump.identity.dump_time_ns, overdue));
+    settled.chain(missed).min()
 }
 
 /// Which of the job's ranks a member of a communicator is.

@@ -383,8 +383,14 @@ fn a_rank_that_is_killed_after_a_hang_was_shown_is_told_whether_it_is_the_cause_
             (report.verdict, report.findings[0].code),
             (Verdict::Stuck, Code::E101)
         );
-        let later = hung + 1.0;
-        live.observe(0, poll_with_dead(dumps(hung), &[killed]), at(later));
+        // Its end has settled.
+        let later = hung + 2.0;
+        let still = |(new, old): (Dump, Dump)| match new.identity.rank == Some(killed) {
+            true => old,
+            false => new,
+        };
+        let seen = dumps(later).into_iter().zip(dumps(hung)).map(still);
+        live.observe(0, poll_with_dead(seen.collect(), &[killed]), at(later));
         let report = live.refresh(at(later)).expect("a rank died").report;
         assert_eq!(report.verdict, Verdict::Stuck);
         let gone = report.findings.iter().find(|f| f.code == Code::E150);
@@ -419,10 +425,18 @@ fn a_process_that_ended_between_operations_is_told_once_the_others_went_on_witho
         "a job that ends looks like this, too"
     );
     let due = live.due().expect("it is judged again without any change");
+    assert!((1.0..2.0).contains(&due.as_secs_f64()), "{due:?}");
+    let later = || {
+        let mut later = unchanged(0..4).expect("made above");
+        later.observations[2].liveness = Liveness::Dead;
+        Ok(later)
+    };
+    live.observe(0, later(), at(2.0));
+    let report = live.refresh(at(2.0)).expect("its end has settled").report;
+    assert!(report.findings.is_empty(), "{:?}", report.findings);
+    let due = live.due().expect("it is judged again without any change");
     assert!((4.0..6.0).contains(&due.as_secs_f64()), "{due:?}");
-    let mut later = unchanged(0..4).expect("made above");
-    later.observations[2].liveness = Liveness::Dead;
-    live.observe(0, Ok(later), at(6.0));
+    live.observe(0, later(), at(6.0));
     let report = live.refresh(at(6.0)).expect("it is due").report;
     let finding = &report.findings[0];
     assert_eq!(

@@ -133,7 +133,7 @@ fn judge(
     let offset_ns = |clock: &Option<clocks::Offset>| clock.map_or(0, |clock| clock.ns);
     aligned.offsets_ns = clocks.iter().map(offset_ns).collect();
     aligned.clock_known = clocks.iter().map(Option::is_some).collect();
-    let life = Life::new(&aligned, &policy.launches);
+    let life = Life::new(&aligned, policy);
     let policy = &life.policy(policy);
     let messages = Messages::new(&aligned);
     let mut graph = WaitGraph::new(&aligned, &messages, policy, &life);

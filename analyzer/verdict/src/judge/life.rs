@@ -10,6 +10,7 @@
 use crate::align::record::Record;
 use crate::align::{Aligned, RecordIx};
 use crate::judge::policy::Policy;
+use crate::judge::wait_graph::now_ns;
 use crate::report::EndKind;
 use rcomm_recorder::model::{EntryState, FailureKind, Rank};
 use rcomm_recorder::publish::{LaunchRecord, LaunchSignal, RankEnd};
@@ -19,8 +20,13 @@ use std::time::Duration;
 /// Last signs of life nearer to each other than this show no order: a watchdog makes ten rounds a second,
 /// on a busy host fewer.
 const TOGETHER_NS: i64 = 1_000_000_000;
+const SETTLE_NS: i64 = Policy::SETTLE.as_nanos() as i64;
 /// A launcher that looks at several processes at once notices ends that are so near in any order.
 const NOTICED_NS: i64 = 100_000_000;
+/// The CPU backend notices within this time that a peer's process is gone, on a busy host, too.
+const PEERS_NOTICE_NS: i64 = 3_000_000_000;
+/// As the CPU backend calls itself in records.
+const CPU: &str = "cpu";
 /// An operation that failed within this share of its time-out was not ended by it.
 const BEFORE_TIMEOUT: f64 = 0.9;
 
@@ -33,6 +39,8 @@ pub(crate) struct Life {
     first: Vec<Rank>,
     /// Of each rank whose process is gone.
     gone: BTreeMap<Rank, Gone>,
+    /// What happened after this may be the beginning of the end of the whole job, common time, ns.
+    settled_ns: i64,
 }
 
 /// How a job ended of which no process is left.
@@ -74,9 +82,18 @@ pub(crate) struct Gone {
     was_told: bool,
 }
 
+impl Gone {
+    /// When the process ended, as far as is known: as its launcher noticed it, else its last sign of life;
+    /// common time, ns.
+    pub(crate) const fn at_ns(&self) -> i64 {
+        self.at_ns
+    }
+}
+
 impl Life {
     /// From what the records and the launcher's accounts show of the processes.
-    pub(crate) fn new(aligned: &Aligned<'_>, launches: &[LaunchRecord]) -> Self {
+    pub(crate) fn new(aligned: &Aligned<'_>, policy: &Policy) -> Self {
+        let launches = policy.launches.as_slice();
         let exits = exits(aligned, launches);
         let ranks = aligned.expected.iter();
         let mut gone: Vec<Gone> = ranks
@@ -86,17 +103,39 @@ impl Life {
         let is_over = !gone.is_empty() && gone.len() == aligned.expected.len();
         let order = went_first(aligned, &gone);
         let end = is_over.then(|| End::of(aligned, &gone, order.clone(), launches));
-        // While others live, each end that no order is known of may be a cause.
-        let failed = gone.iter().filter(|one| !one.in_order).map(|one| one.rank);
-        let first = match &end {
-            Some(end) => end.first.clone(),
-            None => order.unwrap_or_else(|| failed.collect()),
+        let now = policy.snapshot.then(|| now_ns(aligned, policy)).flatten();
+        let settled_ns = match (&end, now) {
+            (None, Some(now)) => now.saturating_sub(SETTLE_NS),
+            _ => i64::MAX,
+        };
+        let asked_ns = asked(launches).map_or(i64::MAX, |asked| asked.time_ns);
+        // While others live, each end that no order is known of may be a cause, unless the whole job is
+        // being ended.
+        let is_cause = |one: &&Gone| {
+            let own = !one.in_order && !one.was_told && one.at_ns < asked_ns;
+            own && one.at_ns <= settled_ns && !gave_up(aligned, one.rank)
+        };
+        let causes: BTreeSet<Rank> = gone.iter().filter(is_cause).map(|it| it.rank).collect();
+        let first = match (&end, order) {
+            (Some(end), _) => end.first.clone(),
+            (None, Some(mut order)) => {
+                order.retain(|rank| causes.contains(rank));
+                order
+            }
+            (None, None) => causes.into_iter().collect(),
         };
         Self {
             end,
             first,
             gone: gone.into_iter().map(|one| (one.rank, one)).collect(),
+            settled_ns,
         }
+    }
+
+    /// Whether what happened at this time, common time, ns, can be judged: what is newer may be the
+    /// beginning of the end of the whole job.
+    pub(crate) const fn is_settled(&self, at_ns: i64) -> bool {
+        at_ns <= self.settled_ns
     }
 
     /// Whether the end of a rank's process is a cause: it did not end in order, and no other process ended
@@ -143,6 +182,15 @@ fn exits(aligned: &Aligned<'_>, launches: &[LaunchRecord]) -> BTreeMap<Rank, (Ra
         }
     }
     exits
+}
+
+/// The first signal by which a launcher was asked to end the job.
+fn asked(launches: &[LaunchRecord]) -> Option<LaunchSignal> {
+    let received = launches.iter().flat_map(|launch| &launch.received);
+    received
+        .filter(|one| ends(one.signal))
+        .min_by_key(|one| one.time_ns)
+        .copied()
 }
 
 /// Whether a signal asks a process to end: SIGHUP, SIGINT, SIGKILL, SIGTERM.
@@ -193,12 +241,8 @@ impl End {
     ) -> Self {
         let last_ns = gone.last().map_or(0, |one| one.at_ns);
         let failed: Vec<&Gone> = gone.iter().filter(|one| !one.in_order).collect();
-        let received = launches.iter().flat_map(|launch| &launch.received);
-        let asked = received
-            .filter(|one| ends(one.signal))
-            .min_by_key(|one| one.time_ns);
         let earliest = failed.first().map_or(i64::MAX, |one| one.at_ns);
-        let asked = asked.copied().filter(|asked| asked.time_ns <= earliest);
+        let asked = asked(launches).filter(|asked| asked.time_ns <= earliest);
         let inside = |one: &Gone| {
             let mut records = aligned.records_of(one.rank);
             records.any(|record| is_inside(&aligned.records[record]))
@@ -277,10 +321,13 @@ fn went_first(aligned: &Aligned<'_>, gone: &[Gone]) -> Option<Vec<Rank>> {
             .collect();
         let of = if own.is_empty() { by_launcher } else { own };
         let earliest = of[0].at_ns;
-        let near = |one: &&&Gone| one.at_ns.saturating_sub(earliest) <= NOTICED_NS;
-        return Some(ranks_of(
-            &of.iter().filter(near).copied().collect::<Vec<_>>(),
-        ));
+        let near = |one: &&Gone| one.at_ns.saturating_sub(earliest) <= NOTICED_NS;
+        let mut first = ranks_of(&of.into_iter().filter(near).collect::<Vec<_>>());
+        let lost = lost_first(aligned);
+        if first.iter().any(|rank| lost.contains(rank)) {
+            first.retain(|rank| lost.contains(rank));
+        }
+        return Some(first);
     }
     if aligned.expected.iter().any(|&rank| suffers(rank)) {
         let own: Vec<&Gone> = failed
@@ -294,6 +341,9 @@ fn went_first(aligned: &Aligned<'_>, gone: &[Gone]) -> Option<Vec<Rank>> {
     }
     let gap = |pair: &[&Gone]| pair[1].at_ns.saturating_sub(pair[0].at_ns) > TOGETHER_NS;
     let at = failed.windows(2).position(gap)?;
+    if waited_on(aligned, &failed[..=at], &failed[at + 1..]) {
+        return None;
+    }
     // An order of ends is no order of causes where nothing was interrupted.
     let interrupted = |one: &&Gone| {
         let mut records = aligned.records_of(one.rank);
@@ -315,6 +365,62 @@ fn names_another(record: &Record) -> bool {
         .failures
         .iter()
         .any(|failure| failure.kind == FailureKind::PeerGone && failure.ranks.iter().any(other))
+}
+
+/// Whom the first rank that recorded the loss of a peer had lost.
+fn lost_first<'a>(aligned: &'a Aligned<'_>) -> &'a [Rank] {
+    let records = aligned.records.iter().zip(&aligned.offsets_ns);
+    let failures = records.flat_map(|(record, offset)| {
+        let own = record.failures.iter();
+        own.map(move |failure| (failure.time_ns.saturating_sub(*offset), failure))
+    });
+    let lost = failures.filter(|(_, failure)| failure.kind == FailureKind::PeerGone);
+    let first = lost.min_by_key(|(at_ns, _)| *at_ns);
+    first.map_or(&[], |(_, failure)| &failure.ranks)
+}
+
+/// Whether others waited to their own ends for processes that had given no sign of life for long: had these
+/// been gone, the others would have noticed it. They were stopped or without processor time, and ended with
+/// the others.
+fn waited_on(aligned: &Aligned<'_>, quiet: &[&Gone], others: &[&Gone]) -> bool {
+    let Some(last) = quiet.last() else {
+        return false;
+    };
+    let is_quiet = |rank: &Rank| quiet.iter().any(|one| one.rank == *rank);
+    let noticing = others
+        .iter()
+        .filter(|one| one.at_ns.saturating_sub(last.at_ns) >= PEERS_NOTICE_NS);
+    noticing.into_iter().any(|one| {
+        let waits = |record: RecordIx| {
+            let mut ops = aligned.records[record].ops.iter();
+            ops.any(|op| {
+                let call = aligned.shared.calls.get(op.call);
+                let lane = &aligned.lanes[record][usize::from(op.group)];
+                let age = one.at_ns.saturating_sub(aligned.created_ns(record, op));
+                !op.retired
+                    && op.state < EntryState::Completed
+                    && call.signature.backend == CPU
+                    && age >= PEERS_NOTICE_NS
+                    && aligned.groups[lane.group].ranks.iter().any(is_quiet)
+            })
+        };
+        aligned.records_of(one.rank).any(waits)
+    })
+}
+
+/// Whether a rank gave up: at a time-out in which others were missing, because it lost a peer, or by an
+/// abort. That it ended is a consequence.
+fn gave_up(aligned: &Aligned<'_>, rank: Rank) -> bool {
+    let mut records = aligned.records_of(rank);
+    records.any(|at| {
+        let mut failures = aligned.records[at].failures.iter();
+        failures.any(|failure| match failure.kind {
+            FailureKind::Timeout | FailureKind::PeerGone => {
+                failure.ranks.iter().any(|other| *other != rank)
+            }
+            kind => kind == FailureKind::Abort,
+        })
+    })
 }
 
 fn is_inside(record: &Record) -> bool {

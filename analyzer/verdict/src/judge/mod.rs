@@ -14,6 +14,7 @@ mod components;
 mod context;
 mod disagreement;
 mod ending;
+mod interrupted;
 mod lateness;
 mod life;
 mod loss;

@@ -57,6 +57,10 @@ impl Default for Policy {
 }
 
 impl Policy {
+    /// While others live, a process that ended is judged this long after its end: where a whole job is being
+    /// ended, the others' ends come soon.
+    pub const SETTLE: Duration = Duration::from_secs(1);
+
     /// From which age on an operation with this time-out, ms, counts as stuck in a snapshot: `overdue`,
     /// or half of the time-out where that is shorter; 0 = the time-out is not known.
     ///

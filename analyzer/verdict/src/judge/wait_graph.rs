@@ -148,6 +148,7 @@ impl WaitGraph {
                 graph.enter_unstarted(aligned);
             }
         }
+        let left = graph.left_young(aligned, policy, life);
         for place in 0..graph.places.len() {
             graph.missing[place] = match graph.places[place] {
                 Place::Collective { group, seq } => graph.missing_from(aligned, group, seq),
@@ -168,6 +169,7 @@ impl WaitGraph {
             }
             prefer_what_is_known(&mut graph.missing[place]);
         }
+        graph.drop_waits(&left);
         graph
     }
 

@@ -194,21 +194,45 @@ fn processes_that_are_gone_between_operations_leave_it_open_how() {
 }
 
 #[test]
-fn while_a_process_lives_the_job_is_not_over() {
+fn while_a_process_lives_the_job_is_not_over_and_an_end_is_judged_once_it_has_settled() {
     let inside = [(0.0, Came::Done(0.1)), (1.0, Came::Inside)];
-    let of = |rank| match rank {
-        1 => dead(record(1, 3, &inside), 1.01),
-        rank => alive(record(rank, 3, &inside), 1.5),
+    let look = |now: f64| {
+        let of = |rank| match rank {
+            1 => dead(record(1, 3, &inside), 1.01),
+            rank => alive(record(rank, 3, &inside), now),
+        };
+        let dumps: Vec<Dump> = (0..3).map(of).collect();
+        let policy = Policy {
+            snapshot: true,
+            now_ns: Some(at(now)),
+            ..Policy::default()
+        };
+        analyze(&dumps, &policy)
     };
-    let dumps: Vec<Dump> = (0..3).map(of).collect();
+    // The others may be on their way to the same end.
+    let soon = look(1.5);
+    assert_eq!((soon.verdict, soon.findings.len()), (Verdict::Running, 0));
+    let report = look(2.5);
+    assert_eq!(root(&report), (Verdict::Stuck, Code::E150, &[1][..]));
+    assert!(report.end.is_none());
+}
+
+#[test]
+fn whose_end_comes_in_the_middle_of_an_operation_waits_for_no_one_who_may_still_come() {
+    let done = (0.0, Came::Done(0.1));
+    // Rank 1 was killed inside, a moment after it had come; rank 2 is on its way.
+    let dumps = [
+        alive(record(0, 3, &[done, (1.0, Came::Inside)]), 2.5),
+        dead(record(1, 3, &[done, (1.0, Came::Inside)]), 1.01),
+        alive(record(2, 3, &[done]), 2.5),
+    ];
     let policy = Policy {
         snapshot: true,
-        now_ns: Some(at(1.5)),
+        now_ns: Some(at(2.5)),
         ..Policy::default()
     };
     let report = analyze(&dumps, &policy);
     assert_eq!(root(&report), (Verdict::Stuck, Code::E150, &[1][..]));
-    assert!(report.end.is_none());
 }
 
 #[test]

@@ -6,9 +6,11 @@
 //! time-out, before every other rank's, and nothing else explains why the others wait.
 
 use super::Check;
+use super::recorded_failure::gave_up_before;
 use crate::align::record::Op;
 use crate::judge::context::{Context, FindingDraft};
 use crate::judge::ending;
+use crate::judge::life::End;
 use crate::judge::missed::first_missed;
 use crate::judge::wait_graph::{Node, Place, now_ns};
 use crate::judge::wait_root::WaitRoot;
@@ -148,8 +150,10 @@ impl Check for Unmissed {
 
     fn run(&self, ctx: &Context<'_>, so_far: &[FindingDraft]) -> Vec<FindingDraft> {
         let explained = so_far.iter().any(|draft| draft.is_root);
-        // How a job ended that was stuck before is in the sentence about the hang.
-        if explained && ctx.life.end.is_some() {
+        // How a job ended that was stuck before is in the sentence about the hang, and so is how ranks ended
+        // after they had given up.
+        let after = |end: &End| explained || gave_up_before(ctx, end.first_ns);
+        if ctx.life.end.as_ref().is_some_and(after) {
             return Vec::new();
         }
         let accused = |rank: Rank| so_far.iter().any(|draft| draft.culprits.contains(&rank));
@@ -264,6 +268,7 @@ impl Check for OperationFailed {
         }
         let mut failures: Vec<Failure> = (0..ctx.aligned.records.len())
             .filter_map(|record| first_failure(ctx, record))
+            .filter(|failure| ctx.life.is_settled(failure.at_ns))
             .collect();
         failures.sort_by_key(|failure| (failure.at_ns, ctx.aligned.records[failure.record].rank));
         let Some(first) = failures.first() else {

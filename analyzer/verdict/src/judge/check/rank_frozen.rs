@@ -67,13 +67,22 @@ fn frozen(ctx: &Context<'_>, record: usize) -> Option<Frozen> {
 }
 
 /// How long the watchdog had made no round when the record was taken, or when the process ended, where
-/// its launcher knows, ns.
+/// that is known, ns.
 fn silence(ctx: &Context<'_>, record: usize) -> Option<i64> {
     let whole = &ctx.aligned.records[record];
     let beat = whole.status.as_ref()?.heartbeat_ns;
-    let until = match ctx.life.gone(whole.rank) {
-        Some(gone) => gone.exit?.time_ns,
-        None => whole.identity.dump_time_ns,
+    let until = match (ctx.life.gone(whole.rank), &ctx.life.end) {
+        // A dump shows no rounds after it was taken.
+        (Some(_), _) if !whole.died() => return None,
+        (Some(gone), end) => match (gone.exit, end) {
+            (Some(exit), _) => exit.time_ns,
+            // All were ended together.
+            (None, Some(end)) if end.first.is_empty() => {
+                end.last_ns.saturating_add(ctx.aligned.offsets_ns[record])
+            }
+            (None, _) => return None,
+        },
+        (None, _) => whole.identity.dump_time_ns,
     };
     (beat > 0 && until > 0).then(|| until.saturating_sub(beat))
 }

@@ -29,9 +29,13 @@ impl Check for RecordedFailure {
             let some = recorded.iter().copied();
             some.filter(|one| one.failure.kind == kind).collect()
         };
-        let draft = gone(ctx, &of(FailureKind::PeerGone))
+        let given_up = given_up_ns(&recorded);
+        let mut lost = of(FailureKind::PeerGone);
+        let after = lost.split_off(lost.partition_point(|one| one.at_ns < given_up));
+        let draft = gone(ctx, &lost)
             .or_else(|| late(ctx, &of(FailureKind::Timeout)))
             .or_else(|| aborted(ctx, &of(FailureKind::Abort)))
+            .or_else(|| gone(ctx, &after))
             .or_else(|| errors(ctx, &of(FailureKind::Backend)));
         draft.into_iter().collect()
     }
@@ -46,7 +50,23 @@ struct Recorded<'a> {
     failure: &'a Failure,
 }
 
-/// All failures, in order of their times.
+/// When the first rank gave up at a time-out, or aborted a group: who is lost after that has left because of
+/// it; ns, `i64::MAX` if none did.
+fn given_up_ns(recorded: &[Recorded<'_>]) -> i64 {
+    let mut all = recorded.iter();
+    let first = all.find(|one| match one.failure.kind {
+        FailureKind::Timeout => !one.failure.ranks.is_empty(),
+        kind => kind == FailureKind::Abort,
+    });
+    first.map_or(i64::MAX, |one| one.at_ns)
+}
+
+/// Whether ranks gave up, at a time-out that names others or by an abort, before this time, common time, ns.
+pub(super) fn gave_up_before(ctx: &Context<'_>, at_ns: i64) -> bool {
+    given_up_ns(&recorded(ctx)) < at_ns
+}
+
+/// All failures that can be judged, in order of their times.
 fn recorded<'a>(ctx: &'a Context<'_>) -> Vec<Recorded<'a>> {
     let mut all: Vec<Recorded<'a>> = Vec::new();
     for (record, whole) in ctx.aligned.records.iter().enumerate() {
@@ -57,6 +77,7 @@ fn recorded<'a>(ctx: &'a Context<'_>) -> Vec<Recorded<'a>> {
             failure,
         }));
     }
+    all.retain(|one| ctx.life.is_settled(one.at_ns));
     all.sort_by_key(|one| {
         (
             one.at_ns,

@@ -1,10 +1,11 @@
 //! Worlds of ranks for the tests of this crate: on threads ([`world`]) and as processes that can
 //! die ([`process`]), with faults by name ([`fault`]); and jobs that only their records show
-//! ([`generator`]).
+//! ([`generator`]). How jobs live and end is a matrix of such processes ([`lives`]).
 #![forbid(unsafe_code)]
 
 pub mod fault;
 pub mod generator;
+pub mod lives;
 pub mod process;
 pub mod registered;
 pub mod simulator;

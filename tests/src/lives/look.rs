@@ -1,0 +1,221 @@
+//! The judgements of a job: live, and of what it left.
+
+use super::table::Said;
+use rcomm_analyzer::load::{LoadOptions, LoadedDump, load_all};
+use rcomm_analyzer::source::{RingSource, Source as _};
+use rcomm_analyzer::{
+    Analysis, Anchor, Code, Extent, Live, LiveOptions, Policy, Report, Severity, Unread, Verdict,
+};
+use rcomm_recorder::model::Rank;
+use rcomm_recorder::publish::{Dump, LaunchRecord};
+use std::collections::BTreeSet;
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+/// What a judgement is made from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Source {
+    /// The rings, again and again while the job lives and dies.
+    Live,
+    /// The rings that are left.
+    Rings,
+    /// The dumps, and the rings of ranks that left none.
+    Dumps,
+    /// The dumps, without any ring and without the launcher's account.
+    DumpsAlone,
+}
+
+impl Source {
+    /// All of them.
+    pub const ALL: [Self; 4] = [Self::Live, Self::Rings, Self::Dumps, Self::DumpsAlone];
+
+    /// Its name on the command line.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Live => "live",
+            Self::Rings => "rings",
+            Self::Dumps => "dumps",
+            Self::DumpsAlone => "dumps-alone",
+        }
+    }
+}
+
+/// What a report says first.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Answer {
+    /// The verdict.
+    pub verdict: Verdict,
+    /// The code of the leading error, or of what makes the job slow.
+    pub code: Option<Code>,
+    /// The ranks that it names, ascending.
+    pub ranks: Vec<Rank>,
+    /// Its sentence, or that about the end.
+    pub sentence: String,
+}
+
+impl Answer {
+    pub(super) fn of(report: &Report) -> Self {
+        let mut findings = report.findings.iter();
+        let lead = findings.find(|one| {
+            let error = one.severity == Severity::Error && one.caused_by.is_none();
+            error || (report.verdict == Verdict::Slow && one.code == Code::W220)
+        });
+        let end = report.end.as_ref().map(|end| end.sentence.clone());
+        Self {
+            verdict: report.verdict,
+            code: lead.map(|finding| finding.code),
+            ranks: lead.map_or_else(Vec::new, |finding| finding.culprit_ranks.clone()),
+            sentence: lead
+                .map(|finding| finding.sentence.clone())
+                .or(end)
+                .unwrap_or_default(),
+        }
+    }
+
+    /// Whether it commits itself to nothing.
+    pub fn is_not_yet(&self) -> bool {
+        let open = [Verdict::Running, Verdict::Healthy, Verdict::Inconclusive];
+        self.code.is_none() && open.contains(&self.verdict)
+    }
+
+    /// Whether it is what may be said.
+    pub fn is(&self, said: &Said) -> bool {
+        let code = match self.code {
+            Some(code) => said.codes.contains(&code),
+            None => said.codes.is_empty(),
+        };
+        said.verdicts.contains(&self.verdict) && code && self.ranks == said.ranks
+    }
+}
+
+impl fmt::Display for Answer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let verdict = format!("{:?}", self.verdict).to_uppercase();
+        match &self.code {
+            Some(code) => write!(f, "{verdict} {code:?} {:?}", self.ranks),
+            None => write!(f, "{verdict}"),
+        }
+    }
+}
+
+/// A live view that judges on a thread of its own until it is dropped, and keeps what it ever said.
+pub(super) struct View {
+    shared: Arc<Shared>,
+    thread: Option<JoinHandle<()>>,
+}
+
+struct Shared {
+    over: AtomicBool,
+    /// Every answer that differs from the one before, with when.
+    said: Mutex<Vec<(Instant, Answer)>>,
+}
+
+/// Between two looks: more often than any view looks, so that no moment between two deaths is missed.
+const PAUSE: Duration = Duration::from_millis(20);
+
+impl View {
+    /// Looks at the rings below this directory.
+    pub(super) fn of(rings: PathBuf) -> Self {
+        let shared = Arc::new(Shared {
+            over: AtomicBool::new(false),
+            said: Mutex::default(),
+        });
+        let own = shared.clone();
+        let thread = std::thread::spawn(move || look(rings, &own));
+        Self {
+            shared,
+            thread: Some(thread),
+        }
+    }
+
+    pub(super) fn said(&self) -> Vec<(Instant, Answer)> {
+        let said = self.shared.said.lock();
+        said.unwrap_or_else(PoisonError::into_inner).clone()
+    }
+}
+
+impl Drop for View {
+    fn drop(&mut self) {
+        self.shared.over.store(true, Ordering::Relaxed);
+        if let Some(thread) = self.thread.take() {
+            // A thread that panicked has reported it itself.
+            let _ = thread.join();
+        }
+    }
+}
+
+fn look(rings: PathBuf, shared: &Shared) {
+    let anchor = Anchor::now();
+    let mut source = RingSource::new(rings, None);
+    let judge = |dumps: &[Arc<Dump>], policy: &Policy| rcomm_analyzer::analyze(dumps, policy);
+    let mut live = Live::new(LiveOptions::default(), judge, vec![source.name()]);
+    while !shared.over.load(Ordering::Relaxed) {
+        let poll = source.poll(Instant::now() + Duration::from_secs(10));
+        live.observe(0, poll, anchor.moment());
+        if let Some(snapshot) = live.refresh(anchor.moment()) {
+            let answer = Answer::of(&snapshot.report);
+            let mut said = shared.said.lock().unwrap_or_else(PoisonError::into_inner);
+            let same = |last: &Answer| {
+                (last.verdict, last.code, &last.ranks)
+                    == (answer.verdict, answer.code, &answer.ranks)
+            };
+            if !said.last().is_some_and(|(_, last)| same(last)) {
+                said.push((Instant::now(), answer));
+            }
+        }
+        std::thread::sleep(PAUSE);
+    }
+}
+
+/// The answer from what a job left; `None` if it left nothing of the kind.
+pub(super) fn afterwards(source: Source, dumps: &Path, rings: &Path) -> Option<Answer> {
+    let mut analysis = Analysis::new(Policy::default());
+    let mut read: BTreeSet<Rank> = BTreeSet::new();
+    let mut take = |paths: &[PathBuf], read: &mut BTreeSet<Rank>| {
+        let Ok((found, loaded)) = load_all(paths, &LoadOptions::default()) else {
+            return;
+        };
+        let known = read.clone();
+        let new = |one: &&LoadedDump| {
+            let rank = one.dump.identity.rank;
+            rank.is_none_or(|rank| !known.contains(&rank))
+        };
+        for one in found.iter().filter(new) {
+            read.extend(one.dump.identity.rank);
+            let extent = match one.cut {
+                true => Extent::Cut,
+                false => Extent::Whole,
+            };
+            analysis.add_from(&one.path, &one.dump, extent);
+        }
+        for problem in loaded.problems {
+            analysis.add_problem(problem, Unread::Part);
+        }
+    };
+    match source {
+        Source::Live => return None,
+        Source::Rings => take(&[rings.to_owned()], &mut read),
+        Source::Dumps | Source::DumpsAlone => {
+            take(&[dumps.to_owned()], &mut read);
+        }
+    }
+    let dumped = read.len();
+    if source == Source::Dumps {
+        take(&[rings.to_owned()], &mut read);
+    }
+    if matches!(source, Source::Dumps | Source::DumpsAlone) && dumped == 0 {
+        return None;
+    }
+    if source != Source::DumpsAlone {
+        let launches = LaunchRecord::in_directory(rings);
+        if let Some(launch) = launches.first() {
+            analysis.expect(launch.world_size);
+        }
+        analysis.add_launches(launches);
+    }
+    Some(Answer::of(&analysis.finish()))
+}

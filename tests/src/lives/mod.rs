@@ -1,0 +1,40 @@
+//! How jobs live and end, as a matrix: each row is a job of real processes under a launcher to which one
+//! thing happens, over each transport, judged live from the first moment on and from what it left.
+//!
+//! | file | holds |
+//! |---|---|
+//! | `table` | the rows, and what is true of each |
+//! | `rank` | what the ranks of these jobs do |
+//! | `stage` | a job under its launcher, and what is done to it from outside |
+//! | `look` | the judgements: live, of rings, of dumps |
+//! | `run` | one row from start to end, and what was said on the way |
+
+mod look;
+mod rank;
+mod run;
+mod stage;
+mod table;
+
+pub use look::{Answer, Source};
+pub use rank::main as rank;
+pub use run::{Cell, Sight, run};
+pub use table::{ROWS, Row, Said, Transport};
+
+use std::process::ExitCode;
+
+/// The ranks of each job. Ranks 2 and 3 are a group of their own.
+pub(crate) const RANKS: u32 = 4;
+
+/// What the program that holds this matrix must do when it is started as a part of a job: `rank …` or
+/// `launch …`; `None` for any other command line.
+pub fn part_of_a_job(args: &[String]) -> Option<ExitCode> {
+    use clap::Parser as _;
+    match args.get(1).map(String::as_str) {
+        Some("rank") => Some(rank::main(&args[2..])),
+        Some("launch") => {
+            let options = rcomm_tools::launch::Options::parse_from(&args[1..]);
+            Some(rcomm_tools::launch::run(&options))
+        }
+        _ => None,
+    }
+}

@@ -1,0 +1,119 @@
+//! One row from start to end.
+
+use super::look::{self, Answer, Source, View};
+use super::stage::{Plot, Stage};
+use super::table::{Row, Said, Transport};
+use crate::process::PATIENCE;
+use anyhow::Result;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+/// An answer, and when it was given: since the fault, negative before it.
+#[derive(Clone, Debug)]
+pub struct Sight {
+    /// Seconds since the fault.
+    pub at: f64,
+    /// What was said.
+    pub answer: Answer,
+}
+
+/// What one source said of one job.
+#[derive(Clone, Debug)]
+pub struct Cell {
+    /// The source.
+    pub source: Source,
+    /// The first answer that is not "not yet"; `None` where nothing of the kind was left.
+    pub first: Option<Sight>,
+    /// The last answer.
+    pub last: Option<Sight>,
+    /// What was said on the way and is not true.
+    pub wrong: Vec<Sight>,
+    /// Whether the last answer is right.
+    pub is_right: bool,
+}
+
+/// How long after the end of the job the live view goes on: longer than any answer takes to settle.
+const AFTER: Duration = Duration::from_secs(4);
+
+/// Runs the job of a row once and judges it from all sources; `program` is the one that calls
+/// [`super::part_of_a_job`].
+///
+/// # Errors
+/// If the job cannot be started.
+///
+/// # Panics
+/// If something that the row waits for has not happened within [`PATIENCE`].
+pub fn run(program: &Path, row: &Row, transport: Transport) -> Result<Vec<Cell>> {
+    let mut stage = Stage::start(program, row, transport)?;
+    let view = View::of(stage.rings());
+    let fault = stage.play(row.plot, &view);
+    let over = Instant::now();
+    let right = |view: &View| view.said().last().is_some_and(|(_, it)| it.is(&row.last));
+    while over.elapsed() < AFTER || (!right(&view) && over.elapsed() < AFTER * 3) {
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    let said = view.said();
+    drop(view);
+    debug_assert!(over.elapsed() < PATIENCE);
+    let cells = Source::ALL.map(|source| match source {
+        Source::Live => live(row, fault, &said),
+        after => left(row, after, &stage),
+    });
+    Ok(cells.into())
+}
+
+fn live(row: &Row, fault: Instant, said: &[(Instant, Answer)]) -> Cell {
+    let sights: Vec<Sight> = said
+        .iter()
+        .map(|(at, answer)| Sight {
+            at: match at.checked_duration_since(fault) {
+                Some(after) => after.as_secs_f64(),
+                None => -fault.duration_since(*at).as_secs_f64(),
+            },
+            answer: answer.clone(),
+        })
+        .collect();
+    let is_true = |sight: &&Sight| {
+        let answer = &sight.answer;
+        let after = sight.at >= 0.0;
+        let known = answer.is(&row.last) || row.passing.iter().any(|one| answer.is(one));
+        // A fault of the rank itself is noticed a moment after it came.
+        answer.is_not_yet() || (known && (after || row.plot == Plot::Watch))
+    };
+    let first = sights.iter().find(|it| !it.answer.is_not_yet()).cloned();
+    let last = sights.last().cloned();
+    let is_right = last.as_ref().is_some_and(|it| it.answer.is(&row.last));
+    let wrong = sights.iter().filter(|it| !is_true(it)).cloned().collect();
+    Cell {
+        source: Source::Live,
+        first,
+        last,
+        wrong,
+        is_right,
+    }
+}
+
+fn left(row: &Row, source: Source, stage: &Stage) -> Cell {
+    let rings = stage.job_rings();
+    let answer = look::afterwards(source, &stage.dumps(), &rings);
+    let expected: Option<Said> = match source {
+        Source::DumpsAlone => row.dumps,
+        Source::Live | Source::Rings | Source::Dumps => Some(row.last),
+    };
+    let is_right = match (&answer, expected) {
+        (Some(answer), Some(said)) => {
+            answer.is(&said) || (source == Source::DumpsAlone && answer.is_not_yet())
+        }
+        (Some(answer), None) => answer.is(&row.last) || answer.is_not_yet(),
+        // Dumps are written at time-outs and aborts only.
+        (None, _) => source != Source::Rings,
+    };
+    let sight = answer.map(|answer| Sight { at: 0.0, answer });
+    Cell {
+        source,
+        first: sight.clone(),
+        last: sight,
+        wrong: Vec::new(),
+        is_right,
+    }
+}

@@ -408,17 +408,15 @@ fn waited_on(aligned: &Aligned<'_>, quiet: &[&Gone], others: &[&Gone]) -> bool {
     })
 }
 
-/// Whether a rank gave up: at a time-out in which others were missing, because it lost a peer, or by an
-/// abort. That it ended is a consequence.
+/// Whether a rank gave up: at a time-out, whoever was missing, because it lost a peer, or by an abort. That
+/// it ended is a consequence.
 fn gave_up(aligned: &Aligned<'_>, rank: Rank) -> bool {
     let mut records = aligned.records_of(rank);
     records.any(|at| {
         let mut failures = aligned.records[at].failures.iter();
         failures.any(|failure| match failure.kind {
-            FailureKind::Timeout | FailureKind::PeerGone => {
-                failure.ranks.iter().any(|other| *other != rank)
-            }
-            kind => kind == FailureKind::Abort,
+            FailureKind::PeerGone => failure.ranks.iter().any(|other| *other != rank),
+            kind => matches!(kind, FailureKind::Timeout | FailureKind::Abort),
         })
     })
 }

@@ -20,6 +20,11 @@ use std::time::{Duration, Instant};
 
 /// How often new rings are looked for: ranks that join, attempts that start.
 const LISTING: Duration = Duration::from_secs(2);
+/// The same while the job is starting: a rank whose ring is not read yet must not be taken for one that
+/// left no record.
+const LISTING_AT_START: Duration = Duration::from_millis(200);
+/// For so long after a new ring was found the job is starting.
+const START: Duration = Duration::from_secs(10);
 
 /// The shown job stays for so long after its last process ended; then a job that lives takes its place,
 /// unless the user chose the job.
@@ -35,6 +40,8 @@ pub struct RingSource {
     ended: Option<Instant>,
     rings: BTreeMap<(Rank, RingPart), Ring>,
     listed: Option<Instant>,
+    /// When a new ring was found last.
+    grew: Option<Instant>,
     problems: Vec<Problem>,
 }
 
@@ -67,6 +74,7 @@ impl RingSource {
             ended: None,
             rings: BTreeMap::new(),
             listed: None,
+            grew: None,
             problems: vec![],
         }
     }
@@ -170,6 +178,7 @@ impl RingSource {
                     created_ns,
                 };
                 self.rings.insert(key, ring);
+                self.grew = Some(Instant::now());
             }
             Err(error) => self.problems.push(unreadable(&path, &error)),
         }
@@ -247,7 +256,9 @@ impl Source for RingSource {
             .choice
             .shown()
             .is_some_and(|(job, _)| self.job.as_ref() != Some(&job));
-        let due = other || self.listed.is_none_or(|listed| listed.elapsed() >= LISTING);
+        let starts = self.grew.is_some_and(|grew| grew.elapsed() < START);
+        let pause = if starts { LISTING_AT_START } else { LISTING };
+        let due = other || self.listed.is_none_or(|listed| listed.elapsed() >= pause);
         let restart = if due || self.rings.is_empty() {
             self.list()?
         } else {

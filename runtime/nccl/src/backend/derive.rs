@@ -1,9 +1,9 @@
-//! Groups from groups: splitting one with `ncclCommSplit`, and continuing with the remaining ranks of
-//! one by `ncclCommShrink`.
+//! Groups made from groups: a split with `ncclCommSplit`, and a smaller group of the remaining ranks with
+//! `ncclCommShrink`.
 //!
-//! Both are calls that all ranks concerned must make, so each rank publishes a value in the store when it
-//! arrives: a rank that times out can name those that did not arrive. Where the library has no such
-//! function the group refuses, and the caller connects the new group from scratch.
+//! All ranks concerned must make these calls, so each rank publishes a value in the store when it arrives:
+//! a rank that times out can name those that did not arrive. If the library lacks the function, the group
+//! refuses, and the caller connects the new group from scratch.
 
 use super::NcclBackend;
 use crate::comm::init::{CommInit, InitParams};
@@ -20,13 +20,13 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 impl NcclBackend {
-    /// Takes part in a split of this group: as a member of `group`, or of none.
+    /// Takes part in a split of this group: as a member of `group`, or of no part if `None`.
     ///
     /// # Blocking
     /// Until all ranks of this group take part, or the deadline.
     ///
     /// # Errors
-    /// `Unsupported` where the library cannot split; `Timeout` names the ranks that did not arrive.
+    /// `Unsupported` if the library cannot split; `Timeout` names the ranks that did not arrive.
     pub(crate) fn derive_by_split(
         &self,
         group: Option<&GroupContext>,
@@ -40,7 +40,7 @@ impl NcclBackend {
         }
         let deadline = deadline.started();
         self.main.join(deadline, shared.patience)?;
-        // The library wants nothing pending on the communicator.
+        // The library requires that nothing is pending on the communicator.
         self.main.drain(deadline)?;
         let nth = self.splits.fetch_add(1, Ordering::Relaxed);
         let exchange = StoreExchange::new(&self.group, format!("split/{nth}"));
@@ -78,14 +78,14 @@ impl NcclBackend {
         }
     }
 
-    /// Makes the backend of those that are left, if all of them can.
+    /// Makes the backend of the remaining ranks, if all of them are able to.
     ///
     /// # Blocking
-    /// Until all that are left take part, or the deadline.
+    /// Until all remaining ranks take part, or the deadline.
     ///
     /// # Errors
-    /// `Unsupported` if the communicator of one of them cannot be used for it any more, or the library
-    /// cannot do it; on all of them then.
+    /// `Unsupported`, on all ranks, if the communicator of one of them cannot be used for it any more, or
+    /// the library cannot shrink.
     pub(crate) fn derive_by_shrink(
         &self,
         group: &GroupContext,
@@ -107,7 +107,7 @@ impl NcclBackend {
             && left.is_sorted()
             && !excluded.is_empty()
             && self.wait_for_abort(deadline)
-            // After an error of its connections nothing can be made of it (`ncclCommEnsureReady`).
+            // After a connection error no communicator can be made from it (`ncclCommEnsureReady`).
             && self.main.comm().is_some_and(|comm| matches!(comm.status(), CommStatus::Ready));
         if !agree(group, can, deadline)? {
             return Err(Error::new(
@@ -115,7 +115,7 @@ impl NcclBackend {
                 "not all ranks that are left have a communicator that could be shrunk",
             ));
         }
-        // Where an abort has stopped what was pending there is nothing to stop.
+        // If an abort has already stopped what was pending, nothing is left to stop.
         let is_stopped =
             shared.aborted.get().is_some() && shared.options.error_handling.cleans_up();
         let flags = if is_stopped {
@@ -163,7 +163,7 @@ impl NcclBackend {
     }
 }
 
-/// This rank's place in the new group; any value for a rank that gets none.
+/// Returns this rank's place in the new group; any value for a rank that is not in it.
 fn params_for(group: Option<&GroupContext>) -> InitParams {
     InitParams {
         ids: Vec::new(),
@@ -173,7 +173,7 @@ fn params_for(group: Option<&GroupContext>) -> InitParams {
     }
 }
 
-/// Whether all members of the new group can.
+/// Returns whether all members of the new group can take this step.
 fn agree(group: &GroupContext, can: bool, deadline: Deadline) -> Result<bool> {
     let exchange = StoreExchange::new(group, "shrink".to_owned());
     exchange.publish("can", if can { b"1" } else { b"0" })?;

@@ -19,7 +19,7 @@ use std::sync::Arc;
 /// # Thread safety
 /// One for each world. Groups may be made from several threads.
 pub struct NcclFactory {
-    /// The template of what the queues of each backend share.
+    /// The state that the queues of each backend share, as a template.
     pattern: Arc<Shared>,
 }
 
@@ -27,7 +27,7 @@ impl NcclFactory {
     /// Loads the CUDA driver and NCCL, and opens this rank's device.
     ///
     /// # Errors
-    /// `Backend` with everything that was tried, where driver or library is not there or not right;
+    /// `Backend`, with everything that was tried, if the driver or the library is missing or unsuitable;
     /// `InvalidArgument` if there is no such device.
     pub fn open(world: &WorldContext, options: NcclOptions) -> Result<Arc<Self>> {
         Ok(Arc::new(Self {
@@ -35,7 +35,7 @@ impl NcclFactory {
         }))
     }
 
-    /// This rank's device: where streams and buffers for the backend are made.
+    /// This rank's device, on which streams and buffers for the backend are made.
     pub fn device(&self) -> &Arc<CudaDevice> {
         &self.pattern.device
     }

@@ -27,33 +27,34 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 use turns::{Turns, Wait};
 
-/// Carries the operations of one group on device memory.
+/// Runs the operations of one group on device memory.
 ///
-/// Collectives and blocks of sends and receives go through one communicator, in order. A lone send or
-/// receive goes through a communicator of its two ranks, made when they first meet, as in c10d; but each
-/// direction has its own, so that two ranks that both send first do not wait for each other.
+/// Collectives and blocks of sends and receives go through one communicator, in order. A single send or
+/// receive goes through a communicator of its two ranks, made when they first communicate, as in c10d; but
+/// each direction has its own communicator, so that two ranks that both send first do not wait for each
+/// other.
 pub struct NcclBackend {
     pub(crate) group: GroupContext,
     pub(crate) shared: Arc<Shared>,
     pub(crate) main: Arc<CommQueue>,
-    /// For lone messages, by sender and receiver as ranks of the group.
+    /// Queues for single messages, by sender and receiver as ranks of the group.
     peers: Mutex<BTreeMap<[u32; 2], Arc<CommQueue>>>,
     turns: Turns,
     abort: Mutex<Option<JoinHandle<()>>>,
-    /// How many times it was split.
+    /// Number of times that it was split.
     pub(crate) splits: AtomicU64,
-    /// How many windows it has made.
+    /// Number of windows that it has made.
     pub(crate) windows: AtomicU64,
     pub(crate) signals: Arc<Signals>,
 }
 
 impl NcclBackend {
-    /// By which configurations ask for it.
+    /// The name by which configurations select this backend.
     pub const NAME: &'static str = "nccl";
-    /// How long the library may take to abort before its thread is left to it.
+    /// How long the library may take to abort before the aborting thread is detached.
     const ABORT: Duration = Duration::from_secs(10);
 
-    /// The backend of a group whose communicator is there, or on its way.
+    /// Makes the backend of a group whose communicator exists or is being created.
     pub(crate) fn over(
         group: GroupContext,
         shared: Arc<Shared>,
@@ -89,13 +90,13 @@ impl NcclBackend {
         queues.cloned().collect()
     }
 
-    /// Waits until an abort that was begun is over; returns whether it is.
+    /// Waits until an abort that was begun has finished; returns whether it has.
     pub(crate) fn wait_for_abort(&self, deadline: Deadline) -> bool {
         let deadline = deadline.started();
         let mut thread = self.abort.lock().unwrap_or_else(PoisonError::into_inner);
         while thread.as_ref().is_some_and(|thread| !thread.is_finished()) {
             if deadline.has_passed() {
-                // Inside the library: there is nothing that could end it.
+                // The thread is inside the library, and nothing could end that call.
                 tracing::error!("NCCL does not come back from an abort; its thread is left to it");
                 return false;
             }
@@ -109,7 +110,7 @@ impl NcclBackend {
         true
     }
 
-    /// Refuses what this backend cannot do. Nothing is sent.
+    /// Refuses what this backend cannot do. Sends no data.
     fn check(&self, op: &Op<'_>) -> Result<()> {
         launch::check(&self.shared, op)?;
         let mut result = Ok(());
@@ -121,7 +122,7 @@ impl NcclBackend {
         result.map_err(|error| error.during(op.op_type()))
     }
 
-    /// The queue that an operation goes through.
+    /// Returns the queue that an operation goes through.
     fn queue_of(&self, op: &Op<'_>) -> Result<Arc<CommQueue>> {
         let own = self.group.group_rank;
         let Peer::Rank(peer) = op.peer() else {
@@ -152,7 +153,7 @@ impl NcclBackend {
         Ok(queue)
     }
 
-    /// Hands an operation to its queue when its turn comes; also returns whether it had to wait for the
+    /// Submits an operation to its queue when its turn comes; also returns whether it had to wait for the
     /// turn.
     fn submit(&self, op: Op<'static>, call: Call, wait: Waits) -> Result<(Arc<Ticket>, Wait)> {
         let turn = self.turns.take(call.turn, call.deadline);
@@ -232,8 +233,7 @@ impl Backend for NcclBackend {
         }
     }
 
-    /// The library's own clean-up runs on a thread of its own, since it waits for kernels that may
-    /// never end.
+    /// The library's own clean-up runs on a separate thread, since it waits for kernels that may never end.
     fn abort(&self, reason: &AbortReason) {
         if self.shared.aborted.set(reason.error.clone()).is_err() {
             return;
@@ -245,7 +245,7 @@ impl Backend for NcclBackend {
             CommQueue::abandon_all(&queues);
             return;
         }
-        // invariant 10: joined by `wait_for_abort`, unless the call never returns.
+        // invariant 10: `wait_for_abort` joins the thread, unless the call never returns.
         let thread = std::thread::Builder::new().name("rcomm/nccl-abort".to_owned());
         let spawned = thread.spawn(move || CommQueue::end_all(&queues));
         match spawned {
@@ -258,7 +258,7 @@ impl Backend for NcclBackend {
             ),
         }
         if handling.ends_process() {
-            // The process is about to end, and shall not leave kernels behind if that can be helped.
+            // The process is about to end, and should not leave kernels running if that is avoidable.
             self.wait_for_abort(Deadline::In(Self::ABORT));
         }
     }
@@ -297,8 +297,9 @@ impl Backend for NcclBackend {
         self.main.deregister(registration)
     }
 
-    /// The memory is unmapped by `ncclMemFree` with the last buffer over it. Unlike the driver that frees a
-    /// `DeviceBuffer`, NCCL does not wait for kernels and copies that the program itself has enqueued.
+    /// `ncclMemFree` unmaps the memory when the last buffer over it is dropped. Unlike the driver when it
+    /// frees a `DeviceBuffer`, NCCL does not wait for kernels and copies that the program itself has
+    /// enqueued.
     fn allocate(&self, dtype: DType, len: usize) -> Result<Buffer<'static>> {
         self.shared
             .allocate(self.main.stream(), dtype, len)?

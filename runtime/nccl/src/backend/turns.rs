@@ -16,7 +16,7 @@ pub(crate) struct Turns {
 struct State {
     /// All turns up to this one have passed.
     last: u64,
-    /// Later ones that have passed already, with errors.
+    /// Later turns that have already passed, with errors.
     passed: BTreeSet<u64>,
     closed: bool,
 }
@@ -24,13 +24,13 @@ struct State {
 /// Whether the caller had to wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Wait {
-    /// The turn had come already.
+    /// The turn had already come.
     None,
-    /// It had not.
+    /// The turn had not come yet.
     Waited,
 }
 
-/// A turn in use: it passes when this goes.
+/// A turn in use: it passes when this value is dropped.
 pub(crate) struct Turn<'a> {
     turns: &'a Turns,
     number: u64,
@@ -45,7 +45,7 @@ impl Turns {
     /// Waits for a turn. Number 0 belongs to no operation; its turn has always come.
     ///
     /// # Errors
-    /// `Timeout` if it has not come in time; the turn has passed then.
+    /// `Timeout` if the turn has not come in time; the turn then passes.
     pub(crate) fn take(&self, number: u64, deadline: Deadline) -> Result<Turn<'_>> {
         let mut turn = Turn {
             turns: self,
@@ -73,7 +73,7 @@ impl Turns {
         Ok(turn)
     }
 
-    /// Lets a turn pass unused.
+    /// Passes a turn without using it.
     pub(crate) fn pass(&self, number: u64) {
         let mut guard = self.lock();
         let state = &mut *guard;
@@ -88,7 +88,7 @@ impl Turns {
         self.moved.notify_all();
     }
 
-    /// Lets all waiters through: the group has failed.
+    /// Lets all waiters continue, since the group has failed.
     pub(crate) fn close(&self) {
         self.lock().closed = true;
         self.moved.notify_all();

@@ -1,7 +1,7 @@
 //! How the ranks of a communicator find each other over the store, step by step.
 //!
-//! First they exchange who they are (`peer_info`), then they join. A rank that gives up publishes that, and
-//! the others stop waiting for it.
+//! First the ranks exchange their descriptions (`peer_info`), then they join. A rank that gives up
+//! publishes this, and the others stop waiting for it.
 
 use super::Comm;
 use super::init::{CommInit, InitParams, InitStep, WarmUp};
@@ -19,7 +19,7 @@ enum BootstrapStage {
     Joined(Option<Comm>),
 }
 
-/// One rank's way into a communicator.
+/// One rank's progress towards a communicator.
 pub(crate) struct Bootstrap {
     members: BootstrapGroup,
     stage: BootstrapStage,
@@ -33,7 +33,7 @@ impl Bootstrap {
     const FIRST_PAUSE: Duration = Duration::from_micros(200);
     const LONGEST_PAUSE: Duration = Duration::from_millis(50);
 
-    /// Publishes this rank's [`PeerInfo`], with an id if it is among those that make one.
+    /// Publishes this rank's [`PeerInfo`], with a unique id if this rank is one of those that make one.
     ///
     /// # Errors
     /// `Store`; `Backend` if the library cannot make an id.
@@ -63,12 +63,12 @@ impl Bootstrap {
         })
     }
 
-    /// With what the communicator connects its rings, once it is there.
+    /// Sets what the communicator uses to connect its rings once it exists.
     pub(crate) fn warm_up(&mut self, with: WarmUp) {
         self.warm_up = Some(with);
     }
 
-    /// How many ranks one unique id is made for: all, where the library takes no more than one.
+    /// Returns for how many ranks one unique id is made: for all, if the library accepts only one id.
     fn ranks_per_id(shared: &Shared, ranks: u32) -> u32 {
         match shared.library.table().comm_init_rank_scalable {
             Some(_) => shared.options.ranks_per_id.max(1),
@@ -76,12 +76,13 @@ impl Bootstrap {
         }
     }
 
-    /// The longest time between two looks at the store, which serves all ranks: longer for more of them.
+    /// Returns the longest time between two polls of the store, which serves all ranks: longer for more
+    /// ranks.
     fn longest_pause(&self) -> Duration {
         Self::LONGEST_PAUSE * (1 + self.members.ranks.len() as u32 / 256)
     }
 
-    /// Goes as far as it can without waiting; `true` when all ranks have joined.
+    /// Advances as far as possible without waiting; returns `true` when all ranks have joined.
     ///
     /// # Errors
     /// `Rendezvous` names ranks that do not fit together; `PeerLost` names the rank that gave up.
@@ -95,7 +96,7 @@ impl Bootstrap {
         result
     }
 
-    /// The communicator, once [`step`](Self::step) has returned that it exists.
+    /// Returns the communicator, once [`step`](Self::step) has returned that it exists.
     pub(crate) fn into_comm(self) -> Option<(Comm, Vec<UniqueId>)> {
         match self.stage {
             BootstrapStage::Gathering | BootstrapStage::Joining(_) => None,
@@ -139,7 +140,7 @@ impl Bootstrap {
         Ok(false)
     }
 
-    /// Stops where another rank has given up.
+    /// Fails if another rank has given up.
     fn look_for_failure(&self) -> Result<()> {
         let store = &self.members.store;
         if !store.check(&["failed"])? {
@@ -177,7 +178,7 @@ impl Bootstrap {
     fn try_give_up(&self, error: &Error, patience: Duration) -> Result<String> {
         let own = self.members.ranks[self.members.own as usize];
         let store = &self.members.store;
-        // The first to give up is the one that the others name.
+        // The first rank that gives up is the one that the others name.
         store.compare_set("failed", b"", format!("{own} {error}").as_bytes())?;
         peer_info::give_up(
             &self.members,
@@ -191,7 +192,8 @@ impl Bootstrap {
                 break;
             }
             std::thread::sleep(Self::LONGEST_PAUSE);
-            // The rank that serves the store may have given up, too: what is known then has to do.
+            // The rank that serves the store may have given up, too: only what is known by then is
+            // reported.
             match self.look_for_silent() {
                 Ok(silent) => (absent, mute) = silent,
                 Err(_) => break,
@@ -212,7 +214,7 @@ impl Bootstrap {
 }
 
 impl Bootstrap {
-    /// Ranks that have not reported their outcome: those that never arrived, and those that did.
+    /// Ranks that have not reported their outcome: those that never arrived, and those that arrived.
     fn look_for_silent(&self) -> Result<(Vec<String>, Vec<String>)> {
         let store = &self.members.store;
         let (mut absent, mut mute) = (Vec::new(), Vec::new());

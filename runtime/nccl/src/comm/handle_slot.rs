@@ -1,28 +1,28 @@
-//! Where the library writes a handle, perhaps long after the call that was given the slot.
+//! Memory to which the library writes a handle, perhaps long after the call that was given the slot.
 
 use std::ffi::c_void;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicPtr, Ordering};
 
-/// Room on the heap for one handle.
+/// Memory on the heap for one handle.
 ///
-/// Shared, not owned, in the eyes of the compiler: what a `Box` refers to is the box's alone each time that
-/// moves, which would end the right of the library's pointer to it.
+/// It is shared and not owned from the compiler's view: each move of a `Box` asserts unique access to its
+/// contents, which would invalidate the library's pointer to them.
 #[derive(Clone, Default)]
 pub(crate) struct HandleSlot(Arc<AtomicPtr<c_void>>);
 
 impl HandleSlot {
-    /// What the library is given: valid until this is dropped, wherever it moves.
+    /// The pointer for the library: valid until this value is dropped, wherever the value is moved.
     pub(crate) fn as_ptr(&self) -> *mut *mut c_void {
         self.0.as_ptr()
     }
 
-    /// What the library has written, once it is done; null if nothing.
+    /// Returns what the library has written, once the library is done; null if it has written nothing.
     pub(crate) fn handle(&self) -> *mut c_void {
         self.0.load(Ordering::Acquire)
     }
 
-    /// Leaks it: the library may write to it at any time.
+    /// Leaks the slot, since the library may write to it at any time.
     pub(crate) fn leak(self) {
         std::mem::forget(self);
     }
@@ -32,7 +32,7 @@ impl HandleSlot {
 mod tests {
     use super::*;
 
-    /// For Miri, which knows what a pointer may still access.
+    /// This test is for Miri, which checks what a pointer may still access.
     #[test]
     fn a_handle_may_be_written_after_its_place_has_moved() {
         let slot = HandleSlot::default();

@@ -1,12 +1,13 @@
-//! Creation of communicators: joined with a unique id, split from another, or shrunk to the ranks that are
-//! left of one.
+//! Creation of communicators: joined with a unique id, split from another, or shrunk to the remaining ranks
+//! of another.
 //!
-//! A [`CommInit`] is begun and then polled until it ends, so the caller can wait with a deadline. The library
-//! works in the background until then. Where the communicator is configured as blocking, the call runs on a
-//! thread of its own, which is detached if the call never returns.
+//! A [`CommInit`] is begun and then polled until it ends, so the caller can wait with a deadline. The
+//! library works in the background until then. If the communicator is configured as blocking, the call runs
+//! on a separate thread, which is detached if the call never returns.
 //!
-//! A communicator that is joined makes one small broadcast, which has the library connect its rings
-//! (`ncclCollPreconnectFunc`, group.cc): it would do that in the first operation, which then waits for peers.
+//! A communicator that is joined makes one small broadcast, which makes the library connect its rings
+//! (`ncclCollPreconnectFunc`, group.cc). Otherwise it would do that in the first operation, which then
+//! waits for peers.
 //!
 //! Source of the states: "Creating a communicator with options" and "Creating more communicators" in
 //! NCCL's user guide; of the slot where a child's handle appears: `ncclCommSplit` in NCCL's `init.cc`.
@@ -27,7 +28,7 @@ use std::time::Duration;
 
 /// Which communicator a rank joins, and as which rank.
 pub(crate) struct InitParams {
-    /// One id, or several for a faster start of large worlds (2.23); the same on all ranks. None for a
+    /// One id, or several for a faster start of large worlds (2.23); the same on all ranks. Empty for a
     /// child.
     pub(crate) ids: Vec<UniqueId>,
     pub(crate) rank: u32,
@@ -35,16 +36,16 @@ pub(crate) struct InitParams {
     pub(crate) name: String,
 }
 
-/// What a communicator's first broadcast uses.
+/// The stream and the buffer that a communicator's first broadcast uses.
 #[derive(Clone)]
 pub(crate) struct WarmUp {
     pub(crate) stream: Arc<CudaStream>,
-    /// Four bytes or more.
+    /// A buffer of four bytes or more.
     pub(crate) word: DeviceBuffer,
 }
 
 impl WarmUp {
-    /// Has the library connect the rings of a communicator that is ready. All ranks call it.
+    /// Makes the library connect the rings of a communicator that is ready. All ranks call it.
     fn connect(&self, comm: &Comm) -> Result<()> {
         let at = std::ptr::with_exposed_provenance_mut(self.word.address() as usize);
         comm.with(|library, raw| {
@@ -68,21 +69,21 @@ impl WarmUp {
 
 /// The result of one step of a creation.
 pub(crate) enum InitStep {
-    /// Nothing yet.
+    /// The creation has not ended yet.
     NotYet,
-    /// The communicator; none for a rank that took part in a split and is in none of its parts.
+    /// The communicator; `None` for a rank that took part in a split and is in none of its parts.
     Ready(Option<Comm>),
 }
 
-/// A communicator on its way.
+/// A communicator that is being created.
 pub(crate) struct CommInit(InitStage);
 
 enum InitStage {
-    /// Joining; its handle is there. It connects when it has joined.
+    /// The rank is joining, and the handle exists. The rings are connected after all ranks have joined.
     Joining(Comm, Option<WarmUp>),
-    /// Being split off or shrunk; the handle appears when the parent is ready again.
+    /// The communicator is being split off or shrunk; the handle is written when the parent is ready again.
     Child(Child),
-    /// Inside a call that blocks.
+    /// The creation is inside a call that blocks.
     Blocked(ForeignCall<Result<Option<Comm>>>),
     Over,
 }
@@ -92,13 +93,14 @@ struct Child {
     parent: Arc<Comm>,
     rank: u32,
     size: u32,
-    /// Left to the parent if this is dropped before its time: the library writes to it in the end.
+    /// Passed to the parent if this is dropped early, since the library will still write to it.
     slot: Option<HandleSlot>,
-    /// As the slot: the library copies them during the call, but it costs nothing to be sure.
+    /// Kept as long as the slot. The library copies the input during the call, but keeping it costs
+    /// nothing.
     input: Option<Box<Input>>,
 }
 
-/// What a call that makes a child reads.
+/// The input that a call that makes a child reads.
 struct Input {
     config: RawConfig,
     /// Ranks of the parent that are left out.
@@ -106,7 +108,7 @@ struct Input {
 }
 
 impl Drop for Child {
-    /// The parent takes over what the library may still write to.
+    /// Passes to the parent what the library may still write to.
     fn drop(&mut self) {
         if let (Some(slot), Some(input)) = (self.slot.take(), self.input.take()) {
             self.parent.take_in(Orphan { slot, input });
@@ -115,10 +117,10 @@ impl Drop for Child {
 }
 
 impl CommInit {
-    /// Begins to join. The device whose context is current becomes the communicator's.
+    /// Begins to join. The communicator uses the device whose context is current.
     ///
     /// # Errors
-    /// `Backend` with the library's words; `Unsupported` for several ids with a library older than 2.23.
+    /// `Backend` with the library's message; `Unsupported` for several ids with a library older than 2.23.
     pub(crate) fn join(
         library: &Arc<NcclLibrary>,
         device: &Arc<CudaDevice>,
@@ -128,7 +130,7 @@ impl CommInit {
     ) -> Result<Self> {
         let config = config_for(library, &params, options)?;
         let library = library.clone();
-        // One rank has nothing to connect to.
+        // A single rank has no peers to connect to.
         let warm_up = warm_up.filter(|_| params.size > 1);
         let make = move || join(&library, &params, config);
         match options.blocking {
@@ -144,13 +146,14 @@ impl CommInit {
         }
     }
 
-    /// Begins to split ranks off a communicator: all its ranks call this. Those of one `color` come
-    /// together, in the order of their ranks in the new one; of no color, they get nothing.
+    /// Begins to split ranks off a communicator: all its ranks call this. Those with the same `color` form
+    /// one communicator, ordered by their ranks in the new one; a rank without a color gets no
+    /// communicator.
     ///
     /// No other call may be made on the parent until this has ended.
     ///
     /// # Errors
-    /// `Unsupported` where the library has no such function; `Backend` with its words.
+    /// `Unsupported` if the library has no such function; `Backend` with the library's message.
     pub(crate) fn split(
         library: &Arc<NcclLibrary>,
         device: &Arc<CudaDevice>,
@@ -172,11 +175,11 @@ impl CommInit {
         derive(library, device, parent, (params, Vec::new()), call, options)
     }
 
-    /// Begins to make a communicator of the ranks that are left: all of them call this with the same
-    /// list of those that are not (ranks of the parent). `flags` is `SHRINK_DEFAULT` or `SHRINK_ABORT`.
+    /// Begins to make a communicator of the remaining ranks. All of them call this with the same list of
+    /// the ranks that do not remain (ranks of the parent). `flags` is `SHRINK_DEFAULT` or `SHRINK_ABORT`.
     ///
     /// # Errors
-    /// `Unsupported` where the library has no such function; `Backend` with its words.
+    /// `Unsupported` if the library has no such function; `Backend` with the library's message.
     pub(crate) fn shrink(
         library: &Arc<NcclLibrary>,
         device: &Arc<CudaDevice>,
@@ -201,10 +204,10 @@ impl CommInit {
         derive(library, device, parent, (params, excluded), call, options)
     }
 
-    /// Goes as far as it can without waiting.
+    /// Advances as far as possible without waiting.
     ///
     /// # Errors
-    /// `Backend` or `PeerLost` with the library's words. Nothing more comes of it then.
+    /// `Backend` or `PeerLost` with the library's message. The creation has then failed finally.
     pub(crate) fn step(&mut self) -> Result<InitStep> {
         let done = match &mut self.0 {
             InitStage::Joining(comm, warm_up) => {
@@ -223,7 +226,7 @@ impl CommInit {
                 }
             }
             InitStage::Child(child) => {
-                // After an error, what the library has made all the same goes with the parent.
+                // After an error, what the library has still made is ended with the parent.
                 if !child.parent.is_ready()? {
                     return Ok(InitStep::NotYet);
                 }
@@ -242,7 +245,7 @@ impl CommInit {
 }
 
 impl Child {
-    /// What the library has written, once the parent is ready.
+    /// Returns what the library has written, once the parent is ready.
     ///
     /// # Errors
     /// As [`Comm::check_size`].
@@ -251,7 +254,7 @@ impl Child {
             .slot
             .take()
             .map_or(std::ptr::null_mut(), |slot| slot.handle());
-        // It will not be looked at again.
+        // The library will not read it again.
         self.input = None;
         if raw.is_null() {
             return Ok(None);
@@ -264,7 +267,8 @@ impl Child {
     }
 }
 
-/// The options as the library reads them: during the call, but for the name, to which it keeps the pointer.
+/// The options in the form that the library reads: during the call, except for the name, whose pointer it
+/// keeps.
 fn config_for(
     library: &NcclLibrary,
     params: &InitParams,
@@ -319,9 +323,9 @@ fn join(library: &Arc<NcclLibrary>, params: &InitParams, mut config: RawConfig) 
     Ok(comm)
 }
 
-/// Makes a child: `call` is given the parent, the slot for the handle, and what it reads.
+/// Makes a child: `call` gets the parent, the slot for the handle, and the input.
 ///
-/// The contract that its `unsafe` call relies on: the parent is live and locked while the call runs; the
+/// The contract on which its `unsafe` call relies: the parent is live and locked while the call runs; the
 /// slot and the input are on the heap, and stay there until the parent is ready again, or are leaked.
 fn derive(
     library: &Arc<NcclLibrary>,
@@ -370,8 +374,8 @@ fn check(library: &NcclLibrary, comm: NcclComm, call: &str, status: NcclResult) 
     unsafe { library.check_on(comm, call, status) }
 }
 
-/// Makes a call that blocks on a thread of its own, in the device's context. A communicator that comes too late is
-/// aborted as it is dropped.
+/// Runs a blocking call on a separate thread, in the device's context. A communicator that is made too late
+/// is aborted when it is dropped.
 fn on_thread(
     device: &Arc<CudaDevice>,
     make: impl FnOnce() -> Result<Option<Comm>> + Send + 'static,

@@ -1,5 +1,5 @@
-//! A communicator as an owned value: polled while the library is at work, ended in the right order,
-//! aborted on drop. How one is made is in `init`.
+//! A communicator as an owned value: polled while the library works on it, ended in the right order,
+//! aborted on drop. The module `init` creates communicators.
 //!
 //! Calls on a communicator wait for peers inside the library, unless the options say otherwise (`blocking = 0`):
 //! such calls return `ncclInProgress`, and `ncclCommGetAsyncError` is polled with a deadline. Source of the
@@ -28,19 +28,19 @@ use std::time::Duration;
 /// One rank's end of a communicator.
 ///
 /// # Thread safety
-/// Calls may come from any thread, one at a time: the lock sees to that. A call that never returns (one stuck in
-/// the driver, or waiting for a peer) keeps the lock, and nothing frees the communicator under it: NCCL allows no
-/// abort while another thread is in a call ("Fault Tolerance" in its user guide). A revoke frees nothing, so it
-/// is made all the same: it raises the flags that such a call looks at. What must not wait uses
-/// [`status`](Comm::status).
+/// Calls may come from any thread; a lock ensures that there is one call at a time. A call that never
+/// returns (because it is stuck in the driver or waits for a peer) keeps the lock, and no other code frees
+/// the communicator meanwhile: NCCL allows no abort while another thread is in a call ("Fault Tolerance" in
+/// its user guide). A revoke frees nothing, so it is made even then: it raises the flags that such a call
+/// checks. Code that must not wait uses [`status`](Comm::status).
 pub(crate) struct Comm {
     library: Arc<NcclLibrary>,
     handle: Mutex<Handle>,
-    /// The same, for a revoke under a call; null once it was ended.
+    /// The same handle, for a revoke during a call; null once the communicator was ended.
     raw: AtomicPtr<c_void>,
-    /// Held while it is revoked or ended. Taken before `handle`.
+    /// Held while the communicator is revoked or ended. Taken before `handle`.
     ending: Mutex<()>,
-    /// Children that were given up before the library was done with them.
+    /// Children that were abandoned before the library was done with them.
     orphans: Mutex<Vec<Orphan>>,
     rank: u32,
     size: u32,
@@ -55,7 +55,7 @@ pub(crate) struct Orphan {
 }
 
 impl Orphan {
-    /// Aborts what the library has made, if it has made anything.
+    /// Aborts the child, if the library has made it.
     fn abort(self, library: &NcclLibrary) -> Result<()> {
         let raw = self.slot.handle();
         if raw.is_null() {
@@ -68,15 +68,15 @@ impl Orphan {
     }
 }
 
-/// How a communicator fares.
+/// The state of a communicator.
 pub(crate) enum CommStatus {
-    /// Nothing is going on in the background.
+    /// No work is in progress in the background.
     Ready,
-    /// Something is.
+    /// Work is in progress in the background.
     AtWork,
     /// Another thread is inside a call on it.
     InUse,
-    /// It was ended.
+    /// The communicator was ended.
     Gone,
     /// The library reports an error.
     Failed(Error),
@@ -90,9 +90,10 @@ struct Handle(NcclComm);
 unsafe impl Send for Handle {}
 
 impl Comm {
-    /// How long the library may take to abort what is dropped before the aborting thread is detached.
+    /// How long the library may take to abort a dropped communicator before the aborting thread is
+    /// detached.
     const LAST_ABORT: Duration = Duration::from_secs(10);
-    /// How long a call on the communicator may take until it counts as one that does not return.
+    /// How long a call on the communicator may take before it is treated as one that does not return.
     const CALL: Duration = Duration::from_secs(1);
 
     /// Owns a communicator that the library has just made, or null.
@@ -121,17 +122,17 @@ impl Comm {
         self.rank
     }
 
-    /// Ranks of the communicator.
+    /// Number of ranks of the communicator.
     pub(crate) fn size(&self) -> u32 {
         self.size
     }
 
-    /// Compares the library's number of ranks with the one that was asked for, once it is ready. After a failure
-    /// that has left a group of calls open on a thread, NCCL swallows the thread's later calls: what they should
-    /// have made looks ready, and has no ranks.
+    /// Compares the library's number of ranks with the requested number, once the communicator is ready.
+    /// After a failure that has left a group of calls open on a thread, NCCL ignores the thread's later
+    /// calls without an error: what they should have made appears ready, but has no ranks.
     ///
     /// # Errors
-    /// `Backend` if they differ, or with the library's words.
+    /// `Backend` if they differ, or with the library's message.
     pub(crate) fn check_size(&self) -> Result<()> {
         let mut count = 0;
         self.with(|library, comm| {
@@ -169,10 +170,12 @@ impl Comm {
         Ok(call(&self.library, handle.0))
     }
 
-    /// Makes one call on the communicator on a thread of its own, which has it until the call returns.
+    /// Makes one call on the communicator on a separate thread, which holds the communicator until the call
+    /// returns.
     ///
     /// # Errors
-    /// `Io` if there is no thread. What the call returns is the call's own result, or `Closed` as [`with`](Self::with).
+    /// `Io` if no thread can be started. What the call returns is the call's own result, or `Closed` as
+    /// [`with`](Self::with).
     pub(crate) fn call_apart<R: Send + 'static>(
         self: &Arc<Self>,
         device: &Arc<CudaDevice>,
@@ -186,15 +189,15 @@ impl Comm {
         })
     }
 
-    /// Whether nothing is going on in the background, such as joining.
+    /// Whether no work, such as joining, is in progress in the background.
     ///
     /// # Errors
-    /// `Backend` with the library's words (a peer died, the network failed).
+    /// `Backend` with the library's message (a peer died, the network failed).
     pub(crate) fn is_ready(&self) -> Result<bool> {
         self.with(Self::ask)?
     }
 
-    /// As [`is_ready`](Self::is_ready), for callers that must not wait for the lock.
+    /// Works as [`is_ready`](Self::is_ready), for callers that must not wait for the lock.
     pub(crate) fn status(&self) -> CommStatus {
         let Ok(handle) = self.handle.try_lock() else {
             return CommStatus::InUse;
@@ -209,7 +212,7 @@ impl Comm {
         }
     }
 
-    /// The library's error, if it has one and the communicator is not in use by another call.
+    /// Returns the library's error, if there is one and no other call uses the communicator.
     pub(crate) fn trouble(&self) -> Option<Error> {
         match self.status() {
             CommStatus::Failed(error) => Some(error),
@@ -234,10 +237,10 @@ impl Comm {
         Ok(true)
     }
 
-    /// Begins to flush what was enqueued: [`is_ready`](Self::is_ready) is true when it is done. All ranks
-    /// call it, then [`destroy`](Self::destroy).
+    /// Begins to flush what was enqueued: [`is_ready`](Self::is_ready) is true when the flush is done. All
+    /// ranks call it, then [`destroy`](Self::destroy).
     ///
-    /// # Errors
+    /// `Backend` with the library's message.
     /// `Backend` with the library's words.
     pub(crate) fn finalize(&self) -> Result<()> {
         self.with(|library, comm| {
@@ -251,12 +254,13 @@ impl Comm {
         })?
     }
 
-    /// Frees the communicator after [`finalize`](Self::finalize), if nothing has failed on it: the library leaves
-    /// its group of calls open on a thread where this fails (`ncclCommDestroy`, init.cc: `ncclCommEnsureReady`
-    /// returns before `ncclGroupEndInternal`), so the thread makes no other call. A second call does nothing.
+    /// Frees the communicator after [`finalize`](Self::finalize), if no error has occurred on it. If this
+    /// call fails, the library leaves its group of calls open on the thread (`ncclCommDestroy`, init.cc:
+    /// `ncclCommEnsureReady` returns before `ncclGroupEndInternal`), so the thread makes no other call. A
+    /// second call has no effect.
     ///
     /// # Errors
-    /// `Backend` with the library's words.
+    /// `Backend` with the library's message.
     pub(crate) fn destroy(&self) -> Result<()> {
         let _ending = self.ending.lock().unwrap_or_else(PoisonError::into_inner);
         let mut handle = self.handle.lock().unwrap_or_else(PoisonError::into_inner);
@@ -270,11 +274,12 @@ impl Comm {
         self.library.check("ncclCommDestroy", status)
     }
 
-    /// Stops what is pending and keeps the communicator, of which another can be made afterwards;
-    /// [`is_ready`](Self::is_ready) is true when it has stopped. On this rank alone.
+    /// Stops what is pending and keeps the communicator, from which another can be made afterwards;
+    /// [`is_ready`](Self::is_ready) is true when it has stopped. It affects this rank only.
     ///
     /// # Errors
-    /// `Unsupported` where the library has no such function (before 2.29); `Backend` with its words.
+    /// `Unsupported` if the library has no such function (before 2.29); `Backend` with the library's
+    /// message.
     pub(crate) fn revoke(&self) -> Result<()> {
         let Some(revoke) = self.library.table().comm_revoke else {
             return Err(self.library.lacks(
@@ -283,7 +288,8 @@ impl Comm {
             ));
         };
         let _ending = self.ending.lock().unwrap_or_else(PoisonError::into_inner);
-        // Held where it is free, so that no other call begins; a call that does not return keeps it.
+        // The lock is held if it is free, so that no other call begins; a call that does not return keeps
+        // it.
         let _handle = self.lock_within(Self::CALL);
         let comm = self.raw.load(Ordering::Acquire);
         if comm.is_null() {
@@ -298,7 +304,7 @@ impl Comm {
         unsafe { self.library.check_on(comm, "ncclCommRevoke", status) }
     }
 
-    /// The handle, if no call has it for longer than that.
+    /// Returns the locked handle, if no call holds it for longer than `patience`.
     fn lock_within(&self, patience: Duration) -> Option<MutexGuard<'_, Handle>> {
         let begun = std::time::Instant::now();
         loop {
@@ -311,17 +317,17 @@ impl Comm {
         }
     }
 
-    /// Aborts several communicators in one group of calls. One by one they could deadlock: an abort frees
-    /// memory of the device, which waits for the kernels of all its communicators, and those end when their
-    /// own is aborted. In a group all receive the abort flag before the first is freed (`ncclCommAbort`
-    /// raises the flags at once, and `ncclGroupEnd` frees).
+    /// Aborts several communicators in one group of calls. Separate aborts could deadlock: an abort frees
+    /// memory of the device, which waits for the kernels of all its communicators, and those kernels end
+    /// when their own communicator is aborted. In a group, all communicators get the abort flag before the
+    /// first is freed (`ncclCommAbort` raises the flags at once, and `ncclGroupEnd` frees).
     ///
     /// # Blocking
     /// Until the library has stopped its kernels and threads, and while a graph holds operations of one of them.
     ///
     /// # Errors
-    /// `Backend` with the library's words; `Timeout` if a call on one of them does not return: that one is left
-    /// to it.
+    /// `Backend` with the library's message; `Timeout` if a call on one of them does not return: that
+    /// communicator is left to the call.
     pub(crate) fn abort_all(library: &NcclLibrary, comms: &[Arc<Self>]) -> Result<()> {
         let mut result = Ok(());
         let mut ended = Vec::new();
@@ -355,19 +361,19 @@ impl Comm {
         result.and(library.check("ncclGroupEnd", freed))
     }
 
-    /// Takes a child over that was given up before its time.
+    /// Takes over a child that was abandoned early.
     pub(crate) fn take_in(&self, orphan: Orphan) {
         let mut orphans = self.orphans.lock().unwrap_or_else(PoisonError::into_inner);
         orphans.push(orphan);
     }
 
-    /// Leaks the communicator to the library as it is. Later calls find it gone.
+    /// Leaks the communicator to the library as it is. Later calls find that it was ended.
     pub(crate) fn abandon(&self) {
         let mut orphans = self.orphans.lock().unwrap_or_else(PoisonError::into_inner);
         std::mem::forget(std::mem::take(&mut *orphans));
         drop(orphans);
         let _ending = self.ending.lock().unwrap_or_else(PoisonError::into_inner);
-        // A call on it that has not returned holds the lock; later calls find that.
+        // A call on it that has not returned holds the lock; later calls fail to get the lock.
         if let Some(mut handle) = self.lock_within(Duration::ZERO) {
             self.take(&mut handle);
         }
@@ -385,10 +391,10 @@ impl Comm {
         settle_orphans(&self.library, orphans, status);
     }
 
-    /// Has the library prepare memory for operations of this communicator.
+    /// Makes the library prepare memory for operations of this communicator.
     ///
     /// # Errors
-    /// `Unsupported` before 2.19; `Backend` with the library's words.
+    /// `Unsupported` before 2.19; `Backend` with the library's message.
     ///
     /// # Safety
     /// The range is device memory that stays until [`deregister`](Self::deregister), or until the
@@ -410,10 +416,10 @@ impl Comm {
         })?
     }
 
-    /// Undoes [`register`](Self::register), whose result `handle` is. Each is undone once.
+    /// Undoes [`register`](Self::register), which returned `handle`. Each registration is undone once.
     ///
     /// # Errors
-    /// `Closed` if the communicator is gone, and its registrations with it.
+    /// `Closed` if the communicator was ended, which also ended its registrations.
     ///
     /// # Safety
     /// `handle` comes from this communicator, and is not used again.
@@ -439,7 +445,7 @@ fn ended() -> Error {
     Error::new(ErrorKind::Closed, message)
 }
 
-/// Ends the abandoned children, after their parent; where aborting the parent failed they are leaked, since
+/// Ends the abandoned children, after their parent. If aborting the parent failed they are leaked, since
 /// the library may still write to them.
 fn settle_orphans(library: &NcclLibrary, orphans: Vec<Orphan>, status: NcclResult) {
     if status != result::SUCCESS {
@@ -454,8 +460,8 @@ fn settle_orphans(library: &NcclLibrary, orphans: Vec<Orphan>, status: NcclResul
 }
 
 impl Comm {
-    /// Aborts what is still there, on a thread of its own, since the library may never return from it;
-    /// returns whether it has.
+    /// Aborts the communicator if it was not ended, on a separate thread, since the library may never
+    /// return from the call; returns whether the abort has finished.
     pub(crate) fn end_at_last(&mut self) -> bool {
         let handle = self
             .handle

@@ -1,11 +1,11 @@
 //! How the ranks of a communicator find each other over the store: each publishes a [`PeerInfo`] (its rank, device
 //! and library), and the first rank reads and compares all of them.
 //!
-//! The first rank waits for one counter, reads every value once, and publishes one result: the unique ids, or why
-//! these ranks cannot form a communicator. All others wait for that one key. So N ranks read O(N) keys in all,
-//! where every rank reading every value would read N².
+//! The first rank waits for one counter, reads every value once, and publishes one result: the unique ids,
+//! or the reason why these ranks cannot form a communicator. All other ranks wait for that one key. So N
+//! ranks read O(N) keys in total; if every rank read every value, they would read N².
 //!
-//! Ranks on one device, and libraries that differ, are refused by name here, where NCCL would hang.
+//! Ranks on the same device and libraries of different versions are refused here by name; NCCL would hang.
 
 use super::members::BootstrapGroup;
 use crate::context::options::DeviceSharing;
@@ -35,7 +35,7 @@ impl PeerInfo {
     /// Checks whether these ranks can form one communicator.
     ///
     /// # Errors
-    /// The ranks that do not fit together, and why.
+    /// Names the ranks that do not fit together, and why.
     fn check_all(infos: &[Self], devices: DeviceSharing) -> Result<(), String> {
         let Some(first) = infos.first() else {
             return Ok(());
@@ -51,8 +51,8 @@ impl PeerInfo {
                     Version(info.version)
                 ));
             }
-            // The UUID alone: two containers of one machine may have different host names, and those of MIG
-            // instances differ.
+            // Only the UUID is compared: two containers of one machine may have different host names, and
+            // the UUIDs of MIG instances differ.
             if let Some(other) = by_device.insert(&info.uuid, info)
                 && devices == DeviceSharing::Refused
             {
@@ -67,12 +67,12 @@ impl PeerInfo {
     }
 }
 
-/// What the first rank leaves for all.
+/// The result that the first rank publishes for all ranks.
 #[derive(Debug, Serialize, Deserialize)]
 enum Verdict {
-    /// They may join with these.
+    /// The ranks may join with these ids.
     Ids(Vec<Vec<u8>>),
-    /// They cannot: why, and the rank that gave up if one did.
+    /// The ranks cannot join: the reason, and the rank that gave up if one did.
     Refused(String, Option<Rank>),
 }
 
@@ -91,11 +91,11 @@ pub(crate) fn arrive(members: &BootstrapGroup, info: &PeerInfo) -> Result<()> {
     members
         .store
         .set(&format!("peer_info/{}", members.own), &info)?;
-    // After the value: the counter is the number of values that may be read.
+    // The counter is increased after the value is written: it is the number of values that may be read.
     members.store.add(COUNTER, 1).map(drop)
 }
 
-/// The unique ids, once all ranks have arrived.
+/// Returns the unique ids, once all ranks have arrived.
 ///
 /// # Errors
 /// `Rendezvous` names ranks that do not fit together; `PeerLost` names the rank that gave up; `Store`.
@@ -145,7 +145,7 @@ pub(crate) fn give_up(members: &BootstrapGroup, why: &str) -> Result<()> {
     )
 }
 
-/// The first verdict is the one that counts.
+/// Publishes a verdict. Only the first verdict is kept.
 fn leave(store: &dyn Store, verdict: &Verdict) -> Result<()> {
     let verdict = serde_json::to_vec(verdict).map_err(|error| unreadable("written", error))?;
     store.compare_set(VERDICT, b"", &verdict).map(drop)
@@ -233,7 +233,7 @@ mod tests {
         );
     }
 
-    /// Counts the keys that are looked at or read.
+    /// Counts the keys that are checked or read.
     struct Counting {
         store: HashStore,
         keys: AtomicU64,
@@ -319,7 +319,8 @@ mod tests {
         let begun = Instant::now();
         let mut polls = 0;
         for members in groups.iter().rev() {
-            // All but the last have come: one that looks now looks at what it waits for, not at the others.
+            // All ranks but the last have arrived. A rank that polls now checks only the key that it waits
+            // for.
             for early in [&groups[0], &groups[1]] {
                 let none = poll(early, DeviceSharing::Refused).unwrap();
                 assert!(none.is_none());
@@ -340,7 +341,7 @@ mod tests {
         }
         let took = begun.elapsed();
         assert!(took < Duration::from_secs(5), "{took:?}");
-        // Each adds itself, looks for the verdict and reads it; the first rank reads each value once.
+        // Each rank adds itself, checks for the verdict and reads it; the first rank reads each value once.
         let keys = store.keys.load(Ordering::Relaxed) - 3 * polls / 2;
         assert_eq!(keys, u64::from(4 * RANKS + 2));
     }

@@ -1,5 +1,5 @@
-//! What the members of a group publish for each other in the store when all of them must take a step
-//! together, so that a rank that times out can name those that did not arrive.
+//! The values that the members of a group publish for each other in the store when all of them must take a
+//! step together, so that a rank that times out can name those that did not arrive.
 
 use rcomm_core::Deadline;
 use rcomm_core::backend::GroupContext;
@@ -17,7 +17,7 @@ pub(crate) struct StoreExchange {
 }
 
 impl StoreExchange {
-    /// `prefix` is that of the step, the same on all members.
+    /// `prefix` is the step's key prefix, the same on all members.
     pub(crate) fn new(group: &GroupContext, prefix: String) -> Self {
         Self {
             store: PrefixStore::new(prefix, group.store.clone()),
@@ -31,7 +31,7 @@ impl StoreExchange {
         self.store.set(&format!("{key}/{}", self.own), value)
     }
 
-    /// The values of all members, in order of rank.
+    /// Returns the values of all members, in order of rank.
     ///
     /// # Blocking
     /// Until all have published one, or the deadline.
@@ -53,7 +53,7 @@ impl StoreExchange {
         })
     }
 
-    /// The ranks that have published no such value, as text for an error message.
+    /// Returns the ranks that have not published this value, as text for an error message.
     pub(crate) fn missing(&self, key: &str) -> String {
         let is_here = |at: usize| self.store.check(&[&format!("{key}/{at}")]).unwrap_or(true);
         let ranks = self.ranks.iter().enumerate();
@@ -73,7 +73,7 @@ impl StoreExchange {
         }
     }
 
-    /// The error of the first rank that gave up.
+    /// Fails with the error of the first rank that gave up, if one did.
     pub(crate) fn check_failed(&self) -> Result<()> {
         if !self.store.check(&["failed"])? {
             return Ok(());

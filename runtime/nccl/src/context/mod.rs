@@ -1,4 +1,4 @@
-//! [`Shared`]: what the queues of one backend have in common, made from the options.
+//! [`Shared`]: the state that the queues of one backend share, made from the options.
 
 pub(crate) mod nan;
 pub(crate) mod options;
@@ -20,22 +20,22 @@ use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-/// What the queues of one backend share.
+/// The state that the queues of one backend share.
 pub(crate) struct Shared {
     pub(crate) library: Arc<NcclLibrary>,
     pub(crate) device: Arc<CudaDevice>,
     pub(crate) options: Arc<NcclOptions>,
     pub(crate) host: String,
-    /// Start and end of operations.
+    /// Events that mark the start and the end of operations.
     pub(crate) marks: Arc<EventPool>,
     /// Events by which one stream waits for another.
     pub(crate) joints: Arc<EventPool>,
     pub(crate) default_stream: Arc<CudaStream>,
-    /// For what waits for no kernel: new memory is filled with zeros here.
+    /// A stream for work that waits for no kernel: new memory is filled with zeros here.
     pub(crate) copies: Arc<CudaStream>,
     /// The error of the abort; set once.
     pub(crate) aborted: OnceLock<Error>,
-    /// Operations whose buffers the device never released.
+    /// Number of operations whose buffers the device never released.
     pub(crate) leaked: AtomicU64,
     /// How long a rank that gives up waits for the others to report their outcome.
     pub(crate) patience: Duration,
@@ -44,7 +44,7 @@ pub(crate) struct Shared {
 }
 
 impl Shared {
-    /// For the first backend of a world.
+    /// Makes the state for the first backend of a world.
     ///
     /// # Errors
     /// As [`NcclFactory::open`](crate::NcclFactory::open).
@@ -60,7 +60,7 @@ impl Shared {
         );
         let system = rustix::system::uname();
         let host = system.nodename().to_string_lossy();
-        // One rank asks for the job, and another one in case that the first is gone.
+        // Two ranks query the report for the job, so that it is available if one of them is gone.
         let asks = world.rank == 0 || world.rank + 1 == world.world_size;
         let ras = Ras::new(options.ras.clone().filter(|_| asks), Ras::PATIENCE);
         Ok(Self {
@@ -80,7 +80,7 @@ impl Shared {
         })
     }
 
-    /// For the queues of another backend of the same world.
+    /// Makes the state for the queues of another backend of the same world.
     pub(crate) fn sibling(&self) -> Arc<Self> {
         Arc::new(Self {
             library: self.library.clone(),
@@ -122,12 +122,12 @@ impl Shared {
         Ok(())
     }
 
-    /// Whether communicators were left to the library after a failure.
+    /// Whether any communicators were leaked to the library after a failure.
     pub(crate) fn is_abandoned(&self) -> bool {
         self.aborted.get().is_some() && !self.options.error_handling.cleans_up()
     }
 
-    /// Elements in memory that the library allocates, all zero.
+    /// Makes a buffer in memory that the library allocates, with all elements zero.
     ///
     /// # Errors
     /// As [`DeviceBuffer::from_library`].
@@ -141,7 +141,7 @@ impl Shared {
         DeviceBuffer::from_library(&self.library, zeroing, stream, (dtype, len))
     }
 
-    /// Where the first NaN of a buffer is.
+    /// Returns the index of the first NaN of a buffer, if there is one.
     ///
     /// # Errors
     /// As [`NanFinder::find`].

@@ -1,5 +1,5 @@
-//! Looks for NaNs in the memory of a device: a small kernel, loaded as PTX text, so that nothing is needed
-//! at build time and every device that the driver knows can run it.
+//! Searches the memory of a device for NaNs, with a small kernel that is loaded as PTX text, so that
+//! nothing is needed at build time and every device that the driver supports can run it.
 //!
 //! A float is a NaN if its bits, without the sign, are greater than those of infinity (for the 8-bit type
 //! without infinities, than those of the largest number): IEEE 754, and "FP8 Formats for Deep Learning"
@@ -19,14 +19,14 @@ use std::ptr::null_mut;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
-/// Bits of an element, and by which of them a NaN is known.
+/// The bits of an element, and those by which a NaN is recognised.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Format {
     bits: u32,
     mask: u64,
-    /// The largest value of the masked bits that is no NaN.
+    /// The largest value of the masked bits that is not a NaN.
     limit: u64,
-    /// So many floats are one element.
+    /// Number of floats in one element.
     each: u64,
 }
 
@@ -56,7 +56,7 @@ const WIDTHS: [u32; 4] = [8, 16, 32, 64];
 const THREADS: u32 = 256;
 const MOST_BLOCKS: u64 = 1024;
 
-/// A kernel for each width: the least index of a NaN goes to `found`.
+/// Generates a kernel for each width, which writes the least index of a NaN to `found`.
 fn ptx() -> String {
     let mut text = String::from(".version 6.0\n.target sm_50\n.address_size 64\n");
     for bits in WIDTHS {
@@ -110,16 +110,16 @@ done:
     text
 }
 
-/// The kernels on one device, loaded at the first use, and what they write to.
+/// The kernels on one device, loaded at the first use, and the words to which they write.
 #[derive(Default)]
 pub(crate) struct NanFinder {
     kernels: Mutex<Option<Arc<Kernels>>>,
-    /// Of checks that are over.
+    /// The slots of completed checks.
     slots: Mutex<Vec<Slot>>,
 }
 
-/// Where one check leaves what it has found: a word of the device's, and one of the host's that a copy reaches
-/// without holding up the thread that asks for it.
+/// The result of one check: a word of the device, and a word of the host to which a copy is made without
+/// blocking the thread that enqueues it.
 struct Slot {
     device: Arc<CudaDevice>,
     word: DeviceBuffer,
@@ -130,11 +130,11 @@ struct Slot {
 unsafe impl Send for Slot {}
 
 impl Slot {
-    /// The context is current. Nothing on `stream` waits for a kernel.
+    /// The context must be current. Nothing on `stream` waits for a kernel.
     fn new(stream: &Arc<CudaStream>) -> Result<Self> {
         let device = stream.device();
         let word = DeviceBuffer::unset(stream, DType::U64, 1)?;
-        // It is used on other streams from now on.
+        // The word is used on other streams from now on.
         stream.synchronize()?;
         let mut host: *mut c_void = null_mut();
         // SAFETY: the call writes one address to a local that outlives it.
@@ -165,26 +165,26 @@ impl Drop for Slot {
     }
 }
 
-/// What a search uses besides the stream of its buffer.
+/// The streams and events that a search uses besides the stream of its buffer.
 pub(crate) struct SearchStreams<'a> {
-    /// For a buffer that names no stream.
+    /// The stream for a buffer that names none.
     pub(crate) default: &'a Arc<CudaStream>,
-    /// Nothing on it waits for a kernel.
+    /// A stream on which nothing waits for a kernel.
     pub(crate) copies: &'a Arc<CudaStream>,
-    /// Marks the end of the search.
+    /// Events that mark the end of the search.
     pub(crate) joints: &'a Arc<EventPool>,
 }
 
 impl NanFinder {
-    /// Where the first NaN of a buffer of this device is, after what is enqueued on the buffer's stream.
-    /// Nothing is looked at while that is being captured.
+    /// Returns the index of the first NaN of a buffer of this device, after what is enqueued on the
+    /// buffer's stream. Checks nothing while that stream is being captured.
     ///
     /// # Blocking
     /// Until the buffer's stream has finished its pending work, independent of other streams of the device;
     /// or the group is aborted.
     ///
     /// # Errors
-    /// `Backend` with the driver's words; the error of the abort.
+    /// `Backend` with the driver's message; the error of the abort.
     pub(crate) fn find(
         &self,
         buffer: &Buffer<'_>,
@@ -207,7 +207,7 @@ impl NanFinder {
             .and_then(|()| streams.joints.mark(stream));
         let waited = checked.and_then(|mark| wait_for(&mark, aborted));
         if let Err(error) = waited {
-            // The device may still write there, and use the kernels.
+            // The device may still write to the slot, and use the kernels.
             std::mem::forget((slot, kernels));
             return Err(error);
         }
@@ -228,7 +228,7 @@ impl NanFinder {
         Ok(loaded)
     }
 
-    /// Enqueues the check. The context is current.
+    /// Enqueues the check. The context must be current.
     fn check(
         kernels: &Kernels,
         format: Format,
@@ -252,7 +252,8 @@ impl NanFinder {
     }
 }
 
-/// Waits for a mark of the buffer's stream, and for nothing else of the device. The context is current.
+/// Waits for a mark of the buffer's stream, and for nothing else of the device. The context must be
+/// current.
 fn wait_for(mark: &Mark, aborted: &OnceLock<Error>) -> Result<()> {
     let mut pause = Duration::from_micros(10);
     while !mark.is_done()? {
@@ -272,7 +273,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 struct Kernels {
     device: Arc<CudaDevice>,
     module: CuModule,
-    /// By the place of their width in `WIDTHS`.
+    /// The kernels, in the order of their widths in `WIDTHS`.
     functions: [CuFunction; 4],
 }
 
@@ -284,7 +285,7 @@ unsafe impl Send for Kernels {}
 unsafe impl Sync for Kernels {}
 
 impl Kernels {
-    /// The context is current.
+    /// The context must be current.
     fn load(device: &Arc<CudaDevice>) -> Result<Self> {
         let (driver, table) = (device.driver(), device.driver().table());
         let text = CString::new(ptx()).unwrap_or_default();
@@ -306,7 +307,7 @@ impl Kernels {
         Ok(kernels)
     }
 
-    /// The context is current.
+    /// The context must be current.
     fn launch(
         &self,
         format: Format,
@@ -364,7 +365,7 @@ mod tests {
     use super::*;
     use half::{bf16, f16};
 
-    /// What the kernels compute, on the host.
+    /// Computes on the host what the kernels compute.
     fn is_nan(dtype: DType, bits: u64) -> bool {
         let format = Format::of(dtype).unwrap();
         bits & format.mask > format.limit
@@ -391,7 +392,7 @@ mod tests {
         assert_eq!(Format::of(DType::I32), None);
     }
 
-    /// `RCOMM_TEST_PTXAS` names NVIDIA's assembler, of which the driver has a copy.
+    /// `RCOMM_TEST_PTXAS` names NVIDIA's assembler; the driver contains a copy of it.
     #[test]
     #[allow(clippy::print_stderr, reason = "a skipped test is reported")]
     fn the_assembler_takes_the_kernels() {

@@ -12,12 +12,12 @@ use std::path::PathBuf;
 use std::str::FromStr;
 use std::sync::Arc;
 
-/// Where NCCL's monitor listens by itself.
+/// The address at which NCCL's monitor listens by default.
 const DEFAULT_RAS: &str = "localhost:28028";
 
-/// Options of the NCCL backend. Plain data: it can be filled in by hand, and
-/// [put](rcomm_core::config::BackendOptions::set) into [`Config::backend_options`]; where it is not, the
-/// environment counts, asked when the world is made.
+/// Options of the NCCL backend. They are plain data: a program can fill them in and
+/// [put](rcomm_core::config::BackendOptions::set) them into [`Config::backend_options`]. Otherwise they are
+/// read from the environment when the world is made.
 ///
 /// | variable | option | default |
 /// |---|---|---|
@@ -36,24 +36,24 @@ const DEFAULT_RAS: &str = "localhost:28028";
 /// NCCL reads its own variables (`NCCL_*`) by itself.
 #[derive(Clone, Debug)]
 pub struct NcclOptions {
-    /// Where the library is; `None` = searched for.
+    /// Path of the library; `None` = it is searched for.
     pub library: Option<PathBuf>,
     /// Root of an active Python environment, whose `nvidia-nccl` package is tried last.
     pub python_prefix: Option<PathBuf>,
-    /// Where the CUDA driver is; `None` = searched for.
+    /// Path of the CUDA driver; `None` = it is searched for.
     pub driver: Option<PathBuf>,
-    /// The device of this rank; `None` = the local rank, counted round where there are fewer devices.
+    /// The device of this rank; `None` = the local rank, modulo the number of devices.
     pub device: Option<u16>,
-    /// Of the streams that communicate.
+    /// Priority of the streams that communicate.
     pub priority: Priority,
-    /// Whether operations are timed by the device; [`Done::duration`](rcomm_core::backend::Done) is then how
-    /// long they ran.
+    /// Whether the device times operations; [`Done::duration`](rcomm_core::backend::Done) is then how long
+    /// they ran.
     pub timing: Timing,
-    /// One unique id is made for so many ranks: large worlds start faster with several.
+    /// Number of ranks for which one unique id is made. Large worlds start faster with several ids.
     pub ranks_per_id: u32,
     /// When the ranks of a group join its communicator.
     pub connecting: Connecting,
-    /// How communicators and process end after a failure.
+    /// How communicators and the process end after a failure.
     pub error_handling: ErrorHandling,
     /// The address of NCCL's own monitor, whose report is fetched when a dump is made; `None` = none.
     pub ras: Option<String>,
@@ -66,30 +66,30 @@ pub struct NcclOptions {
 /// Whether two ranks may use one device.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum DeviceSharing {
-    /// They may not: NCCL would refuse, or hang.
+    /// They may not, since NCCL would refuse or hang.
     #[default]
     Refused,
-    /// They may, which is the library's affair from 2.30 on.
+    /// They may. From NCCL 2.30 on, the library handles this.
     Allowed,
 }
 
 /// Whether starts and ends of operations are measured with events of the device.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Timing {
-    /// It marks start and end, without times.
+    /// The device marks start and end, without times.
     #[default]
     Off,
-    /// It marks start and end with the time.
+    /// The device marks start and end with the time.
     On,
 }
 
 /// When the ranks of a group join its communicator.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Connecting {
-    /// When the group is made: a failure to connect is reported there.
+    /// When the group is made: making the group reports a failure to connect.
     #[default]
     Eager,
-    /// At the group's first operation, whose deadline counts.
+    /// At the group's first operation, whose deadline applies.
     Lazy,
 }
 
@@ -100,19 +100,19 @@ pub enum Connecting {
 /// with the error. An abort by the program itself never ends the process.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ErrorHandling {
-    /// Communicators stay as they are, the process goes on (c10d: `NoHandling`).
+    /// Communicators stay as they are, and the process continues (c10d: `NoHandling`).
     None,
-    /// Communicators are aborted, then the process is (c10d: `TearDown`).
+    /// Communicators are aborted, and then the process (c10d: `TearDown`).
     TearDown,
-    /// Communicators are aborted, the process goes on (c10d: `CleanUpOnly`).
+    /// Communicators are aborted, and the process continues (c10d: `CleanUpOnly`).
     #[default]
     CleanUpOnly,
-    /// Communicators stay as they are, the process is aborted (c10d: `SkipCleanUp`, its default).
+    /// Communicators stay as they are, and the process is aborted (c10d: `SkipCleanUp`, its default).
     SkipCleanUp,
 }
 
 impl ErrorHandling {
-    /// By our names, at the numbers of c10d's.
+    /// The modes by rcomm's names, at the numbers of c10d's modes.
     const NAMES: [(&'static str, Self); 4] = [
         ("none", Self::None),
         ("tear_down", Self::TearDown),
@@ -125,7 +125,7 @@ impl ErrorHandling {
         matches!(self, Self::TearDown | Self::CleanUpOnly)
     }
 
-    /// Whether the process is.
+    /// Whether the process is aborted.
     pub(crate) fn ends_process(self) -> bool {
         matches!(self, Self::TearDown | Self::SkipCleanUp)
     }
@@ -151,7 +151,8 @@ impl Default for NcclOptions {
 }
 
 impl NcclOptions {
-    /// Those that [`Config::backend_options`] holds; otherwise those of the process's environment.
+    /// Returns the options that [`Config::backend_options`] holds; otherwise those of the process's
+    /// environment.
     ///
     /// # Errors
     /// As [`from_lookup`](Self::from_lookup).
@@ -162,10 +163,10 @@ impl NcclOptions {
         }
     }
 
-    /// The defaults, overridden by the variables that `lookup` finds.
+    /// Returns the defaults, overridden by the variables that `lookup` finds.
     ///
     /// # Errors
-    /// `InvalidArgument` names the variable, its value, and what it may be.
+    /// `InvalidArgument` names the variable, its value, and the allowed values.
     pub fn from_lookup(lookup: impl Fn(&str) -> Option<String>) -> Result<Self> {
         let text = |name: &str| lookup(name).filter(|value| !value.trim().is_empty());
         let mut options = Self::default();
@@ -223,9 +224,9 @@ impl NcclOptions {
         Ok(options)
     }
 
-    /// Loads the CUDA driver and opens the device that these options give to a process: what the program
-    /// makes its streams and buffers on, and the groups of its world work on. A device may be opened more
-    /// than once.
+    /// Loads the CUDA driver and opens the device that these options give to a process: the device on which
+    /// the program makes its streams and buffers, and on which the groups of its world work. A device may
+    /// be opened more than once.
     ///
     /// # Errors
     /// `Backend` with what was tried if there is no driver; `InvalidArgument` if there is no such device.
@@ -280,7 +281,7 @@ fn error_handling(text: &impl Fn(&str) -> Option<String>) -> Result<ErrorHandlin
     }
 }
 
-/// Where NCCL's monitor is, unless it is off or not to be asked.
+/// Returns the address of NCCL's monitor, unless it is off or must not be queried.
 fn ras(text: &impl Fn(&str) -> Option<String>) -> Result<Option<String>> {
     let address = text("NCCL_RAS_ADDR").unwrap_or_else(|| DEFAULT_RAS.to_owned());
     let is_wanted = match text("RCOMM_NCCL_RAS") {
@@ -347,7 +348,7 @@ mod tests {
         for name in names(rest) {
             assert!(asked.contains(name), "{name}");
         }
-        // And there are no others.
+        // The rows list all variables.
         let page = [
             "## Libraries",
             "## Groups",

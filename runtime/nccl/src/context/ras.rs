@@ -1,7 +1,8 @@
 //! The report of NCCL's own monitor (RAS, in the library since 2.24), for a dump.
 //!
-//! Each process of a job has one, on a thread of the library's that knows of all the others; whichever answers
-//! reports on the whole job, which it asks for that. So two ranks of the job ask, the first and the last. Plain lines over TCP: source `src/ras/client_support.cc` of
+//! Each process of a job has a monitor, on a thread of the library that has the list of all the others. A
+//! monitor that is queried collects a report on the whole job. So only two ranks of the job send queries,
+//! the first and the last. The protocol is plain lines over TCP: source `src/ras/client_support.cc` of
 //! NCCL, and "RAS" in its user guide.
 
 use crate::library::foreign_call::ForeignCall;
@@ -10,21 +11,22 @@ use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Asks the monitor, and not too often.
+/// Queries the monitor, with a minimum interval.
 pub(crate) struct Ras {
-    /// `None` if this rank does not ask: two of the job do.
+    /// `None` if this rank sends no queries: two ranks of the job do.
     address: Option<String>,
     patience: Patience,
     names: Arc<Names>,
     last: Mutex<Last>,
 }
 
-/// How long an answer is waited for.
+/// How long to wait for an answer.
 #[derive(Clone, Copy)]
 pub(crate) struct Patience {
-    /// By a dump.
+    /// The time that a dump waits.
     pub(crate) dump: Duration,
-    /// In the background: the monitor's own legs take five seconds where a node is dead.
+    /// The time that the background thread waits. If a node is dead, the legs of the monitor's own
+    /// collection take five seconds.
     pub(crate) answer: Duration,
 }
 
@@ -32,7 +34,7 @@ pub(crate) struct Patience {
 enum Last {
     #[default]
     None,
-    /// It was asked, and a thread waits for the answer.
+    /// The query was sent, and a thread waits for the answer.
     Asked(ForeignCall<Option<String>>),
     Answered(Instant, Option<String>),
 }
@@ -42,7 +44,7 @@ impl Ras {
         dump: Duration::from_secs(1),
         answer: Duration::from_secs(8),
     };
-    /// One answer serves for all groups of a dump, and for dumps of one fault.
+    /// The age up to which an answer is reused, for all groups of a dump and for all dumps of one fault.
     const FRESH: Duration = Duration::from_secs(5);
     const MOST_BYTES: u64 = 1 << 20;
 
@@ -55,8 +57,8 @@ impl Ras {
         }
     }
 
-    /// The report, if the monitor is there and answers in time. One that comes later goes to the log, and into the
-    /// next dump.
+    /// Returns the report, if the monitor exists and answers in time. A later answer is logged, and
+    /// included in the next dump.
     ///
     /// # Blocking
     /// For as long as a dump's patience lasts.
@@ -84,7 +86,7 @@ impl Ras {
         }
     }
 
-    /// Asks on a thread of its own.
+    /// Sends the query on a separate thread.
     fn ask_apart(&self, address: &str) -> Option<ForeignCall<Option<String>>> {
         let (names, address, patience) = (self.names.clone(), address.to_owned(), self.patience);
         let work = move || {
@@ -111,7 +113,7 @@ impl Ras {
     }
 }
 
-/// Finds a name by the system's own means.
+/// Resolves a name with the system's resolver.
 fn look_up(name: &str) -> io::Result<Vec<SocketAddr>> {
     Ok(name.to_socket_addrs()?.collect())
 }
@@ -119,8 +121,8 @@ fn look_up(name: &str) -> io::Result<Vec<SocketAddr>> {
 type LookUp = fn(&str) -> io::Result<Vec<SocketAddr>>;
 type Found = io::Result<Vec<SocketAddr>>;
 
-/// Where names are. The system looks them up without a deadline: so a thread does, one at a time, and is left
-/// to it where it takes too long.
+/// Looks up names. The system resolves them without a deadline, so a thread does this, one at a time, which
+/// is detached if it takes too long.
 struct Names {
     look_up: LookUp,
     /// The pending result of a look-up that missed its deadline.
@@ -139,7 +141,7 @@ impl Names {
             return Ok(vec![place]);
         }
         let mut late = self.late.lock().unwrap_or_else(PoisonError::into_inner);
-        // There is one name: one that is late is as good as a new one.
+        // There is only one name, so a late answer is as good as a new one.
         let mut found = match late.take() {
             Some(found) => found,
             None => self.begin(address)?,
@@ -175,14 +177,14 @@ fn connect(places: &[SocketAddr], left: impl Fn() -> Duration) -> io::Result<Tcp
 fn ask(places: &[SocketAddr], deadline: Instant) -> io::Result<String> {
     let left = || {
         let left = deadline.saturating_duration_since(Instant::now());
-        // The system takes 0 for no limit.
+        // The system interprets 0 as no limit.
         left.max(Duration::from_millis(1))
     };
     let stream = connect(places, left)?;
     stream.set_write_timeout(Some(left()))?;
     let mut lines = BufReader::new(Timed { stream, deadline });
     let mut said = String::new();
-    // Releases before 2.28.7 offer text alone, and answer this line with an error.
+    // Releases before 2.28.7 offer only text, and answer this line with an error.
     for line in ["CLIENT PROTOCOL 2\n", "TIMEOUT 5\n", "SET FORMAT json\n"] {
         lines.get_mut().stream.write_all(line.as_bytes())?;
         said.clear();
@@ -194,7 +196,7 @@ fn ask(places: &[SocketAddr], deadline: Instant) -> io::Result<String> {
     Ok(String::from_utf8_lossy(&report).into_owned())
 }
 
-/// A connection that is given up at a deadline, however slowly it speaks.
+/// A connection that is closed at a deadline, however slowly data arrive on it.
 struct Timed {
     stream: TcpStream,
     deadline: Instant,
@@ -235,7 +237,7 @@ mod tests {
     fn a_report_that_comes_after_a_dump_is_in_the_next_one() {
         let (release, wait) = std::sync::mpsc::channel::<()>();
         let address = monitor(move |mut stream| {
-            // Until the first dump is made.
+            // The monitor waits until the first dump is made.
             let _ = wait.recv();
             stream
                 .write_all(b"SERVER PROTOCOL 2\nOK\nOK\nlate\n")
@@ -248,7 +250,7 @@ mod tests {
         assert_eq!(ras.report(), None);
         release.send(()).unwrap();
         ras.patience.dump = Duration::from_secs(60);
-        // It was asked once: the monitor accepts no second connection.
+        // The monitor was queried once: it accepts no second connection.
         assert_eq!(ras.report().as_deref(), Some("late\n"));
     }
 
@@ -269,7 +271,7 @@ mod tests {
         });
         let ras = Ras::new(Some(address), patient(Duration::from_secs(60)));
         assert_eq!(ras.report().as_deref(), Some("all is well\n"));
-        // It is not asked again: the listener is gone.
+        // The monitor is not queried again: the listener is gone.
         assert_eq!(ras.report().as_deref(), Some("all is well\n"));
     }
 
@@ -277,7 +279,7 @@ mod tests {
     fn a_monitor_that_does_not_answer_holds_nobody_up() {
         let (release, wait) = std::sync::mpsc::channel::<()>();
         let address = monitor(move |stream| {
-            // Until the test is over.
+            // The monitor waits until the test is over.
             let _ = wait.recv();
             drop(stream);
         });
@@ -287,7 +289,7 @@ mod tests {
         assert_eq!(Ras::new(None, patient(brief)).report(), None);
     }
 
-    /// How many are looked up, and whether they may come to an end.
+    /// Number of look-ups, and whether they may end.
     static ASKED: Mutex<(u32, bool)> = Mutex::new((0, false));
     static MAY_END: Condvar = Condvar::new();
 
@@ -309,7 +311,7 @@ mod tests {
             let late = names.find("monitor:28028", soon()).unwrap_err();
             assert_eq!(late.kind(), ErrorKind::TimedOut);
         }
-        // An address is no name.
+        // An address is not a name.
         let place = names.find("127.0.0.1:1", soon()).unwrap();
         assert_eq!(place, [SocketAddr::from(([127, 0, 0, 1], 1))]);
         ASKED.lock().unwrap().1 = true;
@@ -322,7 +324,7 @@ mod tests {
 
     #[test]
     fn all_places_of_a_name_are_tried() {
-        // It is bound and never listens: no other process can take the port while it is held.
+        // The socket is bound and never listens: no other process can take the port while it is held.
         let deaf = socket(AddressFamily::INET, SocketType::STREAM, None).unwrap();
         bind(&deaf, &SocketAddrV4::new(Ipv4Addr::LOCALHOST, 0)).unwrap();
         let deaf_at = getsockname(&deaf).unwrap().try_into().unwrap();

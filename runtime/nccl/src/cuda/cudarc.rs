@@ -1,10 +1,11 @@
-//! cudarc's streams and memory as ours (feature `cudarc`): what candle, and programs with kernels of their
-//! own, already hold.
+//! cudarc's streams and memory as rcomm's (feature `cudarc`), for candle and for programs with their own
+//! kernels, which already use cudarc.
 //!
-//! Both sides use the device's primary context, so nothing is copied. cudarc follows reads and writes of a
-//! slice by events where it uses several streams; a buffer made here joins in at the slice's own stream:
-//! operations start after what cudarc knows of, and what cudarc enqueues there after
-//! [`Work::wait_stream`](rcomm_core::Work::wait_stream) on that stream, or after `wait`, comes after them.
+//! Both sides use the device's primary context, so nothing is copied. cudarc tracks reads and writes of a
+//! slice by events if it uses several streams. A buffer made here uses the slice's own stream: operations
+//! start after the work that cudarc has recorded, and what cudarc enqueues there after
+//! [`Work::wait_stream`](rcomm_core::Work::wait_stream) on that stream, or after `wait`, runs after the
+//! operations.
 
 use super::device::CudaDevice;
 use super::memory::DeviceBuffer;
@@ -16,7 +17,7 @@ use std::any::Any;
 use std::sync::Arc;
 
 impl CudaStream {
-    /// A stream of cudarc's, which is kept alive.
+    /// Wraps a stream of cudarc, which is kept alive.
     ///
     /// # Errors
     /// `InvalidArgument` if it belongs to another device or context than `device`.
@@ -27,8 +28,8 @@ impl CudaStream {
 }
 
 impl DeviceBuffer {
-    /// A whole slice of cudarc's, which is kept alive. Work that another holder of the slice enqueues at
-    /// the same time can mix with what operations write, but does no further harm.
+    /// Wraps a whole slice of cudarc, which is kept alive. If another holder of the slice enqueues work at
+    /// the same time, its writes can mix with those of operations, but there is no further harm.
     ///
     /// # Errors
     /// `InvalidArgument` if it is not memory of `device`.
@@ -43,11 +44,11 @@ impl DeviceBuffer {
         unsafe { Self::from_cudarc_view(device, &**slice, slice.clone()) }
     }
 
-    /// Part of a slice of cudarc's (`CudaView`, `CudaViewMut`), kept alive by `owner`.
+    /// Wraps a part of a slice of cudarc (`CudaView`, `CudaViewMut`), kept alive by `owner`.
     ///
     /// # Safety
-    /// The memory of the view stays for as long as `owner` is alive, which the value makes sure of: the
-    /// slice itself in an `Arc`, say.
+    /// The memory of the view stays for as long as `owner` is alive, and the returned value keeps `owner`
+    /// alive. An example of an owner is the slice itself in an `Arc`.
     ///
     /// # Errors
     /// `InvalidArgument` if it is not memory of `device`.
@@ -58,7 +59,7 @@ impl DeviceBuffer {
     ) -> Result<Self> {
         let theirs = view.stream().clone();
         let stream = CudaStream::from_cudarc(device, &theirs)?;
-        // Makes the slice's stream wait for the pending work of cudarc's other streams.
+        // This call makes the slice's stream wait for the pending work of cudarc's other streams.
         let (at, _noted) = view.device_ptr(&theirs);
         // SAFETY: cudarc has `len` elements of `T` at this address while the view's memory stays, which the
         // caller has `owner` keep.

@@ -1,9 +1,9 @@
 //! A device and its context, as owned values.
 //!
-//! Every call that needs a context runs under [`Entered`]: the thread's own context is put back
-//! afterwards, so that a program that uses CUDA by itself notices nothing. The guard also relaxes the
-//! thread's capture mode, since a look at an event of ours would otherwise end a capture that another
-//! thread of the program has begun (`cuThreadExchangeStreamCaptureMode` in the driver's manual).
+//! Every call that needs a context runs under [`Entered`], which restores the thread's own context
+//! afterwards, so that a program that uses CUDA itself is not affected. The guard also relaxes the thread's
+//! capture mode, since a query of one of our events would otherwise end a capture that another thread of
+//! the program has begun (`cuThreadExchangeStreamCaptureMode` in the driver's manual).
 
 use crate::cuda::{self, CuContext, CuDevice, CudaDriver};
 use rcomm_core::Device;
@@ -25,16 +25,16 @@ pub struct CudaDevice {
     device: CuDevice,
     context: CuContext,
     uuid: [u8; 16],
-    /// Memory can be allocated and freed in the order of a stream.
+    /// Whether memory can be allocated and freed in the order of a stream.
     has_pools: bool,
     /// The first number of its compute capability.
     capability: c_int,
-    /// What is to be freed. Each entry refers back to the device, so entries that are never freed keep it
-    /// alive.
+    /// Memory that is still to be freed. Each entry refers to the device, so entries that are never freed
+    /// keep the device alive.
     aside: Arc<Mutex<Vec<Held>>>,
 }
 
-/// Memory, with its device.
+/// Memory together with its device.
 pub(crate) struct Held {
     #[allow(dead_code, reason = "held, not read")]
     memory: Box<dyn Send>,
@@ -47,9 +47,9 @@ impl Held {
         Self { memory, device }
     }
 
-    /// Leaves the memory to be freed by the next use of the device. Makes no call to the driver, even when it
-    /// races with other threads: both entries go into the list, and the list can be dropped here only when it
-    /// is empty, since each entry refers to the device, and the device to the list.
+    /// Defers the freeing of the memory to the next use of the device. Makes no call to the driver, even if
+    /// it races with other threads: all entries go into the list, and the list can be dropped here only
+    /// when it is empty, since each entry refers to the device, and the device to the list.
     pub(crate) fn defer_free(self) {
         let aside = self.device.aside.clone();
         lock(&aside).push(self);
@@ -70,7 +70,7 @@ impl CudaDevice {
     /// Takes a share of the primary context of this device.
     ///
     /// # Errors
-    /// `InvalidArgument` if there is no such device; `Backend` with the driver's words.
+    /// `InvalidArgument` if there is no such device; `Backend` with the driver's message.
     pub fn open(driver: &Arc<CudaDriver>, ordinal: u16) -> Result<Arc<Self>> {
         let count = driver.device_count()?;
         if u32::from(ordinal) >= count {
@@ -113,12 +113,12 @@ impl CudaDevice {
         }))
     }
 
-    /// Its number in this process.
+    /// The device's number in this process.
     pub fn ordinal(&self) -> u16 {
         self.ordinal
     }
 
-    /// What buffers call it.
+    /// The device as buffers name it.
     pub(crate) fn place(&self) -> Device {
         Device::Cuda(self.ordinal)
     }
@@ -146,13 +146,13 @@ impl CudaDevice {
         self.context == context
     }
 
-    /// Frees what was laid aside; what cannot go yet is laid aside again.
+    /// Frees the deferred memory; memory that cannot be freed yet is deferred again.
     pub(crate) fn free_deferred(&self) {
         let aside = std::mem::take(&mut *lock(&self.aside));
         drop(aside);
     }
 
-    /// Makes the context current on this thread until the guard goes.
+    /// Makes the context current on this thread until the guard is dropped.
     pub(crate) fn enter(&self) -> Result<Entered<'_>> {
         let table = self.driver.table();
         // SAFETY: the context is retained from `open` until `self` is dropped, and any thread may push it.

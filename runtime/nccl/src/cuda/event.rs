@@ -1,4 +1,4 @@
-//! Marks in streams: events, which are used again and again.
+//! Marks in streams: events, which are reused.
 
 use super::device::CudaDevice;
 use super::stream::CudaStream;
@@ -11,9 +11,9 @@ use std::time::Duration;
 /// Whether events record the time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum EventTiming {
-    /// They do, which costs the device a little.
+    /// Events record the time, at a small cost on the device.
     Timed,
-    /// They do not.
+    /// Events do not record the time.
     Untimed,
 }
 
@@ -57,10 +57,10 @@ impl Event {
         self.device.driver().check("cuEventRecord", status)
     }
 
-    /// Whether everything before the mark is done.
+    /// Whether everything before the mark is complete.
     ///
     /// # Errors
-    /// `Backend` if it failed: the context is unusable then.
+    /// `Backend` if the work failed: the context is unusable then.
     pub(crate) fn is_done(&self) -> Result<bool> {
         // SAFETY: the event is live until `self` is dropped.
         let status = unsafe { (self.device.driver().table().event_query)(self.raw) };
@@ -71,7 +71,7 @@ impl Event {
         Ok(true)
     }
 
-    /// The time from this mark to a later one; both are done and timed.
+    /// Returns the time from this mark to a later one; both must be complete and timed.
     pub(crate) fn until(&self, later: &Event) -> Option<Duration> {
         let mut milliseconds = 0f32;
         let elapsed = self.device.driver().table().event_elapsed_time;
@@ -86,7 +86,7 @@ impl Event {
 }
 
 impl CudaStream {
-    /// Makes what is enqueued here from now on wait until the newest record of `event` is done.
+    /// Makes work that is enqueued here from now on wait until the newest record of `event` is complete.
     pub(crate) fn wait_for(&self, event: &Event) -> Result<()> {
         // SAFETY: stream and event are live, as both values are borrowed; the driver keeps what it needs of
         // the event.
@@ -107,7 +107,7 @@ impl Drop for Event {
     }
 }
 
-/// Events that are used again and again: making one costs as much as several launches.
+/// A pool of reusable events: making one costs as much as several launches.
 pub(crate) struct EventPool {
     device: Arc<CudaDevice>,
     timing: EventTiming,
@@ -115,7 +115,7 @@ pub(crate) struct EventPool {
 }
 
 impl EventPool {
-    /// So many are kept for later.
+    /// The largest number of events that are kept for reuse.
     const MOST: usize = 4096;
 
     pub(crate) fn new(device: &Arc<CudaDevice>, timing: EventTiming) -> Arc<Self> {
@@ -126,7 +126,7 @@ impl EventPool {
         })
     }
 
-    /// An event, marked at the end of what is enqueued on `stream`. The context must be current.
+    /// Returns an event that marks the end of what is enqueued on `stream`. The context must be current.
     pub(crate) fn mark(self: &Arc<Self>, stream: &CudaStream) -> Result<Mark> {
         let free = self.free().pop();
         let event = match free {
@@ -145,9 +145,9 @@ impl EventPool {
     }
 }
 
-/// An event of a pool, which goes back there.
+/// An event of a pool, which is returned to the pool on drop.
 pub(crate) struct Mark {
-    /// `None` only while it is dropped.
+    /// `None` only while the mark is being dropped.
     event: Option<Event>,
     pool: Arc<EventPool>,
 }
@@ -164,7 +164,7 @@ impl Drop for Mark {
     fn drop(&mut self) {
         if let Some(event) = self.event.take() {
             let mut free = self.pool.free();
-            // Recording it again is allowed at any time: waits refer to the record that they saw. Events
+            // An event may be recorded again at any time: waits refer to the record that they saw. Events
             // beyond the limit, left over from a burst of operations, are destroyed.
             if free.len() < EventPool::MOST {
                 free.push(event);

@@ -1,8 +1,9 @@
-//! Graphs that streams are captured into, and how memory stays alive for as long as a graph may use it.
+//! Graphs into which streams are captured, and how memory stays alive for as long as a graph may use it.
 //!
-//! The driver counts references of a graph, and of everything made of it, to objects of the program's, and
-//! calls a function when the last is gone ("CUDA User Objects" in the CUDA programming guide). That function
-//! may not call the driver, so it only lays the memory aside; the next use of the device frees it.
+//! The driver counts the references that a graph, and everything made from it, has to objects of the
+//! program, and calls a function when the last reference is gone ("CUDA User Objects" in the CUDA
+//! programming guide). That function may not call the driver, so it only defers the freeing of the memory
+//! to the next use of the device.
 
 use super::device::{CudaDevice, Held};
 use crate::cuda::{self, CuGraph, CuUserObject};
@@ -12,12 +13,12 @@ use std::ffi::c_void;
 use std::ptr::null_mut;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// A graph that a stream is being captured into.
+/// A graph into which a stream is being captured.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Graph {
-    /// The number of the capture, unlike that of any other in this process.
+    /// The number of the capture, which no other capture in this process has.
     pub(crate) id: u64,
-    /// Live until the capture ends.
+    /// The graph, valid until the capture ends.
     pub(crate) raw: CuGraph,
 }
 
@@ -25,8 +26,9 @@ pub(crate) struct Graph {
 // in it, and operations are issued one after the other.
 unsafe impl Send for Graph {}
 
-/// The graphs that hold operations of one communicator, with how many of each: NCCL waits for all of them when it
-/// closes or frees the communicator (`localPersistentRefs` in `commDestroySync`, init.cc).
+/// The graphs that hold operations of one communicator, each with the number of these operations. NCCL
+/// waits for all of them when it closes or frees the communicator (`localPersistentRefs` in
+/// `commDestroySync`, init.cc).
 #[derive(Default)]
 pub(crate) struct LiveGraphs(Mutex<BTreeMap<u64, u64>>);
 
@@ -35,7 +37,7 @@ impl LiveGraphs {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// How many there are.
+    /// Returns the number of graphs.
     pub(crate) fn count(&self) -> usize {
         self.lock().len()
     }
@@ -55,7 +57,7 @@ impl LiveGraphs {
     }
 }
 
-/// What one operation leaves with its graph.
+/// The memory that one operation keeps alive in its graph.
 struct Kept {
     memory: Held,
     graph: u64,
@@ -63,11 +65,11 @@ struct Kept {
 }
 
 impl Graph {
-    /// Keeps `memory`, and counts the graph among the `live` ones, until the graph and all that was made of it are
-    /// gone.
+    /// Keeps `memory`, and counts the graph among the `live` ones, until the graph and everything made from
+    /// it are gone.
     ///
     /// # Errors
-    /// `Backend` with the driver's words.
+    /// `Backend` with the driver's message.
     pub(crate) fn keep(
         self,
         device: &Arc<CudaDevice>,
@@ -113,7 +115,7 @@ impl Graph {
     }
 }
 
-/// The driver's call when nothing refers to the object any more.
+/// Called by the driver when no reference to the object is left.
 ///
 /// # Safety
 /// `kept` is a [`Kept`] from `Box::into_raw` that no other code has.

@@ -1,7 +1,7 @@
-//! Memory of a device: ours, and the program's own, as buffers that know their stream.
+//! Memory of a device, allocated by rcomm or by the program, as buffers that name their stream.
 //!
-//! An operation of the backend starts after what is enqueued on the streams of its buffers. Memory
-//! whose stream is not known is taken to be used on the default stream.
+//! An operation of the backend starts after what is enqueued on the streams of its buffers. Memory whose
+//! stream is not known is assumed to be used on the default stream.
 
 use super::device::{CudaDevice, Held};
 use super::event::{EventPool, Mark};
@@ -26,18 +26,18 @@ struct Owner {
     memory: Arc<dyn Any + Send + Sync>,
 }
 
-/// The stream on which the program uses this buffer, where the buffer names one.
+/// The stream on which the program uses this buffer, if the buffer names one.
 pub(crate) fn stream_of<'b>(buffer: &'b Buffer<'_>) -> Option<&'b Arc<CudaStream>> {
     let owner = buffer.owner()?.downcast_ref::<Owner>()?;
     Some(&owner.stream)
 }
 
-/// Memory of the driver's.
+/// Memory of the driver.
 struct Allocation {
     device: Arc<CudaDevice>,
     at: CuDevicePtr,
-    /// In whose order it was allocated and is freed, so that neither waits for a kernel of another stream
-    /// (`cuMemFree` waits for all of the device).
+    /// The stream in whose order the memory was allocated and is freed, so that neither waits for a kernel
+    /// of another stream (`cuMemFree` waits for the whole device).
     stream: Option<Arc<CudaStream>>,
 }
 
@@ -57,7 +57,7 @@ impl Allocation {
         }
     }
 
-    /// Whether a graph would free it, each time that it is launched.
+    /// Whether the free would become part of a graph, and run each time that the graph is launched.
     fn is_captured(&self) -> bool {
         let is_captured = |stream: &Arc<CudaStream>| {
             let entered = self.device.enter();
@@ -70,7 +70,7 @@ impl Allocation {
 impl Drop for Allocation {
     fn drop(&mut self) {
         if self.is_captured() {
-            // What uses the device next tries again.
+            // The next use of the device tries again.
             let again = Self {
                 device: self.device.clone(),
                 at: self.at,
@@ -85,18 +85,18 @@ impl Drop for Allocation {
     }
 }
 
-/// Memory of the library's.
+/// Memory of the library.
 struct LibraryAllocation {
     device: Arc<CudaDevice>,
     library: Arc<NcclLibrary>,
     free: unsafe extern "C" fn(*mut c_void) -> NcclResult,
     at: CuDevicePtr,
-    /// The end of what fills it with zeros, once that is enqueued.
+    /// Marks the end of the filling with zeros, once that is enqueued.
     zeroed: Option<Mark>,
 }
 
 impl LibraryAllocation {
-    /// Whether what was enqueued here is done.
+    /// Whether the work that was enqueued here is complete.
     fn is_zeroed(&self) -> bool {
         let Some(mark) = &self.zeroed else {
             return true;
@@ -109,8 +109,8 @@ impl LibraryAllocation {
 impl Drop for LibraryAllocation {
     fn drop(&mut self) {
         if !self.is_zeroed() {
-            // The library unmaps it, and waits for nothing (`ncclMemFree`, allocator.cc). The next use of the
-            // device tries again.
+            // The library unmaps the memory without waiting for anything (`ncclMemFree`, allocator.cc). The
+            // next use of the device tries again.
             let again = Self {
                 device: self.device.clone(),
                 library: self.library.clone(),
@@ -137,12 +137,13 @@ impl Drop for LibraryAllocation {
 
 /// Elements in the memory of a device, used on one stream.
 ///
-/// Clones are the same memory. Where the device has memory pools it is allocated and freed in the order of that
-/// stream, and waits for no other: work of the program's on another stream is to come before the last clone goes.
+/// Clones refer to the same memory. If the device has memory pools, the memory is allocated and freed in
+/// the order of that stream, and waits for no other: the program's work on another stream must end before
+/// the last clone is dropped.
 ///
 /// # Thread safety
-/// May be shared between threads. Nothing on a device keeps two streams from writing to one place at
-/// once: numbers may then be mixed, and nothing worse.
+/// May be shared between threads. A device does not prevent two streams from writing to one place at once:
+/// numbers may then be mixed, without further harm.
 #[derive(Clone)]
 pub struct DeviceBuffer {
     memory: Arc<Owner>,
@@ -152,11 +153,11 @@ pub struct DeviceBuffer {
 }
 
 impl DeviceBuffer {
-    /// New memory for `len` elements, all zero.
+    /// Allocates memory for `len` elements, all zero.
     ///
     /// # Errors
-    /// `InvalidArgument` for [`DType::Other`] or a size that no memory has, and while the stream is being
-    /// captured; `Backend` with the driver's words if it has not so much.
+    /// `InvalidArgument` for [`DType::Other`], for a size larger than any memory, and while the stream is
+    /// being captured; `Backend` with the driver's message if there is not enough memory.
     pub fn zeroed(stream: &Arc<CudaStream>, dtype: DType, len: usize) -> Result<Self> {
         let _entered = stream.device().enter()?;
         refuse_to_zero(stream)?;
@@ -166,17 +167,17 @@ impl DeviceBuffer {
         Ok(made)
     }
 
-    /// New memory with anything in it, for what is written before it is read.
+    /// Allocates memory with undefined contents, for data that are written before they are read.
     ///
     /// # Errors
-    /// As [`zeroed`](Self::zeroed), and also where the stream is captured.
+    /// As [`zeroed`](Self::zeroed), except that a stream that is being captured is accepted.
     pub(crate) fn unset(stream: &Arc<CudaStream>, dtype: DType, len: usize) -> Result<Self> {
         let bytes = size_of(dtype, len)?;
         let device = stream.device();
         let (driver, table) = (device.driver(), device.driver().table());
         let mut at: CuDevicePtr = 0;
         let _entered = device.enter()?;
-        // An allocation on a stream that is captured would be the graph's.
+        // An allocation on a stream that is being captured would belong to the graph.
         let is_ordered = device.has_pools() && stream.graph()?.is_none();
         let (call, status) = match is_ordered {
             // SAFETY: the call writes one address through a reference, the stream is live, as it is
@@ -200,7 +201,7 @@ impl DeviceBuffer {
         Ok(Self::over(stream, at, (dtype, len), memory))
     }
 
-    /// So many elements at this address, for as long as `memory` lives.
+    /// Makes a buffer of `len` elements at this address, for as long as `memory` lives.
     fn over(
         stream: &Arc<CudaStream>,
         at: CuDevicePtr,
@@ -218,11 +219,12 @@ impl DeviceBuffer {
         }
     }
 
-    /// New memory that the library allocates, all zero, such that it can reach it in the fastest way
-    /// (`ncclMemAlloc`). `copies` is a stream on which nothing waits for a peer: the zeros are written there.
+    /// Allocates memory through the library, all zero, such that the library can reach it in the fastest
+    /// way (`ncclMemAlloc`). `copies` is a stream on which nothing waits for a peer: the zeros are written
+    /// there.
     ///
     /// # Errors
-    /// As [`zeroed`](Self::zeroed); `Unsupported` where the library is older than 2.19.
+    /// As [`zeroed`](Self::zeroed); `Unsupported` if the library is older than 2.19.
     pub(crate) fn from_library(
         library: &Arc<NcclLibrary>,
         (copies, marks): (&CudaStream, &Arc<EventPool>),
@@ -253,11 +255,12 @@ impl DeviceBuffer {
         };
         // SAFETY: so many bytes were just allocated there, and are freed only after the mark below.
         unsafe { zero(copies, at, bytes)? };
-        // Not on the buffer's own stream, which may wait for a peer.
+        // The buffer's own stream is not used, since it may wait for a peer.
         memory.zeroed = match marks.mark(copies) {
             Ok(mark) => Some(mark),
             Err(error) => {
-                // What is enqueued has no mark: better lost than unmapped under the device.
+                // The enqueued work has no mark. Leaking the memory is better than unmapping it while the
+                // device uses it.
                 std::mem::forget(memory);
                 return Err(error);
             }
@@ -268,7 +271,7 @@ impl DeviceBuffer {
         Ok(Self::over(stream, at, (dtype, len), Arc::new(memory)))
     }
 
-    /// New memory with a copy of these elements.
+    /// Allocates memory with a copy of these elements.
     ///
     /// # Blocking
     /// Until the copy is done.
@@ -281,11 +284,11 @@ impl DeviceBuffer {
         Ok(memory)
     }
 
-    /// Memory of the program's own, used on `stream`: of cudarc, candle, or PyTorch.
+    /// Wraps memory of the program, used on `stream`: memory of cudarc, candle, or PyTorch.
     ///
     /// # Safety
-    /// `at` is the address of `len` elements of `dtype` for as long as `owner` is alive, which the
-    /// value makes sure of.
+    /// `at` is the address of `len` elements of `dtype` for as long as `owner` is alive, and the returned
+    /// value keeps `owner` alive.
     ///
     /// # Errors
     /// `InvalidArgument` if the address is not in the memory of the stream's device.
@@ -302,7 +305,7 @@ impl DeviceBuffer {
         Ok(Self::over(stream, at, (dtype, len), owner))
     }
 
-    /// Elements.
+    /// Number of elements.
     pub fn len(&self) -> usize {
         self.len
     }
@@ -327,7 +330,7 @@ impl DeviceBuffer {
         &self.memory.stream
     }
 
-    /// What operations take: the same memory, kept alive until they are done.
+    /// Returns a buffer for operations over the same memory, which is kept alive until they are done.
     ///
     /// # Errors
     /// `InvalidArgument` if the memory has no address.
@@ -335,7 +338,7 @@ impl DeviceBuffer {
         let at = usize::try_from(self.at).ok();
         let data = match at.and_then(|at| NonNull::new(std::ptr::without_provenance_mut(at))) {
             Some(data) => data,
-            // Nothing is at the address of no elements.
+            // With no elements, there is nothing at the address.
             None if self.len == 0 => NonNull::dangling(),
             None => {
                 let message = "the device memory is at address 0";
@@ -363,7 +366,7 @@ impl DeviceBuffer {
     /// Until the copy is done.
     ///
     /// # Errors
-    /// `InvalidArgument` if type or length differ; `Backend` with the driver's words.
+    /// `InvalidArgument` if type or length differ; `Backend` with the driver's message.
     pub fn fill_from(&self, elements: &Buffer<'_>) -> Result<()> {
         self.check_twin(elements)?;
         let bytes = elements.as_bytes()?;
@@ -397,7 +400,7 @@ impl DeviceBuffer {
     ///
     /// # Errors
     /// `InvalidArgument` if type or length differ or the buffer may only be read; `Backend` with the
-    /// driver's words.
+    /// driver's message.
     pub fn copy_to(&self, elements: &mut Buffer<'_>) -> Result<()> {
         self.check_twin(elements)?;
         let device = self.stream().device();
@@ -425,7 +428,7 @@ impl DeviceBuffer {
         })
     }
 
-    /// A copy of the elements.
+    /// Returns a copy of the elements.
     ///
     /// # Blocking
     /// Until the copy is done.
@@ -438,8 +441,8 @@ impl DeviceBuffer {
         Ok(elements)
     }
 
-    /// Refuses to copy while the stream is captured: the graph would copy to or from memory of the host's
-    /// whenever it is launched. The context is current.
+    /// Refuses to copy while the stream is being captured: the graph would copy to or from memory of the
+    /// host whenever it is launched. The context must be current.
     fn refuse_capture(&self) -> Result<()> {
         match self.stream().graph()? {
             None => Ok(()),
@@ -473,7 +476,7 @@ impl fmt::Debug for DeviceBuffer {
 }
 
 /// Refuses to fill memory with zeros on a stream that is being captured: the fill would become part of the
-/// graph, run at each launch, and never run before the first. The context is current.
+/// graph, run at each launch, and never run before the first. The context must be current.
 fn refuse_to_zero(stream: &CudaStream) -> Result<()> {
     match stream.graph()? {
         None => Ok(()),
@@ -488,10 +491,10 @@ fn refuse_to_zero(stream: &CudaStream) -> Result<()> {
     }
 }
 
-/// Fills memory with zeros, after what is enqueued. The context is current.
+/// Fills memory with zeros, after what is enqueued. The context must be current.
 ///
 /// # Safety
-/// So many bytes of the stream's device are at the address until the stream is done with them.
+/// `bytes` bytes of the stream's device are at the address until the stream is done with them.
 unsafe fn zero(stream: &CudaStream, at: CuDevicePtr, bytes: usize) -> Result<()> {
     let driver = stream.device().driver();
     // SAFETY: the caller keeps `bytes` bytes at `at` until the stream is done with them.

@@ -1,8 +1,8 @@
 //! The few calls of the CUDA driver that the NCCL backend needs, found at run time.
 //!
-//! The table is rcomm's own and not that of a crate, since a simulator can fill it too, and since every failure
-//! has to be an error: nothing here panics. What the calls make (streams, events, memory) is
-//! owned by the types in `device` and `memory`.
+//! rcomm has its own table instead of that of a crate, since a simulator can fill it too, and since every
+//! failure has to be an error: nothing here panics. The types in `device` and `memory` own what the calls
+//! make (streams, events, memory).
 //!
 //! Source: `cuda.h` of CUDA 13; every function used is in all drivers since CUDA 11.4.
 
@@ -190,7 +190,7 @@ table! {
 /// May be used from any thread; the current context is a property of each thread.
 pub struct CudaDriver {
     table: CudaTable,
-    // Never unloaded, as the driver leaves threads behind.
+    // The driver is never unloaded, since it leaves threads behind.
     _library: Option<ManuallyDrop<Library>>,
 }
 
@@ -198,7 +198,7 @@ impl CudaDriver {
     /// Loads the driver and initialises it; `explicit` names a file to load instead of `libcuda.so.1`.
     ///
     /// # Errors
-    /// [`ErrorKind::Backend`]: not found, or the driver's own refusal (no device).
+    /// [`ErrorKind::Backend`] if the driver is not found or refuses (no device).
     pub fn load(explicit: Option<&Path>) -> Result<Self> {
         let path = explicit.map_or_else(|| PathBuf::from(SONAME), Path::to_path_buf);
         let absent = |why: String| {
@@ -222,7 +222,7 @@ impl CudaDriver {
         Ok(driver)
     }
 
-    /// A driver made of these functions, initialised.
+    /// Makes and initialises a driver from these functions.
     ///
     /// # Errors
     /// [`ErrorKind::Backend`] if `cuInit` refuses.
@@ -237,12 +237,12 @@ impl CudaDriver {
         Ok(driver)
     }
 
-    /// The functions themselves.
+    /// The table of functions.
     pub(crate) fn table(&self) -> &CudaTable {
         &self.table
     }
 
-    /// Devices that this process sees.
+    /// Number of devices that this process can use.
     ///
     /// # Errors
     /// [`ErrorKind::Backend`].
@@ -254,7 +254,7 @@ impl CudaDriver {
         Ok(u32::try_from(count).unwrap_or(0))
     }
 
-    /// Turns a code into an error with the driver's own words.
+    /// Turns a code into an error with the driver's own message.
     ///
     /// # Errors
     /// [`ErrorKind::Backend`] unless `status` is `CUDA_SUCCESS`.

@@ -1,4 +1,4 @@
-//! Streams of a device, as owned values: ours, and the program's own.
+//! Streams of a device as owned values: rcomm's, and the program's own.
 
 use super::device::CudaDevice;
 use super::graph::Graph;
@@ -10,20 +10,20 @@ use std::fmt;
 use std::ptr::null_mut;
 use std::sync::Arc;
 
-/// Which of its streams a device prefers.
+/// The scheduling priority of a stream on its device.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Priority {
-    /// As all others.
+    /// The same priority as all other streams.
     #[default]
     Normal,
     /// Kernels of this stream start before those that wait in others.
     High,
 }
 
-/// Whose stream it is.
+/// Who owns the stream.
 enum Ownership {
     Own,
-    /// The program's: never destroyed by us. `Some` keeps it alive.
+    /// The program owns it: rcomm never destroys it. `Some` keeps it alive.
     Borrowed(#[allow(dead_code, reason = "held, not read")] Option<Arc<dyn Any + Send + Sync>>),
 }
 
@@ -46,7 +46,7 @@ impl CudaStream {
     /// Makes a stream that does not wait for the default stream.
     ///
     /// # Errors
-    /// `Backend` with the driver's words.
+    /// `Backend` with the driver's message.
     pub fn new(device: &Arc<CudaDevice>, priority: Priority) -> Result<Arc<Self>> {
         let _entered = device.enter()?;
         let (driver, table) = (device.driver(), device.driver().table());
@@ -74,7 +74,7 @@ impl CudaStream {
         }))
     }
 
-    /// The default stream of the device, on which programs work that name none.
+    /// The default stream of the device, which programs use that name no stream.
     pub fn default_of(device: &Arc<CudaDevice>) -> Arc<Self> {
         Arc::new(Self {
             device: device.clone(),
@@ -83,11 +83,11 @@ impl CudaStream {
         })
     }
 
-    /// A stream of the program's own (`CUstream` or `cudaStream_t`).
+    /// Wraps a stream of the program (`CUstream` or `cudaStream_t`).
     ///
     /// # Safety
-    /// `raw` is a live stream and stays one for as long as `owner` is alive, which this value makes
-    /// sure of.
+    /// `raw` is a live stream and stays one for as long as `owner` is alive, and this value keeps `owner`
+    /// alive.
     ///
     /// # Errors
     /// `InvalidArgument` if the stream belongs to another context than the primary one of `device`.
@@ -117,13 +117,13 @@ impl CudaStream {
         }))
     }
 
-    /// The device it works on.
+    /// The device of the stream.
     pub fn device(&self) -> &Arc<CudaDevice> {
         &self.device
     }
 
-    /// The driver's handle (`CUstream`, `cudaStream_t`), for kernels and libraries of the program's own;
-    /// live as long as this value.
+    /// The driver's handle (`CUstream`, `cudaStream_t`), for the program's own kernels and libraries; it is
+    /// valid as long as this value.
     pub fn as_raw(&self) -> *mut std::ffi::c_void {
         self.raw
     }
@@ -135,7 +135,7 @@ impl CudaStream {
     /// Waits until all work enqueued so far is done.
     ///
     /// # Blocking
-    /// Without a deadline, as the driver has none: for streams of the program's own work.
+    /// Without a deadline, since the driver has none: use it for streams of the program's own work.
     ///
     /// # Errors
     /// `Backend` if the work failed, or if the stream is being captured.
@@ -146,9 +146,9 @@ impl CudaStream {
         self.device.driver().check("cuStreamSynchronize", status)
     }
 
-    /// The graph that it is being captured into, if it is.
+    /// Returns the graph into which the stream is being captured, if it is.
     pub(crate) fn graph(&self) -> Result<Option<Graph>> {
-        // The default stream cannot be captured, and asking it would disturb captures of others.
+        // The default stream cannot be captured, and a query of it would disturb captures of others.
         if self.raw.is_null() {
             return Ok(None);
         }
@@ -173,7 +173,7 @@ impl CudaStream {
         Ok((state != cuda::CAPTURE_STATUS_NONE).then_some(Graph { id, raw }))
     }
 
-    /// Enqueues a copy between two places of devices. The context is current.
+    /// Enqueues a copy between two addresses on devices. The context must be current.
     ///
     /// # Safety
     /// Both places hold that many bytes, until the stream is done with them.
@@ -190,7 +190,7 @@ impl CudaStream {
         driver.check("cuMemcpyDtoDAsync", status)
     }
 
-    /// Enqueues the writing of four bytes. The context is current.
+    /// Enqueues a write of four bytes. The context must be current.
     ///
     /// # Safety
     /// The place holds four bytes, aligned, until the stream is done with them.

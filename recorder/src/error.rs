@@ -1,4 +1,4 @@
-//! Why the recorder or a reader could not do what it was asked.
+//! The error type of the recorder and the readers.
 
 use std::io;
 use std::path::PathBuf;
@@ -6,19 +6,19 @@ use std::path::PathBuf;
 /// What this crate's functions return.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// Why something failed. The sentence names the facts and ends without a full stop.
+/// An error. Its sentence names the facts and ends without a full stop.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// The operating system refused.
+    /// The operating system returned an error.
     #[error("failed to {what}: {source}")]
     Io {
         /// What was tried, as a verb and its object.
         what: String,
-        /// Why not.
+        /// The system's error.
         source: io::Error,
     },
-    /// A value of the configuration that cannot be.
+    /// A value of the configuration is invalid.
     #[error("recorder configuration: {0}")]
     InvalidConfig(String),
     /// Another living process records as this rank.
@@ -55,10 +55,10 @@ pub enum Error {
         path: PathBuf,
         /// The file's major version.
         found: u32,
-        /// Ours.
+        /// The major version that this build reads.
         known: u32,
     },
-    /// An endpoint that cannot be served, or that does not answer as it should.
+    /// An endpoint that cannot be served, or that sends no valid answer.
     #[error("endpoint {address}: {why}")]
     Endpoint {
         /// Its address.

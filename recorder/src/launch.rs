@@ -1,4 +1,4 @@
-//! What launchers put into the environment of a process: its rank, and the job that it is of.
+//! The environment variables of launchers: a process's rank, and its job.
 //!
 //! | | torchrun | Open MPI | MPICH, PMI | Slurm |
 //! |---|---|---|---|---|
@@ -7,8 +7,8 @@
 //! | job | `TORCHELASTIC_RUN_ID` | `PMIX_NAMESPACE`, `OMPI_MCA_ess_base_jobid` | | `SLURM_JOB_ID`, `SLURM_STEP_ID` |
 //! | attempt | `TORCHELASTIC_RESTART_COUNT` | | | `SLURM_RESTART_COUNT` |
 //!
-//! They are asked in this order, and the first whose rank is there is believed: `mpirun` inside a Slurm allocation is
-//! Open MPI. `MASTER_ADDR` and `MASTER_PORT` name a job that its launcher does not name.
+//! They are tried in this order, and the first that sets a rank is used: `mpirun` inside a Slurm allocation
+//! is Open MPI. `MASTER_ADDR` and `MASTER_PORT` name a job that its launcher does not name.
 
 use crate::model::Rank;
 
@@ -19,13 +19,13 @@ pub struct Launched {
     pub rank: Rank,
     /// How many ranks the job has.
     pub world_size: u32,
-    /// The job's name, equal on all its ranks; none if the environment has nothing of the kind.
+    /// The job's name, equal on all its ranks; `None` if the environment has none.
     pub job: Option<String>,
     /// How often the launcher has restarted the job.
     pub attempt: u32,
 }
 
-/// The environment, asked by name.
+/// The environment, looked up by name.
 type Environment<'e> = dyn Fn(&str) -> Option<String> + 'e;
 
 /// The names that one launcher uses.
@@ -71,8 +71,8 @@ const DIALECTS: [Dialect; 4] = [
 ];
 
 impl Launched {
-    /// The launcher's values, read through `lookup` (for example `std::env::var(name).ok()`); none if no
-    /// launcher gave a rank and a world size that fit together.
+    /// The launcher's values, read through `lookup` (for example `std::env::var(name).ok()`); `None` if no
+    /// launcher set a rank and a world size that fit together.
     pub fn from_environment(lookup: impl Fn(&str) -> Option<String>) -> Option<Self> {
         let text = |name: &str| lookup(name).filter(|value| !value.is_empty());
         let number = |name: &str| text(name)?.trim().parse::<u32>().ok();

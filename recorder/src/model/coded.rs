@@ -1,4 +1,4 @@
-//! Reductions and element types, spelt once, and the macro for enums whose codes never change.
+//! Reductions and element types, and the macro for enums whose codes never change.
 //!
 //! The codes are part of the ring's layout and of the C binding: append, never renumber.
 

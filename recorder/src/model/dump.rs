@@ -16,7 +16,7 @@ pub struct FormatVersion {
 }
 
 impl FormatVersion {
-    /// The dialect that we write: PyTorch 2.15 writes the same.
+    /// The version of the dialect that this crate writes; PyTorch 2.15 writes the same.
     pub const WRITTEN: Self = Self {
         major: 2,
         minor: 10,
@@ -33,10 +33,10 @@ impl FormatVersion {
         })
     }
 
-    /// Whether this build knows what the fields of such a dump mean.
+    /// Checks that this build can interpret the fields of a dump of this version.
     ///
-    /// A higher minor version has more fields, which are passed over. A higher major version has
-    /// changed the meaning of a field: reading it would be guessing.
+    /// A higher minor version has more fields, which are ignored. A higher major version has changed the
+    /// meaning of a field: reading it would be a guess.
     pub fn check_readable(self) -> Result<(), UnreadableVersion> {
         if self.major > Self::WRITTEN.major {
             return Err(UnreadableVersion { found: self });
@@ -67,7 +67,7 @@ pub enum Recorder {
     Rcomm,
     /// PyTorch's NCCL recorder, or one that behaves like it: states come from device events.
     Nccl,
-    /// Our plug-in for NCCL's profiler interface: states come from the device.
+    /// rcomm's plug-in for NCCL's profiler interface: states come from the device.
     NcclProfiler,
     /// PyTorch's backend-agnostic hook.
     Hook,
@@ -86,7 +86,7 @@ impl Recorder {
         matches!(self, Self::Nccl | Self::NcclProfiler)
     }
 
-    /// The number that its first operation has.
+    /// The record id of its first operation.
     pub const fn first_record_id(self) -> u64 {
         matches!(self, Self::Rcomm | Self::NcclProfiler) as u64
     }
@@ -101,7 +101,7 @@ impl Recorder {
         (Self::Unknown, "unknown"),
     ];
 
-    /// The spelling in our dumps.
+    /// Its name in rcomm's dumps.
     pub fn name(self) -> &'static str {
         let mut names = Self::NAMES.iter();
         names
@@ -109,14 +109,15 @@ impl Recorder {
             .map_or("", |(_, name)| name)
     }
 
-    /// The recorder spelt exactly like this, if there is one.
+    /// The recorder of this exact name, if there is one.
     pub fn from_name(name: &str) -> Option<Self> {
         let mut names = Self::NAMES.iter();
         names.find(|(_, it)| *it == name).map(|&(it, _)| it)
     }
 }
 
-/// Whose record this is. PyTorch's dumps hold none of it: there the rank comes from the file name.
+/// The process of a record. PyTorch's dumps hold none of these fields: there the rank comes from the file
+/// name.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Identity {
     /// Rank in the world.
@@ -142,9 +143,9 @@ pub struct Identity {
 pub struct DumpGroup {
     /// Name, description, members.
     pub info: ProcessGroupInfo,
-    /// The rank's own place, where the record holds that and not the members.
+    /// The rank's own place in the group, where the record holds that and not the members.
     pub place: Option<GroupPlace>,
-    /// How far it came on this rank, where recorded.
+    /// Its progress on this rank, where recorded.
     pub status: Option<ProcessGroupStatus>,
 }
 
@@ -166,9 +167,9 @@ pub struct Dump {
     pub version: FormatVersion,
     /// The recorder that wrote it.
     pub recorder: Recorder,
-    /// The rank and process that it is of.
+    /// The rank and process of the record.
     pub identity: Identity,
-    /// The rank's own status, if our recorder wrote the dump.
+    /// The rank's own status, if rcomm's recorder wrote the dump.
     pub status: Option<RankStatus>,
     /// Version of the communication library, as recorded; empty if none.
     pub comm_lib_version: String,
@@ -184,9 +185,9 @@ pub struct Dump {
     pub threads: Vec<ThreadInfo>,
     /// The operations, oldest first.
     pub entries: Vec<Entry>,
-    /// NCCL's own account of its communicators, where it was built to give one.
+    /// NCCL's own report on its communicators, where NCCL was built to provide it.
     pub nccl_comm_state: Vec<(String, Vec<(String, String)>)>,
-    /// What failed, in order of their numbers: the first failures of the process and the newest.
+    /// Failures in the order of their numbers: the first ones of the process and the newest.
     pub failures: Vec<Failure>,
     /// When the process closed its record in order, wall clock, ns since the epoch; 0 if it did not, or the
     /// writer did not note it.

@@ -1,12 +1,12 @@
 //! One operation on one rank.
 //!
-//! An entry is small and refers by index to tables of its [`Dump`](crate::publish::Dump): what
-//! repeats (shapes, stacks, groups) is held once, so that a thousand rings fit in memory.
+//! An entry is small and refers by index to tables of its [`Dump`](crate::publish::Dump): repeated values
+//! (shapes, stacks, groups) are stored once, so that a thousand rings fit in memory.
 
 use super::{DType, OpType, ReduceOp};
 use serde::{Deserialize, Serialize};
 
-/// How far an operation has come.
+/// The state of an operation.
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
 )]
@@ -16,11 +16,11 @@ pub enum EntryState {
     /// Issued by the program.
     #[default]
     Scheduled = 0,
-    /// Seen to have started.
+    /// The recorder has seen it start.
     Started = 1,
-    /// Seen to have completed.
+    /// The recorder has seen it complete.
     Completed = 2,
-    /// Ended with an error or a time-out. Only our recorder writes it; others mark such an entry
+    /// Ended with an error or a time-out. Only rcomm's recorder writes this state; others mark such an entry
     /// `retired` and not `completed`.
     Failed = 3,
 }
@@ -131,12 +131,12 @@ pub struct Entry {
     pub signature: u32,
     /// Index into the dump's `stacks`, if the call site was recorded.
     pub stack: Option<u32>,
-    /// What was asked.
+    /// The kind of operation.
     pub op: OpType,
-    /// How far it came.
+    /// Its state.
     pub state: EntryState,
-    /// The recorder no longer watches it. Retired and not completed = failed or timed out, with
-    /// recorders whose states are truthful.
+    /// The recorder no longer watches it. With recorders whose states are reliable, an entry that is retired
+    /// and not completed has failed or timed out.
     pub retired: bool,
     /// The recorder's own flag; in NCCL's records also set on the closing marker of a P2P batch.
     pub is_p2p: bool,
@@ -148,9 +148,9 @@ pub struct Entry {
     pub reduce_op: Option<ReduceOp>,
     /// Issued by the program.
     pub time_created_ns: i64,
-    /// When the recorder noticed the start: it happened earlier.
+    /// When the recorder noticed the start, which happened earlier.
     pub time_discovered_started_ns: i64,
-    /// When the recorder noticed the completion: it happened earlier.
+    /// When the recorder noticed the completion, which happened earlier.
     pub time_discovered_completed_ns: i64,
     /// How long it ran, ms, as measured by the backend.
     pub duration_ms: Option<f32>,

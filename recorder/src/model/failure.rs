@@ -1,4 +1,4 @@
-//! What failed an operation, or ended a group or a process, as the runtime recorded it.
+//! Failures of an operation, a group or a process, as the runtime recorded them.
 
 use super::coded::coded;
 use super::{GroupId, OpType, Rank};
@@ -15,7 +15,7 @@ coded! {
         Mismatch = 3, "mismatch";
         /// The program aborted the group. The text is its reason.
         Abort = 4, "abort";
-        /// The operation was withdrawn by this process: the group was closed under it.
+        /// This process withdrew the operation: the group was closed while it was pending.
         Cancelled = 5, "cancelled";
         /// The backend, its library, the store or the system reported an error.
         Backend = 6, "backend_error";
@@ -25,7 +25,7 @@ coded! {
 /// The operation that failed, on the rank that recorded the failure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct FailedOperation {
-    /// What was asked.
+    /// The kind of operation.
     pub op: OpType,
     /// Its `collective_seq_id`, or its `p2p_seq_id` if `is_p2p`.
     pub seq: u64,
@@ -44,10 +44,10 @@ pub struct Failure {
     pub id: u64,
     /// How it ended.
     pub kind: FailureKind,
-    /// The ranks that it is about, global, ascending, at most [`Self::MOST_RANKS`]; empty where none can be
-    /// named. For an abort the rank whose program called it.
+    /// The ranks that the failure names, global, ascending, at most [`Self::MOST_RANKS`]; empty where none
+    /// can be named. For an abort this is the rank whose program called it.
     pub ranks: Vec<Rank>,
-    /// How many ranks it is about, of which `ranks` may be the first.
+    /// The number of ranks that the failure concerns, of which `ranks` may hold only the first.
     pub rank_count: u32,
     /// The group's number in this process; `None` if it concerns no group.
     pub group: Option<GroupId>,
@@ -55,9 +55,10 @@ pub struct Failure {
     pub operation: Option<FailedOperation>,
     /// When this rank recorded it, wall clock, ns since the epoch; 0 if unknown.
     pub time_ns: i64,
-    /// The rank that saw it first, as far as this one knows: itself, or the one whose report it took over.
+    /// The rank that detected it first, as far as this rank can tell: itself, or the rank whose report it
+    /// adopted.
     pub seen_by: Rank,
-    /// The facts in one sentence, without group and operation; of an abort the program's reason. At most
+    /// The facts in one sentence, without group and operation; for an abort the program's reason. At most
     /// [`Self::MOST_TEXT`] bytes.
     pub text: String,
 }
@@ -68,7 +69,8 @@ impl Failure {
     /// The most bytes of text that are kept of one failure.
     pub const MOST_TEXT: usize = 704;
 
-    /// A failure of this kind about these ranks, seen by `seen_by`. Without group, operation, time and number.
+    /// A failure of this kind that names these ranks, detected by `seen_by`; without group, operation, time
+    /// and number.
     pub fn new(kind: FailureKind, ranks: &[Rank], seen_by: Rank, text: impl Into<String>) -> Self {
         let mut failure = Self {
             id: 0,
@@ -85,7 +87,7 @@ impl Failure {
         failure
     }
 
-    /// Sorts the ranks, and cuts ranks and text to what is kept: for a value that was read.
+    /// Sorts the ranks, and truncates ranks and text to their limits. For values that were read from outside.
     pub fn limit(&mut self) {
         self.ranks.sort_unstable();
         self.ranks.dedup();

@@ -11,7 +11,7 @@ pub type Rank = u32;
 /// Differs between ranks for the same group: never compare it across ranks.
 pub type GroupId = u32;
 
-/// A process's place in a group, where the process knows it without knowing the other members.
+/// A process's place in a group, for a record that does not hold the other members.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct GroupPlace {
     /// Its rank in the group.
@@ -20,17 +20,17 @@ pub struct GroupPlace {
     pub size: u32,
 }
 
-/// One group as one process knows it.
+/// One group, as recorded in one process.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct ProcessGroupInfo {
     /// The local number; the key of `pg_status` in a dump. [`Self::UNKNOWN_ID`] if not recorded.
     pub id: GroupId,
-    /// The name, equal on all members. Two groups may share a name; name and ranks together identify.
+    /// The name, equal on all members. Two groups may share a name; name and ranks together identify a group.
     pub name: String,
     /// The purpose of the group (`default_pg` for the world, `undefined` if not given).
     pub desc: String,
-    /// Global ranks in order of group rank; empty where the record does not hold them. Shared: the
-    /// records of a large group's members would hold as many copies as it has members.
+    /// Global ranks in order of group rank; empty where the record does not hold them. The list is shared,
+    /// since the records of a large group's members would otherwise hold one copy for each member.
     pub ranks: Arc<[Rank]>,
 }
 

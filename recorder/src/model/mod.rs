@@ -1,4 +1,4 @@
-//! The vocabulary: operations, groups, entries and status. Plain data, no behaviour of its own.
+//! The data model: operations, groups, entries and status, as plain data.
 
 mod coded;
 pub(crate) mod dump;

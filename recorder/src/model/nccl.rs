@@ -1,15 +1,16 @@
-//! What NCCL's profiler interface reports of a communicator beyond its operations.
+//! The state of a communicator that NCCL's profiler interface reports besides its operations.
 //!
 //! A ring holds it in tables of its own. A [`Dump`](crate::publish::Dump) carries it as text, among
-//! [`nccl_comm_state`](crate::publish::Dump::nccl_comm_state), the section that PyTorch's dumps keep for NCCL's account
-//! of its communicators: every format and every tool that passes that section on passes this on, too.
+//! [`nccl_comm_state`](crate::publish::Dump::nccl_comm_state), the section that PyTorch's dumps keep for
+//! NCCL's account of its communicators: every format and tool that preserves that section preserves this
+//! state, too.
 
 use std::fmt::Write as _;
 
-/// One communicator as one process sees it.
+/// One communicator in one process.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Communicator {
-    /// Name of the group that the record has for it.
+    /// Name of its group in the record.
     pub group: String,
     /// NCCL's own number for it, equal on all members.
     pub hash: u64,
@@ -19,7 +20,7 @@ pub struct Communicator {
     pub links: Vec<LinkProgress>,
 }
 
-/// How far one operation came on its channels.
+/// The progress of one operation on its channels.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct KernelProgress {
     /// The operation's record.
@@ -40,7 +41,7 @@ pub struct KernelProgress {
     pub finished: u64,
 }
 
-/// Where one network transfer is: one channel, one peer, one direction.
+/// The progress of one network transfer: one channel, one peer, one direction.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LinkProgress {
     /// The channel.
@@ -49,7 +50,7 @@ pub struct LinkProgress {
     pub peer: u32,
     /// Sending, not receiving.
     pub is_send: bool,
-    /// Of which operation; 0 = not known.
+    /// The record id of its operation; 0 = not known.
     pub record_id: u64,
     /// Steps done.
     pub step: u32,
@@ -57,7 +58,7 @@ pub struct LinkProgress {
     pub steps: u32,
     /// What it waits for.
     pub wait: LinkWait,
-    /// When it moved last, wall clock, ns since the epoch.
+    /// When it last made progress, wall clock, ns since the epoch.
     pub since_ns: i64,
 }
 
@@ -119,7 +120,7 @@ impl KernelProgress {
     /// Channels of the operation that the device has not finished, ascending.
     pub fn unfinished(&self) -> impl Iterator<Item = u8> + use<> {
         let (channels, started, finished) = (self.channels, self.started, self.finished);
-        // Which channels an operation uses is known of those that it started on alone.
+        // Only channels on which the operation has started are known to be used by it.
         (0..64).filter(move |&channel| channels > 0 && started & !finished & (1 << channel) != 0)
     }
 }
@@ -129,7 +130,8 @@ const KERNEL: &str = "kernel:";
 const LINK: &str = "link:";
 
 impl Communicator {
-    /// As a section of [`nccl_comm_state`](crate::publish::Dump::nccl_comm_state): name and facts.
+    /// Converts it to a section of [`nccl_comm_state`](crate::publish::Dump::nccl_comm_state): name and
+    /// facts.
     pub fn to_facts(&self) -> (String, Vec<(String, String)>) {
         let mut facts = vec![(HASH.to_owned(), format!("{:#x}", self.hash))];
         for kernel in &self.kernels {
@@ -171,8 +173,8 @@ impl Communicator {
         (self.group.clone(), facts)
     }
 
-    /// From a section of [`nccl_comm_state`](crate::publish::Dump::nccl_comm_state); none if it has no hash. What is not
-    /// understood is passed over.
+    /// Reads it from a section of [`nccl_comm_state`](crate::publish::Dump::nccl_comm_state); `None` if that
+    /// has no hash. Unknown facts are ignored.
     pub fn from_facts(name: &str, facts: &[(String, String)]) -> Option<Self> {
         let find = |wanted: &str| {
             let found = facts.iter().find(|(key, _)| key == wanted);

@@ -1,9 +1,9 @@
 //! The table of operations: every property of one that a recorder, a backend or an analysis uses.
 //!
-//! A row holds the name and the code, what is moved ([`Pattern`]), how the tensors are passed
-//! ([`Layout`]), which lengths may differ ([`Parts`]), whose arrival a member waits for ([`WaitsFor`])
-//! and what a link of the bus carries ([`Bus`]). Backends implement patterns and layouts, so a new
-//! operation of a known pattern is a row here and no new algorithm; a new pattern is a compile error
+//! A row holds the name and the code, what is moved ([`Pattern`]), how the tensors are passed ([`Layout`]),
+//! which lengths may differ ([`Parts`]), whose arrival a member waits for ([`WaitsFor`]) and the share of the
+//! bytes that a link of the bus carries ([`Bus`]). Backends implement patterns and layouts, so a new
+//! operation of a known pattern needs a row here and no new algorithm; a new pattern is a compile error
 //! wherever patterns are distinguished.
 //!
 //! The codes are part of the ring's layout and of the C binding: append, never renumber.
@@ -89,7 +89,7 @@ impl Pattern {
     }
 
     /// Whether the members of a group number these operations together, by `collective_seq_id`. Unknown
-    /// ones are taken to be.
+    /// operations count as such.
     #[inline]
     pub const fn is_collective(self) -> bool {
         match self {
@@ -121,8 +121,8 @@ pub enum Layout {
     Single,
     /// Where a side holds a part of every rank, one tensor each.
     List,
-    /// As many tensors as the caller likes, on both sides; each is treated as with [`Layout::InPlace`]
-    /// or [`Layout::Single`].
+    /// Any number of tensors, on both sides; each is treated as with [`Layout::InPlace`] or
+    /// [`Layout::Single`].
     Several,
     /// One sparse (COO) tensor.
     Sparse,
@@ -144,9 +144,9 @@ pub enum Parts {
 pub enum WaitsFor {
     /// All members of the group.
     All,
-    /// Those from which it receives elements. A root that only sends, and a member that only sends to
-    /// the root, may complete earlier; with explicit splits so may a member that receives no element
-    /// from a late one.
+    /// The members from which it receives elements. A root that only sends, and a member that only sends to
+    /// the root, may complete earlier; with explicit splits so may a member that receives no element from a
+    /// late one.
     Sources,
     /// The other end.
     Peer,
@@ -156,7 +156,7 @@ pub enum WaitsFor {
     Unknown,
 }
 
-/// What a link of the bus carries of an operation's bytes, as nccl-tests counts it
+/// The share of an operation's bytes that a link of the bus carries, as nccl-tests counts it
 /// (`doc/PERFORMANCE.md`). The bytes are those of the larger side.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Bus {
@@ -209,18 +209,18 @@ macro_rules! operations {
             $pattern:ident $layout:ident $parts:ident $waits_for:ident $bus:ident $(, torch $torch:literal)?;
     )+) => {
         coded! {
-            /// What a rank asked its group to do.
+            /// The kind of an operation.
             ///
-            /// Our spelling; other recorders' names for the same operation (`_all_gather_base`,
-            /// `allreduce_coalesced`, ...) are translated where their dumps are read, and an operation
-            /// that we do not know keeps its own name with [`OpType::Other`].
+            /// The names are rcomm's. Other recorders' names for the same operation (`_all_gather_base`,
+            /// `allreduce_coalesced`, ...) are translated when their dumps are read, and an unknown operation
+            /// keeps its own name with [`OpType::Other`].
             OpType, "operation" {
                 $( #[doc = $meaning] $variant = $code, $name; )+
             }
         }
 
         impl OpType {
-            /// What it does, in a line.
+            /// A description in one line.
             pub const fn meaning(self) -> &'static str {
                 match self { $( Self::$variant => $meaning.trim_ascii(), )+ }
             }
@@ -241,8 +241,8 @@ macro_rules! operations {
     };
 }
 
-// After `torch`: the name that PyTorch's tools know, where they do not know ours. They refuse a dump
-// that holds an operation that they do not know, so a close relative is named.
+// After `torch`: the name that PyTorch's tools accept, where they do not accept rcomm's. They refuse a dump
+// that holds an unknown operation, so a similar operation is named.
 operations! {
     // variant, code, name                                     pattern       layout   parts   waits for  bus
     /// Every rank ends with the reduction of all inputs.
@@ -344,13 +344,13 @@ impl OpType {
         self.row().waits_for
     }
 
-    /// What a link of the bus carries of its bytes.
+    /// The share of its bytes that a link of the bus carries.
     #[inline]
     pub const fn bus(self) -> Bus {
         self.row().bus
     }
 
-    /// The name that PyTorch's tools know, where they do not know [`name`](Self::name).
+    /// The name that PyTorch's tools accept, where they do not accept [`name`](Self::name).
     #[inline]
     pub(crate) const fn torch_name(self) -> Option<&'static str> {
         self.row().torch_name

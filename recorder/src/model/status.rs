@@ -2,11 +2,11 @@
 
 use serde::{Deserialize, Serialize};
 
-/// How far one group has come on one rank.
+/// The progress of one group on one rank.
 ///
-/// -1 = none yet. What is counted depends on the recorder: NCCL's recorder and ours count collective
-/// sequence numbers, PyTorch's hook and gloo count operation ids, and both of these leave
-/// `last_started` at -1.
+/// -1 = none yet. What is counted depends on the recorder: NCCL's recorder and rcomm's count collective
+/// sequence numbers, PyTorch's hook and gloo count operation ids, and both of these leave `last_started` at
+/// -1.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct ProcessGroupStatus {
     /// The newest collective that was issued.
@@ -15,8 +15,8 @@ pub struct ProcessGroupStatus {
     pub last_started: i64,
     /// The newest collective that was seen to complete.
     pub last_completed: i64,
-    /// How long the group's operations may take now, in ms; 0 = not recorded. An operation's own record
-    /// has what counted for it.
+    /// The group's current time-out in ms; 0 = not recorded. An operation's own record has the time-out that
+    /// applied to it.
     #[serde(default)]
     pub timeout_ms: u64,
 }
@@ -32,14 +32,14 @@ impl Default for ProcessGroupStatus {
     }
 }
 
-/// What a rank reports about itself outside of any operation.
+/// The status that a rank reports about itself, independent of operations.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RankStatus {
-    /// The phase that the program named last (`world.phase("load data")`); empty if it never did.
+    /// The phase that the program set last (`world.phase("load data")`); empty if it set none.
     pub phase: String,
     /// When that phase began, wall clock, ns since the epoch; 0 if never.
     pub phase_since_ns: i64,
-    /// The step that the program named last; -1 if it never did.
+    /// The step that the program set last; -1 if it set none.
     pub step: i64,
     /// When the watchdog last made a round, wall clock, ns since the epoch; 0 if never.
     pub heartbeat_ns: i64,

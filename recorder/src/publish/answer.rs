@@ -9,7 +9,7 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::str::FromStr;
 
-/// Where an endpoint is. Written `unix:/path/of/socket` or `tcp:10.0.0.1:7000`.
+/// The address of an endpoint. Written `unix:/path/of/socket` or `tcp:10.0.0.1:7000`.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(into = "String", try_from = "String")]
 pub enum EndpointAddress {
@@ -57,7 +57,7 @@ impl TryFrom<String> for EndpointAddress {
     }
 }
 
-/// What a client of a TCP endpoint must know. Shown by no `Debug`.
+/// The token that a client of a TCP endpoint must send. `Debug` does not print it.
 #[derive(Clone, PartialEq, Eq)]
 pub struct EndpointToken(String);
 
@@ -84,7 +84,7 @@ impl fmt::Debug for EndpointToken {
     }
 }
 
-/// Where another rank's endpoint is: one element of the answer to `GET /peers`.
+/// The address of another rank's endpoint: one element of the answer to `GET /peers`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PeerEndpoint {
     /// Rank in the world.
@@ -99,12 +99,12 @@ pub struct PeerEndpoint {
 pub struct EndpointNotice {
     /// The endpoint.
     pub address: EndpointAddress,
-    /// The rank's host, as it names itself: the path of a unix socket means something there alone.
+    /// The rank's host, as reported by the rank: the path of a unix socket is valid on that host only.
     pub host: String,
 }
 
 impl EndpointNotice {
-    /// What the keys of all ranks of an attempt begin with.
+    /// The prefix of the keys of all ranks of an attempt.
     pub fn store_prefix(attempt: u32) -> String {
         format!("rcomm/endpoint/{attempt}/")
     }
@@ -125,17 +125,17 @@ pub struct WrittenDump {
 /// The answer to `GET /status`: the rank's progress, without its record.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RankAnswer {
-    /// Whose it is; `dump_time_ns` is when it was asked.
+    /// The rank and process; `dump_time_ns` is the time of the request.
     pub identity: Identity,
     /// What the rank reports about itself.
     pub status: RankStatus,
-    /// How far each group has come.
+    /// The progress of each group.
     pub groups: Vec<GroupAnswer>,
-    /// Operations begun so far.
+    /// The number of operations begun so far.
     pub records: u64,
-    /// Operations that the ring holds at most.
+    /// The capacity of the ring, in operations.
     pub entries: u64,
-    /// What failed in this process: the first failures and the newest.
+    /// Failures of this process: the first ones and the newest.
     #[serde(default)]
     pub failures: Vec<Failure>,
 }
@@ -147,20 +147,20 @@ pub struct GroupAnswer {
     pub id: GroupId,
     /// Its name.
     pub name: String,
-    /// What it is for.
+    /// Its purpose.
     pub desc: String,
     /// How many members it has.
     pub size: u64,
-    /// How far it has come here.
+    /// Its progress on this rank.
     #[serde(flatten)]
     pub status: ProcessGroupStatus,
 }
 
-/// In the answer to `GET /dump`: the number of the look that it came from.
+/// In the answer to `GET /dump`: the number of the read of the ring that it is from.
 pub(super) const CHANGE_HEADER: &str = "rcomm-change";
-/// In the answer to `GET /dump?since=N`: N, if the answer holds only what changed since.
+/// In the answer to `GET /dump?since=N`: N, if the answer holds only the changes since then.
 pub(super) const SINCE_HEADER: &str = "rcomm-since";
-/// In the answer to `GET /dump`: how many operations the ring holds at most.
+/// In the answer to `GET /dump`: the capacity of the ring, in operations.
 pub(super) const ENTRIES_HEADER: &str = "rcomm-entries";
 
 #[cfg(test)]

@@ -1,6 +1,6 @@
 //! Reads one endpoint.
 //!
-//! One request, one connection, one deadline over both. Nothing in the answer is trusted.
+//! Each request has a connection of its own, and one deadline covers both. Nothing in the answer is trusted.
 
 use super::answer::{
     CHANGE_HEADER, ENTRIES_HEADER, EndpointAddress, EndpointToken, PeerEndpoint, RankAnswer,
@@ -18,9 +18,9 @@ pub struct DumpAnswer {
     pub dump: Dump,
     /// What was lost in reading it.
     pub problems: Vec<ReadProblem>,
-    /// The number to ask with the next time.
+    /// The number to send with the next request.
     pub change: Option<u64>,
-    /// Whether the entries are only those that changed since the number that was asked with.
+    /// Whether the entries are only those that changed since the number that the request held.
     pub partial: bool,
     /// Operations that the ring holds at most.
     pub entries: Option<u64>,
@@ -29,7 +29,7 @@ pub struct DumpAnswer {
 /// Longest part of an endpoint's error text that goes into the error, in characters.
 const MOST_ERROR_TEXT: usize = 200;
 
-/// Asks one endpoint. Each call makes a connection and ends by its deadline.
+/// A client of one endpoint. Each call makes a connection and ends by its deadline.
 #[derive(Clone, Debug)]
 pub struct EndpointClient {
     address: EndpointAddress,
@@ -59,8 +59,8 @@ impl EndpointClient {
         self.json(&answer.body)
     }
 
-    /// The rank's record; with the number of an earlier answer only what changed since, if the endpoint
-    /// still knows that number.
+    /// The rank's record; with the number of an earlier answer only the changes since, if the endpoint still
+    /// has that number.
     pub fn dump(&self, since: Option<u64>, deadline: Instant) -> Result<DumpAnswer> {
         let path = match since {
             Some(since) => format!("/dump?since={since}"),

@@ -6,7 +6,7 @@ use std::io::{self, ErrorKind, Write};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
-/// Why a dump file could not be written.
+/// The reason why a dump file could not be written.
 #[derive(Debug, thiserror::Error)]
 pub enum DumpFileError {
     /// The directory could not be created.
@@ -36,14 +36,14 @@ pub enum DumpFileError {
     },
 }
 
-/// How many dumps of one name may lie side by side.
+/// The most dumps of one name in a directory.
 const MOST_NUMBERED: u32 = 1000;
 
 /// Writes `bytes` as a new file of mode 0600 and returns its path.
 ///
-/// Missing folders are made with mode 0700. If `path` exists it is left alone, and the new file is
-/// `path.1`, `path.2`, ... . The file appears under its name only once it is complete. Blocks for as
-/// long as the file system takes; nothing is synced to disk, since a file outlives its writer without.
+/// Missing folders are made with mode 0700. If `path` exists it is not changed, and the new file is `path.1`,
+/// `path.2`, ... . The file appears under its name only once it is complete. Blocks for as long as the file
+/// system takes; nothing is synced to disk, since a file outlives its process without that.
 ///
 /// # Errors
 /// See [`DumpFileError`].
@@ -108,7 +108,7 @@ struct TempFile {
 }
 
 impl TempFile {
-    /// Creates a hidden file in the same directory, which readers do not take for a dump.
+    /// Creates a hidden file in the same directory, which readers do not read as a dump.
     fn create(path: &Path, name: &OsStr) -> io::Result<Self> {
         let mut attempt = 0;
         loop {
@@ -136,7 +136,8 @@ impl TempFile {
                     ErrorKind::Unsupported | ErrorKind::PermissionDenied
                 ) =>
             {
-                // A file system without links: claim the name, then take the place of the claim.
+                // The file system has no links: create an empty file of that name, then replace it by a
+                // rename.
                 create_private(wanted)?;
                 std::fs::rename(&self.path, wanted)
             }
@@ -147,7 +148,7 @@ impl TempFile {
 
 impl Drop for TempFile {
     fn drop(&mut self) {
-        // Gone already if it was renamed.
+        // The file does not exist any more if it was renamed.
         let _ = std::fs::remove_file(&self.path);
     }
 }

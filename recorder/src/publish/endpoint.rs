@@ -50,12 +50,12 @@ use tokio::sync::Semaphore;
 
 /// Connections served at a time; others wait.
 pub const MOST_CONNECTIONS: usize = 32;
-/// The longest that one connection may last, and with it one answer.
+/// The longest duration of a connection, and so of an answer.
 pub const CONNECTION_TIME: Duration = Duration::from_secs(60);
-/// The longest that a client may take to send a request.
+/// The longest time in which a client may send a request.
 const HEADER_TIME: Duration = Duration::from_secs(5);
 
-/// Where an endpoint shall listen.
+/// The address on which an endpoint listens.
 #[derive(Clone, Debug)]
 pub enum Listen {
     /// On a unix socket of mode 0600 at this path, in a directory that exists.
@@ -287,7 +287,7 @@ async fn accept(listener: Listener, router: Router, stopped: UnixStream) -> io::
     }
 }
 
-/// Most likely out of file descriptors, which return when a connection ends.
+/// Waits before the next accept: most likely the process has no free file descriptor until a connection ends.
 async fn pause() {
     tokio::time::sleep(Duration::from_millis(50)).await;
 }
@@ -322,7 +322,8 @@ fn router(
     handlers: Arc<Mutex<Handlers>>,
     token: Option<EndpointToken>,
 ) -> Router {
-    // Above an earlier process's numbers, since a look takes longer than a microsecond.
+    // The numbers are above those of an earlier process, since a read of the ring takes longer than a
+    // microsecond.
     let first = wall_now().cast_unsigned() / 1_000;
     let changes = Mutex::new(Changes::numbered_from(first, recorder.memory().1));
     let served = Arc::new(Served {

@@ -1,4 +1,4 @@
-//! Keeps a copy of one rank's record current by asking its endpoint for changes.
+//! Keeps a copy of one rank's record current by requesting changes from its endpoint.
 
 use super::{Dump, DumpAnswer, EndpointClient, ReadProblem, ThreadInfo};
 use crate::error::Result;
@@ -16,7 +16,7 @@ pub struct EndpointFollower {
 }
 
 impl EndpointFollower {
-    /// Follows the endpoint that this client asks.
+    /// Follows the endpoint of this client.
     pub fn new(client: EndpointClient) -> Self {
         Self {
             client,
@@ -30,9 +30,9 @@ impl EndpointFollower {
         &self.client
     }
 
-    /// Asks once; returns what was lost in reading the answer. Ends by the deadline.
+    /// Sends one request; returns what was lost in reading the answer. Ends by the deadline.
     ///
-    /// After an error the record is unchanged, and the next call asks for all changes since then.
+    /// After an error the record is unchanged, and the next call requests all changes since then.
     pub fn poll(&mut self, deadline: Instant) -> Result<Vec<ReadProblem>> {
         let answer = self.client.dump(self.change, deadline)?;
         let DumpAnswer {
@@ -42,7 +42,8 @@ impl EndpointFollower {
             partial,
             entries,
         } = answer;
-        // After a partial read, ask for everything again: otherwise the lost part would stay missing.
+        // After a partial read the next request is for the whole record: otherwise the lost part would stay
+        // missing.
         self.change = change.filter(|_| problems.is_empty());
         if partial {
             self.record.take_in(dump, entries);
@@ -160,8 +161,8 @@ impl FollowedDump {
         }
     }
 
-    /// Whether most of the tables belongs to entries that are gone, so that a fresh whole record is
-    /// smaller.
+    /// Whether most rows of the tables belong to entries that were removed, so that reading the whole record
+    /// again gives a smaller one.
     pub fn is_overgrown(&self) -> bool {
         self.dump.signatures.len() > 1_024 + 2 * self.dump.entries.len()
     }

@@ -1,7 +1,7 @@
 //! A minimal blocking HTTP client, for ranks' endpoints and similar servers.
 //!
-//! One connection per request and one deadline for both; no threads. Answers must have a
-//! Content-Length, which is limited.
+//! Each request has a connection of its own, and one deadline covers both; there are no threads. Answers must
+//! have a Content-Length, which is limited.
 
 use super::answer::{EndpointAddress, EndpointToken};
 use rustix::io::Errno;
@@ -23,7 +23,7 @@ const MOST_BODY: usize = 1 << 30;
 pub struct HttpRequest<'a> {
     /// `GET` or `POST`.
     pub method: &'a str,
-    /// Path and query, as they go on the wire.
+    /// Path and query, as they are sent.
     pub path: &'a str,
     /// Sent as `Authorization: Bearer ...`.
     pub token: Option<&'a EndpointToken>,
@@ -39,10 +39,10 @@ pub struct HttpAnswer {
     fields: Vec<(String, String)>,
 }
 
-/// Why there is no answer.
+/// The reason why there is no answer.
 #[derive(Debug, thiserror::Error)]
 pub enum HttpError {
-    /// The deadline came first.
+    /// The deadline passed.
     #[error("it did not answer in time")]
     Late,
     /// The answer ended too early.
@@ -148,7 +148,7 @@ struct Head {
     answer: HttpAnswer,
 }
 
-/// Reads up to the end of the head, and what came of the body with it.
+/// Reads up to the end of the head; returns the head and the part of the body that was received with it.
 fn read_head(stream: &mut Stream, deadline: Instant) -> Result<(Head, Vec<u8>), HttpError> {
     let mut bytes = Vec::new();
     loop {

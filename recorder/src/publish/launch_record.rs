@@ -1,7 +1,7 @@
-//! What a launcher knows of the processes that it started: a small JSON file in the job's directory of rings.
+//! A launcher's record of the processes that it started: a small JSON file in the job's directory of rings.
 //!
-//! A process that is killed cannot report how it ended, and a ring does not hold it. The launcher sees it: exit
-//! codes, the signals that it received and sent, and whether the kernel killed for want of memory.
+//! A process that is killed cannot record how it ended. The launcher can: it gets exit codes and the signals
+//! that it received and sent, and can tell whether the kernel killed a process because memory ran out.
 
 use crate::error::{Error, Result};
 use crate::model::Rank;
@@ -13,7 +13,7 @@ use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
-/// A launcher's account of the ranks of one job on one host. Times are wall clock, ns since the epoch.
+/// A launcher's record of the ranks of one job on one host. Times are wall clock, ns since the epoch.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LaunchRecord {
     /// [`Self::SCHEMA`].
@@ -23,7 +23,7 @@ pub struct LaunchRecord {
     /// How often the job was restarted.
     #[serde(default)]
     pub attempt: u32,
-    /// The host that it is about.
+    /// The host of these ranks.
     #[serde(default)]
     pub host: String,
     /// Which of the job's hosts this is, from 0.
@@ -55,7 +55,7 @@ pub struct LaunchSignal {
     pub time_ns: i64,
 }
 
-/// One rank as its launcher knows it.
+/// One rank in its launcher's record.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LaunchedRank {
     /// Rank in the world.
@@ -81,7 +81,7 @@ pub struct RankEnd {
     /// The signal that killed it; `None` if it exited.
     #[serde(default)]
     pub signal: Option<i32>,
-    /// Whether the kernel killed it for want of memory; `None` where that is not known.
+    /// Whether the kernel killed it because memory ran out; `None` where that is not known.
     #[serde(default)]
     pub out_of_memory: Option<bool>,
 }
@@ -97,7 +97,7 @@ impl LaunchRecord {
     /// The version of the file.
     pub const SCHEMA: &'static str = "rcomm.launch/1";
 
-    /// Where the record of one host is: `launch.<node>.json` in the job's directory below `directory`.
+    /// The path of the record of one host: `launch.<node>.json` in the job's directory below `directory`.
     pub fn path(directory: &Path, job: &str, node: u32) -> PathBuf {
         let job = directory.join(directory::job_directory_name(job));
         job.join(format!("launch.{node}.json"))
@@ -154,8 +154,8 @@ impl LaunchRecord {
         Ok(record)
     }
 
-    /// Writes the record to its place below `directory`, with mode 0600, in place of the one before: readers
-    /// see one or the other.
+    /// Writes the record to its place below `directory`, with mode 0600, and atomically replaces the previous
+    /// one: readers see one or the other.
     ///
     /// # Errors
     /// If the directory or the file cannot be written.
@@ -178,13 +178,13 @@ impl LaunchRecord {
         }
     }
 
-    /// Whether a file is named as one of these.
+    /// Whether a file has the name of such a record.
     pub fn is_named_so(path: &Path) -> bool {
         is_named_so(path)
     }
 
-    /// Removes the oldest records of ended jobs below a directory of rings, but for the newest `keep`, with their
-    /// directories; only of jobs that have left nothing else.
+    /// Removes the records of ended jobs below a directory of rings, with their directories, except the
+    /// newest `keep`. Jobs whose directories hold other files are not touched.
     pub fn remove_oldest(directory: &Path, keep: usize) {
         let jobs = fs::read_dir(directory).into_iter().flatten().flatten();
         let mut ended: Vec<_> = jobs

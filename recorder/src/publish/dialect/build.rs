@@ -1,4 +1,4 @@
-//! Makes a [`Dump`] of fields as a file spells them: the half of reading that JSON and pickle share.
+//! Builds a [`Dump`] from the fields of a file: the part of reading that JSON and pickle share.
 
 use super::intern::{Interner, Recurring, Text, Texts};
 use super::keys::Field;
@@ -11,7 +11,7 @@ use crate::model::{
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
-/// One entry while its fields come in, in any order. Shapes are runs of (dimensions, extents...).
+/// One entry while its fields are read, in any order. Shapes are runs of (dimensions, extents...).
 #[derive(Default)]
 pub(super) struct Draft {
     pub(super) fields: Fields,
@@ -50,11 +50,11 @@ pub(super) struct Fields {
     pub(super) timeout_ms: u64,
     pub(super) thread_id: Option<Text>,
     pub(super) thread_name: Option<Text>,
-    /// A stack given in place.
+    /// A stack that the entry itself contains.
     pub(super) stack: Option<u32>,
     /// A stack given by its number in the file's own table.
     pub(super) stack_index: Option<u32>,
-    /// The first field whose value makes no sense.
+    /// The first field whose value is invalid.
     pub(super) bad: Option<Field>,
 }
 
@@ -94,7 +94,7 @@ impl Draft {
         }
     }
 
-    /// Notes that a field's value makes no sense.
+    /// Notes that a field's value is invalid.
     pub(super) fn reject(&mut self, field: Field) {
         self.fields.bad.get_or_insert(field);
     }
@@ -118,7 +118,7 @@ impl ConfigGroup {
     }
 }
 
-/// A thread, as entries name it.
+/// A thread, as entries refer to it.
 #[derive(Clone, Copy, PartialEq, Eq)]
 struct Thread {
     id: Option<Text>,
@@ -134,7 +134,7 @@ struct Name {
     peer: Peer,
 }
 
-/// A dump in the making.
+/// A dump that is being built.
 #[derive(Default)]
 pub(super) struct Builder {
     pub(super) dump: Dump,
@@ -147,14 +147,14 @@ pub(super) struct Builder {
     /// The file's own table of frames, by numbers of ours.
     pub(super) frame_table: Vec<u32>,
     pub(super) frames_of_stack: Vec<u32>,
-    /// The first key that only a dump has.
+    /// Whether a key was read that only a dump has.
     pub(super) looks_like_dump: bool,
     pub(super) version: Option<FormatVersion>,
     pub(super) recorder: Option<Recorder>,
     /// Entries that were left out, and the first of them with what is wrong with it.
     pub(super) rejected: usize,
     pub(super) first_rejected: Option<(usize, &'static str)>,
-    /// What `entries` holds instead of a list.
+    /// The kind of value that `entries` holds instead of a list.
     pub(super) no_list: Option<&'static str>,
     names: Vec<Option<Name>>,
     signatures: Recurring<u64>,
@@ -275,7 +275,7 @@ impl Builder {
         if let Some(&Some(name)) = self.names.get(slot) {
             return name;
         }
-        // The pieces are put among the texts, so the whole must be held apart from them.
+        // The pieces are added to the table of texts, so the whole must be copied out of it first.
         let whole = self.texts.get(text).to_owned();
         let parsed = ProfilingName::parse(&whole);
         let name = Name {
@@ -327,7 +327,7 @@ impl Builder {
         if thread.id.is_none() && thread.name.is_none() {
             return None;
         }
-        // Nearly always the same one.
+        // Nearly all entries have the same thread.
         if let Some((known, index)) = self.last_thread
             && known == thread
         {
@@ -415,7 +415,7 @@ impl Builder {
 
     /// Gives each group of the entries its members and status; groups without entries follow.
     ///
-    /// A file that numbers its groups itself (ours) keeps its order of groups.
+    /// A file that numbers its groups itself (as rcomm's do) keeps its order of groups.
     fn join_groups(&mut self) {
         let mut of_name: HashMap<Text, Vec<usize>> = HashMap::new();
         for (at, &name) in self.group_names.iter().enumerate() {
@@ -496,8 +496,8 @@ impl Builder {
         }
     }
 
-    /// Puts the groups at `first` first, in that order, and makes one of those that turned out equal
-    /// (an entry may leave out the description).
+    /// Puts the groups at `first` first, in that order, and merges those that turn out to be equal (an entry
+    /// may leave out the description).
     fn settle_groups(&mut self, first: Vec<usize>) {
         let count = self.dump.groups.len();
         let mut new_of_old = vec![u32::MAX; count];

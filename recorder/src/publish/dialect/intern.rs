@@ -67,9 +67,8 @@ impl<T: Copy + Eq + Hash> Interner<T> {
 const RECENT: usize = 256;
 const NO_RUN: u32 = u32::MAX;
 
-/// An [`Interner`] for runs that mostly repeat recent ones, as a program's operations do. A
-/// direct-mapped cache in front of the table saves the hash, which costs more than the rest of a
-/// look-up.
+/// An [`Interner`] for runs that in most cases repeat recent ones, as a program's operations do. A
+/// direct-mapped cache in front of the table saves the hash, which costs more than the rest of a look-up.
 pub(super) struct Recurring<T> {
     runs: Interner<T>,
     recent: [u32; RECENT],
@@ -127,7 +126,7 @@ impl Texts {
     }
 
     pub(super) fn get(&self, text: Text) -> &str {
-        // Only whole strings are ever put in.
+        // Only whole strings are interned.
         std::str::from_utf8(self.0.get(text.0)).unwrap_or_default()
     }
 }

@@ -1,7 +1,7 @@
 //! The keys of the dialect, defined once for readers and writers.
 //!
-//! Unmarked keys are PyTorch's. Keys marked "ours" are extensions in our dumps; PyTorch's tools ignore
-//! keys that they do not know.
+//! Unmarked keys are PyTorch's. Keys marked "ours" are extensions in rcomm's dumps; PyTorch's tools ignore
+//! unknown keys.
 
 /// Keys of the whole dump.
 pub(super) mod top {
@@ -9,7 +9,7 @@ pub(super) mod top {
     pub(in super::super) const PG_CONFIG: &str = "pg_config";
     pub(in super::super) const PG_STATUS: &str = "pg_status";
     pub(in super::super) const COMM_LIB_VERSION: &str = "comm_lib_version";
-    /// What 2.6 and 2.7 called `comm_lib_version`.
+    /// The name of `comm_lib_version` in versions 2.6 and 2.7.
     pub(in super::super) const NCCL_VERSION: &str = "nccl_version";
     pub(in super::super) const ENTRIES: &str = "entries";
     pub(in super::super) const NCCL_COMM_STATE: &str = "nccl_comm_state";
@@ -52,7 +52,7 @@ pub(super) mod config {
     pub(in super::super) const NAME: &str = "name";
     pub(in super::super) const DESC: &str = "desc";
     pub(in super::super) const RANKS: &str = "ranks";
-    /// Ours: the group's local number, which PyTorch leaves to be guessed from the entries.
+    /// Ours: the group's local number, which can only be guessed from the entries in PyTorch's dumps.
     pub(in super::super) const PG_ID: &str = "pg_id";
     /// Ours: the rank's own place in a group whose members the record does not hold.
     pub(in super::super) const GROUP_RANK: &str = "group_rank";
@@ -91,7 +91,7 @@ macro_rules! fields {
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
         pub(super) enum Field {
             $( $(#[$meta])* $name, )+
-            /// A key that we have no use for.
+            /// A key that the reader does not use.
             Unknown,
         }
 

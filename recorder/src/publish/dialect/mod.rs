@@ -1,4 +1,4 @@
-//! Reads and writes the dump dialect of PyTorch's flight recorder, with our extensions.
+//! Reads and writes the dump dialect of PyTorch's flight recorder, with rcomm's extensions.
 //!
 //! The reader tests for keys rather than versions and ignores unknown keys. So the same code reads
 //! dumps of PyTorch's NCCL recorder, its gloo recorder, its backend-agnostic hook, torchcomms, and this
@@ -23,7 +23,7 @@ use super::pickle::Pickle;
 use crate::model::dump::{Dump, UnreadableVersion};
 use build::Builder;
 
-/// Why nothing could be read.
+/// The reason why nothing could be read.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ReadError {
     /// There are no bytes.
@@ -32,10 +32,10 @@ pub enum ReadError {
     /// Neither a pickle nor JSON, or without any key of a dump.
     #[error("not a flight recorder dump: {what}")]
     NotADump {
-        /// What the input looks like instead.
+        /// A description of the input.
         what: String,
     },
-    /// Cut short or damaged before anything of use.
+    /// Truncated or damaged before the first usable part.
     #[error("{cause} at byte {at} of {of}, before any complete entry")]
     Lost {
         /// Where reading stopped.
@@ -84,7 +84,7 @@ impl std::fmt::Display for Cause {
     }
 }
 
-/// Something that was lost while the rest was read.
+/// Data that was lost while the rest was read.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ReadProblem {
     /// Reading ended before the file did.
@@ -123,7 +123,7 @@ pub enum ReadProblem {
 }
 
 impl ReadProblem {
-    /// Whether operations may be lost that the rank issued after the last one that was read.
+    /// Whether operations may be missing that the rank issued after the last one that was read.
     pub fn cuts(&self) -> bool {
         match self {
             Self::Stopped { .. } | Self::NoList { .. } => true,

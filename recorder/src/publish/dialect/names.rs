@@ -1,4 +1,4 @@
-//! What other recorders call an operation.
+//! Other recorders' names of operations.
 //!
 //! A dump names an operation `<backend>:<op>[ <peers>]`. The backend may contain a colon, the
 //! operation does not. Names were collected from the dumps of PyTorch's NCCL and gloo recorders, its
@@ -43,7 +43,7 @@ fn peer(op: OpType, peers: &str) -> Peer {
     }
 }
 
-/// The operation behind any recorder's spelling; [`OpType::Other`] for an unknown one.
+/// The operation of a name as any recorder writes it; [`OpType::Other`] for an unknown one.
 pub(super) fn op_type(name: &str) -> OpType {
     if let Some(op) = OpType::from_name(name) {
         return op;
@@ -81,7 +81,7 @@ fn is_closing_marker(name: &str) -> bool {
     })
 }
 
-/// The spelling that PyTorch's tools know; unchanged if they know it as it is.
+/// The name that PyTorch's tools accept; unchanged if they accept it as it is.
 pub(super) fn known_to_torch(name: &str) -> &str {
     OpType::from_name(name)
         .and_then(OpType::torch_name)

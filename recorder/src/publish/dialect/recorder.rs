@@ -16,7 +16,7 @@ pub(super) fn detect(dump: &Dump) -> Recorder {
     }
     let backend = |signature: u32| dump.signatures[signature as usize].backend.as_str();
     let all = |holds: &dyn Fn(&crate::model::Entry) -> bool| dump.entries.iter().all(holds);
-    // torchcomms describes a communicator by its backend, and counts no messages apart.
+    // torchcomms describes a communicator by its backend, and has no separate count of messages.
     if all(&|entry| {
         let info = &dump.groups[entry.group as usize].info;
         entry.p2p_seq_id == 0 && !entry.is_p2p && info.desc == backend(entry.signature)
@@ -32,8 +32,8 @@ pub(super) fn detect(dump: &Dump) -> Recorder {
     }) {
         return Recorder::NativeGloo;
     }
-    // These record themselves, with states from device events; every other backend is recorded by
-    // the hook.
+    // These backends have recorders of their own, with states from device events; every other backend is
+    // recorded by the hook.
     if all(&|entry| {
         matches!(
             backend(entry.signature),

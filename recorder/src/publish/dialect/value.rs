@@ -1,7 +1,7 @@
-//! Single values, as loosely as the dialect spells them.
+//! Single values, in the various forms of the dialect.
 //!
-//! Integers come as numbers and as strings, absent times as none and as 0, lists of ranks as a
-//! string. Both readers hand their values over as a [`Scalar`].
+//! Integers occur as numbers and as strings, absent times as none and as 0, lists of ranks as a string. Both
+//! readers pass their values as a [`Scalar`].
 
 use super::build::{Builder, Fields};
 use super::keys::{Field, failure, rank, top};
@@ -19,7 +19,7 @@ pub(super) enum Scalar<'a> {
     Int(i64),
     Float(f64),
     Text(&'a str),
-    /// A container, or what is no value here.
+    /// A container, or a value of no use here.
     Other,
 }
 
@@ -41,7 +41,8 @@ impl Scalar<'_> {
             Self::Int(value) => Some(value),
             Self::Bool(value) => Some(value.into()),
             Self::Text(text) => text.trim().parse().ok(),
-            // Every integer up to 2^53 is exact in a float; beyond, it is not the number meant.
+            // Every integer up to 2^53 is exact in a float; above that, a float may differ from the number
+            // that was written.
             Self::Float(value) if value.fract() == 0.0 && value.abs() <= 9e15 => Some(value as i64),
             _ => None,
         }
@@ -102,14 +103,14 @@ impl std::fmt::Display for Scalar<'_> {
     }
 }
 
-/// The ranks in `[0, 1, 2]`, blanks or not. Anything that is no rank is passed over.
+/// The ranks in `[0, 1, 2]`, with or without blanks. Elements that are no ranks are ignored.
 pub(super) fn ranks(text: &str) -> Vec<u32> {
     text.split(|c: char| !c.is_ascii_digit())
         .filter_map(|digits| digits.parse().ok())
         .collect()
 }
 
-/// The state spelt like this; `None` if there is no such state.
+/// The state of this name; `None` if there is no such state.
 pub(super) fn state(text: &[u8]) -> Option<EntryState> {
     Some(match text {
         b"completed" => EntryState::Completed,
@@ -133,7 +134,7 @@ pub(super) fn set_scalar(draft: &mut Fields, field: Field, value: Scalar<'_>) ->
         Field::TimeCreated => draft.time_created_ns = value.time()?,
         Field::TimeStarted => draft.time_started_ns = value.time()?,
         Field::TimeCompleted => draft.time_completed_ns = value.time()?,
-        // An unreadable duration counts as not measured.
+        // A duration that cannot be read counts as not measured.
         Field::Duration => draft.duration_ms = value.float(),
         Field::Timeout => draft.timeout_ms = value.int()?,
         Field::Retired => draft.retired = value.flag()?,
@@ -160,7 +161,7 @@ pub(super) fn set_scalar(draft: &mut Fields, field: Field, value: Scalar<'_>) ->
     Some(())
 }
 
-/// Takes over a value of the whole dump that is no container.
+/// Stores a value of the whole dump that is no container.
 pub(super) fn set_top(builder: &mut Builder, key: &str, value: Scalar<'_>) {
     let identity = &mut builder.dump.identity;
     match key {
@@ -180,7 +181,7 @@ pub(super) fn set_top(builder: &mut Builder, key: &str, value: Scalar<'_>) {
     }
 }
 
-/// Takes over a value of the rank's own status.
+/// Stores a value of the rank's own status.
 pub(super) fn set_rank_status(status: &mut RankStatus, key: &str, value: Scalar<'_>) {
     match key {
         rank::PHASE => status.phase = value.text(),
@@ -192,7 +193,7 @@ pub(super) fn set_rank_status(status: &mut RankStatus, key: &str, value: Scalar<
     }
 }
 
-/// A failure while its fields come in.
+/// A failure while its fields are read.
 #[derive(Default)]
 pub(super) struct FailureDraft {
     kind: Option<FailureKind>,
@@ -207,7 +208,7 @@ pub(super) struct FailureDraft {
 }
 
 impl FailureDraft {
-    /// Takes over a value of the failure that is no container.
+    /// Stores a value of the failure that is no container.
     pub(super) fn set(&mut self, key: &str, value: Scalar<'_>) {
         match key {
             failure::ID => self.id = value.int().unwrap_or(0),
@@ -221,7 +222,7 @@ impl FailureDraft {
         }
     }
 
-    /// Takes over a value of its operation.
+    /// Stores a value of its operation.
     pub(super) fn set_operation(&mut self, key: &str, value: Scalar<'_>) {
         let operation = self.operation.get_or_insert(FailedOperation {
             op: OpType::Other,

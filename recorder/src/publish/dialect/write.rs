@@ -1,7 +1,7 @@
 //! Converts a [`Dump`] to the dialect; shared by the JSON and the pickle writer.
 //!
-//! Writes version 2.10 as PyTorch's tools expect it, plus our keys where they carry a value. The
-//! encodings differ only in what [`Encoder`] defines.
+//! Writes version 2.10 as PyTorch's tools expect it, and rcomm's keys where they have a value. The encodings
+//! differ only in what [`Encoder`] defines.
 
 use super::keys::{Field, config, failure, rank, status, top};
 use super::names::{ProfilingName, known_to_torch};
@@ -161,8 +161,8 @@ fn failed<E: Encoder>(it: &Failure, out: &mut E) {
     });
 }
 
-/// Groups by name. A second group of one name gets its number into the key: PyTorch would let it
-/// overwrite the first.
+/// Groups by name. The key of a second group of one name contains its number: in PyTorch it would overwrite
+/// the first.
 fn pg_config<E: Encoder>(groups: &[DumpGroup], out: &mut E) {
     let mut taken = HashSet::new();
     out.dict(|out| {
@@ -248,7 +248,7 @@ fn entry<E: Encoder>(dump: &Dump, entry: &Entry, out: &mut E) {
         field(out, Field::Retired).bool(entry.retired);
         field(out, Field::Timeout).uint(entry.timeout_ms);
         field(out, Field::IsP2p).bool(entry.is_p2p);
-        // Our keys, each only if it has a value.
+        // rcomm's keys, each only if it has a value.
         if !name_is_ours {
             field(out, Field::OpName).text(&signature.op_name);
         }
@@ -286,7 +286,7 @@ fn field<E: Encoder>(out: &mut E, field: Field) -> &mut E {
 /// `<backend>:<op>[ <peers>]`, with peers where both ends are known.
 fn profiling_name(entry: &Entry, signature: &Signature, own_rank: Option<u32>) -> String {
     let backend = &signature.backend;
-    // A reader takes what follows the last colon for the operation, so that may hold none.
+    // Readers take the text after the last colon as the operation, so the operation may not contain a colon.
     let op = known_to_torch(&signature.op_name).replace(':', "_");
     let ends = own_rank.and_then(|own| match entry.peer {
         Peer::Rank(peer) if entry.op == OpType::Send => Some(format!(" {own}->{peer}")),

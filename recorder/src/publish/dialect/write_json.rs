@@ -9,7 +9,7 @@ use crate::model::dump::Dump;
 use std::io::Write as _;
 
 impl Dump {
-    /// The dump as JSON: the 2.10 dialect of PyTorch's flight recorder, with our additional keys.
+    /// The dump as JSON: the 2.10 dialect of PyTorch's flight recorder, with rcomm's additional keys.
     pub fn to_json(&self) -> Vec<u8> {
         let mut out = JsonWriter {
             bytes: Vec::with_capacity(512 * (self.entries.len() + 8)),
@@ -22,12 +22,12 @@ impl Dump {
 
 struct JsonWriter {
     bytes: Vec<u8>,
-    /// Nothing has been written since the last opening bracket or key: no comma is due.
+    /// Whether nothing was written since the last opening bracket or key, so that no comma is needed.
     first: bool,
 }
 
 impl JsonWriter {
-    /// A comma, if one is due before the next value or key.
+    /// Writes a comma if one is needed before the next value or key.
     fn separate(&mut self) {
         if !self.first {
             self.bytes.push(b',');

@@ -1,6 +1,6 @@
 //! The dialect as pickle: what PyTorch's own analyser loads.
 //!
-//! Every entry carries its frames; a frame is written once and referred to afterwards.
+//! Every entry contains its frames; a frame is written once and referred to afterwards.
 
 use super::keys::{Field, frame};
 use super::write::{self, Encoder};
@@ -8,8 +8,8 @@ use crate::model::dump::Dump;
 use crate::publish::pickle::PickleWriter;
 
 impl Dump {
-    /// The dump as a pickle (protocol 2, plain data only): the 2.10 dialect of PyTorch's flight
-    /// recorder, with our additional keys.
+    /// The dump as a pickle (protocol 2, plain data only): the 2.10 dialect of PyTorch's flight recorder,
+    /// with rcomm's additional keys.
     pub fn to_pickle(&self) -> Vec<u8> {
         let mut out = Writer {
             pickle: PickleWriter::new(),

@@ -1,6 +1,6 @@
 //! The cells that a pickle is decoded into.
 
-/// A piece of the input: a string's bytes, not yet checked to be UTF-8.
+/// A range of the input: a string's bytes, not yet checked to be UTF-8.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::publish) struct Span(u64);
 
@@ -22,13 +22,13 @@ impl Span {
     }
 }
 
-/// One value. Containers are numbers: the same number is the same object.
+/// One value. A container is a number; equal numbers are the same object.
 ///
-/// Every variant holds 64 bits or nothing: so a cell travels in two registers. In memory it would be
-/// written in two parts and read in one, for which a processor waits.
+/// Every variant holds 64 bits or nothing, so that a cell is passed in two registers. In memory it would be
+/// written in two parts and read as one, which stalls the processor.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(in crate::publish) enum Cell {
-    /// A memo slot that nothing was put into. Never on the stack, never in a container.
+    /// An empty memo slot. It is never on the stack or in a container.
     Unset,
     /// In the memo only: an item that a [`Taker`](super::Taker) read in place, of which nothing was kept here.
     Taken,
@@ -55,8 +55,8 @@ pub(in crate::publish) enum Fault {
     Refused { opcode: &'static str, at: usize },
     /// An instruction that is not valid at its position.
     Damaged { what: &'static str, at: usize },
-    /// More values than this reader is willing to hold.
+    /// More values than this reader accepts.
     TooLarge { at: usize },
-    /// The memo is asked for an item that was read in place. Without a taker there are none.
+    /// The memo is read at an item that was read in place. Without a taker there are no such items.
     Taken { at: usize },
 }

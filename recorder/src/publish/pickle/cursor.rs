@@ -11,15 +11,15 @@ use super::cell::{Cell, Span};
 use super::graph::Pickle;
 use super::opcode as op;
 
-/// A place between two values of one item.
+/// A position between two values of one item.
 pub(in crate::publish) struct Cursor<'p, 'a> {
     pickle: &'p mut Pickle,
     input: &'a [u8],
     at: usize,
 }
 
-/// The two bytes that ask the memo for a value with a small number, in one word. They always mean the
-/// same value: nothing is read in place once a number was given twice.
+/// The two bytes of the instruction that reads a value with a small number from the memo, as one word. They
+/// always denote the same value: nothing is read in place once a number was assigned twice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::publish) struct Recall(u16);
 
@@ -32,7 +32,7 @@ impl Recall {
 pub(in crate::publish) struct List {
     /// Its number, if the memo holds it: then its items are kept.
     kept: Option<u64>,
-    /// Where on the stack the kept items lie.
+    /// The stack height at which the kept items begin.
     from: usize,
     form: Form,
 }
@@ -46,13 +46,13 @@ enum Form {
     Ended,
 }
 
-/// Methods give `None` where the item is to be left to the machine.
+/// Methods return `None` where the machine must read the item.
 impl<'p, 'a> Cursor<'p, 'a> {
     pub(in crate::publish) fn new(pickle: &'p mut Pickle, input: &'a [u8], at: usize) -> Self {
         Self { pickle, input, at }
     }
 
-    /// What the machine holds.
+    /// The state of the stack machine.
     #[inline(always)]
     pub(in crate::publish) fn pickle(&self) -> &Pickle {
         self.pickle
@@ -106,7 +106,7 @@ impl<'p, 'a> Cursor<'p, 'a> {
         found
     }
 
-    /// The next key of the dict that is the item, and what to skip where the same comes again;
+    /// The next key of the item, which is a dict, and the bytes to skip where the same key occurs again;
     /// `Some(None)` at the end.
     #[inline(always)]
     pub(in crate::publish) fn key(&mut self) -> Option<Option<(Span, Recall)>> {
@@ -151,7 +151,7 @@ impl<'p, 'a> Cursor<'p, 'a> {
             }
             op::BININT2 => Cell::Int(u16::from_le_bytes(self.take()?).into()),
             op::BININT => Cell::Int(i32::from_le_bytes(self.take()?).into()),
-            // A time; numbers of other lengths are seldom.
+            // The value is a time; numbers of other lengths are rare.
             op::LONG1 => {
                 let [8, value @ ..] = self.take::<9>()? else {
                     return None;
@@ -292,7 +292,7 @@ impl<'p, 'a> Cursor<'p, 'a> {
             }
         }
         if list.kept.is_some() {
-            // What is not kept itself would be missing from the list that the memo holds.
+            // A list that is not kept would be missing from the list that the memo holds.
             let inner = Cell::List(inner.kept?);
             self.pickle.push(inner, self.at).ok()?;
         }

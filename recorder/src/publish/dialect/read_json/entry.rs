@@ -15,7 +15,7 @@ pub(super) enum Kind {
     Else,
 }
 
-/// One entry, into the draft.
+/// Reads one entry into the draft.
 pub(super) struct EntrySeed<'a>(pub(super) &'a mut Builder);
 
 impl<'de> DeserializeSeed<'de> for EntrySeed<'_> {
@@ -57,7 +57,7 @@ impl<'de> serde::Deserialize<'de> for FieldKey {
     }
 }
 
-/// One field of the draft.
+/// Reads one field into the draft.
 struct FieldSeed<'a>(&'a mut Builder, Field);
 
 impl FieldSeed<'_> {
@@ -96,7 +96,7 @@ impl FieldSeed<'_> {
                 Some(())
             }
             Field::Unknown => Some(()),
-            // A value that is no list means that the list was not recorded.
+            // If the value is no list, the list was not recorded.
             Field::InputSplits | Field::OutputSplits | Field::Frames => {
                 (value == Scalar::None).then_some(())
             }

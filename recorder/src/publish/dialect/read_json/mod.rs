@@ -1,7 +1,7 @@
 //! Reads the dialect as JSON.
 //!
-//! The parser hands entries over one by one, so a truncated file keeps its complete entries and no
-//! entry is held twice. A value of the wrong kind costs its entry, not the file.
+//! The parser hands entries over one by one, so a truncated file keeps its complete entries and no entry is
+//! held twice. A value of the wrong kind loses its entry, not the file.
 
 mod entry;
 mod visit;
@@ -27,7 +27,7 @@ pub(super) fn read(bytes: &[u8], builder: &mut Builder) -> Option<ReadProblem> {
         (bytes.len(), Cause::Cut)
     } else {
         let at = offset(bytes, error.line(), error.column());
-        // The parser's message without its position: ours is in bytes.
+        // The parser's message without its position, since `ReadProblem` gives that in bytes.
         let what = error.to_string();
         let what = what.split(" at line ").next().unwrap_or_default();
         (at, Cause::Damaged(what.to_owned()))
@@ -250,7 +250,7 @@ impl<'de> Visitor<'de> for CommState<'_> {
     }
 }
 
-/// Our list of failures.
+/// rcomm's list of failures.
 struct Failures<'a>(&'a mut Builder);
 
 impl<'de> DeserializeSeed<'de> for Failures<'_> {
@@ -307,7 +307,7 @@ impl<'de> Visitor<'de> for OneFailure<'_> {
     }
 }
 
-/// Our table of frames.
+/// rcomm's table of frames.
 struct FrameTable<'a>(&'a mut Builder);
 
 impl<'de> DeserializeSeed<'de> for FrameTable<'_> {
@@ -328,7 +328,7 @@ impl<'de> Visitor<'de> for FrameTable<'_> {
     }
 }
 
-/// One frame; its value is our number for it.
+/// One frame; its value is its number in the dump.
 struct FrameSeed<'a>(&'a mut Builder);
 
 impl<'de> DeserializeSeed<'de> for FrameSeed<'_> {
@@ -348,7 +348,7 @@ impl<'de> DeserializeSeed<'de> for FrameSeed<'_> {
     }
 }
 
-/// Our table of stacks: lists of indices into the table of frames.
+/// rcomm's table of stacks: lists of indices into the table of frames.
 struct StackTable<'a>(&'a mut Builder);
 
 impl<'de> DeserializeSeed<'de> for StackTable<'_> {
@@ -392,7 +392,7 @@ impl<'de> Visitor<'de> for EntriesSeed<'_> {
 
     fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<(), A::Error> {
         let builder = self.0;
-        // An empty list of entries is a dump's as soon as anything else is.
+        // An empty list of entries counts as a dump if any other key is a dump's.
         while let Some(kind) = seq.next_element_seed(EntrySeed(builder))? {
             match kind {
                 Kind::Dict => builder.push(),

@@ -65,7 +65,7 @@ macro_rules! any_value {
     };
 }
 
-/// Hands one scalar, or the fact that it was a container, to a function.
+/// Passes one scalar, or the fact that it was a container, to a function.
 pub(super) struct One<F>(pub(super) F);
 
 impl<'de, F: FnOnce(Met<'_>)> DeserializeSeed<'de> for One<F> {
@@ -79,7 +79,7 @@ impl<'de, F: FnOnce(Met<'_>)> Visitor<'de> for One<F> {
     skip_map!('de, |one: Self| (one.0)(Met::Container));
 }
 
-/// Hands every element of a list to a function; anything but a list is passed over.
+/// Passes every element of a list to a function; any other value is ignored.
 pub(super) struct Each<F>(pub(super) F);
 
 impl<'de, F: FnMut(Met<'_>)> DeserializeSeed<'de> for Each<F> {
@@ -97,7 +97,7 @@ impl<'de, F: FnMut(Met<'_>)> Visitor<'de> for Each<F> {
     }
 }
 
-/// Hands every key and scalar of a map to a function; anything but a map is passed over.
+/// Passes every key and scalar of a map to a function; any other value is ignored.
 pub(super) struct EachPair<F>(pub(super) F);
 
 impl<'de, F: FnMut(&str, Met<'_>)> DeserializeSeed<'de> for EachPair<F> {

@@ -116,7 +116,7 @@ impl Reader<'_> {
         }
     }
 
-    /// What the `at`-th key of an entry means, which `recall` asks for.
+    /// The field of the `at`-th key of an entry, which `recall` refers to.
     fn field_of(&mut self, at: usize, key: Span, recall: Recall) -> Field {
         if let Some(planned) = self.plan.get_mut(at)
             && planned.key == key
@@ -134,7 +134,7 @@ impl Reader<'_> {
         field
     }
 
-    /// Puts one field into the draft; `None` if its value makes no sense.
+    /// Puts one field into the draft; `None` if its value is invalid.
     #[inline(always)]
     fn field(&mut self, pickle: &Pickle, field: Field, value: Cell) -> Option<()> {
         match field {

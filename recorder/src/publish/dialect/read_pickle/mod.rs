@@ -1,7 +1,7 @@
 //! The dialect as pickle.
 //!
-//! The pickle is taken apart into cells, but for its entries: those are converted one by one as they
-//! come, most of them without ever becoming cells.
+//! The pickle is decoded into cells, except for its entries: those are converted one by one as they are read,
+//! most of them without becoming cells.
 
 mod entry;
 #[cfg(test)]
@@ -48,9 +48,9 @@ pub(super) fn read(
 /// How entries are read.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum EntryReading {
-    /// Without being stacked first, those of the usual form.
+    /// Entries of the usual form are read in place, without the stack.
     InPlace,
-    /// All of them from cells: slower, and for any file.
+    /// All entries are read from cells, which is slower and works for any file.
     Stacked,
 }
 
@@ -93,14 +93,14 @@ pub(super) fn run(
 
 /// The approximate size of an entry in a file.
 const BYTES_OF_ENTRY: usize = 160;
-/// Most entries for which memory is reserved in advance.
+/// The most entries for which memory is reserved in advance.
 const MOST_RESERVED: usize = 1 << 14;
 const TEXT_SLOTS: usize = 256;
-/// Keys of an entry that are recognised by place.
+/// The most keys of an entry that are recognised by position.
 const MAX_PLAN: usize = 64;
 const NO_FRAME: u32 = u32::MAX;
 
-/// What the n-th key of an entry was last time.
+/// The n-th key of the previous entry.
 struct Planned {
     recall: Recall,
     key: Span,
@@ -111,14 +111,14 @@ struct Reader<'a> {
     bytes: &'a [u8],
     builder: &'a mut Builder,
     entries: EntryReading,
-    /// How many lists of entries there are: dicts have each key once, but files need not.
+    /// The number of lists of entries: a dict has each key once, but a file may repeat it.
     lists: usize,
     plan: Vec<Planned>,
     /// The last state, as the file spells it.
     state: Option<(Span, EntryState)>,
     /// Strings by their place in the file: a direct-mapped cache in front of the table of strings.
     texts: [(Span, Text); TEXT_SLOTS],
-    /// Our number of each frame, by the container that holds it.
+    /// The dump's number of each frame, by the container that holds it.
     frames: Vec<u32>,
 }
 

@@ -1,4 +1,4 @@
-//! Both ways to read entries, compared with each other.
+//! Compares the two ways to read entries.
 #![allow(clippy::unwrap_used)]
 
 use super::*;
@@ -14,7 +14,7 @@ fn pickles() -> Vec<PathBuf> {
     files
 }
 
-/// What is read, in full, and how many entries; stops and refusals are results as well.
+/// The complete result, and the number of entries; stops and refusals are results as well.
 fn outcome_of(bytes: &[u8], entries: EntryReading) -> (String, usize) {
     let mut builder = Builder::default();
     let mut pickle = Pickle::default();
@@ -48,13 +48,13 @@ fn entries_read_in_place_are_those_that_the_machine_reads() {
         let bytes = std::fs::read(path).unwrap();
         let name = path.display();
         check_both_ways(&bytes, &name.to_string());
-        // Cut and changed at other places in each file.
+        // Each file is truncated and changed at other positions.
         for n in 0..8 {
             let at = (file * 7919 + n * 104_729) % bytes.len();
             check_both_ways(&bytes[..at], &format!("{name} cut at {at}"));
             let mut changed = bytes.clone();
             changed[at] = changed[at].wrapping_add(1 + n as u8);
-            // What was taken stays, even if the machine loses hold of the list.
+            // Entries that were taken are kept, even if the machine loses the list.
             let in_place = outcome_of(&changed, EntryReading::InPlace);
             let stacked = outcome_of(&changed, EntryReading::Stacked);
             assert!(

@@ -1,4 +1,5 @@
 //! What the ranks of these jobs do: train in two groups, until the culprit does its deed.
+#![allow(clippy::print_stderr)]
 
 use crate::process::CULPRIT;
 use rcomm::{Config, GroupOptions, ReduceOp, World};

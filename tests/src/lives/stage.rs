@@ -147,11 +147,8 @@ impl Stage {
             Plot::TerminateStuck | Plot::KillStuck | Plot::Resume | Plot::KillOther => {}
             Plot::ResumeLate => {
                 wait_until("the end of the other ranks", || {
-                    let others = (0..RANKS).filter(|&rank| rank != CULPRIT);
-                    others
-                        .map(|rank| self.has_ended(rank))
-                        .all(|it| it)
-                        .then_some(())
+                    let mut others = (0..RANKS).filter(|&rank| rank != CULPRIT);
+                    others.all(|rank| self.has_ended(rank)).then_some(())
                 });
                 self.signal(CULPRIT, Signal::CONT);
             }
@@ -215,7 +212,7 @@ impl Stage {
     }
 
     fn ring(&self, rank: u32) -> Option<RingReader> {
-        RingReader::attach(&self.job_rings().join(format!("{rank}.0.ring"))).ok()
+        RingReader::attach(self.job_rings().join(format!("{rank}.0.ring"))).ok()
     }
 
     fn has_ended(&self, rank: u32) -> bool {

@@ -1,8 +1,8 @@
-//! Device memory over NCCL: [`NcclBackend`] and what it is made of.
+//! Device memory over NCCL: [`NcclBackend`] and its parts.
 //!
-//! Programs use it through the crate `rcomm`, whose worlds open it where their configuration names it
-//! (`cpu:cpu,cuda:nccl`). Its options are [`NcclOptions`]; [`CudaDevice`], [`CudaStream`] and [`DeviceBuffer`]
-//! are what a program works on its device with.
+//! Programs use it through the crate `rcomm`, whose worlds open it if their configuration names it
+//! (`cpu:cpu,cuda:nccl`). Its options are [`NcclOptions`]; programs use [`CudaDevice`], [`CudaStream`] and
+//! [`DeviceBuffer`] for their own work on the device.
 //!
 //! ```no_run
 //! use rcomm_core::backend::{BackendSet, OpenBackend};
@@ -35,7 +35,7 @@
 //! # Ok::<(), rcomm_core::Error>(())
 //! ```
 //!
-//! Nothing outside this crate sees a pointer of NCCL's or of the CUDA driver's.
+//! Pointers of NCCL and of the CUDA driver stay inside this crate.
 //!
 //! | room | holds |
 //! |---|---|
@@ -48,8 +48,8 @@
 //! | `cuda` | the driver: its table of functions, device, streams, events, memory, graphs |
 //! | `library` | NCCL: its table of functions, types, versions, configuration |
 //!
-//! Both libraries are loaded at run time: one build runs with and without a device. cudarc's NCCL layer
-//! is not used: it looks for other file names than `libnccl.so.2`, panics where a symbol is missing, and
+//! Both libraries are loaded at run time, so that one build runs with and without a device. cudarc's NCCL
+//! layer is not used: it looks for file names other than `libnccl.so.2`, panics if a symbol is missing, and
 //! receives C codes in Rust enums that cannot hold every value.
 
 mod backend;

@@ -1,5 +1,5 @@
 //! The library's calls, one function for each, and their arguments: parts of an operation's buffers, a
-//! reduction made for one operation, memory where a list lies contiguously.
+//! reduction made for one operation, and memory in which a list lies contiguously.
 
 use super::parts::{Move, Part, STAGING_ALIGN, whole};
 use super::{Call, LaunchTarget, Launched};
@@ -16,7 +16,7 @@ use std::ffi::{c_int, c_void};
 pub(super) struct Calls<'a> {
     pub(super) target: LaunchTarget<'a>,
     is_pending: Cell<bool>,
-    /// Bytes of the staging memory in use.
+    /// Number of bytes of the staging memory in use.
     staged: Cell<usize>,
     copies: RefCell<Vec<Move>>,
 }
@@ -36,7 +36,7 @@ impl<'a> Calls<'a> {
         }
     }
 
-    /// The result of the calls.
+    /// Returns the result of the calls.
     pub(super) fn finish(self) -> Launched {
         let call = match self.is_pending.get() {
             true => Call::InProgress,
@@ -64,7 +64,7 @@ impl Calls<'_> {
         Part::of(whole).cut(std::iter::repeat_n(each, size))
     }
 
-    /// The parts of all ranks: a list, or one after the other in one buffer.
+    /// Returns the parts of all ranks: a list, or one after the other in one buffer.
     fn each(&self, side: &[Buffer<'_>]) -> Vec<Part> {
         match side {
             [whole] => self.parts(whole).collect(),
@@ -72,7 +72,7 @@ impl Calls<'_> {
         }
     }
 
-    /// Calls `then` with the library's reduction, made for this one operation where it has a factor.
+    /// Calls `then` with the library's reduction; a reduction with a factor is made for this one operation.
     fn with_reduction(
         &self,
         reduction: Reduction,
@@ -97,7 +97,7 @@ impl Calls<'_> {
                 comm,
             )
         };
-        // Nothing can be called with what is not there yet.
+        // No call can name a reduction that is not complete yet.
         // SAFETY: the communicator is live (`over`).
         unsafe { library.check_on(comm, "ncclRedOpCreatePreMulSum", status)? };
         let called = then(units, op);
@@ -130,7 +130,7 @@ impl Calls<'_> {
         self.with_reduction(reduction, part.dtype, call)
     }
 
-    /// The output is written on the root only.
+    /// Only the root's output is written.
     pub(super) fn reduce(
         &self,
         input: Part,
@@ -160,7 +160,7 @@ impl Calls<'_> {
         self.with_reduction(reduction, input.dtype, call)
     }
 
-    /// The input is read on the root only.
+    /// Only the root's input is read.
     pub(super) fn broadcast(&self, input: Part, output: Part, root: u32) -> Result<()> {
         let it = self.target;
         let units = Units::to_move(output.dtype);
@@ -181,7 +181,7 @@ impl Calls<'_> {
         self.note("ncclBroadcast", status)
     }
 
-    /// A reduction of one number, as c10d's barrier.
+    /// Runs a reduction of one number, as c10d's barrier does.
     pub(super) fn barrier(&self) -> Result<()> {
         let it = self.target;
         // SAFETY: communicator and stream are live, and the barrier's four bytes, one `uint32`, stay until
@@ -287,7 +287,7 @@ impl Calls<'_> {
         };
         let at = match whole(outputs) {
             Some(at) => at,
-            // On another rank than the root the library looks at no output.
+            // On ranks other than the root the library reads no output address.
             None if outputs.is_empty() => own.at,
             None => {
                 let (at, moves) = self.stage(outputs);
@@ -334,7 +334,7 @@ impl Calls<'_> {
         };
         let at = match whole(inputs) {
             Some(at) => at,
-            // On another rank than the root the library looks at no input.
+            // On ranks other than the root the library reads no input address.
             None if inputs.is_empty() => own.at,
             None => {
                 let (at, mut moves) = self.stage(inputs);
@@ -363,7 +363,7 @@ impl Calls<'_> {
         self.note("ncclScatter", status)
     }
 
-    /// Room for a list side by side, and what brings its parts there.
+    /// Returns staging memory for a list, contiguous, and the copies that move the list's parts there.
     fn stage(&self, list: &[Buffer<'_>]) -> (*mut c_void, impl Iterator<Item = Move>) {
         let start = self.staged.get();
         let at = self.target.staging.wrapping_byte_add(start);

@@ -1,11 +1,11 @@
-//! Operations as NCCL calls: which of our operations is which of the library's.
+//! Operations as NCCL calls: which operation of rcomm is which call of the library.
 //!
 //! Lists and parts of uneven lengths are groups of broadcasts, reductions, or sends and receives, as in
 //! c10d: NCCL runs a group as one kernel. Parts without elements are left out on both sides.
 //!
-//! NCCL's own gather and scatter (2.28) want the root's parts side by side. Only the root knows whether its
-//! are, and the call must be the same on all ranks: so the root goes through memory of the queue's where
-//! they are not.
+//! NCCL's own gather and scatter (2.28) require that the root's parts are contiguous. Only the root has the
+//! parts' addresses, and the call must be the same on all ranks. So if the parts are not contiguous, the
+//! root stages them in memory of the queue.
 
 #![deny(clippy::wildcard_enum_match_arm)]
 
@@ -28,16 +28,17 @@ use rcomm_core::{Op, Reduction};
 use rcomm_recorder::model::{DType, Layout, Parts, Pattern, Peer, ReduceOp};
 use std::ffi::c_void;
 
-/// Refuses what NCCL, or this library, does not do. Nothing is sent.
+/// Refuses what NCCL, or this version of the library, does not support. Sends no data.
 ///
 /// # Errors
-/// `Unsupported` names it.
+/// `Unsupported` names what is not supported.
 pub(crate) fn check(shared: &Shared, op: &Op<'_>) -> Result<()> {
     check_device(&shared.device, op)?;
     check_library(&shared.library, op)
 }
 
-/// The library's refusal would be the communicator's error for good (`ncclEnqueueCheck`, enqueue.cc).
+/// Refuses types that the device cannot reduce: the library's refusal would be a permanent error of the
+/// communicator (`ncclEnqueueCheck`, enqueue.cc).
 fn check_device(device: &CudaDevice, op: &Op<'_>) -> Result<()> {
     if let Op::Coalesced(ops) = op {
         return ops.iter().try_for_each(|op| check_device(device, op));
@@ -72,35 +73,35 @@ fn check_library(library: &NcclLibrary, op: &Op<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Where calls go.
+/// The library, communicator, stream and memory that calls use.
 #[derive(Clone, Copy)]
 pub(crate) struct LaunchTarget<'a> {
     pub(crate) library: &'a NcclLibrary,
     pub(crate) comm: NcclComm,
     pub(crate) scope: Scope,
     pub(crate) stream: &'a CudaStream,
-    /// This rank, and the size, in the communicator.
+    /// This rank's number in the communicator, and the communicator's size.
     pub(crate) rank: u32,
     pub(crate) size: u32,
-    /// Four bytes of the device's that a barrier may reduce.
+    /// Four bytes of device memory for the reduction of a barrier.
     pub(crate) barrier: *mut c_void,
     /// Device memory of [`staging_bytes`] bytes.
     pub(crate) staging: *mut c_void,
 }
 
-/// Whether everything is enqueued.
+/// Whether all work of a call is enqueued.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Call {
-    /// It is.
+    /// All work is enqueued.
     Done,
-    /// The library is still launching (it connects to peers): its asynchronous error reports the result.
+    /// The library is still launching (it connects to peers); its asynchronous error then gives the result.
     InProgress,
 }
 
 /// The result of a launch.
 pub(crate) struct Launched {
     pub(crate) call: Call,
-    /// What is to be copied on the stream once everything is enqueued.
+    /// Copies to be made on the stream once everything is enqueued.
     pub(crate) copies: Vec<Move>,
 }
 
@@ -113,8 +114,8 @@ impl<'a> LaunchTarget<'a> {
     /// stream's device, and they stay until the stream is done with them.
     ///
     /// # Errors
-    /// `Unsupported` as [`check`]; `Backend` with the library's words: part of a group may then have
-    /// been enqueued.
+    /// `Unsupported` as [`check`]; `Backend` with the library's message: part of a group may then have been
+    /// enqueued.
     pub(crate) unsafe fn launch(self, op: &Op<'_>) -> Result<Launched> {
         // SAFETY: the caller keeps communicator and stream live, has the communicator to itself during this
         // call, which drops `calls`, and passes a valid operation whose buffers stay. The queue that fills a
@@ -131,14 +132,14 @@ impl<'a> LaunchTarget<'a> {
     }
 }
 
-/// The buffers of a list, each with the rank that it is of.
+/// Returns the buffers of a list, each with its rank.
 fn parts(list: &[Buffer<'_>]) -> impl Iterator<Item = (Part, u32)> {
     list.iter().map(Part::of).zip(0..)
 }
 
-/// Whether it is more than one call.
+/// Whether the operation consists of more than one call.
 fn needs_group(op: &Op<'_>) -> bool {
-    // A reduction with a factor is made before the call and undone after it, and neither may overlap a
+    // A reduction with a factor is made before the call and destroyed after it, and neither may overlap a
     // launch.
     let has_factor = |it: Reduction| it.op == ReduceOp::PremulSum;
     if op.reduction().is_some_and(has_factor) {
@@ -156,14 +157,14 @@ fn needs_group(op: &Op<'_>) -> bool {
             Layout::List | Layout::Several | Layout::Sparse => true,
         },
         Pattern::Send | Pattern::Recv => false,
-        // Where the library has no call of its own for them, they are sends and receives.
+        // If the library has no call for these, they are sends and receives.
         Pattern::AllToAll | Pattern::Gather | Pattern::Scatter => true,
         Pattern::Block | Pattern::Agreement | Pattern::OneSided | Pattern::Unknown => true,
     }
 }
 
 impl Calls<'_> {
-    /// A rank of the group as a rank of the communicator.
+    /// Converts a rank of the group to a rank of the communicator.
     fn peer(&self, group_rank: u32) -> u32 {
         match self.target.scope {
             Scope::Group => group_rank,
@@ -171,7 +172,7 @@ impl Calls<'_> {
         }
     }
 
-    /// The calls of an operation. A valid one has as many buffers as its kind wants.
+    /// Makes the calls of an operation. A valid one has as many buffers as its kind requires.
     fn make(&self, op: &Op<'_>) -> Result<()> {
         if let Op::Coalesced(ops) = op {
             return ops.iter().try_for_each(|op| self.make(op));
@@ -228,7 +229,7 @@ impl Calls<'_> {
                     self.exchange(inputs.zip(0..), outputs.zip(0..))
                 }
             },
-            // Elsewhere than on the root the list is empty.
+            // On ranks other than the root the list is empty.
             Pattern::Gather => match kind.parts() {
                 Parts::Equal => self.gather(&inputs[0], outputs, root),
                 Parts::PerRank | Parts::PerPair => {

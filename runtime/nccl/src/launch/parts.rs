@@ -1,4 +1,5 @@
-//! Where the parts of an operation lie: runs of elements in its buffers, and memory to stage them in.
+//! Addresses of the parts of an operation: runs of elements in its buffers, and memory in which to stage
+//! them.
 
 use crate::cuda::stream::CudaStream;
 use crate::library::NcclLibrary;
@@ -19,14 +20,14 @@ pub(super) struct Part {
 impl Part {
     pub(super) fn of(buffer: &Buffer<'_>) -> Self {
         Self {
-            // What is only read is only read by the library too.
+            // The library too only reads what is read-only here.
             at: buffer.as_ptr().cast_mut().cast(),
             len: buffer.len(),
             dtype: buffer.dtype(),
         }
     }
 
-    /// The parts of these lengths, one after the other.
+    /// Cuts the run into parts of these lengths, one after the other.
     pub(super) fn cut(self, lens: impl Iterator<Item = usize>) -> impl Iterator<Item = Self> {
         let size = rcomm_core::backend::support::element_size(self.dtype);
         lens.scan(0, move |offset, len| {
@@ -37,7 +38,7 @@ impl Part {
     }
 }
 
-/// Bytes that go from one place of the device to another.
+/// A copy of bytes from one address of the device to another.
 #[derive(Clone, Copy)]
 pub(crate) struct Move {
     pub(super) to: *mut c_void,
@@ -46,7 +47,7 @@ pub(crate) struct Move {
 }
 
 impl Move {
-    /// Enqueues it. The context is current.
+    /// Enqueues the copy. The context must be current.
     ///
     /// # Safety
     /// Both places hold that many bytes, until the stream is done with them.
@@ -57,8 +58,8 @@ impl Move {
     }
 }
 
-/// How much memory an operation needs besides its buffers: where the library wants the parts of a list
-/// side by side, and they are not.
+/// Returns how many bytes an operation needs besides its buffers: those of a list whose parts the library
+/// requires to be contiguous, if they are not.
 pub(crate) fn staging_bytes(library: &NcclLibrary, op: &Op<'_>) -> usize {
     let table = library.table();
     if let Op::Coalesced(ops) = op {
@@ -87,10 +88,10 @@ pub(crate) fn staging_bytes(library: &NcclLibrary, op: &Op<'_>) -> usize {
     }
 }
 
-/// To what staged lists are aligned.
+/// Alignment of staged lists, in bytes.
 pub(super) const STAGING_ALIGN: usize = 256;
 
-/// Where the parts of a list lie, if they lie side by side. Also for none.
+/// Returns the address of a list's parts, if they are contiguous. An empty list counts as contiguous.
 pub(super) fn whole(list: &[Buffer<'_>]) -> Option<*mut c_void> {
     let first = list.first()?;
     let mut end = first.as_ptr().addr();

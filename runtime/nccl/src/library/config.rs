@@ -1,22 +1,22 @@
-//! What a communicator is made with, and its form in C.
+//! The configuration of a communicator, and its form in C.
 
 use super::sys;
 use rcomm_core::{Error, ErrorKind, Result};
 use std::ffi::{CString, c_int};
 
-/// Whether calls of the library's wait for peers.
+/// Whether calls of the library wait for peers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Blocking {
-    /// They do not: they are polled until they are done. From NCCL 2.23 on each call starts a thread of the
-    /// library's, which costs several times what the call does.
+    /// Calls do not wait: they are polled until they are done. From NCCL 2.23 on each call starts a thread
+    /// of the library, which costs several times as much as the call's own work.
     No,
-    /// They do, as in PyTorch. What may have to connect to peers (making a communicator, and the first operation of
-    /// each type, size and peer) has a thread of its own and a deadline.
+    /// Calls wait, as in PyTorch. A call that may have to connect to peers (making a communicator, and the
+    /// first operation of each type, size and peer) runs on a separate thread and has a deadline.
     #[default]
     Yes,
 }
 
-/// Options of one communicator; `None` leaves the library's own choice.
+/// Options of one communicator; `None` leaves the choice to the library.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct CommOptions {
     /// Whether calls wait for peers.
@@ -31,7 +31,7 @@ pub struct CommOptions {
     pub traffic_class: Option<i32>,
     /// Network module (`Socket`, `IB`, ...).
     pub net_name: Option<String>,
-    /// Whether a group that is split off shares its parent's resources (2.18).
+    /// Whether a communicator that is split off shares its parent's resources (2.18).
     pub split_share: Option<bool>,
     /// Whether the shrunk communicator shares its parent's resources (2.27).
     pub shrink_share: Option<bool>,
@@ -72,7 +72,7 @@ impl AsMut<sys::Config> for RawConfig {
 }
 
 impl CommOptions {
-    /// `name` is what the library's logs and tools call the communicator (2.27).
+    /// `name` is the communicator's name in the library's logs and tools (2.27).
     pub(crate) fn to_raw(&self, name: &str) -> Result<RawConfig> {
         let text = |what: &str, value: Option<&str>| {
             let value = value.map(CString::new).transpose();

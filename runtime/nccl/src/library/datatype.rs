@@ -1,7 +1,7 @@
-//! What NCCL calls our element types and reductions, and which of them it has not.
+//! NCCL's codes for rcomm's element types and reductions, and which of these NCCL lacks.
 //!
-//! Bytes are moved whatever they mean: only reductions have to know. As c10d does, `bool` is reduced as
-//! a byte by maximum and minimum, and complex numbers as pairs of their parts.
+//! Moving bytes is independent of their type; only reductions depend on it. As in c10d, `bool` is reduced
+//! as a byte by maximum and minimum, and complex numbers as pairs of their parts.
 
 use super::sys::{NcclDataType, NcclRedOp, data_type, red_op};
 use crate::library::{NcclLibrary, Version};
@@ -9,10 +9,10 @@ use rcomm_core::Reduction;
 use rcomm_core::{Error, ErrorKind, Result};
 use rcomm_recorder::model::{DType, ReduceOp};
 
-/// The release that reduces 8-bit floats.
+/// The first release that reduces 8-bit floats.
 const FLOAT8_SINCE: Version = Version(22_400);
 
-/// A type of NCCL's, and how many of its elements one of ours is.
+/// A type of NCCL, and how many of its elements make one of rcomm's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Units {
     pub(crate) data_type: NcclDataType,
@@ -24,7 +24,7 @@ impl Units {
         Self { data_type, each: 1 }
     }
 
-    /// For moving elements of this type.
+    /// Returns the units for moving elements of this type.
     pub(crate) fn to_move(dtype: DType) -> Self {
         Self::to_reduce(dtype).unwrap_or(Self {
             data_type: data_type::UINT8,
@@ -32,7 +32,7 @@ impl Units {
         })
     }
 
-    /// For computing with elements of this type, if NCCL can.
+    /// Returns the units for computing with elements of this type, if NCCL can.
     const fn to_reduce(dtype: DType) -> Option<Self> {
         Some(match dtype {
             DType::I8 => Self::one(data_type::INT8),
@@ -58,19 +58,19 @@ impl Units {
     }
 }
 
-/// A reduction as NCCL takes it.
+/// A reduction in the form that NCCL accepts.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum NcclReduction {
-    /// One that the header names.
+    /// A reduction that the header names.
     Named(NcclRedOp),
-    /// A sum of inputs multiplied by this factor first; the bytes are in the type of the elements.
+    /// A sum of inputs that are first multiplied by this factor; the bytes are in the type of the elements.
     PremulSum { scalar: [u8; 8] },
 }
 
-/// How NCCL reduces elements of this type, if it does.
+/// Returns how NCCL reduces elements of this type, if it does.
 ///
 /// # Errors
-/// `Unsupported` names what NCCL, or this release of it, has not.
+/// `Unsupported` names what NCCL, or this release of it, lacks.
 pub(crate) fn reduction_of(
     library: &NcclLibrary,
     reduction: Reduction,
@@ -115,14 +115,14 @@ pub(crate) fn reduction_of(
     Ok((units, nccl))
 }
 
-/// The factor in the type of the elements, in this machine's byte order.
+/// Returns the factor in the type of the elements, in this machine's byte order.
 fn scalar_of(factor: f64, dtype: DType) -> [u8; 8] {
     let mut bytes = [0; 8];
     match dtype {
         DType::F16 => bytes[..2].copy_from_slice(&half::f16::from_f64(factor).to_ne_bytes()),
         DType::Bf16 => bytes[..2].copy_from_slice(&half::bf16::from_f64(factor).to_ne_bytes()),
         DType::F32 => bytes[..4].copy_from_slice(&(factor as f32).to_ne_bytes()),
-        // The only other type that `Reduction::allows`.
+        // This is the only other type that `Reduction::allows`.
         _ => bytes = factor.to_ne_bytes(),
     }
     bytes

@@ -1,12 +1,12 @@
-//! A call that may never return, on a thread of its own.
+//! A call that may never return, on a separate thread.
 
 use rcomm_core::{Error, ErrorKind, Result};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-/// A call on a thread of its own. The thread is joined once the call has returned and its caller has seen that; a
-/// caller that gives up earlier drops this, and the thread is left to the call.
+/// A call on a separate thread. The thread is joined once the call has returned and the caller has seen
+/// this; a caller that gives up earlier drops this value, which detaches the thread.
 pub(crate) struct ForeignCall<T> {
     name: &'static str,
     returned: Receiver<T>,
@@ -17,14 +17,15 @@ impl<T: Send + 'static> ForeignCall<T> {
     /// Makes the call on a thread of this name.
     ///
     /// # Errors
-    /// `Io` if there is no thread.
+    /// `Io` if no thread can be started.
     pub(crate) fn begin(
         name: &'static str,
         call: impl FnOnce() -> T + Send + 'static,
     ) -> Result<Self> {
         let (sender, returned) = channel();
         let work = move || {
-            // Fails if the caller has stopped waiting: what the call returned is dropped here then.
+            // The send fails if the caller has stopped waiting; the result of the call is then dropped
+            // here.
             drop(sender.send(call()));
         };
         let thread = std::thread::Builder::new().name(name.to_owned());
@@ -38,7 +39,7 @@ impl<T: Send + 'static> ForeignCall<T> {
         })
     }
 
-    /// What the call returned, once; `None` if it has not within this time.
+    /// Returns the result of the call, once; `None` if the call has not returned within this time.
     ///
     /// # Errors
     /// `Backend` if the call panicked.
@@ -68,7 +69,7 @@ mod tests {
 
     const LONG: Duration = Duration::from_secs(60);
 
-    /// Raises its flag as its thread ends, long after the thread's work is done.
+    /// Sets its flag when its thread ends, long after the thread's work is done.
     struct AtTheEnd(Arc<AtomicBool>);
 
     impl Drop for AtTheEnd {
@@ -112,7 +113,7 @@ mod tests {
         .unwrap();
         assert_eq!(call.wait(Duration::from_millis(1)).unwrap(), None);
         drop(call);
-        // The thread is still in the call, and goes on when that does.
+        // The thread is still in the call, and continues when the call returns.
         assert!(end.try_recv().is_err());
         go_on.send(()).unwrap();
         end.recv_timeout(LONG).unwrap();

@@ -1,21 +1,21 @@
-//! NCCL's own number of a communicator, which its logs (`commId`), its monitor and its profilers show: it
-//! joins a dump with their output.
+//! NCCL's own number of a communicator, which its logs (`commId`), its monitor and its profilers show. The
+//! number relates a dump to their output.
 //!
-//! No function of `nccl.h` gives it up to 2.30; the formulas are those of `init.cc` (`commHash` in
-//! `ncclCommInitRankFunc`), `misc/utils.cc` and `include/bitops.h`: one up to 2.25.1, another from 2.26.2 on. Those
-//! of children by a split changed with 2.23 and 2.24 too; where there is none for a child we make one of our own, the
-//! same on all members.
+//! No function of `nccl.h` returns the number up to 2.30; the formulas are those of `init.cc` (`commHash`
+//! in `ncclCommInitRankFunc`), `misc/utils.cc` and `include/bitops.h`: one formula up to 2.25.1, another
+//! from 2.26.2 on. The formulas for children of a split changed with 2.23 and 2.24 too. For children
+//! without a formula rcomm computes its own number, the same on all members.
 
 use super::Version;
 use super::sys::UniqueId;
 use sha2::{Digest, Sha256};
 
-/// From this release on `getHash` mixes words.
+/// From this release on, `getHash` mixes 64-bit words.
 const MIXING: Version = Version(22_600);
-/// From this release on a child's has the number of the split in it.
+/// From this release on, the number of a child includes the number of the split.
 const NUMBERED: Version = Version(22_400);
 
-/// That of a communicator that was joined: of its first unique id.
+/// The number of a communicator that was joined, computed from its first unique id.
 pub(crate) fn of_joined(version: Version, first: &UniqueId) -> u64 {
     match version >= MIXING {
         true => mix([&first.internal[..]]),
@@ -23,14 +23,15 @@ pub(crate) fn of_joined(version: Version, first: &UniqueId) -> u64 {
     }
 }
 
-/// That of a child. `nth` is the number of the split, from 1; a shrink has the number 0 and the colour 0.
+/// The number of a child. `nth` is the number of the split, from 1; a shrink has the number 0 and the
+/// colour 0.
 pub(crate) fn of_child(version: Version, parent: u64, (nth, color): (u32, u32)) -> u64 {
     if version >= MIXING {
         let (parent, nth, color) = (parent.to_le_bytes(), nth.to_le_bytes(), color.to_le_bytes());
         return mix([&parent[..], &nth[..], &color[..]]);
     }
     if version >= NUMBERED {
-        // In the place of a unique id, with zeros behind it.
+        // The text takes the place of a unique id, followed by zeros.
         let text = format!("{parent:016x}-{nth}-{color}");
         let mut id = [0; UniqueId::BYTES];
         id[..text.len()].copy_from_slice(text.as_bytes());
@@ -54,7 +55,7 @@ fn fold(bytes: &[u8]) -> u64 {
     })
 }
 
-/// `eatHash` of each part, then `digestHash`.
+/// Applies `eatHash` to each part, then `digestHash`.
 fn mix<const N: usize>(parts: [&[u8]; N]) -> u64 {
     let [mut one, mut other] = [1u64; 2];
     for part in parts {
@@ -83,7 +84,8 @@ fn mix<const N: usize>(parts: [&[u8]; N]) -> u64 {
 mod tests {
     use super::*;
 
-    /// What the functions of NCCL's sources give for these bytes, compiled by a C++ compiler.
+    /// The expected numbers are those that the functions of NCCL's sources return for these bytes, compiled
+    /// by a C++ compiler.
     #[test]
     fn the_numbers_are_those_of_the_librarys_sources() {
         let internal = std::array::from_fn(|at| (at * 37 + 200) as u8);

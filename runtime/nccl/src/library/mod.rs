@@ -1,7 +1,7 @@
-//! Finding NCCL at run time, and calling it with errors instead of codes.
+//! Finds NCCL at run time, and calls it with errors instead of codes.
 //!
-//! The library is loaded, not linked: one build runs with and without a GPU. It is searched for as
-//! `libnccl.so.2`, the only name that every distribution of NCCL has.
+//! The library is loaded, not linked, so that one build runs with and without a GPU. It is searched for as
+//! `libnccl.so.2`, the only file name that every distribution of NCCL has.
 
 pub(crate) mod config;
 pub(crate) mod datatype;
@@ -36,14 +36,14 @@ impl std::fmt::Display for Version {
 /// Where to look for the library.
 #[derive(Clone, Debug, Default)]
 pub struct Search {
-    /// This file and no other.
+    /// Only this file is tried.
     pub explicit: Option<PathBuf>,
     /// Root of an active Python environment; its `nvidia-nccl` package is tried last.
     pub python_prefix: Option<PathBuf>,
 }
 
 impl Search {
-    /// What to try, in order.
+    /// Returns the paths to try, in order.
     fn candidates(&self) -> Vec<PathBuf> {
         if let Some(path) = &self.explicit {
             return vec![path.clone()];
@@ -56,7 +56,7 @@ impl Search {
     }
 }
 
-/// `<prefix>/lib/python3*/site-packages/nvidia/nccl/lib/libnccl.so.2`, newest Python last.
+/// Returns `<prefix>/lib/python3*/site-packages/nvidia/nccl/lib/libnccl.so.2`, newest Python last.
 fn wheel_libraries(prefix: &Path) -> Vec<PathBuf> {
     let Ok(entries) = std::fs::read_dir(prefix.join("lib")) else {
         return Vec::new();
@@ -77,15 +77,15 @@ fn wheel_libraries(prefix: &Path) -> Vec<PathBuf> {
 /// A loaded NCCL.
 ///
 /// # Thread safety
-/// May be used from any thread. NCCL's groups (`ncclGroupStart`) are per thread: a group opened on one
-/// thread is closed on that thread.
+/// May be used from any thread. NCCL's groups (`ncclGroupStart`) are per thread: a group must be closed on
+/// the thread that opened it.
 pub struct NcclLibrary {
     table: NcclTable,
     version: Version,
     path: PathBuf,
-    /// Those of communicators.
+    /// The names of communicators.
     names: Mutex<BTreeSet<&'static CStr>>,
-    // Never unloaded: NCCL leaves threads and atexit handlers behind.
+    // The library is never unloaded: NCCL leaves threads and atexit handlers behind.
     _library: Option<ManuallyDrop<Library>>,
 }
 
@@ -93,7 +93,7 @@ impl NcclLibrary {
     /// Loads the first library that can be loaded.
     ///
     /// # Errors
-    /// [`ErrorKind::Backend`], with every path tried and why it would not do.
+    /// [`ErrorKind::Backend`], with every path tried and why it could not be used.
     pub fn load(search: &Search) -> Result<Self> {
         let mut tried = Vec::new();
         for path in search.candidates() {
@@ -125,10 +125,10 @@ impl NcclLibrary {
         Ok(loaded)
     }
 
-    /// A library made of these functions.
+    /// Makes a library from these functions.
     ///
     /// # Errors
-    /// [`ErrorKind::Backend`] if they call themselves older than 2.18.
+    /// [`ErrorKind::Backend`] if they report a version before 2.18.
     fn from_table(table: NcclTable) -> Result<Self> {
         let mut code: c_int = 0;
         // SAFETY: the call writes one int to a local that outlives it.
@@ -155,27 +155,27 @@ impl NcclLibrary {
         })
     }
 
-    /// What the library calls itself.
+    /// The version that the library reports.
     pub fn version(&self) -> Version {
         self.version
     }
 
-    /// The file it was loaded from (as searched: a bare name means the system's search path).
+    /// The file from which it was loaded, as searched: a bare name means the system's search path.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// The functions themselves.
+    /// The table of functions.
     pub(crate) fn table(&self) -> &NcclTable {
         &self.table
     }
 
-    /// The name of a communicator, never freed: the library keeps the pointer (`parseCommConfig`, init.cc)
-    /// and hands it to the plug-in of a profiler, which may read it for as long as it is loaded. Each is made
-    /// once.
+    /// Returns the name of a communicator as a text that is never freed: the library keeps the pointer
+    /// (`parseCommConfig`, init.cc) and passes it to a profiler plug-in, which may read it for as long as
+    /// the plug-in is loaded. Each name is allocated once.
     ///
     /// # Errors
-    /// `InvalidArgument` for one with a NUL byte.
+    /// `InvalidArgument` for a name with a NUL byte.
     pub(crate) fn lasting_name(&self, name: &str) -> Result<&'static CStr> {
         let name = CString::new(name).map_err(|_| {
             let message = "the communicator's name holds a NUL byte";
@@ -190,10 +190,10 @@ impl NcclLibrary {
         Ok(name)
     }
 
-    /// An id that makes one communicator, to be handed to all its ranks.
+    /// Returns an id for making one communicator, to be passed to all its ranks.
     ///
     /// # Errors
-    /// [`ErrorKind::Backend`] with NCCL's own text (no usable network interface, say).
+    /// [`ErrorKind::Backend`] with NCCL's own message (for example, no usable network interface).
     pub(crate) fn unique_id(&self) -> Result<UniqueId> {
         let mut id = UniqueId {
             internal: [0; UniqueId::BYTES],
@@ -204,15 +204,15 @@ impl NcclLibrary {
         Ok(id)
     }
 
-    /// As [`NcclLibrary::check_on`], for a call without a communicator.
+    /// Works as [`NcclLibrary::check_on`], for a call without a communicator.
     pub(crate) fn check(&self, call: &str, status: NcclResult) -> Result<()> {
         // SAFETY: `check_on` takes null for no communicator.
         unsafe { self.check_on(std::ptr::null_mut(), call, status) }
     }
 
-    /// Turns a code into an error with the library's own words, and the last error's text.
+    /// Turns a code into an error with the library's own message, and the text of the last error.
     ///
-    /// A code that is not in our list keeps its number.
+    /// A code that is not in the list keeps its number.
     ///
     /// # Errors
     /// Unless `status` is `ncclSuccess`: [`ErrorKind::PeerLost`] for `ncclRemoteError`,
@@ -250,7 +250,7 @@ impl NcclLibrary {
         Err(Error::new(kind, message))
     }
 
-    /// The refusal of an operation that this library is too old for.
+    /// Returns the refusal of an operation for which this library is too old.
     pub(crate) fn lacks(&self, what: &str, function: &str) -> Error {
         let since = NcclTable::OPTIONAL
             .iter()
@@ -282,8 +282,8 @@ impl NcclLibrary {
     }
 }
 
-/// A copy of a text of the library's. Its last error is one text for all threads, and another one may be
-/// writing it at this moment (`ncclLastError`, debug.cc): so no reference is made to it.
+/// Copies a text of the library. Its last error is one text for all threads, and another thread may be
+/// writing it at this moment (`ncclLastError`, debug.cc), so no reference is made to it.
 ///
 /// # Safety
 /// `at` is null, or the start of memory that stays and in which a NUL always follows.
@@ -330,7 +330,7 @@ impl Drop for Group<'_> {
 pub(crate) mod tests {
     use super::*;
 
-    /// The library that `RCOMM_TEST_NCCL_LIB` names, or the system's own.
+    /// Loads the library that `RCOMM_TEST_NCCL_LIB` names, or the system's own.
     pub(crate) fn real_library() -> Option<NcclLibrary> {
         let explicit = std::env::var_os("RCOMM_TEST_NCCL_LIB").map(PathBuf::from);
         let named = explicit.is_some();

@@ -1,12 +1,12 @@
-//! NCCL's C interface, as `nccl.h` has it: types, codes, and a table of functions found at run time.
+//! NCCL's C interface, as in `nccl.h`: types, codes, and a table of functions found at run time.
 //!
-//! Codes are integers here, never Rust enums: a library newer than this file may return a result that
-//! this file cannot name, and a reduction made by `ncclRedOpCreatePreMulSum` is a value of
-//! `ncclRedOp_t` that no header lists. The table is a struct of function pointers, so that a test can
-//! fill it with functions of its own.
+//! Codes are integers here, never Rust enums: a library newer than this file may return a result that this
+//! file does not name, and a reduction made by `ncclRedOpCreatePreMulSum` is a value of `ncclRedOp_t` that
+//! no header lists. The table is a struct of function pointers, so that a test can fill it with its own
+//! functions.
 //!
-//! Source: `nccl.h` of NCCL 2.30.7. Each function is listed with the release in which it appeared, as
-//! found in the libraries that NVIDIA publishes (`docs/NCCL.md`).
+//! Source: `nccl.h` of NCCL 2.30.7. Each function is listed with the release in which it appeared, as found
+//! in the libraries that NVIDIA publishes (`docs/NCCL.md`).
 
 use libloading::Library;
 use std::ffi::{c_char, c_int, c_uint, c_void};
@@ -25,11 +25,11 @@ pub(crate) type RawStream = *mut c_void;
 /// Values of `ncclResult_t`.
 pub(crate) mod result {
     use super::NcclResult;
-    /// Done.
+    /// The call succeeded.
     pub(crate) const SUCCESS: NcclResult = 0;
     /// A peer closed its connection or failed.
     pub(crate) const REMOTE_ERROR: NcclResult = 6;
-    /// A non-blocking communicator is still at work.
+    /// A non-blocking communicator still has work in progress.
     pub(crate) const IN_PROGRESS: NcclResult = 7;
     /// A deadline inside the library passed (2.30).
     pub(crate) const TIMEOUT: NcclResult = 8;
@@ -83,7 +83,7 @@ pub(crate) mod red_op {
 pub(crate) const SPLIT_NO_COLOR: c_int = -1;
 /// `NCCL_SHRINK_DEFAULT`: nothing is pending on the communicator.
 pub(crate) const SHRINK_DEFAULT: c_int = 0;
-/// `NCCL_SHRINK_ABORT`: what is pending is ended first.
+/// `NCCL_SHRINK_ABORT`: pending work is ended first.
 pub(crate) const SHRINK_ABORT: c_int = 1;
 /// `NCCL_REVOKE_DEFAULT`.
 pub(crate) const REVOKE_DEFAULT: c_int = 0;
@@ -98,17 +98,17 @@ pub(crate) type RawWindow = *mut c_void;
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub(crate) struct WaitSignalDesc {
-    /// How many signals.
+    /// Number of signals.
     pub(crate) op_cnt: c_int,
-    /// The peer whose signals are waited for.
+    /// The peer whose signals the wait is for.
     pub(crate) peer: c_int,
-    /// 0.
+    /// Always 0.
     pub(crate) sig_idx: c_int,
-    /// 0.
+    /// Always 0.
     pub(crate) ctx: c_int,
 }
 
-/// `ncclCommProperties_t` of 2.30.7 (`nccl_device/core.h`), with room behind it.
+/// `ncclCommProperties_t` of 2.30.7 (`nccl_device/core.h`), with spare room after it.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub(crate) struct CommProperties {
@@ -124,7 +124,7 @@ pub(crate) struct CommProperties {
     multimem_support: u8,
     gin_type: c_int,
     n_lsa_teams: c_int,
-    /// Whether there are one-sided operations; from 2.29.4 on.
+    /// Whether there are one-sided operations; filled in from 2.29.4 on.
     pub(crate) host_rma_support: u8,
     railed_gin_type: c_int,
     reserved: [u64; 16],
@@ -134,7 +134,7 @@ impl CommProperties {
     /// The last release that does not fill in `host_rma_support`.
     pub(crate) const LAST_WITHOUT_HOST_RMA: c_int = 22_903;
 
-    /// To be filled in by a library of this version, as that knows it.
+    /// Makes a structure for a library of this version to fill in, in the layout of that version.
     pub(crate) fn new(version: c_int) -> Self {
         let version = c_uint::try_from(version).unwrap_or(Config::VERSION);
         Self {
@@ -160,7 +160,7 @@ impl CommProperties {
 #[derive(Clone, Copy, PartialEq, Eq)]
 #[repr(C)]
 pub(crate) struct UniqueId {
-    /// Opaque; handed from one rank to the others byte for byte.
+    /// Opaque bytes, passed from one rank to the others unchanged.
     pub(crate) internal: [u8; UniqueId::BYTES],
 }
 
@@ -173,8 +173,8 @@ const UNDEF_INT: c_int = c_int::MIN;
 
 /// `ncclConfig_t` of 2.30.7.
 ///
-/// The library copies as many bytes as the smaller of both sides' sizes and puts fields newer than
-/// `version` back to their defaults, so the newest layout serves every release from 2.18 on.
+/// The library copies as many bytes as the smaller of both sides' sizes and resets fields newer than
+/// `version` to their defaults, so the newest layout works with every release from 2.18 on.
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub(crate) struct Config {
@@ -223,7 +223,7 @@ impl Config {
     const MAGIC: c_uint = 0xcafe_beef;
     const VERSION: c_uint = 23_007;
 
-    /// `NCCL_CONFIG_INITIALIZER`: everything undefined.
+    /// `NCCL_CONFIG_INITIALIZER`: all fields are undefined.
     pub(crate) const fn new() -> Self {
         Self {
             size: size_of::<Self>(),
@@ -273,15 +273,15 @@ macro_rules! table {
         }
 
         impl $table {
-            /// Every function that may be missing, with the release that brought it.
+            /// Every optional function, with the release that introduced it.
             #[allow(dead_code, reason = "a table may have no optional functions")]
             pub(crate) const OPTIONAL: &'static [(&'static str, &'static str)] = &[$( ($oname, $since), )*];
 
-            /// Every function that must be there.
+            /// Every required function.
             #[cfg(test)]
             pub(crate) const REQUIRED: &'static [&'static str] = &[$( $rname, )*];
 
-            /// Finds every function, or names the first required one that is missing.
+            /// Finds every function, or returns the name of the first required one that is missing.
             ///
             /// # Safety
             /// `library` must export the functions of this table with these signatures, and must stay
@@ -309,7 +309,7 @@ macro_rules! table {
 pub(crate) use table;
 
 table! {
-    /// The functions of NCCL that we call. Required ones are in every release since 2.18.
+    /// The functions of NCCL that rcomm calls. Required ones are in every release since 2.18.
     pub(crate) struct NcclTable;
     required {
         /// `ncclGetVersion`
@@ -400,7 +400,7 @@ pub(crate) mod tests {
     use super::*;
     use std::collections::{BTreeMap, BTreeSet};
 
-    /// The text of the documentation page between this heading and the next.
+    /// Returns the text of the documentation page between this heading and the next.
     pub(crate) fn documented(heading: &str) -> String {
         let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/NCCL.md");
         let page = std::fs::read_to_string(path).unwrap();
@@ -408,7 +408,7 @@ pub(crate) mod tests {
         section.split("\n#").next().unwrap().to_owned()
     }
 
-    /// The text between backquotes.
+    /// Returns the texts between backquotes.
     pub(crate) fn names(text: &str) -> Vec<&str> {
         text.split('`').skip(1).step_by(2).collect()
     }

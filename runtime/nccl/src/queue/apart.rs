@@ -1,10 +1,10 @@
-//! Calls that may wait for peers inside the library, on threads of their own.
+//! Calls that may wait for peers inside the library, on separate threads.
 //!
-//! NCCL connects to peers when it first needs a connection: for collectives by algorithm, which it chooses by
-//! operation and size, and for sends and receives by peer (`ncclCollPreconnectFunc` and `ncclP2PPreconnectFunc`,
-//! group.cc). On a communicator that blocks, such a call does not return while a peer does not come. So the first
-//! call of each kind is made on a thread that is left to the library at the deadline; all later ones are made
-//! where they are issued.
+//! NCCL connects to peers when it first needs a connection: for collectives by algorithm, which it chooses
+//! by operation and size, and for sends and receives by peer (`ncclCollPreconnectFunc` and
+//! `ncclP2PPreconnectFunc`, group.cc). On a blocking communicator, such a call does not return until the
+//! peer arrives. So the first call of each kind is made on a separate thread, which is detached at the
+//! deadline; all later calls are made on the thread that issues them.
 
 use super::pending::Ticket;
 use super::{CommQueue, QueueState, Stage};
@@ -18,13 +18,13 @@ use rcomm_recorder::model::{OpType, Peer};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Calls of one shape use the same connections.
+/// A set of calls that use the same connections.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Shape {
     op: OpType,
-    /// The power of two of its bytes.
+    /// The power of two of the number of bytes.
     size: u32,
-    /// Sends and receives are by peer.
+    /// The peer of a send or receive, whose connections are per peer.
     peer: Option<u32>,
 }
 
@@ -51,7 +51,8 @@ impl Shape {
 }
 
 impl CommQueue {
-    /// Launches an operation, on a thread of its own if the library may wait for peers. The context is current.
+    /// Launches an operation, on a separate thread if the library may wait for peers. The context must be
+    /// current.
     pub(super) fn launch(
         &self,
         state: &mut QueueState,
@@ -76,7 +77,7 @@ impl CommQueue {
             }
             Ok(()) => {}
             Err(error) => {
-                // The library may still be in the call.
+                // The thread may still be inside the library's call.
                 state.stage = Stage::Broken(error.clone());
                 ticket.fail(error);
             }
@@ -97,10 +98,10 @@ impl CommQueue {
         self.wait_apart(&mut launched, ticket.deadline())
     }
 
-    /// Waits for what a thread of its own does.
+    /// Waits for the result of a separate thread.
     ///
     /// # Errors
-    /// `Timeout` if it is not done by the deadline; the error of an abort. The thread goes on.
+    /// `Timeout` if there is no result by the deadline; the error of an abort. The thread continues.
     pub(super) fn wait_apart<T: Send + 'static>(
         &self,
         call: &mut ForeignCall<T>,

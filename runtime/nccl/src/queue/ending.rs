@@ -1,8 +1,8 @@
-//! How queues end: closed with the other ranks, or stopped on this one; and the fate of buffers that the
-//! device may still use by then.
+//! How queues end: closed together with the other ranks, or stopped on this rank only; and what happens to
+//! buffers that the device may still use then.
 //!
-//! Queues end together. To free a communicator is to wait for the kernels of all communicators of its device,
-//! so that a hung one would delay the end of the others: all receive the abort flag before one is freed.
+//! Queues end together. Freeing a communicator waits for the kernels of all communicators of its device, so
+//! a hung one would delay the end of the others. Therefore all get the abort flag before any is freed.
 
 use super::{CommQueue, Stage};
 use crate::comm::members::Scope;
@@ -17,7 +17,7 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, MutexGuard, PoisonError};
 use std::time::Duration;
 
-/// Memory of an operation that was given up, until the device is through with it.
+/// Memory of an abandoned operation, kept until the device has finished with it.
 pub(super) struct Remains {
     op: OpType,
     memory: Box<dyn Send>,
@@ -25,10 +25,10 @@ pub(super) struct Remains {
 }
 
 impl CommQueue {
-    /// How long the device may take to let go of what was stopped.
+    /// How long the device may take to release the buffers of stopped operations.
     const CLEAN_UP: Duration = Duration::from_secs(5);
 
-    /// Keeps the buffers of an operation that was given up until the device is through with them.
+    /// Keeps the buffers of an abandoned operation until the device has finished with them.
     pub(crate) fn keep(&self, op: OpType, memory: Box<dyn Send>, end: impl Into<Arc<Mark>>) {
         let end = end.into();
         self.remains().push(Remains { op, memory, end });
@@ -38,7 +38,7 @@ impl CommQueue {
         self.remains.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Frees what the device has finished with; returns whether anything is left.
+    /// Frees buffers that the device has finished with; returns whether none are left.
     pub(super) fn sweep(&self) -> bool {
         self.shared.device.free_deferred();
         let mut remains = self.remains();
@@ -46,37 +46,37 @@ impl CommQueue {
             return true;
         }
         match self.shared.device.enter() {
-            // What cannot be asked about stays.
+            // Buffers whose state cannot be queried are kept.
             Ok(_entered) => remains.retain(|it| !matches!(it.end.is_done(), Ok(true))),
             Err(error) => tracing::warn!(%error, "buffers of aborted operations stay"),
         }
         remains.is_empty()
     }
 
-    /// How many graphs hold operations of this communicator.
+    /// Number of graphs that hold operations of this communicator.
     fn live_graphs(&self) -> usize {
         self.live.count()
     }
 
-    /// Gives up what waits for the ranks to join, and leaves the communicators as they are.
+    /// Fails the operations that wait for the ranks to join, and leaves the communicators as they are.
     pub(crate) fn abandon_all(queues: &[Arc<Self>]) {
         queues
             .iter()
             .for_each(|queue| queue.break_off(Self::CLEAN_UP));
     }
 
-    /// Ends the communicators on this rank, and waits a little for the device to release buffers. What is
-    /// pending is stopped; a group's own communicator can be shrunk to the ranks that are left, where the
+    /// Ends the communicators on this rank, and waits a short time for the device to release buffers.
+    /// Pending work is stopped. A group's own communicator can be shrunk to the remaining ranks, if the
     /// library supports that.
     ///
     /// # Blocking
-    /// Until the library has stopped its kernels, which it may never: a kernel of the program's that never
-    /// ends delays what follows it, and the library's end with it.
+    /// Until the library has stopped its kernels, which may never happen: a kernel of the program that
+    /// never ends delays what follows it, and so delays the library's end.
     pub(crate) fn end_all(queues: &[Arc<Self>]) {
         let Some(shared) = queues.first().map(|queue| queue.shared.clone()) else {
             return;
         };
-        // Before the call into the library, which may not return.
+        // This comes before the call into the library, which may not return.
         queues
             .iter()
             .for_each(|queue| queue.break_off(Duration::ZERO));
@@ -88,7 +88,7 @@ impl CommQueue {
             .iter()
             .for_each(|queue| queue.break_off(Self::CLEAN_UP));
         let deadline = Deadline::In(Self::CLEAN_UP).started();
-        // All of them, each time.
+        // Each iteration sweeps all queues.
         while !queues
             .iter()
             .fold(true, |clean, queue| queue.sweep() & clean)
@@ -98,8 +98,8 @@ impl CommQueue {
         }
     }
 
-    /// Fails what waits for the ranks to join. Where a call that does not return holds the lock, later looks
-    /// at operations find the group aborted.
+    /// Fails the operations that wait for the ranks to join. If a call that does not return holds the lock,
+    /// later checks of operations find that the group was aborted.
     fn break_off(&self, patience: Duration) {
         let Some(error) = self.shared.aborted.get() else {
             return;
@@ -110,12 +110,12 @@ impl CommQueue {
         for ticket in state.waiting.drain(..) {
             ticket.fail(error.clone());
         }
-        // One that has not joined yet is aborted as it is dropped.
+        // A communicator that has not joined yet is aborted when it is dropped.
         state.stage = Stage::Broken(error.clone());
     }
 
-    /// Revokes what can be revoked, all in one group of calls, then aborts the rest, all in one. The context is
-    /// current.
+    /// Revokes the communicators that can be revoked, in one group of calls, then aborts the rest, in
+    /// another. The context must be current.
     fn stop_all(shared: &Shared, queues: &[Arc<Self>]) {
         let table = shared.library.table();
         let is_revocable = table.comm_revoke.is_some() && table.comm_shrink.is_some();
@@ -141,7 +141,7 @@ impl CommQueue {
         }
     }
 
-    /// Stops what is pending on all communicators; returns the queues whose communicator is to be aborted.
+    /// Stops pending work on all communicators; returns the queues whose communicator must be aborted.
     fn revoke_all<'a>(shared: &Shared, queues: &'a [Arc<Self>]) -> Vec<&'a Arc<Self>> {
         let mut doomed = Vec::new();
         let mut revoked = Vec::new();
@@ -162,7 +162,7 @@ impl CommQueue {
                 Some(_) | None => {}
             }
         }
-        // The result of each is its own state, below.
+        // The result of each is its own state, read below.
         let _ = group.end();
         let deadline = Deadline::In(Self::CLEAN_UP).started();
         for (queue, comm) in revoked {
@@ -194,8 +194,8 @@ impl CommQueue {
         }
     }
 
-    /// Aborts a communicator whose operations are part of graphs, on a thread of its own: its kernels are stopped at
-    /// once, and it is freed when the program has destroyed the last of the graphs.
+    /// Aborts a communicator whose operations are part of graphs, on a separate thread: its kernels are
+    /// stopped at once, and it is freed when the program has destroyed the last of the graphs.
     fn abort_under_graphs(&self, comm: Arc<Comm>, graphs: usize) {
         tracing::error!(
             graphs,
@@ -219,7 +219,8 @@ impl CommQueue {
     /// Waits until everything submitted has ended.
     ///
     /// # Errors
-    /// `Timeout` if something is still under way then; what has failed is the error of its operation.
+    /// `Timeout` if some operation has not ended by then. The failure of an operation is reported by that
+    /// operation.
     pub(crate) fn drain(&self, deadline: Deadline) -> Result<()> {
         let deadline = deadline.started();
         let late = || {
@@ -257,20 +258,20 @@ impl CommQueue {
         }
     }
 
-    /// Closes the communicators, with the other ranks, after [`drain`](Self::drain).
+    /// Closes the communicators together with the other ranks, after [`drain`](Self::drain).
     ///
     /// # Blocking
     /// Until the library has closed them, or the deadline.
     ///
     /// # Errors
-    /// `InvalidArgument` if CUDA graphs hold operations of one of them, which is left open then: NCCL waits for the
-    /// graphs. `Timeout` if the other ranks do not close theirs.
+    /// `InvalidArgument` if CUDA graphs hold operations of a communicator, which is then left open: NCCL
+    /// waits for the graphs. `Timeout` if the other ranks do not close theirs.
     pub(crate) fn close_all(queues: &[Arc<Self>], deadline: Deadline) -> Result<()> {
         let deadline = deadline.started();
         let graphs: usize = queues.iter().map(|queue| queue.live_graphs()).sum();
         let free = queues.iter().filter(|queue| queue.live_graphs() == 0);
         let free: Vec<Arc<Self>> = free.cloned().collect();
-        // On a thread of its own, since the library may never return.
+        // The close runs on a separate thread, since the library may never return.
         let close = move || Self::try_close_all(&free, deadline);
         let mut call = ForeignCall::begin("rcomm/nccl-close", close)?;
         match call.wait(deadline.remaining())? {
@@ -293,7 +294,8 @@ impl CommQueue {
     fn try_close_all(queues: &[Arc<Self>], deadline: Deadline) -> Result<()> {
         let with_comm = |queue: &Arc<Self>| Some((queue.clone(), queue.comm.get()?.clone()));
         let open: Vec<(Arc<Self>, Arc<Comm>)> = queues.iter().filter_map(with_comm).collect();
-        // All begin before one is waited for: the others' order of peers is another.
+        // All finalizations begin before one is waited for, since the other ranks may have their queues in
+        // another order.
         let begin = |(queue, comm): &(Arc<Self>, Arc<Comm>)| {
             let _entered = queue.shared.device.enter()?;
             comm.finalize()
@@ -310,7 +312,7 @@ impl CommQueue {
                 }
             }
         }
-        // After an error a communicator is aborted and never destroyed.
+        // After an error, communicators are aborted and never destroyed.
         if let (Some(queue), false) = (queues.first(), failed.is_empty()) {
             let _entered = queue.shared.device.enter()?;
             if let Err(error) = Comm::abort_all(&queue.shared.library, &failed) {
@@ -320,8 +322,8 @@ impl CommQueue {
         Ok(())
     }
 
-    /// Frees a communicator that has been closed, on a thread of its own: where that fails the library leaves a
-    /// group of calls open on it.
+    /// Frees a communicator that has been closed, on a separate thread: if that fails, the library leaves a
+    /// group of calls open on the thread.
     fn destroy(&self, comm: &Arc<Comm>) {
         let (shared, comm) = (self.shared.clone(), comm.clone());
         let destroyed = on_thread("rcomm/nccl-close", move || {
@@ -335,7 +337,8 @@ impl CommQueue {
         }
     }
 
-    /// Ends the communicator if that was not done, or leaks it to the library; returns whether it has ended.
+    /// Ends the communicator if that was not done, or leaks it to the library; returns whether it has
+    /// ended.
     fn end_at_last(&self, comm: Arc<Comm>) -> bool {
         if self.shared.is_abandoned() || self.live_graphs() > 0 {
             comm.abandon();
@@ -355,15 +358,16 @@ fn on_thread<T: Send + 'static>(
         .map_err(|error| Error::io(format!("cannot start the thread {name}"), error))
 }
 
-/// Everything has ended: that another rank has gone first, perhaps without a word, does no harm.
+/// Logs an error of a close. All operations have ended, so it does no harm if another rank has left first
+/// without a message.
 fn note_close(error: &Error) {
     tracing::debug!(%error, "a communicator was not closed by all ranks together");
 }
 
 impl Drop for CommQueue {
     fn drop(&mut self) {
-        // Drop the communicator before what it uses. If it is leaked, or another holder keeps it alive, leak
-        // that as well.
+        // The communicator is dropped before the objects that it uses. If it is leaked, or another holder
+        // keeps it alive, those objects are leaked as well.
         if let Some(comm) = self.comm.take()
             && !self.end_at_last(comm)
         {
@@ -381,7 +385,7 @@ impl Drop for CommQueue {
 }
 
 impl Shared {
-    /// Gives up memory that a device may still write to: better lost than corrupted.
+    /// Leaks memory to which a device may still write, since reusing it would corrupt data.
     pub(crate) fn leak(&self, op: OpType, memory: Box<dyn Send>) {
         std::mem::forget(memory);
         let leaked = self.leaked.fetch_add(1, Ordering::Relaxed) + 1;

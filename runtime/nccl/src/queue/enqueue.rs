@@ -1,5 +1,5 @@
-//! Putting operations on a queue's stream: after the pending work of their buffers' streams, between two
-//! marks, or into the graph that those streams are captured into.
+//! Enqueues operations on a queue's stream: after the pending work of their buffers' streams, between two
+//! marks, or into the graph into which those streams are captured.
 
 use super::pending::Start;
 use super::{Captured, CommQueue, Enqueued, QueueState, Stage};
@@ -25,19 +25,19 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// A call that was not made whole.
+/// A call that was not completed.
 pub(crate) struct Unmade {
     pub(crate) error: Error,
     pub(crate) left: Left,
 }
 
-/// What a call that was not made whole has left on the device.
+/// The work that an incomplete call has left on the device.
 pub(crate) enum Left {
-    /// Nothing: it did not come so far.
+    /// There is no work, since the call failed before.
     Nothing,
-    /// Nothing after this mark.
+    /// There is no work after this mark.
     Until(Arc<Mark>),
-    /// Perhaps something, and it is unknown when the device is done with it.
+    /// There may be work, and it is unknown when the device will be done with it.
     Unknown,
 }
 
@@ -55,11 +55,12 @@ impl From<Unmade> for Error {
 }
 
 impl CommQueue {
-    /// Puts one operation on the stream, or into the graph that its buffers' streams are captured into. The context
-    /// is current; `graph` is that of [`check_capture`](Self::check_capture) where it is known.
+    /// Enqueues one operation on the stream, or into the graph into which its buffers' streams are
+    /// captured. The context must be current; `graph` is that of [`check_capture`](Self::check_capture) if
+    /// it is known.
     ///
-    /// `Err` with a mark: something may be on the device before it. Without one: it is not known when the
-    /// device is done.
+    /// `Err` with a mark: there may be work on the device before the mark. `Err` without a mark: it is not
+    /// known when the device will be done.
     pub(super) fn enqueue(
         &self,
         op: &Op<'static>,
@@ -79,14 +80,14 @@ impl CommQueue {
             self.may_be_captured.store(true, Ordering::Release);
         }
         let joints = self.follow_streams(op).map_err(early)?;
-        // Marks made in a capture are part of the graph: they cannot be asked for.
+        // Marks made in a capture are part of the graph, and cannot be queried.
         let start = match (graph, shared.options.timing) {
             (Some(_), _) => None,
             (None, Timing::On) => {
                 let mark = shared.marks.mark(&self.stream).map_err(early)?;
                 Some(Start::Marked(Arc::new(mark)))
             }
-            // It starts when what it follows is done, which has marks already.
+            // The operation starts when the work before it is done, which already has marks.
             (None, Timing::Off) => Some(Start::Follows(self.latest().clone(), joints)),
         };
         let launched = comm.with(|library, raw| {
@@ -108,12 +109,13 @@ impl CommQueue {
         });
         let mut is_marked = true;
         let settled = match launched {
-            // While the library is still launching, what it enqueues comes after any mark.
+            // While the library is still launching, the work that it enqueues comes after any mark.
             Ok(Ok(launched)) => self
                 .finish(comm, launched, deadline)
                 .inspect_err(|_| is_marked = false),
             Ok(Err(error)) => {
-                // What went before it in its group may still be on its way (`Group`, as it is dropped).
+                // Calls before it in its group may still be in progress (`Group` ends the group when it is
+                // dropped).
                 is_marked = !matches!(comm.status(), CommStatus::AtWork | CommStatus::InUse);
                 Err(error)
             }
@@ -139,15 +141,15 @@ impl CommQueue {
         self.latest.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Has the library enqueue something other than an operation, after what `before` enqueues, and marks
+    /// Makes the library enqueue something other than an operation, after what `before` enqueues, and marks
     /// its end.
     ///
     /// # Blocking
     /// While the library connects to peers, until `deadline`.
     ///
     /// # Errors
-    /// `Unsupported` while the queue's stream is captured; the errors of `before` and of the library. The queue
-    /// is unusable afterwards if the library may still be working on the call.
+    /// `Unsupported` while the queue's stream is being captured; the errors of `before` and of the library.
+    /// The queue is unusable afterwards if the library may still be working on the call.
     pub(crate) fn call_on_stream(
         &self,
         mut state: MutexGuard<'_, QueueState>,
@@ -156,7 +158,7 @@ impl CommQueue {
         before: impl FnOnce() -> Result<()>,
         call: impl FnOnce(NcclComm, RawStream) -> NcclResult + Send + 'static,
     ) -> Result<Arc<Mark>, Unmade> {
-        // What was issued before comes first.
+        // Operations that were issued before come first.
         self.push_waiting(&mut state);
         if let Stage::Broken(error) = &state.stage {
             return Err(Unmade::untouched(error.clone()));
@@ -192,7 +194,7 @@ impl CommQueue {
                     state.called.insert(name);
                     called
                 }
-                // The call is still under way, and what it enqueues comes after any mark.
+                // The call is still in progress, and the work that it enqueues comes after any mark.
                 Err(error) => {
                     given_up = Some(error.clone());
                     Err(error)
@@ -209,7 +211,7 @@ impl CommQueue {
         if let Ok(Call::InProgress) = called
             && let Err(error) = self.settle(comm, deadline)
         {
-            // What the library enqueues comes after any mark.
+            // The work that the library enqueues comes after any mark.
             state.stage = Stage::Broken(error.clone());
             return Err(Unmade {
                 error,
@@ -234,10 +236,10 @@ impl CommQueue {
         }
     }
 
-    /// Refuses to continue where it is unknown what the library may still enqueue.
+    /// Fails if it is unknown what the library may still enqueue.
     ///
     /// # Errors
-    /// Why the queue is unusable; `Timeout` as [`lock`](Self::lock).
+    /// The reason why the queue is unusable; `Timeout` as [`lock`](Self::lock).
     pub(crate) fn check_whole(&self, deadline: Deadline) -> Result<()> {
         if let Some(error) = self.shared.aborted.get() {
             return Err(error.clone());
@@ -248,7 +250,7 @@ impl CommQueue {
         }
     }
 
-    /// What comes after the library's call.
+    /// Enqueues the copies that follow the library's call.
     fn finish(&self, comm: &Comm, launched: Launched, deadline: Deadline) -> Result<()> {
         if launched.call == Call::InProgress {
             self.settle(comm, deadline)?;
@@ -260,14 +262,14 @@ impl CommQueue {
         })
     }
 
-    /// The memory besides its buffers that an operation needs. It is used on the queue's stream alone, so
-    /// that one operation after the other may; one in a graph has its own.
+    /// Returns the memory that an operation needs besides its buffers. It is used only on the queue's
+    /// stream, so that one operation after the other may use it; an operation in a graph has its own.
     fn staging_for(&self, op: &Op<'_>, graph: Option<Graph>) -> Result<Option<DeviceBuffer>> {
         let bytes = staging_bytes(&self.shared.library, op);
         if bytes == 0 {
             return Ok(None);
         }
-        // All that is read there was written there first.
+        // All bytes are written there before they are read.
         let make = |bytes| DeviceBuffer::unset(&self.stream, DType::U8, bytes);
         if graph.is_some() {
             return make(bytes).map(Some);
@@ -278,14 +280,14 @@ impl CommQueue {
         }
         let made = make(bytes.next_power_of_two())?;
         if let Some(former) = staging.replace(made.clone()) {
-            // Freeing it would wait for what is under way.
+            // Freeing the memory would wait for work in progress.
             let end = self.shared.joints.mark(&self.stream)?;
             self.keep(OpType::Gather, Box::new(former), end);
         }
         Ok(Some(made))
     }
 
-    /// Has a graph keep what an operation uses.
+    /// Makes a graph keep the memory that an operation uses.
     fn keep_for(&self, graph: Graph, op: &Op<'_>, staging: &Option<DeviceBuffer>) -> Result<()> {
         let hold = |buffer: &Buffer<'_>| {
             buffer.hold_on().ok_or_else(|| {
@@ -298,7 +300,7 @@ impl CommQueue {
         graph.keep(&self.shared.device, Box::new(memory), &self.live)
     }
 
-    /// Notes which operation went into a graph.
+    /// Records which operation was captured into a graph.
     pub(crate) fn note_captured(&self, graph: u64, seq: u64) {
         const MOST: usize = 64;
         let mut graphs = self.graphs();
@@ -314,11 +316,11 @@ impl CommQueue {
         self.graphs.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The graph that an operation is captured into: that of the streams of its buffers, all of them. The context is
-    /// current.
+    /// Returns the graph into which an operation is captured: that of the streams of all its buffers. The
+    /// context must be current.
     ///
     /// # Errors
-    /// `InvalidArgument` if they are not all of one mind.
+    /// `InvalidArgument` if the streams are not all captured into the same graph.
     fn graph_of(&self, op: &Op<'_>) -> Result<Option<Graph>> {
         let mut streams = Streams::of(op, &self.shared.default_stream).into_iter();
         let graph = match streams.next() {
@@ -333,7 +335,7 @@ impl CommQueue {
                 ));
             }
         }
-        // Only an operation of this queue's makes its stream part of a capture.
+        // Only an operation of this queue makes its stream part of a capture.
         if !self.may_be_captured.load(Ordering::Acquire) {
             return Ok(graph);
         }
@@ -354,10 +356,10 @@ impl CommQueue {
         }
     }
 
-    /// As [`graph_of`](Self::graph_of), before the operation is issued. The context is current.
+    /// Works as [`graph_of`](Self::graph_of), before the operation is issued. The context must be current.
     ///
     /// # Errors
-    /// `InvalidArgument` if the communicator is not there yet: none can be made during a capture.
+    /// `InvalidArgument` if the communicator does not exist yet: none can be made during a capture.
     pub(crate) fn check_capture(&self, op: &Op<'_>) -> Result<Option<Graph>> {
         let graph = self.graph_of(op)?;
         if graph.is_some() && self.comm.get().is_none() {
@@ -370,26 +372,26 @@ impl CommQueue {
         Ok(graph)
     }
 
-    /// Makes `stream` wait until what is on this queue's stream now is done.
+    /// Makes `stream` wait until the work that is on this queue's stream now is done.
     pub(crate) fn lead(&self, stream: &CudaStream) -> Result<()> {
         let _entered = self.shared.device.enter()?;
         let mark = self.shared.joints.mark(&self.stream)?;
         stream.wait_for(&mark)
     }
 
-    /// Makes the queue's stream wait for the pending work of the buffers' streams; returns the marks that it
-    /// waits for.
+    /// Makes the queue's stream wait for the pending work of the buffers' streams; returns the marks for
+    /// which it waits.
     fn follow_streams(&self, op: &Op<'_>) -> Result<Vec<Mark>> {
         let streams = Streams::of(op, &self.shared.default_stream);
         streams
             .into_iter()
-            // What is on the queue's own stream comes first in any case.
+            // The work on the queue's own stream comes first in any case.
             .filter(|stream| stream.raw() != self.stream.raw())
             .map(|stream| self.follow(stream))
             .collect()
     }
 
-    /// Makes the queue's stream wait for the pending work of this one: up to the mark that is returned.
+    /// Makes the queue's stream wait for the pending work of this stream, up to the mark that is returned.
     pub(crate) fn follow(&self, stream: &CudaStream) -> Result<Mark> {
         let mark = self.shared.joints.mark(stream)?;
         self.stream.wait_for(&mark)?;
@@ -398,15 +400,16 @@ impl CommQueue {
 
     /// Waits until the library has connected to all peers that the call needs.
     pub(super) fn settle(&self, comm: &Comm, deadline: Deadline) -> Result<()> {
-        /// The library starts a thread for each call, which is done within this time as a rule; to sleep takes
-        /// longer.
+        /// The library starts a thread for each call, which normally ends within this time. Sleeping would
+        /// take longer.
         const SPIN: Duration = Duration::from_micros(200);
         let deadline = deadline.started();
         let begun = Instant::now();
         let mut pause = Duration::from_micros(20);
         loop {
             let is_ready = comm.is_ready()?;
-            // Checked after readiness: an aborted communicator becomes ready as well, with its work undone.
+            // This is checked after readiness: an aborted communicator also becomes ready, but its work is
+            // not done.
             if let Some(error) = self.shared.aborted.get() {
                 return Err(error.clone());
             }
@@ -430,7 +433,7 @@ impl CommQueue {
 }
 
 /// # Errors
-/// `Backend` with the library's words.
+/// `Backend` with the library's message.
 fn check_call(
     library: &NcclLibrary,
     raw: NcclComm,
@@ -448,16 +451,16 @@ fn is_same(one: Option<Graph>, other: Option<Graph>) -> bool {
     one.map(|graph| graph.id) == other.map(|graph| graph.id)
 }
 
-/// The streams of an operation's buffers, each once.
+/// The streams of an operation's buffers, without duplicates.
 #[derive(Default)]
 struct Streams<'o> {
     first: Option<&'o Arc<CudaStream>>,
-    /// Nearly always empty, and nothing is allocated then.
+    /// The list is nearly always empty, and then allocates nothing.
     others: Vec<&'o Arc<CudaStream>>,
 }
 
 impl<'o> Streams<'o> {
-    /// `default` is that of buffers that know none.
+    /// `default` is the stream of buffers that name none.
     fn of(op: &'o Op<'_>, default: &'o Arc<CudaStream>) -> Self {
         let mut streams = Self::default();
         visit(op, &mut |buffer| {
@@ -481,7 +484,7 @@ fn place_of(memory: &DeviceBuffer) -> *mut c_void {
     std::ptr::with_exposed_provenance_mut(memory.address() as usize)
 }
 
-/// Calls `look` with every buffer of an operation; a lone one twice.
+/// Calls `look` with every buffer of an operation; with a single buffer twice.
 pub(crate) fn visit<'o, 'b>(op: &'o Op<'b>, look: &mut impl FnMut(&'o Buffer<'b>)) {
     if let Op::Coalesced(ops) = op {
         for op in ops {

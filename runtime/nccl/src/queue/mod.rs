@@ -1,11 +1,11 @@
-//! A communicator with a stream of its own, and the operations on their way through it. How they are put
-//! on the stream is in `enqueue`, how a queue ends in `ending`.
+//! A communicator with its own stream, and the operations that are in progress on it. The module `enqueue`
+//! puts them on the stream; `ending` ends a queue.
 //!
-//! An operation starts after the pending work of its buffers' streams (an event that the queue's stream waits
-//! for), and its end is an event of the queue's stream: nothing here waits for the device. What is issued
-//! before all ranks have joined waits in a queue, and every later look at an operation advances the joining.
-//! Buffers are released when the event has completed; those of an aborted operation are kept until then, or
-//! leaked.
+//! An operation starts after the pending work of its buffers' streams (an event for which the queue's
+//! stream waits), and its end is an event of the queue's stream: nothing here waits for the device.
+//! Operations that are issued before all ranks have joined wait in a queue, and every later check of an
+//! operation advances the joining. Buffers are released when the event has completed; those of an aborted
+//! operation are kept until then, or leaked.
 
 mod apart;
 mod ending;
@@ -46,68 +46,68 @@ enum Stage {
     Broken(Error),
 }
 
-/// Its holder has exclusive use of the communicator.
+/// The state behind the queue's lock, whose holder has exclusive use of the communicator.
 pub(crate) struct QueueState {
     stage: Stage,
     waiting: VecDeque<Arc<Ticket>>,
-    /// What the library has connected to peers for.
+    /// The shapes of calls for which the library has connected to peers.
     connected: HashSet<Shape>,
     /// The calls, other than operations, that have returned once.
     called: HashSet<&'static str>,
 }
 
-/// What became of an operation that was put on the stream.
+/// The result of putting an operation on the stream.
 pub(crate) enum Enqueued {
-    /// It runs between these.
+    /// The operation runs between these marks.
     Between(Start, Arc<Mark>),
-    /// It is part of this graph.
+    /// The operation is part of this graph.
     Captured(u64),
 }
 
-/// Operations of a graph.
+/// The operations that were captured into a graph.
 #[derive(Default)]
 struct Captured {
     count: u64,
-    /// Sequence numbers, of the first and of the last.
+    /// Sequence numbers of the first operation and of the last.
     ends: Option<(u64, u64)>,
 }
 
-/// A communicator, its stream, and what goes through them.
+/// A communicator, its stream, and the operations that go through them.
 pub(crate) struct CommQueue {
     pub(crate) shared: Arc<Shared>,
     scope: Scope,
-    /// Dropped before what it uses: freeing memory that a kernel uses waits for the kernel.
+    /// Dropped before the objects that it uses: freeing memory that a kernel uses waits for the kernel.
     comm: OnceLock<Arc<Comm>>,
     pub(crate) registry: Registry,
     stream: Arc<CudaStream>,
     barrier: DeviceBuffer,
-    /// NCCL's number of the communicator, the same on all members.
+    /// NCCL's number of the communicator, which is the same on all members.
     hash: OnceLock<u64>,
-    /// Operations put on the device.
+    /// Number of operations put on the device.
     launched: AtomicU64,
-    /// What went into each graph, of the latest.
+    /// The operations captured into each of the latest graphs.
     graphs: Mutex<BTreeMap<u64, Captured>>,
-    /// Those that still hold operations.
+    /// The graphs that still hold operations.
     live: Arc<LiveGraphs>,
-    /// The stream may be part of a capture: it was, and the capture has not been seen to end.
+    /// Whether the stream may be part of a capture: it was part of one whose end has not been seen.
     may_be_captured: AtomicBool,
     /// The end of the latest operation on the stream.
     latest: Mutex<Option<Arc<Mark>>>,
     state: Mutex<QueueState>,
     remains: Mutex<Vec<Remains>>,
-    /// For lists whose parts the library wants side by side.
+    /// Memory for lists whose parts the library requires to be contiguous.
     staging: Mutex<Option<DeviceBuffer>>,
-    /// Since when the library reports an error of the communicator.
+    /// The time since which the library reports an error of the communicator.
     troubled_since: OnceLock<Instant>,
 }
 
 impl CommQueue {
-    /// How long what is on the device may go on after an error of the communicator.
+    /// How long work on the device may continue after an error of the communicator.
     const GRACE: Duration = Duration::from_millis(500);
-    /// How long memory waits to be registered while the library connects to peers.
+    /// How long the registration of memory waits while the library connects to peers.
     const SETTLED: Duration = Duration::from_secs(30);
 
-    /// Begins to join.
+    /// Begins to join the communicator.
     ///
     /// # Errors
     /// As [`Bootstrap::begin`]; `Backend` if the device has no more streams or memory.
@@ -116,8 +116,8 @@ impl CommQueue {
         let mut bootstrap = Bootstrap::begin(shared, members)?;
         match Self::parts(shared) {
             Ok((stream, barrier)) => {
-                // A lazy group also connects its rings at its first operation, so only an eager one warms up
-                // here.
+                // A lazy group also connects its rings at its first operation, so only an eager group warms
+                // up here.
                 if shared.options.connecting == Connecting::Eager {
                     bootstrap.warm_up(WarmUp {
                         stream: stream.clone(),
@@ -127,24 +127,24 @@ impl CommQueue {
                 let stage = Stage::Joining(Box::new(bootstrap));
                 Ok(Self::new(shared, scope, (stream, barrier), stage))
             }
-            // The others are not to wait for this rank.
+            // The other ranks must not wait for this rank.
             Err(error) => Err(bootstrap.give_up(error, Duration::ZERO)),
         }
     }
 
-    /// Takes a communicator that is there already, for all members of a group.
+    /// Takes over an existing communicator for all members of a group.
     ///
     /// # Errors
     /// `Backend` if the device has no more streams or memory.
     pub(crate) fn over(shared: &Arc<Shared>, comm: Comm, hash: u64) -> Result<Arc<Self>> {
         let queue = Self::new(shared, Scope::Group, Self::parts(shared)?, Stage::Ready);
-        // Cannot fail: no other thread has this queue yet.
+        // This cannot fail: no other thread has this queue yet.
         let _ = queue.hash.set(hash);
         let _ = queue.comm.set(Arc::new(comm));
         Ok(queue)
     }
 
-    /// What a queue has of the device.
+    /// Makes the stream and the memory of a queue.
     fn parts(shared: &Shared) -> Result<(Arc<CudaStream>, DeviceBuffer)> {
         let stream = CudaStream::new(&shared.device, shared.options.priority)?;
         let barrier = DeviceBuffer::zeroed(&stream, DType::U32, 1)?;
@@ -185,7 +185,7 @@ impl CommQueue {
     /// Waits until all ranks have joined.
     ///
     /// # Errors
-    /// `Timeout`, `PeerLost` and `Rendezvous` name the ranks that did not come or do not fit.
+    /// `Timeout`, `PeerLost` and `Rendezvous` name the ranks that did not arrive or do not fit together.
     pub(crate) fn join(&self, deadline: Deadline, patience: Duration) -> Result<()> {
         let deadline = deadline.started();
         let mut state = self.lock(deadline)?;
@@ -223,8 +223,8 @@ impl CommQueue {
     /// Locks the queue: the holder has exclusive use of the communicator.
     ///
     /// # Errors
-    /// `Timeout` if it is not free by the deadline: a call into the library or the driver may never return,
-    /// and holds the lock until then.
+    /// `Timeout` if the queue is not free by the deadline: a call into the library or the driver may never
+    /// return, and holds the lock until then.
     pub(crate) fn lock(&self, deadline: Deadline) -> Result<MutexGuard<'_, QueueState>> {
         let deadline = deadline.started();
         let mut pause = Duration::from_micros(5);
@@ -242,11 +242,11 @@ impl CommQueue {
         }
     }
 
-    /// Locks the queue when nothing goes on in the background, such as a launch: registrations of memory are kept in
-    /// plain arrays that a launch looks through (`ncclRegister`, register/register.cc).
+    /// Locks the queue when no work, such as a launch, is in progress in the background: registrations of
+    /// memory are kept in plain arrays that a launch reads (`ncclRegister`, register/register.cc).
     ///
     /// # Errors
-    /// `Timeout` if it does not come to that; the library's own error.
+    /// `Timeout` if this state is not reached in time; the library's own error.
     pub(crate) fn settled(&self, comm: &Comm) -> Result<MutexGuard<'_, QueueState>> {
         let deadline = Deadline::In(Self::SETTLED).started();
         let state = self.lock(deadline)?;
@@ -254,7 +254,7 @@ impl CommQueue {
         Ok(state)
     }
 
-    /// Locks the queue if no other thread has it.
+    /// Locks the queue if no other thread holds the lock.
     pub(crate) fn try_lock(&self) -> Option<MutexGuard<'_, QueueState>> {
         match self.state.try_lock() {
             Ok(state) => Some(state),
@@ -263,13 +263,13 @@ impl CommQueue {
         }
     }
 
-    /// Why what is under way cannot complete, if so. Never waits.
+    /// Returns the reason why work in progress cannot complete, if there is one. Never waits.
     pub(crate) fn trouble(&self) -> Option<Error> {
         if let Some(error) = self.shared.aborted.get() {
             return Some(error.clone());
         }
         if let Some(error) = self.comm.get().and_then(|comm| comm.trouble()) {
-            // A rank that leaves when its part is done does not harm data in flight.
+            // A rank that leaves when its part is done does not affect data in flight.
             let since = self.troubled_since.get_or_init(Instant::now);
             return (since.elapsed() >= Self::GRACE).then_some(error);
         }
@@ -279,8 +279,8 @@ impl CommQueue {
         }
     }
 
-    /// Enqueues an operation on the device, or for when all ranks have joined. The context is current, and the
-    /// graph is that of [`check_capture`](Self::check_capture).
+    /// Enqueues an operation on the device, or in the queue until all ranks have joined. The context must
+    /// be current, and the graph is that of [`check_capture`](Self::check_capture).
     ///
     /// # Blocking
     /// Waits for peers only while the library connects to them: the first time, until `deadline`.
@@ -304,14 +304,15 @@ impl CommQueue {
         ticket
     }
 
-    /// Moves joining and the queue on, unless another thread does. Never waits for a peer to join.
+    /// Advances the joining and the queue, unless another thread is doing so. Never waits for a peer to
+    /// join.
     pub(crate) fn pump(&self) {
         if let Some(mut state) = self.try_lock() {
             self.push_waiting(&mut state);
         }
     }
 
-    /// As [`push_on`](Self::push_on), in a context of its own.
+    /// Works as [`push_on`](Self::push_on), but enters the context itself.
     fn push_waiting(&self, state: &mut QueueState) {
         if state.waiting.is_empty() {
             return;
@@ -326,8 +327,8 @@ impl CommQueue {
         }
     }
 
-    /// Launches what is in the queue, if all ranks have joined. The context is current; `own` is the ticket whose
-    /// graph is known.
+    /// Launches the operations in the queue, if all ranks have joined. The context must be current; `own`
+    /// is the ticket whose graph is known.
     fn push_on(&self, state: &mut QueueState, own: Option<(&Arc<Ticket>, Option<Graph>)>) {
         match self.advance(state) {
             Ok(false) => {}
@@ -341,8 +342,8 @@ impl CommQueue {
             Err(error) => {
                 let stage = std::mem::replace(&mut state.stage, Stage::Broken(error.clone()));
                 if let Stage::Joining(bootstrap) = stage {
-                    // The operation is already being waited for: do not spend time on finding the silent
-                    // ranks.
+                    // Another thread already waits for the operation, so no time is spent on finding the
+                    // silent ranks.
                     bootstrap.give_up(error.clone(), Duration::ZERO);
                 }
                 for ticket in state.waiting.drain(..) {
@@ -352,7 +353,7 @@ impl CommQueue {
         }
     }
 
-    /// Whether all ranks have joined, after a step towards it.
+    /// Advances the joining by one step; returns whether all ranks have joined.
     fn advance(&self, state: &mut QueueState) -> Result<bool> {
         if let Some(error) = self.shared.aborted.get() {
             return Err(error.clone());
@@ -368,7 +369,7 @@ impl CommQueue {
         if let Stage::Joining(bootstrap) = std::mem::replace(&mut state.stage, Stage::Ready)
             && let Some((comm, ids)) = bootstrap.into_comm()
         {
-            // Set once: there is one bootstrap.
+            // The hash is set once, since there is one bootstrap.
             if let Some(first) = ids.first() {
                 let _ = self
                     .hash
@@ -379,12 +380,12 @@ impl CommQueue {
         Ok(true)
     }
 
-    /// The communicator, if it is there.
+    /// Returns the communicator, if it exists.
     pub(crate) fn comm(&self) -> Option<&Arc<Comm>> {
         self.comm.get()
     }
 
-    /// Makes a communicator of this one, as [`take_over`](Self::take_over).
+    /// Makes a communicator from this one, as [`take_over`](Self::take_over) does.
     pub(crate) fn derive(
         &self,
         begin: impl FnOnce(&Arc<Comm>) -> Result<CommInit>,
@@ -397,11 +398,11 @@ impl CommQueue {
         self.take_over(begin, step, deadline)
     }
 
-    /// Runs a step on the communicator that all its ranks take together. No other call goes through the queue
+    /// Runs a step that all ranks of the communicator take together. No other call goes through the queue
     /// until it returns.
     ///
     /// # Blocking
-    /// Until it is done, an abort, or the deadline.
+    /// Until the step is done, or an abort or the deadline ends it.
     ///
     /// # Errors
     /// `Timeout`, or the errors of `begin` and `step`. The queue is unusable after most of them.
@@ -412,7 +413,7 @@ impl CommQueue {
         deadline: Deadline,
     ) -> Result<T> {
         let deadline = deadline.started();
-        // No launch can start while it is held.
+        // No launch can start while the lock is held.
         let mut state = self.lock(deadline)?;
         let was_aborted = self.shared.aborted.get().is_some();
         let Some(comm) = self.comm.get() else {
@@ -443,7 +444,7 @@ impl CommQueue {
         done
     }
 
-    /// The communicator's facts for a dump. Never waits.
+    /// Returns the communicator's facts for a dump. Never waits.
     pub(crate) fn facts(&self) -> Vec<(String, String)> {
         let mut facts: Vec<(String, String)> = Vec::new();
         let mut fact = |name: &str, value: String| facts.push((name.to_owned(), value));

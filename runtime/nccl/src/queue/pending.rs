@@ -1,4 +1,5 @@
-//! An operation that was given to a queue, as its group sees it: [`Pending`] from a pair of events.
+//! An operation that was submitted to a queue, in the form for its group: [`Pending`] from a pair of
+//! events.
 
 use crate::cuda::event::Mark;
 use crate::cuda::stream::CudaStream;
@@ -14,34 +15,36 @@ use std::time::{Duration, Instant};
 /// One operation of a queue.
 pub(crate) struct Ticket {
     queue: Arc<CommQueue>,
-    /// By which the group's record knows it.
+    /// The sequence number under which the group records the operation.
     seq: u64,
     deadline: Deadline,
     /// Locked while it is put on the device; `None` after it was reclaimed.
     op: Mutex<Option<Op<'static>>>,
     /// Start and end, once it is on the device.
     marks: OnceLock<(Start, Arc<Mark>)>,
-    /// It is part of a graph, and happens when that is launched.
+    /// Set if the operation is part of a graph, and runs when the graph is launched.
     captured: OnceLock<()>,
-    /// The end of what may be on the device of an operation that could not be launched whole.
+    /// The end of the work on the device of an operation that could not be launched completely.
     debris: OnceLock<Debris>,
     outcome: OnceLock<Result<Done>>,
-    /// Something may have been put on the device; `marks` or `debris` holds what, once that is known.
+    /// Set if something may have been put on the device; `marks` or `debris` holds what, once that is
+    /// known.
     touched: OnceLock<()>,
-    /// Its progress was asked for since it is on the device.
+    /// Whether the operation's progress was queried since it is on the device.
     was_asked: AtomicBool,
 }
 
 /// Where an operation starts.
 pub(crate) enum Start {
-    /// At this mark.
+    /// It starts at this mark.
     Marked(Arc<Mark>),
-    /// When the operation before it has ended, and what it waits for on other streams is done.
+    /// It starts when the operation before it has ended, and the work on other streams for which it waits
+    /// is done.
     Follows(Option<Arc<Mark>>, Vec<Mark>),
 }
 
 impl Start {
-    /// Whether the device has reached this point. The context is current.
+    /// Whether the device has reached this point. The context must be current.
     fn is_done(&self) -> Result<bool> {
         match self {
             Self::Marked(mark) => mark.is_done(),
@@ -58,11 +61,11 @@ impl Start {
     }
 }
 
-/// What a failed launch has left on the device.
+/// The work that a failed launch has left on the device.
 enum Debris {
-    /// Nothing after this mark.
+    /// There is no work after this mark.
     Until(Arc<Mark>),
-    /// Perhaps something, and it is unknown when the device is done with it.
+    /// There may be work, and it is unknown when the device will be done with it.
     Unknown,
 }
 
@@ -91,7 +94,7 @@ impl Ticket {
         self.op.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Puts it on the device, unless it was given up before.
+    /// Puts the operation on the device, unless it was abandoned before.
     pub(crate) fn launch(
         &self,
         enqueue: impl FnOnce(&Op<'static>, Deadline) -> Result<Enqueued, (Error, Option<Arc<Mark>>)>,
@@ -102,14 +105,14 @@ impl Ticket {
         };
         let _ = self.touched.set(());
         match enqueue(op, self.deadline) {
-            // All are set once: a ticket is launched once.
+            // All of these are set once: a ticket is launched once.
             Ok(Enqueued::Between(start, end)) => {
                 let _ = self.marks.set((start, end));
             }
             Ok(Enqueued::Captured(graph)) => {
                 self.queue.note_captured(graph, self.seq);
                 let _ = self.captured.set(());
-                // As far as the host is concerned it is over: nothing here watches a graph.
+                // The operation is complete from the host's view: nothing here watches a graph.
                 let done = Done {
                     graph_id: Some(graph),
                     ..Done::default()
@@ -132,19 +135,19 @@ impl Ticket {
         self.deadline
     }
 
-    /// Asks something of the operation; `true` if it was reclaimed.
+    /// Returns the result of `ask` for the operation; `true` if the operation was reclaimed.
     pub(crate) fn look_at(&self, ask: impl FnOnce(&Op<'static>) -> bool) -> bool {
         self.op().as_ref().is_none_or(ask)
     }
 
-    /// Whether it was put on the device, or into a graph, whole.
+    /// Whether the operation was put on the device, or into a graph, completely.
     pub(crate) fn is_on_its_way(&self) -> bool {
         self.marks.get().is_some() || self.captured.get().is_some()
     }
 
-    /// Ends it with an error, if it has not ended.
+    /// Ends the operation with an error, if it has not ended.
     pub(crate) fn fail(&self, error: Error) {
-        // The first outcome is the one that counts.
+        // Only the first outcome is kept.
         let _ = self.outcome.set(Err(error));
     }
 
@@ -155,7 +158,7 @@ impl Ticket {
         })
     }
 
-    /// Looks at the device alone.
+    /// Checks only the state of the device.
     fn poll(&self) -> Result<Option<Progress>> {
         let Some((start, end)) = self.marks.get() else {
             return Ok(None);
@@ -173,22 +176,23 @@ impl Ticket {
             duration,
             ..Done::default()
         };
-        // Asked after the mark: what an abort stops comes to its end as well.
+        // The abort is checked after the mark: work that an abort stops also reaches its end.
         let outcome = match self.queue.shared.aborted.get() {
             Some(error) => Err(error.clone()),
             None => Ok(done),
         };
-        // The first outcome is the one that counts.
+        // Only the first outcome is kept.
         let _ = self.outcome.set(outcome);
         Ok(self.outcome())
     }
 
-    /// Whether the device is provably through with the buffers.
+    /// Whether the device has provably finished with the buffers.
     fn is_free(&self) -> bool {
         let end = match (self.marks.get(), self.debris.get()) {
             (Some((_, end)), _) | (None, Some(Debris::Until(end))) => end,
             (None, Some(Debris::Unknown)) => return false,
-            // It never came to the device, and never will: it has an outcome. Or it is the graph's.
+            // The operation has an outcome, so it never was and never will be on the device; or it belongs
+            // to a graph.
             (None, None) => return self.touched.get().is_none() || self.captured.get().is_some(),
         };
         let entered = self.queue.shared.device.enter();
@@ -204,7 +208,8 @@ impl Pending for Ticket {
         if self.marks.get().is_none() {
             self.queue.pump();
         } else if !self.was_asked.swap(true, Ordering::Relaxed) {
-            // Asked as it is issued: the device has only just been given it, and a look costs as much as a launch.
+            // This query comes when the operation is issued. The device has only just received it, and a
+            // check costs as much as a launch.
             return Progress::Queued;
         }
         let progress = match self.poll() {
@@ -223,7 +228,7 @@ impl Pending for Ticket {
     }
 
     fn wait(&self, deadline: Deadline) -> Progress {
-        /// Short operations end within this time; to sleep would take longer.
+        /// Short operations end within this time; sleeping would take longer.
         const SPIN: Duration = Duration::from_micros(50);
         const LONGEST_PAUSE: Duration = Duration::from_micros(500);
         let deadline = deadline.started();
@@ -262,7 +267,7 @@ impl Pending for Ticket {
             if let Some(Err(error)) = self.outcome.get() {
                 return Err(error.clone());
             }
-            // The communicator is not there yet.
+            // The communicator does not exist yet.
             if self.deadline.has_passed() {
                 return Err(Error::new(
                     ErrorKind::Timeout,
@@ -277,7 +282,7 @@ impl Pending for Ticket {
 
     fn reclaim(&self) -> Option<Op<'static>> {
         self.outcome.get()?;
-        // Held while a thread is in the library's call that launches it.
+        // The lock is held while a thread is in the library's call that launches the operation.
         let mut op = match self.op.try_lock() {
             Ok(op) => op,
             Err(TryLockError::Poisoned(op)) => op.into_inner(),

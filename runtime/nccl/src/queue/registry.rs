@@ -1,5 +1,5 @@
-//! Memory that is registered with a communicator. It stays with the queue, which ends its communicator
-//! before it lets go of what was registered.
+//! Memory that is registered with a communicator. The queue keeps it, and ends its communicator before it
+//! releases what was registered.
 
 use super::CommQueue;
 use rcomm_core::Buffer;
@@ -9,16 +9,17 @@ use std::any::Any;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// What is registered, with what keeps it alive; and the memory of windows.
+/// Registered ranges, with their owners; and the memory of windows.
 #[derive(Default)]
 pub(crate) struct Registry {
-    /// By the library's number.
+    /// The ranges, by the library's number.
     registered: Mutex<BTreeMap<u64, RegisteredRanges>>,
     windows: Mutex<Windows>,
 }
 
-/// Ranges that the library knows by one number: it gives one that lies in the pages of another the other's,
-/// and counts (`ncclRegister`, register.cc). So all owners stay until the last is undone.
+/// Ranges that have one number in the library: a range that lies in the pages of another gets the other's
+/// number, and a count is kept (`ncclRegister`, register.cc). So all owners are kept until the last
+/// registration is undone.
 #[derive(Default)]
 struct RegisteredRanges {
     count: usize,
@@ -47,7 +48,7 @@ impl Registry {
         number
     }
 
-    /// Gives it up: the library does not refer to it any more.
+    /// Releases the memory: the library does not refer to it any more.
     pub(crate) fn release(&self, number: u64) {
         drop(self.windows().memory.remove(&number));
     }
@@ -96,7 +97,7 @@ impl CommQueue {
         })
     }
 
-    /// Undoes it.
+    /// Undoes a registration.
     pub(crate) fn deregister(&self, registration: Registration) -> Result<()> {
         let _alone = match self.comm() {
             Some(comm) if comm.is_live() => Some(self.settled(comm)?),
@@ -115,9 +116,9 @@ impl CommQueue {
             // SAFETY: it is in the map, so it comes from this communicator, and no more are undone than
             // were made.
             match unsafe { comm.deregister(registration.id) } {
-                // The communicator has taken its registrations with it.
+                // The communicator was ended, and its registrations with it.
                 Err(error) if error.kind() == ErrorKind::Closed => {}
-                // What the library may still refer to stays.
+                // Memory to which the library may still refer is kept.
                 undone => undone?,
             }
         }

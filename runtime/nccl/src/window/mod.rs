@@ -1,18 +1,19 @@
-//! Windows on device memory: NCCL's symmetric windows (2.27) and one-sided operations (2.29) behind
-//! [`Window`].
+//! Windows on device memory: [`Window`] implemented by NCCL's symmetric windows (2.27) and one-sided
+//! operations (2.29).
 //!
-//! What the library has differs from what a window promises in four points, and this is what is done:
+//! The library differs in four points from what a window promises. They are handled as follows:
 //!
 //! - *A put always signals* (`ncclPutSignal`), and signals are counted for each pair of ranks of a
-//!   communicator, not for each window. So our signal is a put of one word into a table that the receiver
-//!   keeps for each sender: how many signals of ours were sent, and how many of the library's by then. Puts
-//!   to one peer arrive in order, so a receiver that sees the word waits for that many of the library's
-//!   signals, all sent already, and then everything put before has arrived.
-//! - *A wait blocks the stream.* Nothing is enqueued that waits for what was not sent: the word is read
-//!   from the host, so that a signal that never comes has a deadline and blocks nothing else.
-//! - *A put's source lies in a window.* What does not goes through a staging area that does.
-//! - *There is no get.* A peer's part is read by a copy where this device can reach it
-//!   (`ncclGetPeerDevicePointer`), and refused where it cannot.
+//!   communicator, not for each window. So a signal of a window is a put of one word into a table in which
+//!   the receiver has an entry for each sender. The word holds how many signals of the window were sent,
+//!   and how many of the library's by then. Puts to one peer arrive in order. So a receiver that sees the
+//!   word waits for that many of the library's signals, which were all sent already, and then everything
+//!   put before has arrived.
+//! - *A wait blocks the stream.* No wait for an unsent signal is enqueued: the host reads the word, so that
+//!   a signal that never arrives has a deadline and blocks nothing else.
+//! - *A put's source lies in a window.* Other sources are staged in an area that lies in a window.
+//! - *There is no get.* A peer's part is read by a copy if this device can reach it
+//!   (`ncclGetPeerDevicePointer`); otherwise the get is refused.
 //!
 //! Puts and signals run on the stream of the group's communicator, after what was enqueued there before.
 //! Source: `nccl.h`, `src/rma/rma_ce.cc` and `src/dev_runtime.cc` of NCCL 2.30.7; "One-sided communication"
@@ -43,7 +44,7 @@ use std::sync::atomic::{AtomicPtr, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, TryLockError};
 use std::time::Duration;
 
-/// Bytes of a put that do not lie in a window go through an area of this size.
+/// Size of the staging area, through which a put goes whose bytes do not lie in a window.
 const STAGING: usize = 4 << 20;
 const WORD: usize = size_of::<u64>();
 
@@ -51,7 +52,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Memory that is a window of the communicator's. It belongs to the queue until it is deregistered.
+/// Memory that is a window of the communicator. It belongs to the queue until it is deregistered.
 struct WindowMemory {
     handle: AtomicPtr<c_void>,
     at: u64,
@@ -63,14 +64,14 @@ impl WindowMemory {
     }
 }
 
-/// What a window has while it is open.
+/// The state of a window while it is open.
 struct Open {
     data: WindowMemory,
     control: WindowMemory,
-    /// The caller's memory, and ours: words of others, words to others, staging.
+    /// The caller's memory; and rcomm's own: words from other ranks, words to other ranks, staging.
     memory: Buffer<'static>,
     words: DeviceBuffer,
-    /// Under which the queue keeps both.
+    /// The number under which the queue keeps both.
     kept: u64,
 }
 
@@ -78,21 +79,21 @@ struct Open {
 #[derive(Default)]
 struct Incoming {
     taken: u32,
-    /// Signals of ours that may be taken.
+    /// Signals of the window that may be taken.
     there: u32,
-    /// So many may be taken from this mark on.
+    /// This many signals may be taken once this mark is reached.
     awaited: Option<(u32, Arc<Mark>)>,
 }
 
-/// The NCCL backend's [`Window`]. Dropped without `close`, its memory stays registered and kept until the
-/// communicator goes.
+/// The NCCL backend's [`Window`]. If it is dropped without `close`, its memory stays registered and kept
+/// until the communicator is ended.
 pub(crate) struct NcclWindow {
     queue: Arc<CommQueue>,
     signals: Arc<Signals>,
     own: u32,
     parts: Vec<usize>,
     exchange: StoreExchange,
-    /// Copies to and from the host: nothing on it waits for a peer.
+    /// The stream for copies to and from the host: nothing on it waits for a peer.
     copies: Arc<CudaStream>,
     open: RwLock<Option<Open>>,
     outgoing: Mutex<Outgoing>,
@@ -108,7 +109,7 @@ fn hold(memory: &Buffer<'_>) -> Result<Buffer<'static>> {
 }
 
 fn to_c(rank: u32) -> c_int {
-    // Ranks of a communicator were given to the library as ints.
+    // The ranks of a communicator were passed to the library as ints.
     c_int::try_from(rank).unwrap_or(c_int::MAX)
 }
 
@@ -165,7 +166,7 @@ impl NcclWindow {
         self.queue.shared.library.lacks(what, function)
     }
 
-    /// Refuses what would become part of a graph.
+    /// Refuses operations that would become part of a graph.
     fn refuse_capture(&self, stream: &CudaStream) -> Result<()> {
         let _entered = self.queue.shared.device.enter()?;
         match stream.graph()? {
@@ -177,7 +178,7 @@ impl NcclWindow {
         }
     }
 
-    /// Where this device reaches the part of a peer.
+    /// Returns the address at which this device reaches the part of a peer.
     fn address_of(&self, open: &Open, peer: u32, offset: usize) -> Result<u64> {
         if peer == self.own {
             return Ok(open.data.at + offset as u64);
@@ -291,7 +292,7 @@ impl Window for NcclWindow {
         let mark = match marked {
             Ok(mark) => mark,
             Err(error) => {
-                // The copy is in flight, and no mark follows it.
+                // The copy is in progress, and no mark follows it.
                 self.queue.shared.leak(OpType::Get, Box::new(held));
                 return Err(error);
             }
@@ -338,7 +339,7 @@ impl Window for NcclWindow {
         let open = match self.open.try_read() {
             Ok(open) => open,
             Err(TryLockError::Poisoned(open)) => open.into_inner(),
-            // It is being closed.
+            // The window is being closed.
             Err(TryLockError::WouldBlock) => return Ok(false),
         };
         let open = open.as_ref().ok_or_else(closed)?;
@@ -363,9 +364,9 @@ impl Window for NcclWindow {
         if let Some(last) = last {
             self.queue.wait_for(&last, deadline)?;
         }
-        // What the library may still put would write to memory that a peer has back by then.
+        // A put that the library may still make would write to memory that a peer has got back by then.
         self.queue.check_whole(deadline)?;
-        // No rank writes here after all have reached this point.
+        // No rank writes here after all ranks have reached this point.
         self.exchange.publish("closed", b"1")?;
         self.exchange.gather("closed", deadline)?;
         let mut open = self.open.write().unwrap_or_else(PoisonError::into_inner);

@@ -21,12 +21,12 @@ use std::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, RwLock};
 use std::time::{Duration, Instant};
 
-/// The description of a rank's part that it sends to the others.
+/// The description of a rank's part that the rank publishes for the others.
 #[derive(Serialize, Deserialize)]
 struct PartInfo {
     dtype: u8,
     bytes: usize,
-    /// Why it cannot take part.
+    /// The reason why the rank cannot take part, if there is one.
     refusal: Option<String>,
 }
 
@@ -36,7 +36,7 @@ pub(crate) struct WindowGroup<'a> {
     pub(crate) shared: &'a Shared,
     pub(crate) main: &'a Arc<CommQueue>,
     pub(crate) signals: &'a Arc<Signals>,
-    /// How many windows it has made.
+    /// Number of windows that the group has made.
     pub(crate) windows: &'a AtomicU64,
 }
 
@@ -77,12 +77,12 @@ impl WindowGroup<'_> {
             Some(stand_in) => (stand_in.address(), stand_in.len()),
             None => (memory.as_ptr().addr() as u64, memory.size_bytes()),
         };
-        // From here on the library may refer to the memory for as long as the communicator is there.
+        // From here on the library may refer to the memory for as long as the communicator exists.
         let kept = (hold(&memory)?, stand_in, words.clone());
         let kept = self.main.registry.keep(Box::new(kept));
         let data = register(at, bytes).inspect_err(|error| {
             if error.kind() == ErrorKind::Unsupported {
-                // Nothing was registered.
+                // Nothing was registered, so the memory is released.
                 self.main.registry.release(kept);
             }
         })?;
@@ -111,7 +111,7 @@ impl WindowGroup<'_> {
         Ok(Arc::new(window))
     }
 
-    /// What this rank needs besides its memory. Nothing is sent.
+    /// Allocates what this rank needs besides its memory. Sends no data.
     #[allow(clippy::type_complexity, reason = "three things, used once")]
     fn prepare(
         &self,
@@ -130,19 +130,19 @@ impl WindowGroup<'_> {
         self.main.check_symmetric()?;
         let stream = self.main.stream();
         let make = |dtype, len| shared.allocate(stream, dtype, len);
-        // The library takes no empty range, and all ranks must make the call.
+        // The library accepts no empty range, and all ranks must make the call.
         let stand_in = match memory.is_empty() {
             true => Some(make(DType::U8, 1)?),
             false => None,
         };
         let words = make(DType::U64, 2 * self.group.size() as usize + STAGING / WORD)?;
         let copies = CudaStream::new(&shared.device, Priority::High)?;
-        // Zeroing must have finished before a peer writes there.
+        // The filling with zeros must end before a peer writes to the memory.
         self.main.drain(deadline)?;
         Ok((stand_in, words, copies))
     }
 
-    /// The sizes in bytes of all parts.
+    /// Returns the sizes in bytes of all parts.
     fn check_infos(&self, own: DType, infos: &[Vec<u8>]) -> Result<Vec<usize>> {
         let refuse = |kind, why: String| Err(Error::new(kind, why));
         let mut parts = Vec::with_capacity(infos.len());
@@ -166,8 +166,8 @@ impl WindowGroup<'_> {
     }
 }
 
-/// Refuses memory that the library could not show to other ranks ("Memory Allocator" in its user guide):
-/// all ranks would fail with this one.
+/// Refuses memory that the library could not share with other ranks ("Memory Allocator" in its user guide):
+/// the call would fail on all ranks.
 fn check_kind(device: &CudaDevice, memory: &Buffer<'_>) -> Result<()> {
     let _entered = device.enter()?;
     let table = device.driver().table();
@@ -189,7 +189,7 @@ fn check_kind(device: &CudaDevice, memory: &Buffer<'_>) -> Result<()> {
 }
 
 impl CommQueue {
-    /// Refuses where the library reports that the communicator has no symmetric memory.
+    /// Fails if the library reports that the communicator has no symmetric memory.
     fn check_symmetric(&self) -> Result<()> {
         let refuse = |what: &str| {
             let message = format!(
@@ -203,7 +203,7 @@ impl CommQueue {
             self.comm(),
             self.shared.library.table().comm_query_properties,
         ) else {
-            // Before 2.29 this shows only when the window is registered.
+            // Before 2.29 this is detected only when the window is registered.
             return Ok(());
         };
         let mut properties = sys::CommProperties::new(version.0);
@@ -260,7 +260,7 @@ impl CommQueue {
         let mut next_look = Instant::now() + LOOK;
         let done = self.take_over(
             |comm| {
-                // It waits for all other ranks.
+                // The call waits for all other ranks.
                 if is_apart {
                     return Ok((comm.clone(), Some(comm.call_apart(device, call)?)));
                 }
@@ -291,7 +291,7 @@ impl CommQueue {
         }
         let handle = slot.handle();
         if handle.is_null() {
-            // On all ranks alike (`ncclCommWindowRegister`, dev_runtime.cc).
+            // The result is the same on all ranks (`ncclCommWindowRegister`, dev_runtime.cc).
             let message = "NCCL gives no window: it has no symmetric memory on this communicator";
             return Err(Error::new(ErrorKind::Unsupported, message));
         }

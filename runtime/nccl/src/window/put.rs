@@ -1,5 +1,5 @@
-//! What goes out of a window: puts of the library's, of memory that it may read, and signals, which are puts
-//! of one word.
+//! Outgoing data of a window: puts of the library, from memory that it may read, and signals, which are
+//! puts of one word.
 
 use super::{NcclWindow, Open, RawWindow, STAGING, WORD, hold, lock, to_c};
 use crate::cuda::event::Mark;
@@ -14,18 +14,18 @@ use std::ffi::{c_uint, c_void};
 use std::sync::Arc;
 use std::sync::atomic::AtomicPtr;
 
-/// What this rank sends.
+/// What this rank has sent.
 #[derive(Default)]
 pub(super) struct Outgoing {
-    /// Signals of ours, by receiver.
+    /// Number of signals of the window, by receiver.
     signals: Vec<u32>,
-    /// Until then the staging area is in use.
+    /// The mark up to which the staging area is in use.
     staging: Option<Arc<Mark>>,
-    /// The end of what was enqueued last.
+    /// The end of the work that was enqueued last.
     pub(super) last: Option<Arc<Mark>>,
 }
 
-/// A put of the library's.
+/// A put of the library.
 struct Put {
     from: u64,
     bytes: usize,
@@ -34,7 +34,7 @@ struct Put {
 }
 
 impl Outgoing {
-    /// Nothing yet, to so many ranks.
+    /// Makes the state for this many ranks, with nothing sent.
     pub(super) fn to(ranks: usize) -> Self {
         Self {
             signals: vec![0; ranks],
@@ -48,8 +48,8 @@ impl NcclWindow {
     ///
     /// # Safety
     /// The bytes lie in a window of this communicator. They, and what `before` copies from, stay until the
-    /// mark is reached: that which is returned, or that which an error comes with. After an error that comes
-    /// with none they are leaked.
+    /// mark is reached: the mark that is returned, or the one that comes with an error. After an error
+    /// without a mark they are leaked.
     unsafe fn enqueue_put(
         &self,
         outgoing: &mut Outgoing,
@@ -65,7 +65,7 @@ impl NcclWindow {
         let Some(call) = self.queue.shared.library.table().put_signal else {
             return Err(early(self.lacks("ncclPutSignal")));
         };
-        // Numbers are given in the order in which the puts are enqueued.
+        // Numbers are assigned in the order in which the puts are enqueued.
         let mut sent = lock(&self.signals.sent);
         let number = sent[peer as usize].wrapping_add(1);
         let state = self.queue.lock(deadline).map_err(early)?;
@@ -118,7 +118,7 @@ impl NcclWindow {
         open.words.address() + (2 * self.parts.len() * WORD) as u64
     }
 
-    /// Of memory of the host: staged piece by piece, so that nothing refers to it afterwards.
+    /// Puts memory of the host. It is staged piece by piece, so that no reference to it remains afterwards.
     pub(super) fn put_from_host(
         &self,
         open: &Open,
@@ -157,8 +157,8 @@ impl NcclWindow {
         Ok(())
     }
 
-    /// Puts device memory: from where it is if that is in this window, staged otherwise; after the pending
-    /// work of its own stream.
+    /// Puts device memory, directly if it is in this window and staged otherwise, after the pending work of
+    /// its own stream.
     pub(super) fn put_from_device(
         &self,
         open: &Open,
@@ -217,7 +217,7 @@ impl NcclWindow {
         waited
     }
 
-    /// Keeps the source of a put that failed for as long as the device may read it; pieces before the one that
+    /// Keeps the source of a failed put for as long as the device may read it; pieces before the one that
     /// failed end with `before`.
     fn keep_source(&self, held: Buffer<'static>, left: Left, before: Option<Arc<Mark>>) {
         let end = match left {
@@ -230,7 +230,7 @@ impl NcclWindow {
         }
     }
 
-    /// Sends a peer how many signals of ours were sent, and of the library's by then.
+    /// Sends a peer the number of the window's signals sent so far, and of the library's signals by then.
     pub(super) fn put_word(&self, open: &Open, peer: u32, deadline: Deadline) -> Result<()> {
         let mut outgoing = lock(&self.outgoing);
         let count = outgoing.signals[peer as usize].wrapping_add(1);

@@ -1,4 +1,4 @@
-//! Signals of a window, made of the library's.
+//! Signals of a window, implemented by the library's signals.
 
 use super::{Incoming, NcclWindow, Open, WORD, lock, to_c};
 use crate::cuda::event::Mark;
@@ -10,11 +10,11 @@ use rcomm_core::backend::GroupContext;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
-/// The library's signals of one communicator, which its windows share.
+/// Counts of the library's signals of one communicator, which its windows share.
 pub(crate) struct Signals {
-    /// Sent to each rank.
+    /// Number of signals sent to each rank.
     pub(super) sent: Mutex<Vec<u32>>,
-    /// Of each rank, waited for.
+    /// Number of signals of each rank that were waited for.
     taken: Mutex<Vec<u32>>,
 }
 
@@ -29,8 +29,9 @@ impl Signals {
 }
 
 impl NcclWindow {
-    /// All ranks signal themselves: at the first one-sided operation of a communicator the library
-    /// connects all its ranks (`ncclRmaCeInit`), and would wait for those that do nothing one-sided yet.
+    /// Makes all ranks signal themselves: at the first one-sided operation of a communicator the library
+    /// connects all its ranks (`ncclRmaCeInit`), and would wait for those that have issued no one-sided
+    /// operation yet.
     pub(super) fn connect(&self, deadline: Deadline) -> Result<()> {
         let Some(signal) = self.queue.shared.library.table().signal else {
             return Err(self.queue.shared.library.lacks("a window", "ncclSignal"));
@@ -60,7 +61,7 @@ impl NcclWindow {
         }
     }
 
-    /// Enqueues a wait for the library's signals of `peer` up to this one; all were sent already.
+    /// Enqueues a wait for the library's signals of `peer` up to this one, which were all sent already.
     fn take_signals(
         &self,
         state: MutexGuard<'_, QueueState>,
@@ -96,7 +97,8 @@ impl NcclWindow {
         Ok(Some(mark))
     }
 
-    /// The word that `peer` has put last: signals of ours, and of the library's by then.
+    /// Returns the word that `peer` has put last: the counts of the window's signals, and of the library's
+    /// by then.
     fn word_of(&self, open: &Open, peer: u32) -> Result<(u32, u32)> {
         let device = &self.queue.shared.device;
         let mut word = 0u64;
@@ -111,7 +113,7 @@ impl NcclWindow {
         let copied = device.driver().check("cuMemcpyDtoHAsync", status);
         self.copies.synchronize()?;
         copied?;
-        // The low half was written at the lower address.
+        // The low half was written to the lower address.
         Ok((word as u32, (word >> 32) as u32))
     }
 
@@ -122,7 +124,7 @@ impl NcclWindow {
         peer: u32,
         incoming: &mut Incoming,
     ) -> Result<bool> {
-        /// For what the library does in the background of a call that needs no peer.
+        /// The time limit for the background work of a call that needs no peer.
         const CALL: Deadline = Deadline::In(Duration::from_secs(10));
         loop {
             if incoming.there != incoming.taken {

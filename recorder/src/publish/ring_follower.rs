@@ -12,38 +12,38 @@ use crate::record::ring::is_busy;
 use crate::record::{decode, layout, nccl, rings};
 use std::collections::BTreeMap;
 
-/// A ring that is followed from outside, and its record.
+/// A ring that is read repeatedly from outside, and its record.
 #[derive(Debug)]
 pub struct RingFollower {
     reader: RingReader,
     keep: usize,
     record: FollowedDump,
-    /// The newest record id that was given out at the last look.
+    /// The newest record id that was assigned at the last read.
     newest: u64,
     /// Records that may still change, each with the stamp of its slot when it was read last.
     open: BTreeMap<u64, u64>,
-    /// Everything but the operations, and the owner, as they were at the last look.
+    /// The state of everything but the operations, and of the owner, at the last read.
     rest: Option<(u64, Owner)>,
-    /// What the ring's times were counted from at the last look.
+    /// The anchor of the ring's times at the last read.
     anchor: Anchor,
 }
 
-/// What a look found.
+/// The result of a read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RingPoll {
-    /// Something was written since the last look, the heartbeat apart, or the owner went.
+    /// Whether something other than the heartbeat was written since the last read, or the owner has ended.
     pub changed: bool,
-    /// The process that writes the ring lives.
+    /// Whether the process that writes the ring lives.
     pub alive: bool,
     /// When the owner's watchdog last made a round, wall clock, ns since the epoch; 0 if never.
     pub heartbeat_ns: i64,
-    /// What the record is as of: now by the ring's clock, or the last sign of life of a dead owner.
+    /// The time of the record: now by the ring's clock, or the last time that a dead owner wrote.
     pub as_of_ns: i64,
 }
 
 impl RingFollower {
-    /// Follows this ring. Of its operations the newest `keep` are kept, and all from the oldest on that
-    /// is not over; what is older is read once and let go.
+    /// Follows this ring. The newest `keep` operations are kept, and all from the oldest one that is not
+    /// over; older ones are read once and dropped.
     pub fn new(reader: RingReader, keep: usize) -> Self {
         Self {
             anchor: layout::load_anchor(reader.memory().0),
@@ -61,18 +61,18 @@ impl RingFollower {
         &self.reader
     }
 
-    /// The record as of the last look; empty before the first.
+    /// The record as of the last read; empty before the first.
     pub fn dump(&self) -> &Dump {
         self.record.dump()
     }
 
     /// Reads the ring's changes. Never blocks.
     pub fn poll(&mut self) -> RingPoll {
-        // Taken before the ring is read, so that a concurrent write is found by the next read.
+        // This is read before the ring, so that the next read finds a concurrent write.
         let rest = (self.reader.stands(), self.reader.owner());
         let anchor = layout::load_anchor(self.reader.memory().0);
         if anchor != self.anchor {
-            // Every time that was read is another one now.
+            // With the new anchor, all times that were read before are different.
             self.anchor = anchor;
             self.forget();
         }
@@ -89,7 +89,7 @@ impl RingFollower {
             heartbeat_ns: self.reader.heartbeat_ns(),
             as_of_ns: match owner {
                 Owner::Lives | Owner::Stopped | Owner::Traced => self.reader.now_ns(),
-                // It has not been seen since.
+                // The owner has not written since then.
                 Owner::IsDead | Owner::Closed => self.dump().identity.dump_time_ns,
             },
         }
@@ -110,7 +110,7 @@ impl RingFollower {
         let oldest = newest.saturating_sub(slots.slots() as u64) + 1;
         self.open = self.open.split_off(&oldest);
         let first = self.newest.max(oldest - 1).saturating_add(1);
-        // A stamp that no slot has: what is new is read in any case.
+        // 0 is a stamp that no slot has, so new records are read in any case.
         self.open.extend((first..=newest).map(|id| (id, 0)));
         self.newest = newest;
         let mut moved = false;
@@ -148,14 +148,14 @@ impl RingFollower {
             let at = entries.binary_search_by_key(&id, |entry| entry.record_id);
             at.map_or(true, |at| !is_settled(&entries[at]))
         });
-        // The operations that were read now are not all that are under way.
+        // The operations read now are not all that are under way.
         let (view, layout) = self.reader.memory();
         nccl::put_into(self.record.dump_mut(), view, layout);
         self.record.dump_mut().keep_newest(self.keep);
     }
 }
 
-/// No writer touches the slot any more.
+/// Whether no writer changes the slot any more.
 fn is_settled(entry: &Entry) -> bool {
     entry.retired && entry.state >= EntryState::Completed
 }

@@ -30,7 +30,7 @@ pub struct RingReader {
     view: View,
     layout: RingLayout,
     owner: ProcessIdentity,
-    /// The owner's monotonic clock is ours.
+    /// Whether the owner's monotonic clock is that of this process.
     shares_clock: bool,
 }
 
@@ -41,8 +41,8 @@ impl RingReader {
     pub const OWNER_IS_STOPPED: &'static str = "ring of a stopped process";
     /// The reason in a snapshot of a ring whose owner a debugger holds.
     pub const OWNER_IS_TRACED: &'static str = "ring of a process that a debugger holds";
-    /// The reason in a snapshot of a ring whose owner is gone without having closed it. The analysis
-    /// takes it, word for word, as the death of the rank.
+    /// The reason in a snapshot of a ring whose owner ended without closing it. The analysis compares this
+    /// text exactly to detect the death of the rank.
     pub const OWNER_IS_DEAD: &'static str = "ring of a dead process";
     /// The reason in a snapshot of a ring that its owner closed in order.
     pub const CLOSED: &'static str = "ring closed in order";
@@ -122,7 +122,7 @@ impl RingReader {
         self.layout.bytes
     }
 
-    /// Whose ring it is. `dump_time_ns` is now, `reason` empty.
+    /// The rank and process of the ring. `dump_time_ns` is now, `reason` empty.
     pub fn identity(&self) -> Identity {
         decode::identity(&self.view, self.now_ns())
     }
@@ -135,15 +135,15 @@ impl RingReader {
         !self.is_closed() && directory::owner_is_alive(&self.file, &self.owner)
     }
 
-    /// The number of the process that writes the ring, if it is there and that number means it here too:
-    /// not from another host or container.
+    /// The id of the process that writes the ring, if it runs and the id is valid here: not for a process of
+    /// another host or container.
     pub fn process(&self) -> Option<u32> {
         let exists = self.owner.exists() == Some(true);
         exists.then_some(self.owner.pid)
     }
 
-    /// Now, by the clock of the ring's times where it can be read from here: a wall clock that jumped
-    /// since the ring was made ages nothing.
+    /// Now, by the clock of the ring's times where it can be read from here: a jump of the wall clock since
+    /// the ring was made does not change ages.
     pub(super) fn now_ns(&self) -> i64 {
         match self.shares_clock {
             true => layout::load_anchor(&self.view).now_ns(),
@@ -192,7 +192,7 @@ impl RingReader {
             })
     }
 
-    /// The words, and where everything lies in them.
+    /// The ring's words, and their layout.
     pub(super) fn memory(&self) -> (&View, &RingLayout) {
         (&self.view, &self.layout)
     }
@@ -216,8 +216,8 @@ impl RingReader {
     /// stay unreadable (half-written by a process that was killed) are counted in
     /// [`RankStatus::dropped`](crate::model::RankStatus::dropped).
     ///
-    /// The dump's time is now if the owner is alive, else the last sign of life in the ring, so that
-    /// operations pending when the process died do not age.
+    /// The dump's time is now if the owner is alive, else the last time that the owner wrote to the ring, so
+    /// that operations pending when the process died do not age.
     pub fn snapshot(&self) -> Dump {
         let owner = self.owner();
         let mut dump = decode::dump(&self.view, &self.layout, self.now_ns());
@@ -285,7 +285,7 @@ fn wall_now() -> i64 {
 /// One ring in a listing.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RingSummary {
-    /// Whose it is.
+    /// The rank and process of the ring.
     pub identity: Identity,
     /// Which of the process's rings it is.
     pub part: RingPart,
@@ -301,12 +301,12 @@ pub struct RingSummary {
     pub size_bytes: u64,
 }
 
-/// A file that is named as a ring, and what was found there.
+/// A file with the name of a ring, and the result of reading it.
 #[derive(Debug)]
 pub struct RingListing {
     /// The file.
     pub path: PathBuf,
-    /// What it is, or why it cannot be read.
+    /// A summary of the ring, or why it cannot be read.
     pub ring: Result<RingSummary>,
 }
 

@@ -1,8 +1,8 @@
-//! The job's secret: what a process must know to speak to the ranks of a job, and to its store.
+//! The job's secret, which a process must know to connect to the ranks of a job and to its store.
 //!
 //! The launcher makes it (`RCOMM_JOB_SECRET`), or it comes from the [secret of the user](Secret::of_user), or
-//! the ranks agree on one. It never goes over a connection itself: handshakes carry an HMAC-SHA256 of what
-//! both ends know, and tokens for other uses are derived from it under a label.
+//! the ranks agree on one. The secret itself is never sent over a connection: handshakes carry an HMAC-SHA256
+//! with it over values that both ends have, and tokens for other uses are derived from it under a label.
 
 use super::answer::EndpointToken;
 use crate::error::{Error, Result};
@@ -27,7 +27,7 @@ impl Secret {
     /// Bytes of a [`tag`](Self::tag).
     pub const TAG_LEN: usize = 32;
 
-    /// The secret derived from this text. Any length will do; longer than 32 bytes is better.
+    /// The secret derived from this text of any length; more than 32 bytes are better.
     pub fn from_text(text: &str) -> Self {
         let mut hmac = keyed(b"rcomm job secret");
         hmac.update(text.as_bytes());
@@ -47,9 +47,9 @@ impl Secret {
         random().map(Self)
     }
 
-    /// The secret of this user on this host, which is made when it is first asked for: 32 bytes in a file of
-    /// mode 0600, `/dev/shm/rcomm-<uid>/secret`. Where that folder cannot be used (another user took its
-    /// name), `/run/user/<uid>/rcomm/secret`, where systemd makes such a folder.
+    /// The secret of this user on this host, which is made at the first call: 32 bytes in a file of mode
+    /// 0600, `/dev/shm/rcomm-<uid>/secret`. Where that folder cannot be used (another user took its name),
+    /// `/run/user/<uid>/rcomm/secret`, where systemd makes such a folder.
     ///
     /// All processes of the user get the same. Jobs derive theirs from it.
     ///
@@ -67,7 +67,7 @@ impl Secret {
         if let Some(secret) = read(&path)? {
             return Ok(secret);
         }
-        // Complete before it has its name: of two processes that make one, the first to link it counts.
+        // The file is complete before it gets its name. If two processes make one, the first to link it wins.
         let new = folder.join(format!(
             ".{FILE}.{}.{:?}",
             std::process::id(),
@@ -85,7 +85,7 @@ impl Secret {
         })
     }
 
-    /// The bytes, to hand to other ranks over a channel that is trusted.
+    /// The bytes, to pass to other ranks over a trusted connection.
     pub const fn as_bytes(&self) -> &[u8; 32] {
         &self.0
     }
@@ -133,7 +133,7 @@ impl Secret {
     }
 }
 
-/// Where the user's secret may be, the first first.
+/// The folders of the user's secret, in the order in which they are tried.
 fn folders() -> [PathBuf; 2] {
     let uid = rustix::process::geteuid().as_raw();
     let runtime = format!("/run/user/{uid}/rcomm");
@@ -166,7 +166,7 @@ fn read(path: &Path) -> Result<Option<Secret>> {
 
 fn write(path: &Path, bytes: &[u8; 32]) -> io::Result<()> {
     let mut options = OpenOptions::new();
-    // One of that name is left over from a process that was killed: no other has this number now.
+    // A file of that name is left over from a process that was killed: no other process has this id now.
     options.write(true).create(true).truncate(true).mode(0o600);
     options.open(path)?.write_all(bytes)
 }

@@ -10,22 +10,23 @@
 //! | client | 33 | opcode `0x71`, HMAC-SHA256 over the same under another label |
 //! | server | 1 | 0 |
 //!
-//! In place of any reply the server may send a refusal: [`STORE_REFUSAL`], a line of text, and the end of
-//! the connection. Both ends must know the secret; the labels keep one end's proof from being played back
-//! as the other's. What follows is neither encrypted nor authenticated: the proof keeps strangers out, not
-//! one who can read or change what the network carries.
+//! In place of any reply the server may send a refusal: [`STORE_REFUSAL`], a line of text, and the end of the
+//! connection. Both ends must know the secret; the labels keep one end's proof from being played back as the
+//! other's. The later requests are neither encrypted nor authenticated: the proof keeps out clients without
+//! the secret, but not an attacker who can read or change the traffic.
 
 use super::secret::{Secret, random};
 use crate::error::Result;
 
-/// What a refusal begins with. It ends with a line feed, and the server closes the connection behind it.
+/// The beginning of a refusal. The refusal ends with a line feed, after which the server closes the
+/// connection.
 pub const STORE_REFUSAL: [u8; 16] = *b"\xFFrcomm refuses: ";
 
 const MAGIC: [u8; 4] = *b"rst1";
 /// `VALIDATE` and what it carries.
 const VALIDATE: [u8; 5] = [0x00, 0xCE, 0xF7, 0x85, 0x3C];
 
-/// Opcodes beside those of PyTorch's TCPStore.
+/// Opcodes in addition to those of PyTorch's TCPStore.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum StoreOpCode {
@@ -35,7 +36,7 @@ pub enum StoreOpCode {
     Proof = 0x71,
 }
 
-/// The client's end of a proof.
+/// The client's side of a proof.
 #[derive(Debug)]
 pub struct StoreCaller {
     key: Secret,
@@ -46,7 +47,7 @@ impl StoreCaller {
     /// Bytes of the server's answer.
     pub const ANSWER_LEN: usize = 68;
 
-    /// A caller that knows this secret.
+    /// A client that knows this secret.
     ///
     /// # Errors
     /// [`Io`](crate::Error::Io) if the system's random source cannot be read.
@@ -79,7 +80,7 @@ impl StoreCaller {
 const SERVER: &[u8] = b"store";
 const CLIENT: &[u8] = b"caller";
 
-/// The server's end: what it asked one client to prove.
+/// The server's side: its challenge to one client.
 #[derive(Clone, Debug)]
 pub struct StoreChallenge {
     nonces: Box<[[u8; 32]; 2]>,
@@ -99,7 +100,7 @@ impl StoreChallenge {
         Ok((Self { nonces }, answer))
     }
 
-    /// Whether `proof` is what a client that knows the secret sends. Compares in constant time.
+    /// Whether `proof` is the one of a client that knows the secret. Compares in constant time.
     pub fn is_met(&self, key: &Secret, proof: &[u8]) -> bool {
         let [theirs, own] = &*self.nonces;
         key.verify(&[CLIENT, theirs, own], proof)
@@ -117,7 +118,7 @@ mod tests {
         let (challenge, answer) = StoreChallenge::new(&key, &nonce).unwrap();
         let proof = caller.proof(answer[..].try_into().unwrap());
         let known = proof.is_some();
-        // A client that does not trust the server could still try.
+        // The client rejects the server's proof; the test sends a proof in spite of that.
         let proof = proof.unwrap_or_else(|| answer[36..].to_vec());
         (known, challenge.is_met(&key, &proof[1..]))
     }

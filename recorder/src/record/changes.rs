@@ -1,8 +1,8 @@
 //! Finds the slots of a ring that changed since an earlier read.
 //!
-//! Writers need no extra work: every write changes a slot's stamp, so comparing stamps finds the
-//! changes. Each read (a "look") has a number, and each slot stores the number of the look that first
-//! saw its stamp.
+//! Writers need no extra work: every write changes a slot's stamp, so comparing stamps finds the changes.
+//! Each read (called a "look" here) has a number, and for each slot the number of the look that first found
+//! its stamp is stored.
 
 use super::layout::RingLayout;
 use super::sync::Read;
@@ -25,7 +25,7 @@ pub(crate) struct Changes {
 }
 
 impl Changes {
-    /// Looks are numbered from `first` on, which no earlier process of this rank has reached.
+    /// Looks are numbered from `first` on, which is above all numbers of an earlier process of this rank.
     pub(crate) fn numbered_from(first: u64, layout: &RingLayout) -> Self {
         Self {
             slots: vec![SlotSeen::default(); layout.slots.rows],
@@ -52,8 +52,8 @@ impl Changes {
         let look = self.look;
         let ring = rings::slots(layout);
         let slots = self.slots.iter_mut().enumerate();
-        // The stamp is remembered before its slot is read: what is written in between is found by the
-        // next look, at worst for the second time.
+        // The stamp is remembered before its slot is read: a record that is written in between is found by
+        // the next look, possibly for the second time.
         let changed = slots.filter_map(|(index, seen)| {
             let stamp = ring.stamp(memory, index);
             if seen.stamp != stamp {

@@ -4,7 +4,7 @@ use crate::error::{Error, Result};
 use crate::model::Rank;
 use std::path::{Path, PathBuf};
 
-/// Where the ring shall live.
+/// Where to place the ring.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Placement {
     /// A file below `/dev/shm/rcomm-<uid>`; in the process's own memory if that is not possible.
@@ -17,33 +17,33 @@ pub enum Placement {
     Memory,
 }
 
-/// When a ring's slots get their space and come into the process's memory.
+/// When a ring's slots are reserved and mapped into the process's memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Touch {
-    /// When the ring is made: some milliseconds for 3 MiB. Recording then asks nothing of the system.
+    /// When the ring is made, which takes some milliseconds for 3 MiB. Recording then needs no system call
+    /// and no page fault.
     #[default]
     AtOnce,
-    /// When they are first written to, or before that in
-    /// [`touch_ahead`](super::FlightRecorder::touch_ahead). A record that comes first may meet a page fault,
-    /// which is one in 32, and one in 512 waits for the system to give 64 KiB. Where it gives none, what does
-    /// not fit is counted as lost.
+    /// When they are first written to, or before that in [`touch_ahead`](super::FlightRecorder::touch_ahead).
+    /// A record before that may cause a page fault (one in 32 does), and one in 512 waits until the system
+    /// has reserved 64 KiB. If the system has no space, records that do not fit are counted as lost.
     Ahead,
 }
 
-/// Which of a process's rings: it has one for each recorder in it.
+/// Which of a process's rings it is: a process has one for each of its recorders.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum RingPart {
-    /// What the program records by way of rcomm: `<rank>.<attempt>.ring`.
+    /// The ring of the program's operations through rcomm: `<rank>.<attempt>.ring`.
     #[default]
     Program,
-    /// What the plug-in for NCCL records: `<rank>.<attempt>.nccl.ring`.
+    /// The ring of the plug-in for NCCL: `<rank>.<attempt>.nccl.ring`.
     NcclProfiler,
 }
 
 impl RingPart {
     const NAMES: [(Self, &'static str); 2] = [(Self::Program, ""), (Self::NcclProfiler, "nccl")];
 
-    /// What it is called in the ring's name; empty for the program's.
+    /// Its name within the ring's file name; empty for the program's ring.
     pub const fn name(self) -> &'static str {
         Self::NAMES[self as usize].1
     }
@@ -66,14 +66,14 @@ impl RingPart {
     }
 }
 
-/// Where the ring does live.
+/// Where the ring is.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Storage {
     /// In this file.
     File(PathBuf),
     /// In the process's own memory.
     Memory {
-        /// Why it is not a file, where one was wanted.
+        /// Why it is not in a file, where a file was requested.
         why: Option<String>,
     },
 }
@@ -91,7 +91,7 @@ impl Storage {
 /// Configuration of a [`FlightRecorder`](super::FlightRecorder).
 #[derive(Clone, Debug)]
 pub struct RecorderConfig {
-    /// Where the ring shall live.
+    /// Where to place the ring.
     pub placement: Placement,
     /// When its pages are touched.
     pub touch: Touch,
@@ -109,7 +109,7 @@ pub struct RecorderConfig {
     pub entries: u32,
     /// Number of distinct groups over the life of the process; at most 65,536.
     pub groups: u32,
-    /// Distinct signatures kept in a table; at most 65,536. What comes later travels with its record.
+    /// Distinct signatures kept in a table; at most 65,536. Later ones are stored with their records.
     pub signatures: u32,
     /// Distinct call sites kept; at most 65,536.
     pub call_sites: u32,

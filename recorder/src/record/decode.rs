@@ -1,7 +1,7 @@
 //! Decodes words into a [`Dump`], for the owner's snapshot and for readers outside.
 //!
-//! Nothing here trusts what it reads: every index is checked, every length is bounded by the section
-//! it points into, and the lengths together by that section's size, since honest rows do not overlap.
+//! The contents are untrusted: every index is checked, every length is bounded by the section it points into,
+//! and the lengths together by that section's size, since valid rows do not overlap.
 
 use super::bytes;
 use super::clock::Anchor;
@@ -22,7 +22,7 @@ use crate::model::{
 use std::collections::HashMap;
 use std::sync::Arc;
 
-/// How often a slot that changes under the reader is looked at: well over the time of one update.
+/// How often a slot that changes during the read is read again: well over the time of one update.
 const TRIES: u32 = 1_000;
 
 /// The most ranks of all groups of one ring together.
@@ -78,7 +78,7 @@ pub(crate) fn dump_of(
     dump
 }
 
-/// Whose ring this is.
+/// The rank and process of the ring.
 pub(crate) fn identity(memory: &impl Read, dump_time_ns: i64) -> Identity {
     let (rank, world_size) = halves(memory.load(header::RANK));
     let (attempt, pid) = halves(memory.load(header::ATTEMPT));
@@ -103,7 +103,7 @@ struct Decoder<'a, R> {
     memory: &'a R,
     layout: &'a RingLayout,
     anchor: Anchor,
-    /// Bytes of the arena that honest rows can still refer to.
+    /// Bytes of the arena that valid rows can still refer to.
     arena_left: usize,
     ranks_left: usize,
     /// Words of the lap ring that valid records can still refer to: all of them, and as many again for
@@ -158,7 +158,7 @@ impl<R: Read> Decoder<'_, R> {
             let last_completed = sequence(group::LAST_COMPLETED);
             let status = ProcessGroupStatus {
                 last_enqueued: sequence(group::LAST_ENQUEUED),
-                // What completed had started, seen or not.
+                // An operation that completed had started, even if the start was not seen.
                 last_started: sequence(group::LAST_STARTED).max(last_completed),
                 last_completed,
                 timeout_ms: word(group::TIMEOUT_MS),

@@ -89,7 +89,7 @@ impl RingName {
     }
 }
 
-/// A job's name as one path component. Names that had to change keep a hash, so that they stay apart.
+/// A job's name as one path component. Names that had to change contain a hash, so that they stay distinct.
 pub(crate) fn job_directory_name(job: &str) -> String {
     let keep = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
     let clean: String = job
@@ -139,8 +139,8 @@ impl Unnamed {
             ensure_private(&job)?;
             match rfs::open(&temporary, flags, mode) {
                 Ok(file) => break file,
-                // A dead process with our id left the file, or the last rank of an earlier attempt
-                // removed the directory as it closed.
+                // A dead process with this process's id left the file, or the last rank of an earlier attempt
+                // removed the directory when it closed.
                 Err(error) if tries < 10 => {
                     tries += 1;
                     if error == rustix::io::Errno::EXIST {
@@ -209,7 +209,7 @@ impl Unnamed {
     }
 }
 
-/// Gives these bytes of a ring file their space, so that a write there cannot fail.
+/// Reserves space for these bytes of a ring file, so that a write there cannot fail.
 pub(crate) fn reserve(file: &OwnedFd, from: usize, to: usize) -> io::Result<()> {
     let len = to.saturating_sub(from);
     rfs::fallocate(file, FallocateFlags::empty(), from as u64, len as u64)?;
@@ -226,7 +226,7 @@ impl Drop for Temporary {
     }
 }
 
-/// Renames a dead process's ring out of the way.
+/// Renames a dead process's ring, so that its name is free.
 fn set_aside(path: &Path, place: RingId<'_>) -> Result<()> {
     let file = match open(path) {
         Ok(file) => file,
@@ -242,7 +242,7 @@ fn set_aside(path: &Path, place: RingId<'_>) -> Result<()> {
         looks += 1;
         std::thread::sleep(std::time::Duration::from_millis(1));
     }
-    // Still locked by us here, so only one of several contenders for the name moves the file.
+    // The file is still locked here, so only one of several processes that want the name moves it.
     let previous = path.with_extension("previous.ring");
     match fs::rename(path, &previous) {
         Err(error) if error.kind() != ErrorKind::NotFound => {
@@ -252,7 +252,7 @@ fn set_aside(path: &Path, place: RingId<'_>) -> Result<()> {
     }
 }
 
-/// Of this rank's rings keeps the new one and the newest other; the living stay in any case.
+/// Removes this rank's rings except the new one, the newest other one, and those of living processes.
 fn prune(directory: &Path, place: RingId<'_>) {
     let mut others: Vec<_> = ring_files(directory)
         .filter(|(name, _)| name.rank == place.rank && name.part == place.part)
@@ -296,7 +296,7 @@ fn lock_is_free(file: &OwnedFd, how: FlockOperation) -> bool {
 
 /// Whether the process that made this ring lives.
 ///
-/// A forked child keeps its parent's lock, so where the process itself can be looked up that counts.
+/// A forked child keeps its parent's lock, so where the process itself can be looked up, that result is used.
 pub(crate) fn owner_is_alive(file: &OwnedFd, owner: &ProcessIdentity) -> bool {
     if lock_is_free(file, FlockOperation::NonBlockingLockShared) {
         let _ = rfs::flock(file, FlockOperation::Unlock);

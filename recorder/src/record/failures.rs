@@ -1,7 +1,7 @@
-//! Failures in a ring: slots of a fixed number, of which half keep the first and half the newest.
+//! Failures in a ring: a fixed number of slots, of which half keep the first failures and half the newest.
 //!
-//! The first ones are what a chain of failures began with; the newest are what counts for a program that
-//! goes on after failures.
+//! The first ones show how a chain of failures began; the newest are relevant for a program that continues
+//! after failures.
 
 use super::bytes::words_of;
 use super::clock::{Anchor, Timestamp};
@@ -12,7 +12,7 @@ use super::sync::{Memory, Read, Word};
 use crate::model::{FailedOperation, Failure, FailureKind, OpType, ProcessGroupInfo};
 use std::sync::atomic::Ordering;
 
-/// How often a slot that changes under the reader is looked at.
+/// How often a slot that changes during the read is read again.
 const TRIES: u32 = 1_000;
 
 type Slots = SlotRing<{ failure::WORDS }>;

@@ -1,4 +1,4 @@
-//! The head of a new ring: what it is, whose, and when its clock was read.
+//! The header of a new ring: its format, its rank and process, and the anchor of its clock.
 
 use super::bytes::words_of;
 use super::clock::Anchor;

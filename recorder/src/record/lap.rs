@@ -14,7 +14,7 @@ use crate::model::Signature;
 
 const HEAD_WORDS: usize = 2;
 
-/// What was read back.
+/// The data that was read.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct OwnFacts {
     pub(super) input_splits: Vec<u64>,
@@ -22,7 +22,7 @@ pub(super) struct OwnFacts {
     pub(super) signature: Option<Signature>,
 }
 
-/// Where a record's own facts lie.
+/// The place of a record's own data.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct LapPlace {
     pub(super) position: u64,
@@ -41,7 +41,7 @@ impl Hash {
     }
 }
 
-/// Stores a record's own facts; `None` if they are more than one record may have.
+/// Stores a record's own data; `None` if it is longer than one record may have.
 pub(super) fn write(
     map: &Map,
     ring: &LapRing,
@@ -88,7 +88,7 @@ pub(super) fn write(
     })
 }
 
-/// Reads a record's own facts; `None` if they were lapped or are not what was written.
+/// Reads a record's own data; `None` if it was overwritten or its hash does not match.
 pub(super) fn read(
     memory: &impl Read,
     ring: &LapRing,

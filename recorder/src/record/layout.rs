@@ -13,7 +13,7 @@ compile_error!("ring files are little-endian and mapped as they are");
 
 /// `RCOMMRNG`.
 pub(crate) const MAGIC: u64 = u64::from_le_bytes(*b"RCOMMRNG");
-/// Raised when a word changes its meaning; readers refuse what they do not know.
+/// Raised when a word changes its meaning; readers refuse a newer major version.
 pub(crate) const MAJOR: u32 = 1;
 /// Raised when a word that was zero gets a meaning.
 pub(crate) const MINOR: u32 = 5;
@@ -309,8 +309,8 @@ impl RingLayout {
     /// The layout for this configuration.
     pub(crate) fn plan(config: &RecorderConfig) -> Self {
         let slots = (config.entries as usize).next_power_of_two();
-        // Names and signatures are short and the ranks of most groups are one run; room for one group
-        // in no order at all over the whole world comes on top.
+        // Names and signatures are short and the ranks of most groups are one run. There is additional room
+        // for one group of the whole world whose ranks are in arbitrary order.
         let many_groups = (config.groups as usize).saturating_sub(1024) * 64;
         let arena = (192 * 1024 + config.world_size as usize * 16 + many_groups)
             .next_multiple_of(4096)

@@ -1,7 +1,7 @@
 //! A ring's memory: mapped from a file, or anonymous.
 //!
-//! With the time-stamp counter the only `unsafe` of this crate: the system calls that create and drop a
-//! mapping, and the view of it as atomic words. [`Map`] is the owner's, [`View`] a reader's.
+//! Besides the time-stamp counter, the only `unsafe` of this crate is here: the system calls that create and
+//! drop a mapping, and the view of it as atomic words. [`Map`] is the owner's, [`View`] a reader's.
 //! [`directory`](super::directory) decides which file is mapped by which process.
 //!
 //! A process that may write to the file can also truncate it, after which an access to the missing
@@ -82,8 +82,8 @@ impl Drop for Pages {
 
 /// The owner's mapping: read and written, not inherited by fork.
 ///
-/// Its file may be reserved in steps ([`admit`](Self::admit)); words that are not reserved yet are not
-/// handed out.
+/// Its file may be reserved in steps ([`admit`](Self::admit)); words that are not reserved yet cannot be
+/// accessed.
 #[derive(Debug)]
 pub(crate) struct Map {
     pages: Pages,
@@ -129,18 +129,18 @@ impl Map {
         })
     }
 
-    /// So many words from the first on may be used from now on.
+    /// This many words from the first on may be used from now on.
     pub(crate) fn admit(&self, words: usize) {
         let words = words.min(self.pages.words);
         self.usable.fetch_max(words, Ordering::Release);
     }
 
-    /// Takes the page faults of these words without changing them.
+    /// Causes the page faults of these words without changing them.
     pub(crate) fn touch(&self, words: std::ops::Range<usize>) {
         const PAGE: usize = 4096 / 8;
         for word in self.words()[words].iter().step_by(PAGE) {
-            // An exchange asks for the page to be written whatever it finds. Adding nothing would not: the
-            // compiler makes a load of it.
+            // A compare-exchange needs a writable page whether or not it succeeds. An addition of 0 does not:
+            // the compiler turns it into a load.
             let _ = word.compare_exchange(0, 0, Ordering::Relaxed, Ordering::Relaxed);
         }
     }

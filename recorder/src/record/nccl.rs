@@ -1,4 +1,4 @@
-//! Reads what a ring holds of NCCL's communicators beyond groups and operations.
+//! Reads a ring's data on NCCL's communicators besides groups and operations.
 
 use super::clock::Anchor;
 use super::layout::{RingLayout, group, halves, header, kernel, link, slot};
@@ -24,7 +24,7 @@ pub const ALGORITHMS: [&str; 8] = [
 /// NCCL's protocols, by their numbers in a ring; other numbers are unknown.
 pub const PROTOCOLS: [&str; 4] = ["", "LL", "LL128", "SIMPLE"];
 
-/// How often a row that changes under the reader is looked at.
+/// How often a row that changes during the read is read again.
 const TRIES: u32 = 100;
 
 /// Sets a dump's communicators from the ring that it was read from: for each its hash and own rank, and
@@ -112,7 +112,7 @@ fn kernel_of(
     })
 }
 
-/// The group's row, and the progress; none of a link where nothing is under way.
+/// The group's row, and the progress; `None` for a link without a transfer under way.
 fn link_of(words: &[u64; link::WORDS], anchor: Anchor) -> Option<(usize, LinkProgress)> {
     let place = words[link::PLACE];
     let wait = LinkWait::from_code((place >> link::WAIT_SHIFT) as u8 & 0x7f)?;

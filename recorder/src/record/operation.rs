@@ -5,7 +5,7 @@ use crate::model::{OpType, Peer, ReduceOp};
 use std::panic::Location;
 use std::time::Duration;
 
-/// A group of this recorder. Valid for the recorder that gave it.
+/// A group of this recorder. Valid for the recorder that returned it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct GroupHandle(pub(super) u32);
 
@@ -26,11 +26,11 @@ impl GroupHandle {
 pub enum SignatureRef<'a> {
     /// Interned before: the fast way.
     Id(SignatureId),
-    /// To be looked up, or interned; if there is no room for it, it travels with this record alone.
+    /// To be looked up, or interned; if there is no room for it, it is stored with this record only.
     Key(&'a SignatureKey<'a>),
 }
 
-/// Where the program called.
+/// The call site in the program.
 #[derive(Clone, Copy, Debug)]
 pub enum CallSite {
     /// In Rust (`#[track_caller]`).
@@ -46,7 +46,7 @@ impl From<&'static Location<'static>> for CallSite {
     }
 }
 
-/// An interned call site. Valid for the recorder that gave it.
+/// An interned call site. Valid for the recorder that returned it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CallSiteId(pub(super) u32);
 
@@ -69,14 +69,14 @@ pub enum Start {
     /// start later.
     #[default]
     InTurn,
-    /// At once: there is nothing before it.
+    /// At once: no operation is before it.
     AtOnce,
 }
 
 /// An operation as it is issued.
 #[derive(Clone, Copy, Debug)]
 pub struct Operation<'a> {
-    /// On which group.
+    /// Its group.
     pub group: GroupHandle,
     /// What.
     pub op: OpType,
@@ -102,14 +102,14 @@ pub struct Operation<'a> {
     pub output_splits: &'a [u64],
     /// The operation's time-out; kept in ms up to 49 days.
     pub timeout: Duration,
-    /// Where the program called.
+    /// The call site in the program.
     pub call_site: Option<CallSite>,
     /// Whether it starts as it is issued.
     pub start: Start,
 }
 
 impl<'a> Operation<'a> {
-    /// An operation with nothing but what every operation has.
+    /// An operation with only the fields that every operation has.
     pub const fn new(group: GroupHandle, op: OpType, signature: SignatureRef<'a>) -> Self {
         Self {
             group,
@@ -155,7 +155,8 @@ impl Ticket {
         [self.id, self.sequence, self.group as u64]
     }
 
-    /// The ticket that [`to_words`](Self::to_words) gave. Of other numbers it is some other operation's, or none's.
+    /// The ticket from the numbers of [`to_words`](Self::to_words). Other numbers give the ticket of another
+    /// operation or of none.
     pub const fn of_words([id, sequence, group]: [u64; 3]) -> Self {
         Self {
             id,

@@ -27,7 +27,8 @@ impl ProcessIdentity {
         }
     }
 
-    /// Whether it runs since the boot that this process runs in, so that their monotonic clocks are one.
+    /// Whether it runs in the same boot of the host as this process, so that their monotonic clocks are the
+    /// same.
     pub(crate) fn shares_clock(&self) -> bool {
         self.boot_id != [0, 0] && self.boot_id == boot_id()
     }
@@ -37,7 +38,7 @@ impl ProcessIdentity {
         self.state().map(|state| state != ProcessState::Gone)
     }
 
-    /// What the system does with that process; `None` if it is not visible from here.
+    /// The system's state of that process; `None` if it is not visible from here.
     pub(crate) fn state(&self) -> Option<ProcessState> {
         let known = self.start != 0 && self.pid_namespace != 0 && self.boot_id != [0, 0];
         if !known || self.boot_id != boot_id() || self.pid_namespace != own_pid_namespace() {
@@ -50,7 +51,7 @@ impl ProcessIdentity {
     }
 }
 
-/// What the system does with a process.
+/// The system's state of a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ProcessState {
     /// It has ended.

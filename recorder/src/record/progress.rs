@@ -1,4 +1,4 @@
-//! How the words of one slot change as its operation goes on.
+//! The updates of a slot's words as its operation progresses.
 
 use super::clock::Timestamp;
 use super::layout::slot;
@@ -6,7 +6,7 @@ use crate::model::EntryState;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-/// Moves the state on, never back, and sets `bits`.
+/// Advances the state, never back, and sets `bits`.
 #[inline]
 pub(super) fn advance(words: &[AtomicU64; slot::WORDS], to: EntryState, bits: u64) -> bool {
     let state = words[slot::STATE].load(Ordering::Relaxed);
@@ -34,7 +34,7 @@ pub(super) fn duration_bits(duration: Option<Duration>) -> u64 {
     })
 }
 
-/// The graph that an operation went into, as bits of its state; none for an id that is too large for them.
+/// The graph that captured an operation, as bits of its state; `None` for an id that is too large.
 #[inline]
 pub(super) fn graph_bits(id: u64) -> Option<u64> {
     (id <= slot::MAX_GRAPH).then_some(slot::IN_GRAPH | id << slot::GRAPH_SHIFT)

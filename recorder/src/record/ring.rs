@@ -41,12 +41,12 @@ const fn next_revision(stamp: u64) -> u64 {
     stamp_of(id_of(stamp)) | (revision << 1)
 }
 
-/// Why a writer left a slot alone.
+/// Why a writer did not write a slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Missed {
     /// The slot holds a newer record.
     Reused,
-    /// Another writer held the slot all the while.
+    /// Another writer held the slot during all tries.
     Held,
     /// The slot is beyond the memory that may be used.
     Beyond,
@@ -59,7 +59,7 @@ pub(crate) enum Found<const N: usize> {
     Empty,
     /// A whole record; `words[0]` is its stamp.
     Record { id: u64, words: [u64; N] },
-    /// Written to each time we looked, or abandoned half-way by a process that died there.
+    /// Being written at every try, or left incomplete by a process that died while writing.
     Unreadable { id: u64 },
 }
 
@@ -121,7 +121,8 @@ impl<const N: usize> SlotRing<N> {
                 let claim = stamp_of(id) | BUSY;
                 match slot[0].compare_exchange(old, claim, Ordering::Acquire, Ordering::Relaxed) {
                     Ok(_) => {
-                        // A reader that sees one of our words must see the claim before it.
+                        // A reader that sees one of this writer's words must see the claim, which precedes
+                        // it.
                         memory.fence(Ordering::Release);
                         fill(slot);
                         slot[0].store(stamp_of(id), Ordering::Release);
@@ -193,13 +194,13 @@ impl<const N: usize> SlotRing<N> {
                 return Found::Empty;
             }
             if before & BUSY == 0 {
-                // The words that the stamp announces come after it.
+                // The slot's words are read after its stamp.
                 memory.fence_acquire();
                 let mut words = [before; N];
                 for (i, word) in words.iter_mut().enumerate().skip(1) {
                     *word = memory.load(start.saturating_add(i));
                 }
-                // A word of a later writer brings that writer's claim with it.
+                // If a word is from a later writer, the second read of the stamp sees that writer's claim.
                 memory.fence_acquire();
                 if memory.load(start) == before {
                     return Found::Record {
@@ -250,7 +251,7 @@ impl LapRing {
         }
         let words = memory.words();
         let position = words[self.head].fetch_add(len as u64, Ordering::Relaxed);
-        // A reader that sees one of our words must see the reservation.
+        // A reader that sees one of this writer's words must see the reservation.
         memory.fence(Ordering::Release);
         let mut at = 0;
         fill(&mut |word| {
@@ -280,7 +281,7 @@ impl LapRing {
         let words = (0..len)
             .map(|i| memory.load(self.at(position, i)))
             .collect();
-        // A word of a later writer brings that writer's reservation with it.
+        // If a word is from a later writer, the check below sees that writer's reservation.
         memory.fence_acquire();
         self.holds(memory, position, len).then_some(words)
     }

@@ -13,7 +13,7 @@ pub(crate) fn phases(layout: &RingLayout) -> SlotRing<{ phase::WORDS }> {
     SlotRing::new(layout.phases.word, layout.phases.rows)
 }
 
-/// The ring of what varies.
+/// The ring of data of variable length.
 pub(crate) fn lap_ring(layout: &RingLayout) -> LapRing {
     LapRing::new(header::LAP_HEAD, layout.lap.word, layout.lap.rows)
 }

@@ -8,7 +8,7 @@
 use super::layout::NO_ROW;
 use crate::model::{DType, Signature};
 
-/// One tensor, as far as members can disagree on it.
+/// One tensor: the properties that members can disagree on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Tensor<'a> {
     /// Type of its elements.
@@ -23,12 +23,12 @@ impl Tensor<'_> {
     }
 }
 
-/// What an operation looks like, borrowed from the caller.
+/// An operation's signature, borrowed from the caller.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct SignatureKey<'a> {
     /// Backend that carries it; at most 255 bytes are kept.
     pub backend: &'a str,
-    /// The operation's name, as dumps shall spell it; at most 255 bytes are kept.
+    /// The operation's name, as it appears in dumps; at most 255 bytes are kept.
     pub op_name: &'a str,
     /// Input tensors; at most 65,535 are kept.
     pub inputs: &'a [Tensor<'a>],
@@ -36,7 +36,7 @@ pub struct SignatureKey<'a> {
     pub outputs: &'a [Tensor<'a>],
 }
 
-/// An interned signature. Valid for the recorder that gave it.
+/// An interned signature. Valid for the recorder that returned it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SignatureId {
     pub(crate) row: u32,
@@ -45,7 +45,7 @@ pub struct SignatureId {
 }
 
 impl SignatureId {
-    /// Of an operation of which nothing is known but its code.
+    /// The signature of an operation of which only the code is known.
     pub const UNKNOWN: Self = Self {
         row: NO_ROW,
         input_elements: 0,
@@ -57,7 +57,8 @@ impl SignatureId {
         [self.row as u64, self.input_elements, self.output_elements]
     }
 
-    /// The id that [`to_words`](Self::to_words) gave. Of other numbers it reads as some other signature, or none.
+    /// The id from the numbers of [`to_words`](Self::to_words). Other numbers give another signature, or
+    /// none.
     pub const fn of_words([row, input_elements, output_elements]: [u64; 3]) -> Self {
         Self {
             row: row as u32,
@@ -111,14 +112,14 @@ impl SignatureKey<'_> {
         elements(self.outputs)
     }
 
-    /// How many bytes [`encode`](Self::encode) gives.
+    /// The number of bytes that [`encode`](Self::encode) produces.
     pub(crate) fn encoded_len(&self) -> usize {
         let mut len = 0;
         self.encode(&mut |_| len += 1);
         len
     }
 
-    /// Gives the bytes in order.
+    /// Passes the bytes to `byte`, in order.
     pub(crate) fn encode(&self, byte: &mut dyn FnMut(u8)) {
         for name in [self.backend, self.op_name] {
             let name = cut(name, 255);
@@ -152,7 +153,7 @@ struct Mixer(u64);
 const MIX: u64 = 0x9e37_79b9_7f4a_7c15;
 
 impl Mixer {
-    /// The products do not wait for each other, which matters more here than how well they mix.
+    /// The products do not depend on each other, which matters more here than the quality of the hash.
     #[inline]
     fn add(&mut self, word: u64) {
         self.0 = self.0.rotate_left(11) ^ (word ^ MIX).wrapping_mul(MIX);
@@ -178,7 +179,7 @@ pub(crate) fn cut(text: &str, most: usize) -> &str {
     &text[..text.floor_char_boundary(most)]
 }
 
-/// Reads what [`SignatureKey::encode`] wrote; `None` if the bytes are anything else.
+/// Reads the bytes of [`SignatureKey::encode`]; `None` if the bytes are invalid.
 pub(crate) fn decode(bytes: &[u8]) -> Option<Signature> {
     let mut bytes = Bytes(bytes);
     let backend = bytes.text()?;

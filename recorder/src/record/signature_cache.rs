@@ -1,9 +1,9 @@
 //! A cache of recent signatures for one issuer of operations, which avoids hashing names.
 //!
-//! [`SignatureRef::Key`](super::SignatureRef::Key) hashes and compares the whole signature at every
-//! record, which costs about as much as the rest of the record. An issuer of one operation at a time
-//! can keep a [`SignatureCache`] and look there first: the operation and its first dimension select a
-//! row, whose numbers are then compared.
+//! [`SignatureRef::Key`](super::SignatureRef::Key) hashes and compares the whole signature at every record,
+//! which costs about as much as the rest of the record. A caller that issues one operation at a time can keep
+//! a [`SignatureCache`] and search it first: the operation and its first dimension select a row, whose
+//! numbers are then compared.
 
 use super::signature::{SignatureId, SignatureKey, Tensor};
 use crate::model::OpType;
@@ -11,7 +11,7 @@ use crate::model::OpType;
 /// Rows; a power of two. A training step has a few dozen different operations on one group.
 const ROWS: usize = 64;
 
-/// The interned signatures that one issuer used last, for one recorder.
+/// The interned signatures that one caller used last, for one recorder.
 ///
 /// Not shared between threads: keep it with the state that orders the operations of a group. Look-ups
 /// neither lock nor allocate.
@@ -55,7 +55,7 @@ impl SignatureCache {
         let row = self.rows[at].as_ref()?;
         let same = row.op == op
             && row.inputs == count
-            // The same constant, most likely.
+            // In most cases both are the same constant.
             && (std::ptr::eq(row.backend, backend) || row.backend == backend);
         if !same {
             return None;
@@ -64,8 +64,8 @@ impl SignatureCache {
         after(rest, outputs)?.is_empty().then_some(row.id)
     }
 
-    /// Keeps an id for [`find`](Self::find), over an older one if need be. The key's `op_name` is the
-    /// operation's [`name`](OpType::name), its `backend` the one given here.
+    /// Keeps an id for [`find`](Self::find), and replaces an older one if necessary. The key's `op_name` is
+    /// the operation's [`name`](OpType::name), its `backend` the one given here.
     pub fn keep(
         &mut self,
         backend: &'static str,
@@ -89,7 +89,7 @@ impl SignatureCache {
     }
 }
 
-/// What is left of a row's tensors behind these; `None` if it does not begin with them.
+/// The rest of a row's tensors after these; `None` if the row does not begin with them.
 #[inline]
 fn after<'r, 't>(
     mut row: &'r [u64],
@@ -111,7 +111,7 @@ fn head_of(tensor: &Tensor<'_>) -> u64 {
     u64::from(tensor.dtype.code()) | (tensor.shape.len() as u64) << 8
 }
 
-/// Spreads what differs most between the operations of a step.
+/// A hash of the properties that differ most between the operations of a step.
 #[inline]
 fn row_of(op: OpType, inputs: usize, first: Option<&Tensor<'_>>) -> usize {
     let size = first.and_then(|tensor| tensor.shape.first()).copied();

@@ -1,12 +1,12 @@
-//! The atomic memory that a ring lives in.
+//! The atomic memory of a ring.
 //!
-//! The ring's protocol is written once, over these traits. In production the memory is a mapping of
-//! standard atomics ([`Map`](super::map::Map)); under the model checker it is loom's, so that what is
-//! proved is the very code that runs.
+//! The ring's protocol is written once, over these traits. In production the memory is a mapping of standard
+//! atomics ([`Map`](super::map::Map)); under the model checker it is loom's, so that the code that is checked
+//! is the code that runs.
 
 use std::sync::atomic::{self, AtomicU64, Ordering};
 
-/// One 64-bit word that several threads or processes touch.
+/// One 64-bit word that several threads or processes access.
 pub(crate) trait Word {
     fn load(&self, order: Ordering) -> u64;
     fn store(&self, value: u64, order: Ordering);
@@ -24,7 +24,7 @@ pub(crate) trait Word {
 pub(crate) trait Memory {
     type Word: Word;
 
-    /// How often a writer looks again at a slot that another one holds before it gives up.
+    /// How often a writer retries on a slot that another writer holds before it gives up.
     const PATIENCE: u32;
 
     fn words(&self) -> &[Self::Word];
@@ -86,7 +86,7 @@ impl Word for AtomicU64 {
     }
 }
 
-/// How often production writers look again: well under a microsecond.
+/// How often writers retry in production: well under a microsecond.
 pub(crate) const PATIENCE: u32 = 64;
 
 /// The production fence.

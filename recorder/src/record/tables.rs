@@ -1,4 +1,4 @@
-//! Tables for what repeats: groups, signatures, call sites and threads, each stored once.
+//! Tables of repeated data: groups, signatures, call sites and threads, each stored once.
 //!
 //! A look-up takes no lock; adding takes one for the time of a copy. A row is written before the count
 //! that admits it and never changes again, so readers need no stamp here; only a group that was added
@@ -18,10 +18,10 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
-/// What is known, found by hash without a lock. Rows are only ever added.
+/// A hash index of the rows, which is read without a lock. Rows are only added.
 ///
-/// They go to levels, each four times as long as the one before and made when that is full: nearly all
-/// programs stay in the first, and an empty place has to be written to all the same.
+/// The index has levels, each four times as long as the previous one and made when that is full: nearly all
+/// programs use the first only, and memory for empty places must be initialised too.
 #[derive(Debug)]
 struct HashIndex<K> {
     levels: [OnceLock<Level<K>>; LEVELS],
@@ -87,7 +87,7 @@ impl<K> HashIndex<K> {
         None
     }
 
-    /// Only under the lock that orders additions.
+    /// Called only under the lock that orders additions.
     fn add(&self, hash: u64, key: K, row: u32) {
         let mut entry = (hash, key, row);
         for (nth, level) in self.levels.iter().enumerate() {
@@ -143,12 +143,13 @@ pub(super) struct Tables {
     signatures: HashIndex<Box<OwnedKey>>,
     /// By the address of the location, which is one constant of the program.
     call_sites: HashIndex<usize>,
-    /// By their text, where they are not Rust's.
+    /// Call sites of other languages than Rust, by their text.
     source_sites: HashIndex<Box<SourceSite>>,
-    /// Some of the former, found in a few instructions: [`site_word`]s, 0 where none is.
+    /// Recently used rows of `call_sites`, found in a few instructions: [`site_word`]s, 0 where there is
+    /// none.
     recent_sites: [AtomicU64; RECENT_SITES],
     threads: HashIndex<u32>,
-    /// By which threads know whose row they remember.
+    /// The number of these tables, by which a thread checks that its cached row belongs to them.
     id: u64,
     /// Bytes of the arena in use. Held by a thread that adds to a table.
     arena_used: Mutex<usize>,
@@ -186,7 +187,7 @@ impl Tables {
         let mut arena = Arena::new(map, self.layout.arena, &mut used);
         let name = arena.keep_text(&info.name)?;
         let desc = arena.keep_text(&info.desc)?;
-        // Without room for its ranks a group is still worth its name.
+        // If there is no room for its ranks, the group is still added with its name.
         let (ranks, size, own_rank) = match place {
             None if info.ranks.is_empty() => (0, 0, 0),
             None => {
@@ -230,7 +231,8 @@ impl Tables {
         let Some(kept) = Arena::new(map, self.layout.arena, &mut used).keep_ranks(ranks) else {
             return false;
         };
-        // A reader that sees only one of these finds runs that do not sum to the size: no members yet.
+        // A reader that sees only one of these stores finds runs that do not sum to the size, and reports no
+        // members yet.
         row[layout::group::RANKS].store(kept, Ordering::Release);
         row[layout::group::SIZE].store(ranks.len() as u64, Ordering::Release);
         true
@@ -256,7 +258,7 @@ impl Tables {
 
     #[cold]
     fn add_signature(&self, map: &Map, key: &SignatureKey<'_>, hash: u64) -> Option<u32> {
-        // What is already full is not worth a lock.
+        // If the table is full, the lock is not taken.
         free_row(map, header::SIGNATURES_USED, self.layout.signatures)?;
         let len = key.encoded_len();
         if len > MOST_BYTES {
@@ -371,7 +373,7 @@ impl Tables {
         let row = free_row(map, header::CALL_SITES_USED, self.layout.call_sites)?;
         let mut arena = Arena::new(map, self.layout.arena, used);
         let file = arena.keep_text(file)?;
-        // Without room for its function a place is still worth its line.
+        // If there is no room for its function, the call site is still added with its line.
         let function = arena.keep_text(function).unwrap_or(0);
         let sites = self.layout.call_sites;
         let start = sites.row(row as usize, layout::call_site::WORDS);
@@ -432,7 +434,7 @@ impl Tables {
 }
 
 thread_local! {
-    /// What the kernel calls this thread, asked once.
+    /// The kernel's id of this thread, read once.
     static THREAD_ID: Cell<u32> = const { Cell::new(0) };
     /// The tables that this thread was found in last, by their number, and its row there.
     static OWN_ROW: Cell<(u64, u16)> = const { Cell::new((0, 0)) };
@@ -476,7 +478,7 @@ impl<'a> Arena<'a> {
         Self { map, section, used }
     }
 
-    /// Keeps `len` bytes, which `fill` gives in order: their offset | len << 32; `None` if full.
+    /// Keeps `len` bytes, which `fill` passes in order: their offset | len << 32; `None` if full.
     fn keep(&mut self, len: usize, fill: impl FnOnce(&mut dyn FnMut(u8))) -> Option<u64> {
         let offset = *self.used;
         let end = offset.checked_add(len)?.next_multiple_of(8);

@@ -11,7 +11,7 @@ struct Chunk {
     next: u32,
 }
 
-/// Containers are mostly filled in one go: their first run lies in place.
+/// Most containers are filled at once: their first run is stored in the container itself.
 #[derive(Clone, Copy)]
 pub(super) struct Container {
     first: Chunk,
@@ -21,15 +21,15 @@ pub(super) struct Container {
 
 const END: u32 = u32::MAX;
 
-/// Values and containers of 16 bytes each that one file may need together: half a GiB.
+/// The most values and containers, of 16 bytes each, that one file may need together: half a GiB.
 ///
 /// An entry of a dump with ten frames needs about 80, so this is 400,000 entries of one rank.
 pub(super) const MAX_CELLS: usize = 1 << 25;
 
-/// What an item that is read in place counts: about as many values as an `Entry` is large.
+/// The cells that an item read in place counts as: about the size of an `Entry`.
 pub(super) const CELLS_OF_TAKEN: usize = 8;
 
-/// A pickle taken apart. Reusable: reading the next one keeps the memory of the last.
+/// A decoded pickle. Reading the next one reuses the memory of the last.
 #[derive(Default)]
 pub(in crate::publish) struct Pickle {
     pub(super) stack: Vec<Cell>,
@@ -41,15 +41,15 @@ pub(in crate::publish) struct Pickle {
     pub(super) items: Vec<Cell>,
     /// How many items were read in place.
     pub(super) taken: usize,
-    /// A memo number was given twice. Then the same instruction need not mean the same value, which
-    /// reading in place goes by.
+    /// Whether a memo number was assigned twice. Then the same instruction need not denote the same value,
+    /// which reading in place relies on.
     pub(super) renumbered: bool,
     /// Ascending.
     incomplete: Vec<u64>,
 }
 
 impl Pickle {
-    /// Forgets everything and keeps the memory.
+    /// Removes everything and keeps the memory.
     pub(super) fn clear(&mut self) {
         self.stack.clear();
         self.marks.clear();
@@ -120,7 +120,7 @@ impl Pickle {
         Ok(())
     }
 
-    /// Called before a table grows, which is seldom: each growth doubles it.
+    /// Called before a table grows, which is rare: each growth doubles it.
     #[cold]
     pub(super) fn check_size(&self, at: usize) -> Result<(), Fault> {
         let cells = self.stack.len() + self.items.len() + self.memo.len() + self.marks.len();
@@ -140,7 +140,7 @@ impl Pickle {
             self.memo.push(cell);
             return Ok(());
         }
-        // Every number costs at least two bytes of input, so an honest one is below the position.
+        // Every number takes at least two bytes of input, so a valid one is below the position.
         if slot > at {
             return Err(Fault::Damaged {
                 what: "a memo number out of range",

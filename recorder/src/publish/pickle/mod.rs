@@ -6,8 +6,8 @@
 //! tables, and a memoized value is one number however often it appears. Memory is therefore bounded by
 //! a small multiple of the input's length.
 //!
-//! One list may be long: its items are handed over as they are read ([`Taker`]), and items of the usual
-//! form are read in place ([`Cursor`]), without the stack.
+//! One list may be long: its items are passed on as they are read ([`Taker`]), and items of the usual form
+//! are read in place ([`Cursor`]), without the stack.
 //!
 //! The writer emits protocol 2 with the same instructions.
 //!

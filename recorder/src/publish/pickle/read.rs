@@ -9,11 +9,11 @@ use super::take::Taker;
 const NOWHERE: u32 = u32::MAX;
 
 impl Pickle {
-    /// Takes `input` apart and returns its value.
+    /// Decodes `input` and returns its value.
     ///
-    /// On a fault the value holds whatever had been closed by then; containers that were still open
-    /// are listed by [`Pickle::is_incomplete`]. `None` if there is nothing to return.
-    /// Items that `taker` took are no longer in their list.
+    /// On a fault the value holds the containers that had been closed by then; containers that were still
+    /// open are listed by [`Pickle::is_incomplete`]. `None` if there is nothing to return. Items that `taker`
+    /// took are no longer in their list.
     pub(in crate::publish) fn read(
         &mut self,
         input: &[u8],
@@ -28,7 +28,7 @@ impl Pickle {
 
     fn run(&mut self, input: &[u8], taker: &mut impl Taker) -> Result<Cell, Fault> {
         let mut at = 0;
-        // Where on the stack the taker's items lie.
+        // The stack height at which the taker's items begin.
         let mut wanted = NOWHERE;
         loop {
             let here = at;
@@ -134,7 +134,7 @@ impl Pickle {
                 op::SETITEMS => {
                     let from = self.marked(here)?;
                     self.extend(from, Filling::Dict, here)?;
-                    // Otherwise more may follow that belongs to this dict.
+                    // Otherwise more items of this dict may follow.
                     if self.marks == [1, wanted]
                         && matches!(input.get(at), Some(&(op::EMPTY_DICT | op::APPENDS)))
                     {
@@ -228,7 +228,7 @@ impl Pickle {
         self.note(slot, cell, at)
     }
 
-    /// The height of the stack at the last MARK, which is thereby closed.
+    /// The height of the stack at the last MARK; closes that MARK.
     fn marked(&mut self, at: usize) -> Result<usize, Fault> {
         let from = self.marks.pop().ok_or(Fault::Damaged {
             what: "the end of a list that was never started",

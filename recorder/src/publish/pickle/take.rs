@@ -1,19 +1,19 @@
-//! Hands over the items of one long list as they are read.
+//! Passes on the items of one long list as they are read.
 
 use super::cell::Cell;
 use super::graph::{CELLS_OF_TAKEN, MAX_CELLS, Pickle};
 
 /// Consumes the items of one list as they are read, so that they are not kept.
 pub(in crate::publish) trait Taker {
-    /// Whether the list under this key of the outermost dict is the one.
+    /// Whether the taker wants the list under this key of the outermost dict.
     fn wants(&self, key: &[u8]) -> bool;
 
-    /// The next item, which the machine put together. It may be of any kind.
+    /// Takes the next item, which the machine has read. It may be of any kind.
     fn take(&mut self, pickle: &Pickle, item: Cell);
 
-    /// Reads the item at `at` in place by a [`Cursor`](super::Cursor), and returns where it ends.
-    /// `None` if the item is in any way unusual: then the machine reads it, and [`Taker::take`] gets
-    /// it. Anything noted of it must be dropped.
+    /// Reads the item at `at` in place by a [`Cursor`](super::Cursor), and returns where it ends. `None` if
+    /// the item is in any way unusual: then the machine reads it, and [`Taker::take`] gets it. Anything
+    /// stored of it must be dropped.
     fn read(&mut self, pickle: &mut Pickle, input: &[u8], at: usize) -> Option<usize>;
 }
 

@@ -1,4 +1,4 @@
-//! The processor's time-stamp counter, where the kernel itself trusts it.
+//! The processor's time-stamp counter, where the kernel itself uses it as its clock.
 
 #![allow(unsafe_code)]
 
@@ -21,7 +21,7 @@ pub(super) fn ticks() -> u64 {
     unsafe { core::arch::x86_64::_rdtsc() }
 }
 
-/// No counter that we know to be cheaper than the clock itself.
+/// On other processors no counter is known to be cheaper than the clock itself.
 #[inline]
 #[cfg(not(target_arch = "x86_64"))]
 pub(super) fn ticks() -> u64 {

@@ -52,7 +52,7 @@ pub(crate) enum Clock {
 }
 
 impl Clock {
-    /// The cheapest clock that this machine can be trusted with.
+    /// The cheapest clock that is reliable on this machine.
     pub(crate) fn choose() -> Self {
         match counter::is_trusted() {
             true => Self::Counter(Scale::begin()),
@@ -151,7 +151,7 @@ impl Scale {
         }
     }
 
-    /// Now by the clock itself. The first to come here also corrects the scale.
+    /// Now by the clock itself. The first thread that calls this also corrects the scale.
     #[cold]
     fn correct(&self, version: u64) -> u64 {
         let old = self.rate.load(Ordering::Relaxed);
@@ -183,11 +183,12 @@ impl Scale {
         let (rate, lasts) = match base.rate_to(now).filter(plausible) {
             Some(rate) => {
                 let second = (u128::from(1_000 * MILLISECOND) << 32) / u128::from(rate.max(1));
-                // Over a millisecond it is good to some ten parts in a million, and used for ten.
+                // A rate measured over a millisecond is accurate to some ten parts in a million, and is used
+                // for ten milliseconds.
                 (rate, since.saturating_mul(10).min(second as u64))
             }
-            // A machine that slept moves the counter and not the clock. Now or when the rate was taken: it
-            // is taken anew, from here.
+            // On a machine that was suspended the counter advances and the clock does not. That happened now,
+            // or when the rate was measured: the rate is measured again from here.
             None => (0, 0),
         };
         self.rate.store(rate, Ordering::Relaxed);
@@ -234,7 +235,8 @@ impl Anchor {
         best.1
     }
 
-    /// Now, by the wall clock as it was when the ring was made: no jump since moves it.
+    /// Now, by the wall clock as it was when the ring was made: later jumps of the wall clock do not change
+    /// it.
     pub(crate) fn now_ns(self) -> i64 {
         self.wall_of(monotonic())
     }
@@ -283,7 +285,7 @@ mod tests {
             }
         };
         let rate = measured();
-        // As if the machine had slept: the base lies far back on the counter alone.
+        // As if the machine had been suspended: only the counter's base is far in the past.
         let base = scale.base_ticks.load(Ordering::Relaxed);
         scale
             .base_ticks

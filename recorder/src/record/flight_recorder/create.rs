@@ -19,16 +19,16 @@ use std::path::Path;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
-/// What follows where another living process records as this rank.
+/// What to do if another living process records as this rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Taken {
-    /// That is an error.
+    /// Return an error.
     Refuse,
-    /// The ring goes to the next place.
+    /// Put the ring in the next place.
     Beside,
 }
 
-/// The same with room for less: some 200 KiB in place of 3 MiB.
+/// The same configuration for a smaller ring: some 200 KiB in place of 3 MiB.
 fn smaller(config: &RecorderConfig) -> RecorderConfig {
     RecorderConfig {
         entries: config.entries.min(512),
@@ -51,10 +51,10 @@ fn is_lack_of_space(error: &Error) -> bool {
 impl FlightRecorder {
     /// Makes the ring and claims its name.
     ///
-    /// Blocks for the time it takes to reserve and zero the memory. Fails on a configuration that
-    /// cannot be, if another living process records as this rank of this job and attempt, and if a
-    /// directory was asked for in which no ring can be made. With [`Placement::Shared`] the last is
-    /// no error: the ring is then in the process's own memory, and [`storage`](Self::storage) gives the reason.
+    /// Blocks for the time it takes to reserve and zero the memory. Fails on an invalid configuration, if
+    /// another living process records as this rank of this job and attempt, and if a directory was asked for
+    /// in which no ring can be made. With [`Placement::Shared`] the last is no error: the ring is then in the
+    /// process's own memory, and [`storage`](Self::storage) gives the reason.
     pub fn create(config: &RecorderConfig) -> Result<Self> {
         config.check()?;
         let in_memory = |why| {
@@ -87,8 +87,8 @@ impl FlightRecorder {
     /// or not as large, too.
     ///
     /// # Errors
-    /// Those of a configuration that cannot be; and, where `taken` says so, that another living process records as
-    /// this rank.
+    /// Those of an invalid configuration; and, if `taken` is [`Taken::Refuse`], that another living process
+    /// records as this rank.
     pub fn create_anywhere(
         config: &RecorderConfig,
         taken: Taken,
@@ -111,7 +111,7 @@ impl FlightRecorder {
         let mut why: Option<String> = None;
         for (directory, is_own) in places {
             for config in [config.clone(), smaller(config)] {
-                // Whoever asked for a directory answers for its rights.
+                // The caller is responsible for the permissions of a directory that it configured.
                 let usable = match is_own {
                     true => directory::ensure_private(&directory),
                     false => Ok(()),

@@ -1,8 +1,8 @@
-//! [`FlightRecorder`]: begin, started, completed, failed, retired, snapshot. How it comes to be is in `create`,
-//! how its file grows in `room`.
+//! [`FlightRecorder`]: begin, started, completed, failed, retired, snapshot. `create` makes it, `room` grows
+//! its file.
 //!
-//! In steady state a record costs a few dozen stores and the clock: no lock, no allocation, no system
-//! call. Nothing here fails an operation: what cannot be kept is counted in [`Counters`].
+//! In steady state a record costs a few dozen stores and the clock: no lock, no allocation, no system call.
+//! No recording call fails: records that cannot be kept are counted in [`Counters`].
 
 mod create;
 mod nccl;
@@ -39,7 +39,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
-/// What a recorder could not keep since it was made.
+/// Counts of data that a recorder could not keep since it was made.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counters {
     /// Operations begun.
@@ -62,14 +62,14 @@ pub struct Counters {
     pub phases_lost: u64,
 }
 
-/// Writes what one rank does into its ring.
+/// Writes one rank's operations and status to its ring.
 ///
 /// All methods take `&self` and may be called from any thread. Those that record never block, never
 /// allocate in steady state and never fail. The exception to "any thread at any time":
 /// [`begin`](Self::begin) for one group is called in the order of issue.
 ///
 /// A ring in a file outlives its process: it is removed by [`close`](Self::close) only. A child made by
-/// `fork` without `exec` must not use its parent's recorder: the mapping is not there.
+/// `fork` without `exec` must not use its parent's recorder: the mapping is not inherited.
 #[derive(Debug)]
 pub struct FlightRecorder {
     map: Map,
@@ -82,7 +82,7 @@ pub struct FlightRecorder {
     tables: Tables,
     clock: Clock,
     storage: Storage,
-    /// How many words were touched ahead, from the slots on and around.
+    /// How many words were touched ahead, from the first slot on and then from the beginning.
     touched: AtomicUsize,
     /// Held while reserving more of the file.
     growth: Mutex<Growth>,
@@ -158,8 +158,8 @@ impl FlightRecorder {
             .is_some_and(|row| self.tables.set_members(&self.map, row, ranks))
     }
 
-    /// Interns a place in a program's source, for [`CallSite::Id`]. Takes a lock the first time that a place is
-    /// met, and looks it up by its text each time: keep the id. `function` may be empty.
+    /// Interns a place in a program's source, for [`CallSite::Id`]. Takes a lock the first time that a place
+    /// is given, and looks it up by its text each time, so keep the id. `function` may be empty.
     ///
     /// A place beyond the table is counted, and gives an id that reads as no call site.
     pub fn intern_call_site(&self, file: &str, function: &str, line: u32) -> CallSiteId {
@@ -178,7 +178,7 @@ impl FlightRecorder {
 
     /// Records that an operation is issued, now, by the calling thread.
     ///
-    /// Inlined into its caller, so that an [`Operation`] is not put together only to be taken apart.
+    /// It is inlined into its caller, so that the compiler need not build the [`Operation`] in memory.
     #[inline(always)]
     pub fn begin(&self, operation: &Operation<'_>) -> Ticket {
         self.begin_at(operation, self.clock.now())
@@ -294,7 +294,7 @@ impl FlightRecorder {
         }
     }
 
-    /// The signature's row, and the place in the lap ring of what is specific to this record.
+    /// The signature's row, and the place in the lap ring of the data that is specific to this record.
     fn own_facts(&self, id: u64, operation: &Operation<'_>) -> (SignatureId, LapPlace) {
         let splits = [operation.input_splits, operation.output_splits];
         let (signature, key) = match operation.signature {
@@ -433,7 +433,7 @@ impl FlightRecorder {
         failures::write(&self.map, &self.layout, failure, self.clock.now());
     }
 
-    /// Names what the program does from now on, in at most 104 bytes.
+    /// Sets the program's phase from now on, in at most 104 bytes.
     pub fn phase(&self, name: &str) {
         let at = self.clock.now();
         let name = cut(name, phase::MOST_BYTES).as_bytes();
@@ -461,7 +461,7 @@ impl FlightRecorder {
         self.map.words()[header::HEARTBEAT].store(self.clock.now().0, Ordering::Relaxed);
     }
 
-    /// What could not be kept so far.
+    /// The counts of data that could not be kept so far.
     pub fn counters(&self) -> Counters {
         let load = |word| self.map.load(word);
         Counters {
@@ -527,7 +527,7 @@ impl FlightRecorder {
         match self.slots.update(&self.map, ticket.id & MAX_ID, change) {
             Ok(()) => {}
             Err(Missed::Reused) => self.count(header::UPDATES_LATE),
-            // What could not be recorded cannot be updated.
+            // A record that could not be written cannot be updated.
             Err(Missed::Held | Missed::Beyond) => self.count(header::UPDATES_LOST),
         }
     }

@@ -1,6 +1,6 @@
-//! What NCCL's profiler interface reports beyond operations: communicators, channels, network links.
+//! Records the data of NCCL's profiler interface besides operations: communicators, channels, network links.
 //!
-//! The same rules as for operations: no lock, no allocation, nothing that fails the caller.
+//! The same rules hold as for operations: no lock, no allocation, and no error to the caller.
 
 use super::super::layout::{NO_ROW, RingLayout, halves, header, join, kernel, link, slot};
 use super::super::operation::{GroupHandle, Ticket};
@@ -19,7 +19,7 @@ pub struct CommunicatorInfo<'a> {
     pub id: u32,
     /// The group's name, equal on all members and on no other group.
     pub name: &'a str,
-    /// What it is for; empty if the program did not say.
+    /// Its purpose; empty if the program did not set it.
     pub desc: &'a str,
     /// NCCL's number for it.
     pub hash: u64,
@@ -29,7 +29,7 @@ pub struct CommunicatorInfo<'a> {
     pub size: Option<u32>,
 }
 
-/// What NCCL chose for an operation.
+/// NCCL's choices for an operation.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct KernelPlan {
     /// How many channels; 0 = not known.
@@ -40,7 +40,7 @@ pub struct KernelPlan {
     pub protocol: u8,
 }
 
-/// What a channel of the device did with its part of an operation.
+/// The progress of a channel of the device in its part of an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ChannelEvent {
     /// It began.
@@ -62,7 +62,7 @@ pub struct LinkPlace {
     pub is_send: bool,
 }
 
-/// A link of this recorder. Valid for the recorder that gave it, until its communicator is let go.
+/// A link of this recorder. Valid for the recorder that returned it, until its communicator is released.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LinkHandle(u32);
 
@@ -78,14 +78,14 @@ impl LinkHandle {
     }
 }
 
-/// How many places a link is looked for in.
+/// The most places in which a link is searched.
 const PROBES: usize = 16;
-/// In the keys of places: something was there, and what is looked for may come after it.
+/// In the keys of places: the place was used before, and the search must continue after it.
 const VACANT: u64 = 1;
-/// In the keys of places: something is there.
+/// In the keys of places: the place is in use.
 const TAKEN: u64 = 1 << 25;
 
-/// Which link is where: a table of open addressing with as many places as the ring has rows.
+/// The rows of links: a hash table of open addressing with as many places as the ring has rows.
 #[derive(Debug)]
 pub(super) struct Links {
     ring: SlotRing<{ link::WORDS }>,
@@ -101,7 +101,8 @@ impl Links {
         }
     }
 
-    /// The place of this key; taken if it was not there. None if all places for it are taken.
+    /// The place of this key, which is added if it is not in the table. `None` if all places for it are in
+    /// use.
     fn place(&self, key: u64) -> Option<usize> {
         let mask = self.keys.len().checked_sub(1)?;
         let spread = key.wrapping_mul(0x9e37_79b9_7f4a_7c15);
@@ -190,7 +191,7 @@ impl FlightRecorder {
         });
     }
 
-    /// Records what a channel did with an operation that was [planned](Self::kernel_planned).
+    /// Records a channel's progress in an operation that was [planned](Self::kernel_planned).
     pub fn kernel_channel(&self, ticket: Ticket, channel: u8, event: ChannelEvent) {
         let word = match event {
             ChannelEvent::Started => kernel::STARTED,
@@ -224,7 +225,7 @@ impl FlightRecorder {
         });
     }
 
-    /// Takes [`retired`](Self::retired) back: the operation is watched after all.
+    /// Reverts [`retired`](Self::retired): the operation is watched after all.
     pub fn watched(&self, ticket: Ticket) {
         self.update(ticket, |words| {
             let state = words[slot::STATE].load(Ordering::Relaxed);
@@ -232,7 +233,7 @@ impl FlightRecorder {
         });
     }
 
-    /// A handle on the link at this place, for recording its progress; none if there are too many links.
+    /// A handle to the link at this place, for recording its progress; `None` if there are too many links.
     pub fn link(&self, place: LinkPlace) -> Option<LinkHandle> {
         let row = u64::from(u16::try_from(place.group.0).ok()?);
         let key = row
@@ -287,14 +288,15 @@ impl FlightRecorder {
             store(link::STEPS, steps);
             store(link::SINCE, since.0);
         };
-        // A row keeps one number: that of its place behind all others, so that none is 0.
+        // The id of a row is constant: its place plus the number of places, so that none is 0.
         let id = (at + self.links.keys.len()) as u64;
         if self.links.ring.update(&self.map, id, fill) == Err(Missed::Reused) {
             let _ = self.links.ring.write(&self.map, id, fill);
         }
     }
 
-    /// Lets go of the links of a communicator that is gone. Takes time with the number of links.
+    /// Releases the links of a communicator that was destroyed. Takes time in proportion to the number of
+    /// links.
     pub fn release_links(&self, group: GroupHandle) {
         let used = self.map.words()[header::LINKS_USED].load(Ordering::Relaxed) as usize;
         for (at, key) in self.links.keys.iter().enumerate().take(used) {
@@ -308,7 +310,7 @@ impl FlightRecorder {
         }
     }
 
-    /// How many links found no place.
+    /// The number of links for which there was no place.
     pub fn links_lost(&self) -> u64 {
         use crate::record::sync::Read as _;
         self.map.load(header::LINKS_LOST)

@@ -8,7 +8,7 @@ use crate::record::sync::Memory;
 use std::sync::PoisonError;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// So many bytes of a ring file are reserved at a time.
+/// The bytes of a ring file that are reserved at a time.
 pub(super) const GROWTH: usize = 64 << 10;
 
 /// Whether more of the ring file can be reserved.
@@ -60,7 +60,7 @@ impl FlightRecorder {
 
     /// Reserves the ring file up to this word if needed; returns whether it is reserved now.
     ///
-    /// A recording thread gets here if the background thread has not been there before: once in 512
+    /// A recording thread calls this if the background thread has not reserved the space yet: once in 512
     /// records, just after start-up. It then waits for the system to provide some pages.
     fn make_room(&self, end: usize) -> bool {
         let mut growth = self.growth.lock().unwrap_or_else(PoisonError::into_inner);

@@ -115,7 +115,7 @@ impl Reduction {
     }
 }
 
-/// The hint with this code.
+/// Returns the hint with this code.
 pub(crate) fn wait_hint(code: u8) -> rcomm::Result<rcomm::WaitHint> {
     Ok(match code {
         RCOMM_WAIT_UNKNOWN => rcomm::WaitHint::Unknown,

@@ -1,6 +1,6 @@
 //! Operations on lists of buffers: one for each rank, or several at once.
 //!
-//! Where a root alone gives or gets a list, the others' list is not looked at.
+//! If only the root gives or gets a list, the lists of the other ranks are ignored.
 
 use crate::code::Reduction;
 use crate::group::Group;

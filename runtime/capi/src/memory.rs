@@ -6,13 +6,13 @@ use std::ffi::c_void;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-/// The element type with this code.
+/// Returns the element type with this code.
 pub(crate) fn dtype_of(code: u8) -> Result<DType> {
     let dtype = DType::from_code(code).filter(|dtype| dtype.size().is_some());
     dtype.ok_or_else(|| refused(format!("no element type has the code {code}")))
 }
 
-/// `count` elements to be read.
+/// Makes a buffer of `count` elements to be read.
 ///
 /// # Safety
 /// `data` is NULL, or `count` elements lie there and stay as they are until the operation has released
@@ -27,7 +27,7 @@ pub(crate) unsafe fn input(
     unsafe { buffer(data.cast_mut(), count, dtype, Access::Read) }
 }
 
-/// `count` elements to be written.
+/// Makes a buffer of `count` elements to be written.
 ///
 /// # Safety
 /// `data` is NULL, or `count` elements lie there that no other code reads or writes until the operation
@@ -61,7 +61,7 @@ unsafe fn buffer(
     unsafe { Buffer::from_raw(data, count, dtype, Device::Cpu, access, Arc::new(())) }
 }
 
-/// The array of `count` values at `data`.
+/// Returns the array of `count` values at `data`.
 ///
 /// # Safety
 /// `data` is NULL, or `count` values lie there, aligned, that stay as they are while the result is used.
@@ -77,11 +77,10 @@ pub(crate) unsafe fn array<'a, T>(data: *const T, count: usize, what: &str) -> R
     Ok(unsafe { std::slice::from_raw_parts(data, count) })
 }
 
-/// A list of buffers to be read, of these lengths.
+/// Makes a list of buffers to be read, of these lengths.
 ///
-/// # Safety
-/// `list` is NULL, or as long as `counts`, and stays as it is during the call; each of its pointers is as
-/// [`input`] asks.
+/// `list` is NULL, or as long as `counts`, and stays as it is during the call; each of its pointers meets
+/// the contract of [`input`].
 pub(crate) unsafe fn inputs(
     list: *const *const c_void,
     counts: &[usize],
@@ -98,11 +97,11 @@ pub(crate) unsafe fn inputs(
         .collect()
 }
 
-/// A list of buffers to be written, of these lengths.
+/// Makes a list of buffers to be written, of these lengths.
 ///
 /// # Safety
-/// `list` is NULL, or as long as `counts`, and stays as it is during the call; each of its pointers is as
-/// [`output`] asks, and their elements do not overlap.
+/// `list` is NULL, or as long as `counts`, and stays as it is during the call; each of its pointers meets
+/// the contract of [`output`], and their elements do not overlap.
 pub(crate) unsafe fn outputs(
     list: *const *mut c_void,
     counts: &[usize],

@@ -1,8 +1,7 @@
-//! Values that are no arrays, as JSON texts: what the Rust side sends and receives as serde types.
+//! Values that are not arrays, as JSON texts: the Rust side sends and receives them as serde types.
 //!
-//! Texts come in as C strings and go out as C strings that `rcomm_text_free` frees. A value may have 64
-//! MiB at most. Where there is a `work`, the text is taken from it by `rcomm_work_text`, and `out` is not
-//! looked at.
+//! Input texts are C strings, and output texts are C strings that `rcomm_text_free` frees. A value may have
+//! at most 64 MiB. If there is a `work`, `rcomm_work_text` takes the text from it, and `out` is ignored.
 
 use crate::group::Group;
 use crate::status::{borrow, call, put, refused, text};
@@ -27,14 +26,14 @@ unsafe fn give_value(out: *mut *mut c_char, value: &Value) -> Result<()> {
     if out.is_null() {
         return Err(refused("the place for the text is NULL"));
     }
-    // JSON escapes zero bytes, so there are none.
+    // JSON escapes zero bytes, so the text contains none.
     let json = CString::new(value.to_string()).map_err(|error| refused(error.to_string()))?;
     // SAFETY: `out` is not NULL (checked above), so the caller lets one address be written there.
     unsafe { put(out, json.into_raw()) }
 }
 
-/// Starts what `start` does, and gives the value that `read` makes of its result to C: at once, or when it
-/// is taken from the work.
+/// Starts the operation `start`, and passes the value that `read` makes from its result to C: at once, or
+/// when C takes it from the work.
 ///
 /// # Safety
 /// `group` is a living handle; `out` and `work` are NULL or may be written.

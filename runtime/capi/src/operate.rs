@@ -1,4 +1,4 @@
-//! The common part of all operations: the group, the element type, C's memory as buffers, the start.
+//! The common part of all operations: the group, the element type, C's memory as buffers, and the start.
 
 use crate::group::Group;
 use crate::memory;
@@ -35,22 +35,22 @@ pub(crate) unsafe fn operate(
 }
 
 impl Maker<'_> {
-    /// This many elements for each rank.
+    /// Returns the number of elements for all ranks, with this many for each.
     pub(crate) fn of_all(&self, count: usize) -> usize {
         count.saturating_mul(self.group.size() as usize)
     }
 
-    /// A list of the same number for each rank.
+    /// Returns a list with the same number for each rank.
     pub(crate) fn even(&self, count: usize) -> Vec<usize> {
         vec![count; self.group.size() as usize]
     }
 
-    /// The number of this rank, of a list with one for each.
+    /// Returns this rank's number from a list with one number for each rank.
     pub(crate) fn own(&self, counts: &[usize]) -> usize {
         counts[self.group.rank() as usize]
     }
 
-    /// The list that the root alone has.
+    /// Makes the list that only the root has.
     pub(crate) fn at_root<T>(
         &self,
         root: u32,
@@ -63,10 +63,10 @@ impl Maker<'_> {
         }
     }
 
-    /// A number for each rank.
+    /// Returns a number for each rank.
     ///
     /// # Safety
-    /// `counts` is NULL or holds them, and they stay as they are during the call.
+    /// `counts` is NULL or holds these numbers, and they stay as they are during the call.
     pub(crate) unsafe fn counts(&self, counts: *const usize) -> Result<Vec<usize>> {
         let size = self.group.size() as usize;
         // SAFETY: the caller's `counts` is NULL, or holds a number for each rank, unchanged during this

@@ -27,7 +27,7 @@ struct Part<'a> {
     values: Buffer<'static>,
 }
 
-/// Starts the sum. Its handle is C's, unless C waits: then its sum comes back.
+/// Starts the sum. If C takes a handle, the handle is written to `work`; otherwise the sum is returned.
 ///
 /// # Safety
 /// `work` is NULL or may be written.

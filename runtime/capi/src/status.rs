@@ -14,12 +14,12 @@ thread_local! {
 /// the next call of this thread.
 #[unsafe(no_mangle)]
 pub extern "C" fn rcomm_last_error() -> *const c_char {
-    // A thread that is ending may have no text any more.
+    // A thread that is ending may already have freed its text.
     let last = LAST.try_with(|text| text.borrow().as_ptr());
     last.unwrap_or_else(|_| c"".as_ptr())
 }
 
-/// Runs the body of a call. A panic ends here: it must not cross into C.
+/// Runs the body of a call. A panic is caught here, since it must not unwind into C.
 pub(crate) fn call(body: impl FnOnce() -> Result<()>) -> i32 {
     match catch_unwind(AssertUnwindSafe(body)) {
         Ok(Ok(())) => RCOMM_OK,
@@ -37,7 +37,7 @@ pub(crate) fn call(body: impl FnOnce() -> Result<()>) -> i32 {
 fn keep(text: &str) {
     let text: Vec<u8> = text.bytes().filter(|&byte| byte != 0).collect();
     let text = CString::new(text).unwrap_or_default();
-    // As in `rcomm_last_error`: the code has to do then.
+    // The text may be freed, as in `rcomm_last_error`; then only the code is returned.
     let _ = LAST.try_with(|last| last.replace(text));
 }
 
@@ -45,7 +45,7 @@ pub(crate) fn refused(message: impl Into<String>) -> Error {
     Error::new(ErrorKind::InvalidArgument, message)
 }
 
-/// A handle that C gave back, perhaps on several threads at once.
+/// Borrows a handle that C passed, perhaps on several threads at once.
 ///
 /// # Safety
 /// `handle` is NULL, or came from [`give`] with this type and is not freed while the result is used.
@@ -56,7 +56,7 @@ pub(crate) unsafe fn borrow<'a, T: Sync>(handle: *const T, what: &str) -> Result
     unsafe { handle.as_ref() }.ok_or_else(|| refused(format!("{what} is NULL")))
 }
 
-/// A handle that C gives up.
+/// Takes back a handle that C gives up.
 ///
 /// # Safety
 /// `handle` is NULL, or came from [`give`] with this type; no thread uses it afterwards.
@@ -69,7 +69,7 @@ pub(crate) unsafe fn consume<T>(handle: *mut T, what: &str) -> Result<Box<T>> {
     Ok(unsafe { Box::from_raw(handle) })
 }
 
-/// Frees a handle that C gives up. NULL is nothing.
+/// Frees a handle that C gives up. NULL has no effect.
 ///
 /// # Safety
 /// As [`consume`].
@@ -81,7 +81,7 @@ pub(crate) unsafe fn free<T>(handle: *mut T) {
     }
 }
 
-/// Puts a value where C wants it.
+/// Writes a value to the place that C passed.
 ///
 /// # Safety
 /// `place` is NULL or may be written.
@@ -94,7 +94,7 @@ pub(crate) unsafe fn put<T>(place: *mut T, value: T) -> Result<()> {
     Ok(())
 }
 
-/// Makes a handle and puts it where C wants it.
+/// Makes a handle and writes it to the place that C passed.
 ///
 /// # Safety
 /// As [`put`].
@@ -106,7 +106,7 @@ pub(crate) unsafe fn give<T: Send + Sync>(place: *mut *mut T, value: T) -> Resul
     unsafe { put(place, Box::into_raw(Box::new(value))) }
 }
 
-/// A text that C gave.
+/// Returns a text that C passed.
 ///
 /// # Safety
 /// `text` is NULL, or ends with a zero byte and stays as it is while the result is used.

@@ -271,7 +271,7 @@ pub unsafe extern "C" fn rcomm_window_close(window: *mut Window) -> i32 {
     call(|| {
         // SAFETY: `window` is NULL or a handle of this type that the caller gives up.
         let Window { window, mapped, .. } = *unsafe { consume(window, "the window")? };
-        // What is still mapped is not given back to its rank.
+        // Memory that is still mapped is not returned to its rank.
         drop(mapped);
         window.close().map(drop)
     })

@@ -1,4 +1,4 @@
-//! Operations under way.
+//! Operations in progress.
 
 use crate::status::{borrow, call, free, give, put, refused};
 use rcomm::{Done, ErrorKind, Op, ProcessGroup, Result, Work, WorkStatus};
@@ -17,12 +17,12 @@ enum State {
     Ended(Ending),
 }
 
-/// How an operation ended.
+/// The result of an operation.
 pub(crate) struct Ending {
     result: Result<Done>,
-    /// Whether the backend has let go of the memory.
+    /// Whether the backend has released the memory.
     released: bool,
-    /// What it has made, until C takes it.
+    /// What the operation has made, until C takes it.
     made: Option<Box<dyn Any + Send>>,
 }
 
@@ -36,18 +36,18 @@ impl Ending {
     }
 }
 
-/// What an operation makes, besides what it writes.
+/// A value that an operation makes, besides the memory that it writes.
 pub(crate) trait Made: Any + Send {
-    /// Whether it goes on using C's memory.
+    /// Whether the value continues to use C's memory.
     const HOLDS_MEMORY: bool = false;
 }
 
-/// An operation under way, whatever it gives back.
+/// An operation in progress, whatever its result type.
 pub(crate) trait UnderWay: Send {
-    /// Waits for this long at most.
+    /// Waits for at most this long.
     fn wait_timeout(&self, timeout: Duration) -> WorkStatus;
 
-    /// How it ended, once it has.
+    /// Returns how the operation ended, once it has ended.
     fn end(self: Box<Self>) -> Ending;
 }
 
@@ -67,7 +67,7 @@ impl UnderWay for Work<(Op<'static>, Done)> {
     }
 }
 
-/// An operation that has memory for itself, or holds C's until its end, however that comes.
+/// An operation that has its own memory, or holds C's memory until it ends, for whatever reason.
 struct Holding<T, F> {
     work: Work<T>,
     make: F,
@@ -97,7 +97,7 @@ where
 }
 
 impl WorkHandle {
-    /// Waits for this long at most; returns whether the operation has ended, or its error.
+    /// Waits for at most this long; returns whether the operation has ended, or its error.
     fn wait(&self, timeout: Duration) -> Result<bool> {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         if let State::UnderWay(work) = &*state {
@@ -105,7 +105,7 @@ impl WorkHandle {
             if !matches!(status, WorkStatus::Completed | WorkStatus::Failed) {
                 return Ok(false);
             }
-            // What is found here if this panics.
+            // This is the result if the code below panics.
             let lost = rcomm::Error::new(ErrorKind::Backend, "how the operation ended was lost");
             let taken = State::Ended(Ending::of(Err(lost), false));
             if let State::UnderWay(work) = std::mem::replace(&mut *state, taken) {
@@ -118,7 +118,7 @@ impl WorkHandle {
         }
     }
 
-    /// What the operation has made, if it is of this type; once.
+    /// Takes what the operation has made, if it is of this type; once.
     pub(crate) fn take<M: Made>(&self) -> Option<M> {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         let State::Ended(Ending { made, .. }) = &mut *state else {
@@ -134,12 +134,12 @@ impl WorkHandle {
     }
 }
 
-/// For operations that make nothing.
+/// The result type of operations that make nothing.
 enum Nothing {}
 
 impl Made for Nothing {}
 
-/// Runs an operation, or starts it where C wants a handle.
+/// Runs an operation, or starts it if C asks for a handle.
 ///
 /// # Safety
 /// `work` is NULL or may be written.
@@ -156,7 +156,7 @@ pub(crate) unsafe fn issue(
     unsafe { hand_out(group, under_way, work) }
 }
 
-/// Makes a handle of what is under way, or waits where C wants none.
+/// Makes a handle of an operation in progress, or waits if C asks for none.
 ///
 /// # Safety
 /// `handle` is NULL or may be written.
@@ -173,7 +173,7 @@ pub(crate) unsafe fn settle<T: Send + 'static>(
     unsafe { hand_out(group, Box::new(Holding { work, make }), handle) }
 }
 
-/// Makes a handle of what is under way and keeps what it makes, or waits where C wants no handle.
+/// Makes a handle of an operation in progress and keeps what it makes, or waits if C asks for no handle.
 ///
 /// # Safety
 /// `handle` is NULL or may be written.
@@ -192,7 +192,7 @@ pub(crate) unsafe fn yield_to<T: Send + 'static, M: Made>(
     Ok(None)
 }
 
-/// Makes a handle of an operation under way.
+/// Makes a handle of an operation in progress.
 ///
 /// # Safety
 /// `work` may be written.

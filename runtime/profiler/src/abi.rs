@@ -1,8 +1,8 @@
-//! NCCL's profiler interface, versions 3 to 6, as it lies in memory.
+//! NCCL's profiler interface, versions 3 to 6, with its layout in memory.
 //!
-//! Facts from NCCL's public headers of releases 2.26 to 2.30; the tests hold offsets and sizes against them. A
-//! descriptor begins alike in all versions: the kind of the event, its parent's handle, the rank, and from byte 24 on
-//! what the kind has.
+//! The layouts come from NCCL's public headers of releases 2.26 to 2.30; the tests check offsets and sizes
+//! against them. A descriptor begins in the same way in all versions: the kind of the event, its parent's
+//! handle, the rank, and from byte 24 on the fields of this kind.
 
 use std::ffi::{c_char, c_int, c_ulong, c_void};
 
@@ -11,13 +11,13 @@ pub const SUCCESS: c_int = 0;
 /// `ncclInvalidUsage`.
 pub const INVALID_USAGE: c_int = 5;
 
-/// Kinds of events, as bits of the mask that a plug-in asks for.
+/// Kinds of events, as bits of the mask that a plug-in returns to request them.
 pub mod event {
-    /// A plan of operations, until version 4 their parent.
+    /// A plan of operations, which is their parent until version 4.
     pub const GROUP: u64 = 1 << 0;
-    /// A collective that is in a plan.
+    /// A collective that is part of a plan.
     pub const COLL: u64 = 1 << 1;
-    /// A send or receive that is in a plan.
+    /// A send or receive that is part of a plan.
     pub const P2P: u64 = 1 << 2;
     /// A network transfer of one channel with one peer.
     pub const PROXY_OP: u64 = 1 << 3;
@@ -33,11 +33,11 @@ pub mod event {
     pub const P2P_API: u64 = 1 << 10;
 }
 
-/// States that NCCL reports events to be in.
+/// The states of events that NCCL reports.
 pub mod state {
     use std::ffi::c_int;
 
-    /// Of a transfer, in version 3 alone: 0 to 7, with the steps done.
+    /// States of a transfer in version 3 only: 0 to 7, with the number of completed steps.
     pub const LAST_OF_V3_PROXY_OP: c_int = 7;
     /// A step waits for the device's data.
     pub const SEND_GPU_WAIT: c_int = 8;
@@ -47,7 +47,7 @@ pub mod state {
     pub const RECV_WAIT: c_int = 10;
     /// A step waits for received data to be flushed to the device.
     pub const RECV_FLUSH_WAIT: c_int = 11;
-    /// A step waits for the device to take received data.
+    /// A step waits until the device has taken received data.
     pub const RECV_GPU_WAIT: c_int = 12;
     /// A step waits for the peer's permission to send. Since version 4.
     pub const SEND_PEER_WAIT: c_int = 20;
@@ -65,11 +65,11 @@ pub type Logger =
 pub struct Descriptor<K, U> {
     /// The kind: a byte until version 4, eight since.
     pub kind: K,
-    /// Handle of the event above it.
+    /// Handle of the parent event.
     pub parent: *mut c_void,
-    /// The rank, of some kinds.
+    /// The rank; only some kinds set it.
     pub rank: c_int,
-    /// What the kind has.
+    /// The fields of this kind.
     pub facts: U,
 }
 
@@ -77,7 +77,7 @@ pub struct Descriptor<K, U> {
 pub type DescriptorV3 = Descriptor<u8, FactsV3>;
 /// Version 4.
 pub type DescriptorV4 = Descriptor<u8, FactsV4>;
-/// Versions 5 and 6, which differ in kinds that are not asked for.
+/// Versions 5 and 6, which differ only in kinds that the plug-in does not request.
 pub type DescriptorV5 = Descriptor<u64, FactsV5>;
 
 /// Facts of version 3.
@@ -126,7 +126,7 @@ pub union FactsV5 {
 pub struct NamedColl {
     pub comm_name: *const c_char,
     pub comm_hash: u64,
-    /// `channels` is the most that it may use.
+    /// `channels` is the largest number that it may use.
     pub coll: Coll,
 }
 
@@ -148,7 +148,7 @@ pub struct Coll {
     pub protocol: *const c_char,
 }
 
-/// The same, with the handle of its plan.
+/// A collective in a plan, with the handle of the plan.
 #[repr(C)]
 #[derive(Clone, Copy)]
 #[allow(missing_docs)]
@@ -184,7 +184,7 @@ pub struct P2p {
     pub channels: u8,
 }
 
-/// The same, with the handle of its plan.
+/// A send or receive in a plan, with the handle of the plan.
 #[repr(C)]
 #[derive(Clone, Copy)]
 #[allow(missing_docs)]
@@ -232,7 +232,7 @@ pub struct P2pApi {
 #[derive(Clone, Copy)]
 #[allow(missing_docs)]
 pub struct ProxyOp {
-    /// The process whose operation it is: a proxy thread may serve others of its host.
+    /// The process that issued the operation: a proxy thread may serve other processes of its host.
     pub pid: i32,
     pub channel: u8,
     pub peer: c_int,
@@ -255,11 +255,11 @@ pub struct ProxyStep {
 #[allow(missing_docs)]
 pub struct KernelCh {
     pub channel: u8,
-    /// The device's clock, ns.
+    /// Time of the device's clock, ns.
     pub timer: u64,
 }
 
-/// What comes with a state of a transfer in version 3.
+/// The arguments of a state of a transfer in version 3.
 #[repr(C)]
 #[derive(Clone, Copy)]
 #[allow(missing_docs)]
@@ -268,16 +268,17 @@ pub struct ProxyOpArgsV3 {
     pub steps: c_int,
 }
 
-/// What comes with a state: in version 3 sixteen bytes, since then eight, of which one is the device's clock.
+/// The arguments of a state: sixteen bytes in version 3, and eight since then. For one state these eight
+/// bytes are the time of the device's clock.
 pub type StateArgs = c_void;
 
 type Start<D> = unsafe extern "C" fn(*mut c_void, *mut *mut c_void, *mut D) -> c_int;
 type Stop = unsafe extern "C" fn(*mut c_void) -> c_int;
 type Record = unsafe extern "C" fn(*mut c_void, c_int, *mut StateArgs) -> c_int;
 
-/// `ncclProfiler_v1` to `v3`, as far as this plug-in answers them.
+/// `init` of `ncclProfiler_v1` to `v3`, as far as this plug-in supports them.
 pub type InitV3 = unsafe extern "C" fn(*mut *mut c_void, *mut c_int) -> c_int;
-/// The communicator's name and hash come after the mask.
+/// `init` of version 4: the communicator's name and hash come after the mask.
 pub type InitV4 = unsafe extern "C" fn(
     *mut *mut c_void,
     *mut c_int,
@@ -288,7 +289,7 @@ pub type InitV4 = unsafe extern "C" fn(
     c_int,
     Logger,
 ) -> c_int;
-/// The communicator's hash comes before the mask, its name after it.
+/// `init` since version 5: the communicator's hash comes before the mask, its name after it.
 pub type InitV5 = unsafe extern "C" fn(
     *mut *mut c_void,
     u64,
@@ -300,7 +301,7 @@ pub type InitV5 = unsafe extern "C" fn(
     Logger,
 ) -> c_int;
 
-/// The table of functions that NCCL looks up by its version.
+/// The table of functions that NCCL looks up under a name with its version.
 #[repr(C)]
 #[allow(missing_docs)]
 pub struct Profiler<I, D> {

@@ -1,9 +1,9 @@
-//! What each event of NCCL means to the record.
+//! How each event of NCCL changes the record.
 //!
-//! Since version 5 an operation is *issued* when its call begins. In all versions it is *in a plan* when the event of
-//! its task begins, which NCCL reports once the kernel is launched (of a graph: when the device comes to it), *started*
-//! when the first of its channels has, and *completed* when the last one ended. Channels are seen by NCCL's proxy
-//! thread, which reads the counters that the kernel writes.
+//! Since version 5 an operation is *issued* when its call begins. In all versions it is *in a plan* when
+//! the event of its task begins, which NCCL reports once the kernel is launched (for a graph: when the
+//! device reaches it), *started* when its first channel has started, and *completed* when its last channel
+//! has ended. NCCL's proxy thread reports the channels; it reads the counters that the kernel writes.
 
 use crate::handle::{At, Handle, Kind};
 use crate::process::{Call, Communicator, Op, Process, flag, naming};
@@ -19,9 +19,10 @@ use std::sync::atomic::Ordering::{AcqRel, Relaxed};
 pub(crate) struct Task<'t> {
     pub(crate) call: Call,
     pub(crate) plan: KernelPlan,
-    /// The plan has the most channels that it may use.
+    /// Whether the plan gives the largest number of channels that the task may use, and not the actual
+    /// number.
     pub(crate) at_most: bool,
-    /// The communicator, where the task names it.
+    /// The communicator, if the task names it.
     pub(crate) named: Option<Named<'t>>,
 }
 
@@ -71,7 +72,7 @@ impl Process {
         if is_captured {
             self.expect_replays(communicator);
             if let Some(ticket) = self.begin(communicator, call, false) {
-                // NCCL does not report which graph.
+                // NCCL does not report the graph.
                 self.recorder.captured_at(ticket, self.now(), 0);
                 self.recorder.retired(ticket);
             }
@@ -94,8 +95,9 @@ impl Process {
         op_at.handle(Kind::Call, 0)
     }
 
-    /// The outermost group call ends. What is not in a plan by now comes into one on another thread, or, with
-    /// some newer algorithms of NCCL, is done without an event: it is not watched until there is one.
+    /// Handles the end of the outermost group call. An operation that is not in a plan by now is added to
+    /// one on another thread, or, with some newer algorithms of NCCL, completes without an event: it is not
+    /// watched until there is an event.
     fn group_stops(&self, at: At) {
         let Some(group) = self.groups.get(at) else {
             return;
@@ -108,7 +110,7 @@ impl Process {
                 return;
             };
             next = op.next.load(Relaxed);
-            // Before the place is another operation's.
+            // The ticket is read before the place can belong to another operation.
             let ticket = op.ticket();
             let before = op.flags.fetch_and(!flag::IN_GROUP, AcqRel);
             if before & flag::OVER != 0 {
@@ -121,7 +123,7 @@ impl Process {
         }
     }
 
-    /// An operation is in a plan.
+    /// An operation becomes part of a plan.
     pub(crate) fn task_starts(
         &self,
         context: *mut c_void,
@@ -140,7 +142,7 @@ impl Process {
         let known = called.filter(|&at| self.operations.get(at).is_some());
         let op_at = match known {
             Some(op_at) => op_at,
-            // A call that could not be followed has its record.
+            // A call that could not be followed already has its record.
             None if called.is_some() => return NONE,
             None => {
                 let Some(ticket) = self.begin(communicator, &task.call, is_replay) else {
@@ -192,7 +194,7 @@ impl Process {
         }
     }
 
-    /// A channel begins with an operation.
+    /// A channel starts work on an operation.
     pub(crate) fn kernel_starts(
         &self,
         parent: *mut c_void,
@@ -225,7 +227,7 @@ impl Process {
         let is_exact = channels > 0 && op.flags.load(Relaxed) & flag::AT_MOST == 0;
         let all = match is_exact {
             true => channels,
-            // All that have begun: the kernel begins on all of them at once.
+            // The number of channels that have begun: the kernel begins on all of its channels at once.
             false => op.started.load(Relaxed),
         };
         if finished >= all {
@@ -239,7 +241,7 @@ impl Process {
         parent: *mut c_void,
         facts: &TransferFacts,
     ) -> *mut c_void {
-        // Handles of another process, whose transfers this one carries out, mean nothing here.
+        // A handle of another process, whose transfers this process carries out, has no meaning here.
         if facts.pid != self.pid {
             return NONE;
         }
@@ -295,7 +297,7 @@ impl Process {
         let link = transfer.link.load(Relaxed);
         let steps = transfer.steps.load(Relaxed);
         let words = [0, 1, 2].map(|word| transfer.operation[word].load(Relaxed));
-        // A newer transfer of the link may be under way.
+        // A newer transfer of the link may be in progress.
         if self.transfers.give_back(at) && self.active[link as usize].fetch_sub(1, AcqRel) == 1 {
             let link = LinkHandle::from_index(link);
             let ticket = Ticket::of_words(words);
@@ -335,26 +337,26 @@ impl Process {
                     }
                 }
             }
-            // The call has ended; the operation has not.
+            // Only the call has ended, and not the operation.
             Kind::Call | Kind::Captured | Kind::Communicator => {}
         }
     }
 
-    /// A step waits for something.
+    /// A step begins to wait.
     pub(crate) fn step_waits(&self, handle: *mut c_void, wait: LinkWait) {
         if let Some(at) = Handle::of(handle).and_then(|it| it.is(Kind::Step)) {
             self.transfer_is(at, None, wait);
         }
     }
 
-    /// A transfer has done so many steps.
+    /// A transfer has completed this many steps.
     pub(crate) fn transfer_has_done(&self, handle: *mut c_void, steps: u32) {
         if let Some(at) = Handle::of(handle).and_then(|it| it.is(Kind::Transfer)) {
             self.transfer_is(at, Some(steps), LinkWait::Posted);
         }
     }
 
-    /// A channel's end, by the device's clock.
+    /// A channel has ended, at this time of the device's clock.
     pub(crate) fn kernel_ended_at(&self, handle: *mut c_void, timer: u64) {
         let at = Handle::of(handle).and_then(|it| it.is(Kind::Kernel));
         if let Some(op) = at.and_then(|at| self.operations.get(at)) {
@@ -362,7 +364,7 @@ impl Process {
         }
     }
 
-    /// A communicator is gone.
+    /// A communicator has ended.
     pub(crate) fn communicator_ends(&self, context: *mut c_void) {
         if let Some((at, _)) = self.communicator(context) {
             self.forget(at);

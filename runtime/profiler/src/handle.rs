@@ -1,30 +1,30 @@
-//! What NCCL is given to name contexts and events: numbers, not addresses.
+//! The values that the plug-in gives to NCCL as handles of contexts and events: numbers, not addresses.
 //!
-//! NCCL hands a handle back as it was, to threads and, for network transfers on behalf of another process, to
-//! processes where it has no meaning. So a handle holds its place and the number of that place's use; a
-//! handle of an earlier use finds nothing.
+//! NCCL passes a handle back unchanged, on any thread and, for network transfers on behalf of another
+//! process, in processes where it has no meaning. So a handle holds the index of its place and the number
+//! of that place's use; a handle of an earlier use finds nothing.
 
 use std::ffi::c_void;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
-/// What a handle names.
+/// What a handle refers to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     /// A communicator.
     Communicator = 1,
-    /// An operation, as its call.
+    /// An operation, by its call.
     Call = 2,
-    /// An operation, as it is in a plan.
+    /// An operation, by its task in a plan.
     Task = 3,
-    /// One channel's work of an operation.
+    /// The work of one channel on an operation.
     Kernel = 4,
     /// A network transfer.
     Transfer = 5,
-    /// A step of one.
+    /// A step of a network transfer.
     Step = 6,
     /// The outermost group call.
     Group = 7,
-    /// The call of an operation that went into a graph: the place is its communicator's.
+    /// The call of an operation that was captured into a graph: the place is its communicator's.
     Captured = 8,
 }
 
@@ -59,7 +59,7 @@ pub(crate) struct At {
     pub(crate) generation: u32,
 }
 
-/// The most places that a handle can tell apart.
+/// The largest number of places that a handle can distinguish.
 pub(crate) const MOST_PLACES: usize = 1 << 20;
 
 impl At {
@@ -84,7 +84,7 @@ impl At {
 }
 
 impl Handle {
-    /// None of what is no handle, null to begin with.
+    /// `None` if the pointer is not a handle; null is not one.
     pub(crate) fn of(pointer: *mut c_void) -> Option<Self> {
         let word = pointer.addr() as u64;
         Some(Self {
@@ -102,7 +102,7 @@ impl Handle {
     }
 }
 
-/// A fixed number of places that are taken and given back without a lock.
+/// A fixed number of places that are taken and returned without a lock.
 #[derive(Debug)]
 pub(crate) struct Pool<T> {
     places: Box<[Place<T>]>,
@@ -116,7 +116,7 @@ struct Place<T> {
     value: T,
 }
 
-/// How many places are looked at before a pool counts as full.
+/// How many places are checked before a pool is treated as full.
 const PROBES: usize = 64;
 
 impl<T: Default> Pool<T> {
@@ -129,14 +129,16 @@ impl<T: Default> Pool<T> {
         }
     }
 
-    /// Takes a place and lets `fill` set it up before anyone else sees it; none if the pool is full.
+    /// Takes a place and lets `fill` set it up before any other thread can see it; `None` if the pool is
+    /// full.
     pub(crate) fn take(&self, fill: impl FnOnce(&T)) -> Option<At> {
         let mask = self.places.len() - 1;
         for _ in 0..PROBES.min(self.places.len()) {
             let index = self.next.fetch_add(1, Ordering::Relaxed) & mask;
             let place = &self.places[index];
             let uses = place.uses.load(Ordering::Relaxed);
-            // Even: free. It is marked as being set up by the upper half, so that no handle fits.
+            // An even count means that the place is free. The upper half then marks that it is being set
+            // up, so that no handle matches it.
             if uses & 1 == 0
                 && uses & SETTING == 0
                 && place
@@ -156,14 +158,14 @@ impl<T: Default> Pool<T> {
         None
     }
 
-    /// The value of this use of a place, if it is the present one.
+    /// Returns the value of this use of a place, if it is the current one.
     pub(crate) fn get(&self, at: At) -> Option<&T> {
         let place = self.places.get(at.index as usize)?;
         let uses = place.uses.load(Ordering::Acquire);
         (at.generation & 1 == 1 && uses == u64::from(at.generation)).then_some(&place.value)
     }
 
-    /// Gives a place back; false if another thread has.
+    /// Returns a place to the pool; false if another thread has already done so.
     pub(crate) fn give_back(&self, at: At) -> bool {
         let Some(place) = self.places.get(at.index as usize) else {
             return false;
@@ -181,7 +183,7 @@ impl<T: Default> Pool<T> {
                 .is_ok()
     }
 
-    /// Every place that is taken.
+    /// Returns every place that is taken.
     pub(crate) fn taken(&self) -> impl Iterator<Item = (At, &T)> {
         (0..).zip(&self.places).filter_map(|(index, place)| {
             let uses = place.uses.load(Ordering::Acquire);

@@ -1,5 +1,5 @@
-//! A profiler plug-in for NCCL, versions 3 to 6 of its interface: the ring of rcomm's flight recorder under every NCCL
-//! program, with no change to it.
+//! A profiler plug-in for NCCL, versions 3 to 6 of its interface: it records the operations of any NCCL
+//! program, without a change to the program, in the ring of rcomm's flight recorder.
 //!
 //! `NCCL_PROFILER_PLUGIN` names the library. NCCL loads it with the first communicator and reports each
 //! communicator and operation to it; the plug-in keeps one ring for the process,
@@ -10,9 +10,9 @@
 //! torchrun train.py
 //! ```
 //!
-//! The plug-in never fails NCCL: every event is answered with success. It starts no thread. Where no ring can
-//! be made it prints one line on standard error, asks for no events and stays silent. A child made by `fork`
-//! records nothing: the ring is its parent's.
+//! The plug-in never makes NCCL fail: it answers every event with success. It starts no thread. If no ring
+//! can be made, it prints one line on standard error, requests no events, and prints nothing more. A child
+//! made by `fork` records nothing: the ring is its parent's.
 
 #![warn(missing_docs)]
 
@@ -100,8 +100,8 @@ unsafe extern "C" {
     fn on_exit(call: extern "C" fn(c_int, *mut c_void), argument: *mut c_void) -> c_int;
 }
 
-/// A process that ends in order, with nothing under way, removes its ring. Any other end leaves it for
-/// analysis.
+/// Removes the ring of a process that exits with status 0 and without pending operations. After any other
+/// end the ring is left for analysis.
 extern "C" fn exits(status: c_int, _: *mut c_void) {
     let _ = catch_unwind(|| {
         if let Some(process) = process()
@@ -113,7 +113,7 @@ extern "C" fn exits(status: c_int, _: *mut c_void) {
     });
 }
 
-/// Runs what must not unwind into NCCL.
+/// Runs code whose panic must not unwind into NCCL.
 fn guarded<T>(otherwise: T, body: impl FnOnce() -> T) -> T {
     catch_unwind(AssertUnwindSafe(body)).unwrap_or(otherwise)
 }
@@ -153,7 +153,7 @@ unsafe fn init(
                 Some(first.size),
             );
         }
-        // The mask is one for all communicators: one that finds no room has no context.
+        // The mask is the same for all communicators: a communicator without a place has no context.
         (at, process.events.mask as c_int)
     });
     // SAFETY: what is not null (checked) the caller lets this function write to: a pointer to `context`, an
@@ -169,7 +169,7 @@ unsafe fn init(
     SUCCESS
 }
 
-/// Refuses a version of the interface that lacks what is needed.
+/// Refuses a version of the interface that lacks required features.
 ///
 /// # Safety
 /// `mask` is null or takes an int.
@@ -313,7 +313,7 @@ fn transfer_of(facts: &ProxyOp) -> TransferFacts {
     }
 }
 
-/// Answers a start: the handle is null for what is not recorded.
+/// Answers a start event: the handle is null for events that are not recorded.
 ///
 /// # Safety
 /// `place` is null or takes a pointer.

@@ -1,13 +1,13 @@
-//! NCCL's names of what it does, in the recorder's words.
+//! Translates NCCL's names of operations and types to the recorder's.
 
 use rcomm_recorder::model::{DType, OpType};
 use rcomm_recorder::record::{ALGORITHMS, PROTOCOLS};
 use std::ffi::{CStr, c_char};
 
-/// The text at this address, or nothing.
+/// Returns the text at this address; empty for null.
 ///
 /// # Safety
-/// Null, or a text that ends with a zero and stays for as long as the result is used.
+/// `at` is null, or a text that ends with a zero and stays for as long as the result is used.
 pub(crate) unsafe fn text<'t>(at: *const c_char) -> &'t [u8] {
     if at.is_null() {
         return b"";
@@ -17,7 +17,7 @@ pub(crate) unsafe fn text<'t>(at: *const c_char) -> &'t [u8] {
     unsafe { CStr::from_ptr(at) }.to_bytes()
 }
 
-/// The operation of this function.
+/// Returns the operation type of this NCCL function.
 pub(crate) fn operation(function: &[u8]) -> OpType {
     match function {
         b"AllReduce" => OpType::AllReduce,
@@ -35,7 +35,7 @@ pub(crate) fn operation(function: &[u8]) -> OpType {
     }
 }
 
-/// The type of elements of this name.
+/// Returns the element type of this name.
 pub(crate) fn dtype(name: &[u8]) -> DType {
     match name.strip_prefix(b"nccl").unwrap_or(name) {
         b"Float32" => DType::F32,

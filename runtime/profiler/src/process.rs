@@ -1,8 +1,9 @@
-//! What the plug-in knows of its process: the ring, the communicators, and what is under way.
+//! The plug-in's state for its process: the ring, the communicators, and the operations in progress.
 //!
-//! All of it is made at the first communicator and has a fixed size. After that an event takes no lock, allocates
-//! nothing and asks nothing of the system; what finds no place is not followed, and counted where the ring has a
-//! counter for it. The exceptions come once each: a communicator, and a shape that was not seen before.
+//! All of it is made at the first communicator and has a fixed size. After that an event takes no lock,
+//! allocates no memory and makes no system call. Events for which there is no place are not followed, and
+//! are counted if the ring has a counter for them. There are two exceptions, each of which occurs once: a
+//! new communicator, and a shape that was not seen before.
 
 use crate::handle::{At, Kind, Pool};
 use crate::settings::Events;
@@ -15,19 +16,19 @@ use std::ffi::c_void;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
-/// Communicators at a time.
+/// The largest number of communicators at a time.
 const COMMUNICATORS: usize = 4_096;
-/// Operations under way.
+/// The largest number of operations in progress.
 const OPERATIONS: usize = 8_192;
-/// Network transfers under way.
+/// The largest number of network transfers in progress.
 const TRANSFERS: usize = 8_192;
-/// Group calls under way: one for each thread that is in one.
+/// The largest number of group calls in progress: one for each thread that is inside one.
 const GROUPS: usize = 256;
 
 /// No group.
 pub(crate) const NO_GROUP: u32 = u32::MAX;
 
-/// One ring, and what belongs to it.
+/// One ring, and the state that belongs to it.
 pub(crate) struct Process {
     pub(crate) recorder: FlightRecorder,
     pub(crate) events: Events,
@@ -35,13 +36,13 @@ pub(crate) struct Process {
     pub(crate) operations: Pool<Op>,
     pub(crate) transfers: Pool<Transfer>,
     pub(crate) groups: Pool<GroupCall>,
-    /// Of each link, how many transfers are under way.
+    /// For each link, how many transfers are in progress.
     pub(crate) active: Box<[AtomicU32]>,
     next_group: AtomicU32,
     pub(crate) pid: u32,
 }
 
-/// How a group numbers what is done on it.
+/// How a group numbers its operations.
 #[derive(Debug, Default)]
 pub(crate) struct Counts {
     collectives: AtomicU64,
@@ -62,11 +63,11 @@ impl Counts {
 pub(crate) struct Communicator {
     /// Its group, or [`NO_GROUP`].
     pub(crate) group: AtomicU32,
-    /// The group of what its graphs do, or [`NO_GROUP`].
+    /// The group of the operations that its graphs run, or [`NO_GROUP`].
     pub(crate) replays: AtomicU32,
     pub(crate) hash: AtomicU64,
     pub(crate) rank: AtomicU32,
-    /// 0 = not known.
+    /// 0 = unknown.
     pub(crate) size: AtomicU32,
     pub(crate) counts: Counts,
     pub(crate) replay_counts: Counts,
@@ -74,27 +75,27 @@ pub(crate) struct Communicator {
     pub(crate) naming: AtomicU32,
 }
 
-/// Where a communicator is that is named by its first operation.
+/// Progress of naming a communicator, which its first operation names.
 pub(crate) mod naming {
     pub(crate) const OPEN: u32 = 0;
     pub(crate) const UNDER_WAY: u32 = 1;
     pub(crate) const DONE: u32 = 2;
 }
 
-/// An operation under way.
+/// An operation in progress.
 #[derive(Debug, Default)]
 pub(crate) struct Op {
     ticket: [AtomicU64; 3],
-    /// Use of its communicator's place.
+    /// The use of its communicator's place.
     pub(crate) communicator: AtomicU64,
     /// The next operation of the group call.
     pub(crate) next: AtomicU64,
     pub(crate) flags: AtomicU32,
-    /// Channels that it has; 0 = not known.
+    /// Number of its channels; 0 = unknown.
     pub(crate) channels: AtomicU32,
     pub(crate) started: AtomicU32,
     pub(crate) finished: AtomicU32,
-    /// By the device's clock, ns; 0 = not known.
+    /// Time of the device's clock, ns; 0 = unknown.
     pub(crate) first_start: AtomicU64,
     pub(crate) last_end: AtomicU64,
 }
@@ -103,13 +104,13 @@ pub(crate) struct Op {
 pub(crate) mod flag {
     /// It is in a plan.
     pub(crate) const PLANNED: u32 = 1;
-    /// The group call that it was issued in has not ended.
+    /// The group call in which it was issued has not ended.
     pub(crate) const IN_GROUP: u32 = 2;
     /// It has ended, or is no longer watched.
     pub(crate) const OVER: u32 = 4;
     /// Its group call ended before it was in a plan.
     pub(crate) const LEFT: u32 = 8;
-    /// `channels` is the most that it may have.
+    /// `channels` is the largest number that it may have.
     pub(crate) const AT_MOST: u32 = 16;
 }
 
@@ -133,12 +134,12 @@ impl Op {
     }
 }
 
-/// A network transfer under way.
+/// A network transfer in progress.
 #[derive(Debug, Default)]
 pub(crate) struct Transfer {
     /// Number of its link.
     pub(crate) link: AtomicU32,
-    /// Use of its communicator's place.
+    /// The use of its communicator's place.
     pub(crate) communicator: AtomicU64,
     pub(crate) operation: [AtomicU64; 3],
     pub(crate) steps: AtomicU32,
@@ -162,7 +163,7 @@ pub(crate) struct Call {
 }
 
 impl Process {
-    /// Makes the ring. The error is a sentence.
+    /// Makes the ring. The error is a complete sentence.
     pub(crate) fn open(config: &RecorderConfig, events: Events) -> Result<Self, String> {
         let recorder = FlightRecorder::create(config).map_err(|error| error.to_string())?;
         Ok(Self {
@@ -219,8 +220,8 @@ impl Process {
         group.row()
     }
 
-    /// Makes the group of what the communicator's graphs do: those run when the device comes to them, whatever is
-    /// issued at that time, so that they have an order of their own.
+    /// Makes the group of the operations that the communicator's graphs run. The device runs them when it
+    /// reaches them, whatever is issued at that time, so they have an order of their own.
     pub(crate) fn expect_replays(&self, communicator: &Communicator) {
         let claimed =
             communicator
@@ -241,7 +242,7 @@ impl Process {
         communicator.replays.store(group, Relaxed);
     }
 
-    /// Records an operation; none if its communicator has no group.
+    /// Records an operation; `None` if its communicator has no group.
     pub(crate) fn begin(
         &self,
         communicator: &Communicator,
@@ -275,7 +276,7 @@ impl Process {
             [Tensor { dtype, shape: &one }],
             [Tensor { dtype, shape: &all }],
         );
-        // Without the size of the communicator, what it multiplies is not known.
+        // Without the size of the communicator, the full sizes of the tensors are unknown.
         let all: &[Tensor<'_>] = if size > 0 { &all } else { &[] };
         let (inputs, outputs): (&[Tensor<'_>], &[Tensor<'_>]) = match call.op.pattern() {
             Pattern::AllGather | Pattern::Gather => (&one, all),
@@ -310,14 +311,14 @@ impl Process {
         Some(self.recorder.begin(&operation))
     }
 
-    /// Follows an operation that was begun; without room for it, it is no longer watched.
+    /// Follows an operation that was begun; if there is no room for it, it is no longer watched.
     pub(crate) fn follow(&self, ticket: Ticket, communicator: At, flags: u32) -> Option<At> {
         let take = || {
             self.operations
                 .take(|op| op.set(ticket, communicator, flags))
         };
         let taken = take().or_else(|| {
-            // Those that may still come into a plan have waited longest.
+            // Operations that may still become part of a plan have waited longest.
             for (at, op) in self.operations.taken() {
                 if op.flags.load(Relaxed) & (flag::LEFT | flag::PLANNED) == flag::LEFT {
                     self.operations.give_back(at);
@@ -331,7 +332,8 @@ impl Process {
         taken
     }
 
-    /// What was under way on a communicator that is gone did not end well: NCCL waits for the rest before that.
+    /// Ends the operations in progress on a communicator that has ended, as failed: NCCL waits for all
+    /// others before it ends a communicator.
     pub(crate) fn forget(&self, at: At) {
         let Some(communicator) = self.communicators.get(at) else {
             return;
@@ -340,7 +342,7 @@ impl Process {
             if op.communicator.load(Relaxed) != at.to_word() {
                 continue;
             }
-            // Before the place is another operation's.
+            // The ticket is read before the place can belong to another operation.
             let ticket = op.ticket();
             let flags = op.flags.fetch_or(flag::OVER, Relaxed);
             if self.operations.give_back(op_at) && flags & (flag::OVER | flag::LEFT) == 0 {
@@ -365,7 +367,7 @@ impl Process {
         self.communicators.give_back(at);
     }
 
-    /// Ends an operation, and gives its place back if its group call is over.
+    /// Ends an operation, and returns its place to the pool if its group call is over.
     pub(crate) fn end(&self, at: At, op: &Op) {
         let now = self.recorder.now();
         let (start, end) = (op.first_start.load(Relaxed), op.last_end.load(Relaxed));
@@ -376,7 +378,7 @@ impl Process {
         self.let_go(at, op);
     }
 
-    /// Marks an operation as over, and gives its place back if its group call is, too.
+    /// Marks an operation as over, and returns its place to the pool if its group call is over, too.
     pub(crate) fn let_go(&self, at: At, op: &Op) {
         let before = op.flags.fetch_or(flag::OVER, Relaxed);
         if before & (flag::IN_GROUP | flag::OVER) == 0 {

@@ -1,4 +1,4 @@
-//! What the environment asks of the plug-in.
+//! The plug-in's settings from the environment.
 
 use crate::abi::event;
 use rcomm_recorder::launch::Launched;
@@ -7,9 +7,9 @@ use rcomm_recorder::record::{Placement, RecorderConfig, RingPart};
 /// What is recorded, and how much of it is kept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Events {
-    /// Bits of [`event`]; 0 = nothing.
+    /// Bits of [`event`]; 0 = no events.
     pub(crate) mask: u64,
-    /// Operations that the ring holds.
+    /// The number of operations that the ring holds.
     pub(crate) depth: u32,
 }
 
@@ -27,7 +27,8 @@ const DEFAULT: Events = Events {
 };
 
 impl Events {
-    /// From `RCOMM_NCCL_EVENTS`: words and a number, with commas between them. The error is a sentence.
+    /// Parses `RCOMM_NCCL_EVENTS`: words and a number, separated by commas. The error is a complete
+    /// sentence.
     pub(crate) fn parse(text: Option<&str>) -> Result<Self, String> {
         let mut events = DEFAULT;
         let mut mask = None;
@@ -51,7 +52,7 @@ impl Events {
     }
 }
 
-/// The identity of the process within a communicator, used where no launcher gives one.
+/// The identity of the process within a communicator, used if no launcher gives one.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct FirstCommunicator {
     pub(crate) hash: u64,
@@ -59,7 +60,7 @@ pub(crate) struct FirstCommunicator {
     pub(crate) size: u32,
 }
 
-/// How the ring of this process is to be made; a sentence if its rank is unknown.
+/// Returns how to make the ring of this process; the error is a sentence if the rank is unknown.
 pub(crate) fn ring_config(
     lookup: impl Fn(&str) -> Option<String>,
     events: Events,
@@ -73,7 +74,7 @@ pub(crate) fn ring_config(
             it.job.unwrap_or_else(|| "nccl".to_owned()),
             it.attempt,
         ),
-        // The ranks of the first communicator are then a job of their own.
+        // The ranks of the first communicator are then treated as a separate job.
         (None, Some(first)) => (
             first.rank,
             first.size,
@@ -105,7 +106,7 @@ pub(crate) fn ring_config(
     })
 }
 
-/// At most the 255 bytes that a job's name may have.
+/// Cuts a job's name to the 255 bytes that it may have.
 fn cut(mut job: String) -> String {
     let mut end = job.len().min(255);
     while !job.is_char_boundary(end) {

@@ -240,8 +240,8 @@ impl Comm {
     /// Begins to flush what was enqueued: [`is_ready`](Self::is_ready) is true when the flush is done. All
     /// ranks call it, then [`destroy`](Self::destroy).
     ///
+    /// # Errors
     /// `Backend` with the library's message.
-    /// `Backend` with the library's words.
     pub(crate) fn finalize(&self) -> Result<()> {
         self.with(|library, comm| {
             // SAFETY: `with` lends a live communicator, locked during the call.

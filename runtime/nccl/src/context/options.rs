@@ -348,7 +348,7 @@ mod tests {
         for name in names(rest) {
             assert!(asked.contains(name), "{name}");
         }
-        // The rows list all variables.
+        // The documentation names no other variables.
         let page = [
             "## Libraries",
             "## Groups",

@@ -33,7 +33,7 @@ const RANK_SHIFT: u32 = 34;
 /// The purpose for which a rank calls [`decide`](Outcome::decide).
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Vote {
-    /// The rank only reads the decision.
+    /// The rank reads the decision and makes no proposal.
     Ask,
     /// This rank of the group proposes that its phase fails.
     GiveUp(usize),

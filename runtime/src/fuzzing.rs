@@ -1,3 +1,3 @@
-//! What the fuzzer may reach: everything that reads what another rank has sent.
+//! The functions for the fuzz targets: all that read bytes which another rank has sent.
 
 pub use rcomm_cpu::fuzzing::{read_handshakes, receive_any_bytes};

@@ -1,8 +1,9 @@
 //! ProcessGroup over CPU and NCCL backends, with a flight recorder that is always on.
 //!
 //! One process of a job makes a [`World`], which finds the other ranks, and issues collectives on its
-//! [`ProcessGroup`]s. Every operation is recorded; one that does not end in time gives an error that names the
-//! ranks that did not come, and a dump that the program `rcomm-fr` reads.
+//! [`ProcessGroup`]s. Every operation is recorded; if an operation does not end in time, it fails with an
+//! error that names the ranks that did not arrive, and every rank writes a dump that the program `rcomm-fr`
+//! reads.
 //!
 //! ```no_run
 //! use rcomm::{Config, ReduceOp, World};
@@ -23,7 +24,7 @@
 //! | [`backend`] | the CPU and NCCL backends, and the traits for one of your own |
 //! | [`data_parallel`] | gradients, averaged in buckets |
 //!
-//! All of it but the backends is the crate `rcomm-core`; this crate alone knows which backends there are.
+//! Everything except the backends is in the crate `rcomm-core`; only this crate depends on the backends.
 #![deny(unsafe_code)]
 
 mod backends;
@@ -55,8 +56,8 @@ pub type WorldBuilder = rcomm_core::WorldBuilder<Backends>;
 
 /// The backends, and the traits for one of your own.
 ///
-/// [`Config::backend`] names those of a world: `cpu`, the default, or `cpu:cpu,cuda:nccl`. What a backend
-/// makes of [`Hints`]:
+/// [`Config::backend`] names those of a world: `cpu`, the default, or `cpu:cpu,cuda:nccl`. The effect of
+/// [`Hints`] on each backend:
 ///
 /// | hint | [`cpu`](backend::cpu) | [`nccl`](backend::nccl) | [`fake`](backend::fake) |
 /// |---|---|---|---|

@@ -1,7 +1,7 @@
 //! A recorder that may be carried into a forked child, where it does nothing.
 //!
-//! The ring's memory is not inherited by fork, so touching it in the child would end the child. Asking for
-//! the process's number costs a system call, more than the record itself; so one word of memory holds it
+//! The ring's memory is not inherited by fork, so touching it in the child would end the child. Getting the
+//! process id costs a system call, which takes longer than a record; so the id is kept in one word of memory
 //! that the kernel clears in every child (`MADV_WIPEONFORK`).
 
 use rcomm_recorder::record::FlightRecorder;
@@ -62,7 +62,7 @@ impl ForkGuarded {
             return Err(Box::new(recorder));
         };
         let process = u64::from(std::process::id());
-        // Zero before the first recorder of this process, also in a child.
+        // The word is 0 before the first recorder of this process, also in a child.
         word.store(process, Ordering::Relaxed);
         Ok(Self {
             recorder: ManuallyDrop::new(recorder),

@@ -26,7 +26,7 @@ pub(crate) fn call(run: impl FnOnce() -> Result<(), String>) -> i32 {
         Err(_) => "the recorder panicked: please report it".to_owned(),
     };
     let text = CString::new(why.replace('\0', " ")).unwrap_or_default();
-    // A thread that is ending may have no text any more.
+    // The thread-local text may already be dropped in a thread that is ending.
     let _ = LAST.try_with(|last| last.replace(text));
     RCOMM_RECORDER_FAILED
 }
@@ -57,7 +57,7 @@ pub(crate) unsafe fn text<'a>(text: *const c_char) -> std::borrow::Cow<'a, str> 
 /// this thread fails.
 #[unsafe(no_mangle)]
 pub extern "C" fn rcomm_recorder_last_error() -> *const c_char {
-    // Its memory does not move while the value is not replaced.
+    // The text's memory does not move until the value is replaced.
     LAST.try_with(|last| last.borrow().as_ptr())
         .unwrap_or(c"".as_ptr())
 }

@@ -1,4 +1,5 @@
-//! Finds the line of the program that called: the innermost Python frame that is not of a library on the way.
+//! Finds the call site in the program: the innermost Python frame that does not belong to a library in
+//! between.
 
 use pyo3::intern;
 use pyo3::prelude::*;
@@ -6,12 +7,12 @@ use rcomm_recorder::record::{CallSiteId, FlightRecorder};
 use std::collections::HashMap;
 use std::sync::Mutex;
 
-/// The most frames that are looked at.
+/// The most frames that are examined.
 const DEPTH: usize = 64;
-/// The most code objects that are remembered; those beyond are looked up each time.
+/// The most code objects that are cached; further ones are looked up each time.
 const MOST_CODE: usize = 4_096;
 
-/// What is known of a code object.
+/// The classification of a code object.
 #[derive(Clone, Copy, PartialEq)]
 enum Code {
     /// Of PyTorch, of this package, or of the standard library between the two.
@@ -19,11 +20,11 @@ enum Code {
     Program,
 }
 
-/// The call sites met so far.
+/// The call sites seen so far.
 pub(crate) struct CallSites {
     /// Folders and files whose code is not the program's.
     own_code: Vec<String>,
-    /// By the address of the code object, which is kept so that no other takes it.
+    /// By the address of the code object. The object is kept alive so that no other gets its address.
     code: Mutex<HashMap<usize, (Code, Py<PyAny>)>>,
     /// By the address of the code object, and the line.
     sites: Mutex<HashMap<(usize, u32), CallSiteId>>,
@@ -38,7 +39,7 @@ impl CallSites {
         }
     }
 
-    /// The line that called, by the calling thread's frames; `None` outside of any Python code of the program.
+    /// The call site, by the calling thread's frames; `None` outside of any Python code of the program.
     pub(crate) fn of_caller(&self, py: Python<'_>, ring: &FlightRecorder) -> Option<CallSiteId> {
         let mut frame = innermost(py)?;
         for _ in 0..DEPTH {
@@ -57,7 +58,7 @@ impl CallSites {
         None
     }
 
-    /// What a code object is, and whether it is remembered.
+    /// Classifies a code object; also returns whether it is in the cache now.
     fn classify(&self, code: &Bound<'_, PyAny>) -> Option<(Code, bool)> {
         let address = code.as_ptr().addr();
         if let Some((kind, _)) = self.code.lock().ok()?.get(&address) {

@@ -1,7 +1,7 @@
-//! What PyTorch calls before and after each operation of a group.
+//! The hooks that PyTorch calls before and after each operation of a group.
 //!
-//! It calls the hooks in Python (`before` and `after` of [`GroupHooks`]), or those of `rcomm/_hooks.cpp`, which call
-//! [`native`](crate::native). Both write the same record.
+//! PyTorch calls the hooks in Python (`before` and `after` of [`GroupHooks`]), or those of
+//! `rcomm/_hooks.cpp`, which call [`native`](crate::native). Both write the same record.
 
 use crate::pending::Watched;
 use crate::ring::Shared;
@@ -19,14 +19,14 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::ThreadId;
 use std::time::Duration;
 
-/// How a hook's name of an operation is recorded.
+/// How an operation of a hook is recorded.
 struct Named {
     op: OpType,
-    /// As PyTorch's own records spell it.
+    /// The name in PyTorch's own records.
     name: &'static str,
-    /// Its Work has a future on gloo.
+    /// Whether its Work has a future on gloo.
     future: bool,
-    /// On gloo it ends within the wait for it: its Work shows no end before.
+    /// Whether, on gloo, it ends only within a wait for it, so that its Work shows no end before.
     deferred: bool,
 }
 
@@ -90,10 +90,10 @@ const NAMED: [Named; 20] = [
 
 const UNKNOWN: Named = without_future(OpType::Other, "unknown");
 
-/// How many operations under way a hook looks at.
+/// How many operations under way a hook polls.
 const LOOK: usize = 4;
 
-/// An operation as a hook is given it.
+/// An operation, from the arguments of a hook.
 pub(crate) struct Issued {
     /// PyTorch's number of the operation's name.
     pub(crate) name: usize,
@@ -118,9 +118,9 @@ pub(crate) struct Open {
 #[derive(Clone, Copy)]
 pub(crate) struct UnderWay {
     pub(crate) ticket: Ticket,
-    /// No member completes it before all have issued it.
+    /// Whether no member completes it before all have issued it.
     pub(crate) waits_for_all: bool,
-    /// Its end is seen by a wait for it only.
+    /// Whether its end is visible only in a wait for it.
     pub(crate) deferred: bool,
 }
 
@@ -129,7 +129,7 @@ pub(crate) struct UnderWay {
 pub(crate) enum Ending {
     Completed,
     Failed,
-    /// What becomes of it is not watched any more.
+    /// It is no longer watched.
     Unwatched,
 }
 
@@ -146,7 +146,7 @@ struct Counts {
 /// The most deferred operations of a group that are remembered.
 const MOST_DEFERRED: usize = 1_024;
 
-/// What is recorded of one group.
+/// The recording state of one group.
 pub(crate) struct Group {
     pub(crate) shared: Arc<Shared>,
     group: Option<GroupHandle>,
@@ -238,9 +238,9 @@ impl Group {
 
     /// Records that an operation was seen, now, to have ended.
     ///
-    /// Once one for which all members are needed has completed, all of them have issued every earlier one:
-    /// no member is missing in a deferred operation before it, whose own end may never be seen, since a
-    /// wait in C++ does not come by here. Such a one is retired.
+    /// Once one for which all members are needed has completed, all of them have issued every earlier one: no
+    /// member is missing in an earlier deferred operation. The end of such an operation may never be seen,
+    /// since a wait in C++ does not call this module, so it is retired.
     pub(crate) fn ended(&self, operation: UnderWay, ending: Ending) {
         let Some(ring) = self.shared.ring.get() else {
             return;

@@ -24,7 +24,7 @@ mod tensors;
 
 use pyo3::prelude::*;
 
-// What C and C++ call is in this library, too: one recorder for both.
+// The functions for C and C++ are in this library, too, so that both use one recorder.
 use rcomm_recorder_capi as _;
 
 #[pymodule]

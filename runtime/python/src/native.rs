@@ -1,8 +1,9 @@
-//! What `rcomm/_hooks.cpp` calls: hooks of PyTorch that run without Python's interpreter lock.
+//! The functions that `rcomm/_hooks.cpp` calls: hooks of PyTorch that run without Python's interpreter lock.
 //!
-//! The C++ file is compiled for one version of PyTorch, by one explicit command, and reads PyTorch's arguments; all else is
-//! decided here, so that its hooks record what those in Python record. Its declarations repeat the types of this file;
-//! `LAYOUT` tells a library that was built for other ones.
+//! The C++ file is compiled for one version of PyTorch, by one explicit command, and reads PyTorch's
+//! arguments; everything else is done here, so that its hooks record the same as those in Python. Its
+//! declarations repeat the types of this file; `LAYOUT` detects a library that was built for other versions
+//! of them.
 
 use crate::hooks::{Ending, Group, Issued, UnderWay};
 use crate::tensors::Side;
@@ -183,7 +184,7 @@ pub(crate) unsafe extern "C" fn rcomm_python_ended(
     });
 }
 
-/// The line that called, if the calling thread is one of Python's and the interpreter has not begun to end.
+/// The call site, if the calling thread is one of Python's and the interpreter has not begun to end.
 fn call_site(find: impl FnOnce(Python<'_>) -> Option<CallSiteId>) -> Option<CallSiteId> {
     // SAFETY: it reads a value of the calling thread, and may be called without the interpreter's lock.
     let of_python = unsafe { !pyo3::ffi::PyGILState_GetThisThreadState().is_null() };

@@ -1,6 +1,6 @@
 //! Operations under way, until they are seen to end.
 //!
-//! Each keeps its `Work`. It is looked at by the hooks of later operations, by a wait that returns, and by a
+//! Each keeps its `Work`, which is polled by the hooks of later operations, by a wait that returns, and by a
 //! thread a few times a second. No call to Python is made under the lock: such a call may give the
 //! interpreter to a thread that wants the lock.
 
@@ -12,7 +12,7 @@ use std::collections::VecDeque;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// The most operations that are watched; of those beyond, the oldest is not watched any more.
+/// The most operations that are watched; if there are more, the oldest is no longer watched.
 const MOST: usize = 8_192;
 
 /// An operation under way.
@@ -20,14 +20,14 @@ pub(crate) struct Watched {
     pub(crate) group: Arc<Group>,
     pub(crate) operation: UnderWay,
     pub(crate) work: Py<PyAny>,
-    /// Its tensors are in the host's memory, so that it has ended when a wait for it returns.
+    /// Whether its tensors are in the host's memory, so that it has ended when a wait for it returns.
     pub(crate) on_host: bool,
-    /// Its Work may have a future, which knows of errors.
+    /// Whether its Work may have a future, which holds errors.
     pub(crate) future: bool,
 }
 
 impl Watched {
-    /// A later operation proved that no member is missing in this one, whose end is not seen.
+    /// Whether a later operation proved that no member is missing in this one, whose end was not seen.
     fn has_passed(&self) -> bool {
         self.operation.deferred && !self.group.is_deferred(self.operation.ticket)
     }
@@ -62,7 +62,7 @@ impl Pending {
         }
     }
 
-    /// Looks at the oldest `most` operations, and records those that ended.
+    /// Polls the oldest `most` operations, and records those that ended.
     pub(crate) fn sweep(&self, py: Python<'_>, ring: &ForkGuarded, most: usize) {
         if self.len() == 0 || ring.get().is_none() {
             return;
@@ -80,7 +80,7 @@ impl Pending {
                 .map(|one| (one.work.clone_ref(py), one.future))
                 .collect()
         };
-        // Outside of the lock: a Work may be the last owner of tensors.
+        // Dropped outside of the lock: a Work may be the last owner of tensors.
         drop(passed);
         for (work, future) in look {
             let work = work.bind(py);
@@ -97,7 +97,7 @@ impl Pending {
         }
     }
 
-    /// A wait for this Work returned (`well`), or raised.
+    /// Notes that a wait for this Work returned (`well`), or raised.
     pub(crate) fn waited(&self, py: Python<'_>, work: &Bound<'_, PyAny>, well: bool) {
         let on_host = {
             let all = self.lock();
@@ -114,7 +114,7 @@ impl Pending {
             asked.and_then(|ended| ended.is_truthy()).unwrap_or(false)
         };
         match well {
-            // On a device a wait returns when the stream will wait.
+            // On a device, a wait returns as soon as the stream is set to wait.
             true if on_host || ended(work) => self.end(work, Ending::Completed),
             true => {}
             false => self.end(work, Ending::Failed),
@@ -140,7 +140,7 @@ impl Pending {
 fn future_failed(work: &Bound<'_, PyAny>) -> bool {
     let py = work.py();
     let Ok(future) = work.call_method0(intern!(py, "get_future")) else {
-        // Some have none: gloo's sends, receives and reduce_scatter.
+        // Some Works have no future: those of gloo's sends, receives and reduce_scatter.
         return false;
     };
     let done = future

@@ -14,13 +14,13 @@ use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-/// What the hooks of all groups share.
+/// The state that the hooks of all groups share.
 pub(crate) struct Shared {
     pub(crate) ring: ForkGuarded,
     pub(crate) pending: Pending,
     pub(crate) sites: CallSites,
     pub(crate) types: Types,
-    /// How many operations under way show their end only in a wait for them.
+    /// The number of operations under way whose end is visible only in a wait for them.
     pub(crate) deferred: AtomicUsize,
     groups: AtomicU32,
 }
@@ -103,7 +103,7 @@ impl Ring {
         self.0.pending.sweep(py, &self.0.ring, usize::MAX);
     }
 
-    /// How many operations under way show their end only in a wait for them.
+    /// The number of operations under way whose end is visible only in a wait for them.
     fn deferred(&self) -> usize {
         self.0.deferred.load(Ordering::Relaxed)
     }
@@ -145,8 +145,8 @@ impl Ring {
 
 const HEARTBEAT: Duration = Duration::from_secs(1);
 
-/// Writes the heartbeat once a second, from a thread that never asks for the interpreter: it stops only if
-/// the whole process does. Without the thread the ring has no heartbeat, and all else.
+/// Writes the heartbeat once a second, from a thread that never takes the interpreter's lock: it stops only
+/// if the whole process does. If the thread cannot be started, only the heartbeat is missing in the ring.
 fn beat(shared: &Arc<Shared>) {
     let ring: Weak<Shared> = Arc::downgrade(shared);
     let run = move || {
@@ -154,7 +154,7 @@ fn beat(shared: &Arc<Shared>) {
             if let Some(ring) = shared.ring.get() {
                 ring.heartbeat();
             }
-            // The last owner may go while this thread sleeps.
+            // The last owner may be dropped while this thread sleeps.
             drop(shared);
             std::thread::sleep(HEARTBEAT);
         }

@@ -7,11 +7,11 @@ use rcomm_recorder::record::Tensor;
 use std::collections::HashMap;
 use std::sync::Mutex;
 
-/// The element types met so far. PyTorch's types are single objects that live as long as the process.
+/// The element types seen so far. PyTorch's types are single objects that live as long as the process.
 #[derive(Default)]
 pub(crate) struct Types(Mutex<HashMap<usize, DType>>);
 
-/// PyTorch's names, for those that we know.
+/// PyTorch's names of the supported types.
 const NAMES: &[(&str, DType)] = &[
     ("torch.float32", DType::F32),
     ("torch.float64", DType::F64),
@@ -33,7 +33,7 @@ const NAMES: &[(&str, DType)] = &[
 ];
 
 impl Types {
-    /// The element type; `Other` for one that we do not have.
+    /// The element type; `Other` for one that is not supported.
     pub(crate) fn of(&self, dtype: &Bound<'_, PyAny>) -> DType {
         let address = dtype.as_ptr().addr();
         let known = |types: &Self| types.0.lock().ok()?.get(&address).copied();
@@ -49,7 +49,7 @@ impl Types {
     }
 }
 
-/// The most tensors of one side that are looked at: DDP and FSDP pass one.
+/// The most tensors of one side that are read: DDP and FSDP pass one.
 const MOST: usize = 1_024;
 
 /// The tensors of one side of an operation.
@@ -93,7 +93,8 @@ impl Side {
         }
     }
 
-    /// Adds a tensor by PyTorch's name of its element type and its extents; those beyond the most are left out.
+    /// Adds a tensor by PyTorch's name of its element type and its extents; tensors beyond the limit are left
+    /// out.
     pub(crate) fn push(&mut self, dtype: &str, extents: &[i64]) {
         if self.types.len() < MOST {
             self.types
@@ -106,7 +107,7 @@ impl Side {
         }
     }
 
-    /// As the recorder takes them.
+    /// The tensors in the recorder's form.
     pub(crate) fn tensors(&self) -> Vec<Tensor<'_>> {
         let mut rest = &self.extents[..];
         let tensor = |(&dtype, &dimensions): (&DType, &usize)| {

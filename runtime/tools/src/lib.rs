@@ -1,5 +1,5 @@
 //! The programs `rcomm-run`, which starts the ranks of a job on one or several nodes, and `rcomm-bench`,
-//! which measures operations: their command lines and what they do.
+//! which measures operations.
 //!
 //! ```sh
 //! rcomm-run -n 4 ./train

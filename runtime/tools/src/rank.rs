@@ -1,4 +1,4 @@
-//! What every rank gets in its environment, whichever program starts it.
+//! The environment variables of every rank, for all programs that start ranks.
 
 use anyhow::Result;
 use rcomm::Secret;

@@ -7,7 +7,7 @@ use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-/// How long a thread without work stays.
+/// How long a thread without work is kept.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 type Job = Box<dyn FnOnce() + Send>;
@@ -18,7 +18,7 @@ struct State {
     idle: usize,
 }
 
-/// A set of threads that grows with the need.
+/// A set of threads that grows on demand.
 #[derive(Default)]
 pub(crate) struct Callbacks {
     state: Mutex<State>,

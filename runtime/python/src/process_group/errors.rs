@@ -17,9 +17,9 @@ const fn class_of(kind: ErrorKind) -> &'static str {
 
 /// An error as an exception: `ValueError` for a wrong argument, `NotImplementedError` for what cannot be
 /// done, else one of PyTorch's, all of which are `RuntimeError`s. It has attributes: `kind`, a word such as
-/// `Timeout` or `PeerLost`; `ranks`, those that it is about, by their numbers in the world.
+/// `Timeout` or `PeerLost`; `ranks`, the ranks that it names, by their numbers in the world.
 ///
-/// PyTorch's programs look for its own words in the text of a time-out, so these come first.
+/// PyTorch's programs search the text of a time-out for PyTorch's own wording, so that comes first.
 pub(crate) fn raise(py: Python<'_>, error: &Error, timeout: Option<Duration>) -> PyErr {
     let text = match (error.kind(), timeout) {
         (ErrorKind::Timeout, Some(timeout)) => {

@@ -1,14 +1,14 @@
-//! Which process made an object: what a process has of its ranks does not work in a forked child.
+//! Detects which process made an object: a process's worlds and groups do not work in a forked child.
 
 use pyo3::prelude::*;
 use std::mem::ManuallyDrop;
 use std::ops::Deref;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// How many forks lie between the first process and this one.
+/// The number of forks between the first process and this one.
 static FORKS: AtomicU32 = AtomicU32::new(0);
 
-/// Notes in a forked child that it is one.
+/// Notes in a forked child that it is a child.
 #[pyfunction]
 pub(crate) fn note_fork() {
     FORKS.fetch_add(1, Ordering::Relaxed);

@@ -1,4 +1,4 @@
-//! A group of a world, and the way of every operation into it.
+//! A group of a world, and the path by which every operation is issued.
 
 use super::callbacks::Callbacks;
 use super::errors::{of_torch, raise};
@@ -14,13 +14,13 @@ use rcomm::{Done, Op, ProcessGroup};
 use rcomm_recorder::record::{CallSiteId, FlightRecorder};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// What the groups of a world share.
+/// The state that the groups of a world share.
 pub(crate) struct Shared {
     pub(crate) recorder: Arc<FlightRecorder>,
     pub(crate) sites: CallSites,
     pub(crate) types: Types,
     pub(crate) callbacks: Arc<Callbacks>,
-    /// Where a thread calls that runs no Python code of the program: one of PyTorch's own.
+    /// The call site of threads that run no Python code of the program, such as PyTorch's own.
     pub(crate) in_torch: CallSiteId,
 }
 
@@ -30,7 +30,7 @@ struct Block {
     ops: Vec<Op<'static>>,
     tensors: Vec<Py<PyAny>>,
     copies: Vec<CopyBack>,
-    /// The longest of what its operations were given.
+    /// The longest time-out of its operations.
     timeout: Option<std::time::Duration>,
 }
 
@@ -51,7 +51,7 @@ impl Group {
         }
     }
 
-    /// The group, unless it is one of a parent process.
+    /// The group, unless it belongs to a parent process.
     pub(crate) fn own(&self, py: Python<'_>) -> PyResult<&ProcessGroup> {
         if self.group.is_own() {
             return Ok(&self.group);
@@ -69,7 +69,8 @@ impl Group {
         self.block.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The group as it is called from the calling thread's line of Python.
+    /// The handle of the group with the options, and with the calling thread's line of Python as its call
+    /// site.
     pub(crate) fn handle(&self, py: Python<'_>, options: &Options) -> PyResult<ProcessGroup> {
         let own = self.own(py)?;
         let site = self.shared.sites.of_caller(py, &self.shared.recorder);
@@ -111,7 +112,7 @@ impl Group {
             ));
         }
         drop(block);
-        // Alone in its group a rank waits for no other, and needs no thread that does.
+        // A rank that is alone in its group waits for no other, and needs no thread for that.
         if !options.blocking && self.group.size() > 1 {
             let work = py.detach(|| handle.execute_async(op));
             let work = work.map_err(|error| raise(py, &error, Some(timeout)))?;
@@ -130,7 +131,7 @@ impl Group {
         self.block().get_or_insert_default();
     }
 
-    /// Starts what was kept as one operation; `None` where nothing was.
+    /// Starts the kept operations as one; `None` if there are none.
     pub(crate) fn end_block(&self, py: Python<'_>) -> PyResult<Option<Work>> {
         let block = self.block().take();
         let Some(block) = block.filter(|block| !block.ops.is_empty()) else {

@@ -1,7 +1,7 @@
 //! `torch.distributed`'s backend "rcomm": a world's groups, over tensors.
 //!
-//! Nothing of PyTorch is linked: tensors are read by their attributes, and `rcomm/_backend.py` has the classes
-//! that PyTorch's C++ knows.
+//! Nothing of PyTorch is linked: tensors are read by their attributes, and `rcomm/_backend.py` has the
+//! classes that PyTorch's C++ requires.
 //!
 //! | file | holds |
 //! |---|---|

@@ -1,4 +1,4 @@
-//! The monitored barrier, whose errors PyTorch's programs know by gloo's words.
+//! The monitored barrier, whose errors have gloo's wording, for which PyTorch's programs search.
 
 use super::errors::{of_torch, raise};
 use super::issue::Group;
@@ -9,7 +9,7 @@ use rcomm::{ErrorKind, MissingRanks};
 use std::time::Duration;
 
 impl Group {
-    /// Waits on rank 0 of the group for all members; there, names those that do not come.
+    /// Runs a monitored barrier. On rank 0 of the group, the error names the members that do not arrive.
     pub(crate) fn call_roll(
         &self,
         py: Python<'_>,
@@ -32,7 +32,7 @@ impl Group {
         if error.kind() != ErrorKind::Timeout {
             return Err(raise(py, &error, Some(timeout)));
         }
-        // As gloo words it: programs look for these words.
+        // The text is gloo's: programs search for it.
         let (own, ms) = (handle.rank(), timeout.as_millis());
         let absent = error
             .ranks()
@@ -56,7 +56,7 @@ impl Group {
     }
 }
 
-/// Whether this is a time-out of no time at all.
+/// Whether this time-out is zero.
 fn is_zero(timeout: &Bound<'_, PyAny>) -> PyResult<bool> {
     let py = timeout.py();
     let timeout = timeout

@@ -1,4 +1,5 @@
-//! What torch.distributed passes beside the tensors: option objects, or their fields one by one.
+//! The arguments that torch.distributed passes besides the tensors: option objects, or their fields one by
+//! one.
 
 use pyo3::exceptions::PyValueError;
 use pyo3::intern;
@@ -19,9 +20,9 @@ const REDUCTIONS: [ReduceOp; 9] = [
     ReduceOp::PremulSum,
 ];
 
-/// How an operation is to be done.
+/// The options of an operation.
 pub(crate) struct Options {
-    /// In the calling thread; else at once, with a Work.
+    /// Whether it runs in the calling thread; otherwise the call returns a Work at once.
     pub(crate) blocking: bool,
     /// `None`: as the group's.
     pub(crate) timeout: Option<Duration>,
@@ -47,7 +48,7 @@ impl Options {
         Ok(read)
     }
 
-    /// These, with a time-out that was passed by itself.
+    /// The same options, with a time-out that was passed separately.
     pub(crate) fn within(mut self, timeout: Option<&Bound<'_, PyAny>>) -> PyResult<Self> {
         if let Some(timeout) = timeout {
             self.timeout = duration(timeout)?.or(self.timeout);
@@ -85,7 +86,7 @@ fn from_seconds(seconds: f64) -> Option<Duration> {
     positive.then(|| Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX))
 }
 
-/// How values are combined: of an option object, or what was passed by itself; a sum where nothing was.
+/// The reduction of an option object, or one that was passed separately; a sum if there is neither.
 pub(crate) fn reduction(
     opts: Option<&Bound<'_, PyAny>>,
     op: Option<&Bound<'_, PyAny>>,
@@ -132,7 +133,7 @@ fn read_reduction(op: &Bound<'_, PyAny>) -> PyResult<Reduction> {
     }
 }
 
-/// The root: of an option object, or a number passed in its place or by itself; 0 where nothing was.
+/// The root of an option object, or a number passed in its place or separately; 0 if there is neither.
 pub(crate) fn root(opts: Option<&Bound<'_, PyAny>>, root: Option<i64>) -> PyResult<u32> {
     let root = match (root, opts) {
         (Some(root), _) => root,
@@ -145,7 +146,7 @@ pub(crate) fn root(opts: Option<&Bound<'_, PyAny>>, root: Option<i64>) -> PyResu
     rank(root, "root")
 }
 
-/// A rank of the group or a tag, as the core has them.
+/// A rank of the group or a tag, in the core's type.
 pub(crate) fn rank(number: i64, what: &str) -> PyResult<u32> {
     u32::try_from(number).map_err(|_| PyValueError::new_err(format!("{what} is {number}")))
 }

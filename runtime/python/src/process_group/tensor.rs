@@ -1,4 +1,4 @@
-//! PyTorch's tensors as buffers: where they lie, what they hold, and which of them are refused.
+//! PyTorch's tensors as buffers: their memory, their element types, and which tensors are refused.
 
 use crate::tensors::Types;
 use pyo3::exceptions::{PyTypeError, PyValueError};
@@ -24,13 +24,13 @@ pub(crate) enum Use {
     ReadWrite,
 }
 
-/// A result that lies beside its tensor until the operation has ended.
+/// A result in memory of its own, which is copied to its tensor when the operation has ended.
 pub(crate) struct CopyBack {
     pub(crate) tensor: Py<PyAny>,
     pub(crate) beside: Py<PyAny>,
 }
 
-/// The tensors of one operation on their way into buffers.
+/// Converts the tensors of one operation into buffers.
 pub(crate) struct Tensors<'py, 't> {
     py: Python<'py>,
     types: &'t Types,
@@ -46,7 +46,7 @@ impl<'py, 't> Tensors<'py, 't> {
         }
     }
 
-    /// The tensor's memory; that of a copy where the tensor's elements do not lie in row-major order.
+    /// The tensor's memory; that of a copy if the tensor's elements are not in row-major order.
     pub(crate) fn buffer(
         &mut self,
         tensor: &Bound<'py, PyAny>,
@@ -85,7 +85,7 @@ impl<'py, 't> Tensors<'py, 't> {
         }
     }
 
-    /// The same of each tensor of a list.
+    /// As `buffer`, for each tensor of a list.
     pub(crate) fn buffers(
         &mut self,
         tensors: &[Bound<'py, PyAny>],
@@ -113,7 +113,8 @@ impl<'py, 't> Tensors<'py, 't> {
         self.buffer(&copy, Use::Read)
     }
 
-    /// Memory in row-major order for a tensor that is not, with its content where that is read.
+    /// Memory in row-major order for a tensor that has another order, with the tensor's content if the
+    /// operation reads it.
     fn beside(&mut self, tensor: &Bound<'py, PyAny>, usage: Use) -> PyResult<Bound<'py, PyAny>> {
         let py = self.py;
         let detached = tensor.call_method0(intern!(py, "detach"))?;
@@ -128,7 +129,7 @@ impl<'py, 't> Tensors<'py, 't> {
         Ok(beside)
     }
 
-    /// The element type; refuses what is not plain memory of the host.
+    /// The element type; refuses tensors that are not plain memory of the host.
     fn check(&self, tensor: &Bound<'py, PyAny>) -> PyResult<DType> {
         let py = self.py;
         let on_host = tensor.getattr(intern!(py, "is_cpu")).map_err(|_| {
@@ -181,7 +182,7 @@ fn kind_of(object: &Bound<'_, PyAny>) -> String {
     name.map_or_else(|_| "this".to_owned(), |name| name.to_string())
 }
 
-/// The first address and the one behind the last.
+/// The first address and the one after the last.
 fn extent(buffer: &Buffer<'_>) -> (usize, usize) {
     let start = buffer.as_ptr().addr();
     (start, start + buffer.size_bytes())

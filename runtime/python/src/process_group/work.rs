@@ -1,4 +1,4 @@
-//! An operation under way as PyTorch's programs see it.
+//! An operation under way, with the interface of PyTorch's programs.
 
 use super::callbacks::Callbacks;
 use super::errors::{of_torch, raise};
@@ -14,7 +14,7 @@ use std::time::Duration;
 
 pub(crate) type CoreWork = rcomm::Work<(Op<'static>, Done)>;
 
-/// What comes back of an operation.
+/// The results of an operation.
 pub(crate) struct Results {
     /// The tensors that it wrote, as `result()` and futures return them.
     pub(crate) tensors: Py<PyAny>,
@@ -115,7 +115,7 @@ impl Inner {
         }
     }
 
-    /// How it ended, if it has; what it wrote is then in the tensors. Never waits for the operation.
+    /// How it ended, if it has; its results are then in the tensors. Never waits for the operation.
     fn look(&self, py: Python<'_>) -> PyResult<Option<Result<Done, Error>>> {
         let Some(work) = self.under_way() else {
             return self.outcome(py);
@@ -123,7 +123,7 @@ impl Inner {
         if !work.is_completed() {
             return Ok(None);
         }
-        // After an error this waits until the group's other ranks were asked.
+        // After an error this waits until the status of the group's other ranks was read.
         let result = py.detach(|| work.join());
         drop(work);
         self.end(result);
@@ -149,7 +149,7 @@ impl Inner {
                 State::UnderWay(_) => Some(std::mem::replace(&mut *state, State::Ended(result))),
             }
         };
-        // Outside of the lock: it may free the operation's tensors.
+        // Dropped outside of the lock: this may free the operation's tensors.
         drop(before);
     }
 
@@ -189,7 +189,7 @@ impl Inner {
         }
     }
 
-    /// Gives a future what the operation ended with.
+    /// Completes a future with the operation's result or error.
     fn settle(&self, py: Python<'_>, future: &Bound<'_, PyAny>) -> PyResult<()> {
         match self.look(py)? {
             Some(Err(error)) => {
@@ -298,12 +298,12 @@ impl Work {
         py.detach(|| {
             work.on_completion(move |_| {
                 callbacks.run(Box::new(move || {
-                    // An interpreter that has ended has no callbacks.
+                    // If the interpreter has ended, no callbacks run.
                     Python::try_attach(|py| {
                         if let Err(error) = own.settle(py, kept.bind(py)) {
                             error.write_unraisable(py, Some(kept.bind(py)));
                         }
-                        // While the interpreter is held.
+                        // Dropped while the interpreter is held.
                         drop((own, kept));
                     });
                 }));

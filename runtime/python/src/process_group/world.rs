@@ -63,7 +63,7 @@ impl World {
         self.world.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Uses the world with the interpreter released: it may wait for other ranks.
+    /// Uses the world while the interpreter is released, since the call may wait for other ranks.
     fn with<T: Send>(
         &self,
         py: Python<'_>,

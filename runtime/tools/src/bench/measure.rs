@@ -8,12 +8,12 @@ use anyhow::{Context, ensure};
 use rcomm::{Config, ProcessGroup, ReduceOp, World};
 use std::time::Instant;
 
-/// Most iterations of one size.
+/// The most iterations of one size.
 const MOST: usize = 100_000;
-/// Fewest.
+/// The fewest iterations of one size.
 const FEWEST: usize = 8;
 
-/// Measures everything that was asked for; the number of wrong elements.
+/// Runs all requested measurements; returns the number of wrong elements.
 pub(crate) fn run(args: &Args) -> anyhow::Result<u64> {
     ranks::settle()?;
     ensure!(
@@ -96,7 +96,7 @@ fn one_size<T: Whole>(
     let mut case = Case::<T>::new(group, operation, op, args.root, bytes, home)?;
     let errors = if args.check {
         case.run()?;
-        // Counted on every rank, reported by one.
+        // Every rank counts its wrong elements; one rank reports the sum.
         let mut wrong = [case.errors() as f64];
         group.all_reduce(&mut wrong, ReduceOp::Sum)?;
         case.refill();
@@ -104,7 +104,8 @@ fn one_size<T: Whole>(
     } else {
         None
     };
-    // Sums that grow from call to call would slow down on denormals and infinities: zeros stay zeros.
+    // The buffers hold zeros, which stay zeros: sums that grow from call to call would be slower on denormals
+    // and infinities.
     let count = case.count();
     let mut case = Case::<T>::new(group, operation, op, args.root, bytes, home)?;
     case.clear();
@@ -113,7 +114,7 @@ fn one_size<T: Whole>(
         None => iterations_within(args, group, &mut case)?,
     };
     let (mut calls, mut issues) = (Vec::with_capacity(iterations), Vec::new());
-    // By itself, and how long the caller computes.
+    // The time of the operation by itself, and the time for which the caller computes.
     let (mut alone, mut computing) = (0.0, 0.0);
     for _ in 0..iterations / 10 {
         case.run()?;
@@ -225,7 +226,7 @@ fn micros_since(then: Instant) -> f64 {
     then.elapsed().as_secs_f64() * 1e6
 }
 
-/// Keeps a processor busy, without memory.
+/// Keeps a processor busy without accessing memory.
 fn compute(turns: u64) {
     let mut value = std::hint::black_box(1_u64);
     for turn in 0..turns {
@@ -234,7 +235,7 @@ fn compute(turns: u64) {
     std::hint::black_box(value);
 }
 
-/// How many turns of [`compute`] last so many microseconds.
+/// How many turns of [`compute`] take this many microseconds.
 fn turns_within(micros: f64) -> u64 {
     const TRIED: u64 = 1 << 20;
     let then = Instant::now();
@@ -242,12 +243,12 @@ fn turns_within(micros: f64) -> u64 {
     (micros / micros_since(then).max(1e-3) * TRIED as f64) as u64
 }
 
-/// How much of the shorter the longer hid, if both at once took `both`: 0 to 1.
+/// The share of the shorter duration that the longer one hid, if both together took `both`: 0 to 1.
 fn overlap(alone: f64, computing: f64, both: f64) -> f64 {
     ((alone + computing - both) / alone.min(computing).max(1e-3)).clamp(0.0, 1.0)
 }
 
-/// Sorts, and takes the value below which this share of the values is; 0 of none.
+/// Sorts the values, and returns the one below which this share of them lies; 0 if there are none.
 fn percentile(values: &mut [f64], share: f64) -> f64 {
     values.sort_by(f64::total_cmp);
     let at = (values.len() as f64 * share) as usize;

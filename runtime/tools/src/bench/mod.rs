@@ -1,4 +1,4 @@
-//! How long collectives take and how many bytes they move: `rcomm-bench`, used like nccl-tests.
+//! The measurement of collectives' time and bandwidth: `rcomm-bench`, used like nccl-tests.
 //!
 //! Sizes are those of nccl-tests: the buffer for all_reduce, reduce and broadcast, the whole output
 //! for all_gather and gather, the whole input for reduce_scatter and scatter, one rank's whole buffer
@@ -16,7 +16,7 @@ pub use cli::Args;
 
 use std::process::ExitCode;
 
-/// Measures what `args` ask for and prints it: starts the ranks, or is one of them.
+/// Runs the measurements of `args` and prints them: starts the ranks, or runs as one of them.
 ///
 /// # Errors
 /// A sentence that names what prevented the measurement.

@@ -1,4 +1,4 @@
-//! One operation at one size: its buffers, how it is called, and what must come out.
+//! One operation at one size: its buffers, its call, and the expected result.
 
 use clap::ValueEnum;
 use rcomm::{Buffer, Element, OpType, ProcessGroup, ReduceOp, Result};
@@ -31,7 +31,7 @@ pub(crate) enum Operation {
 }
 
 impl Operation {
-    /// What is called, in the table of operations.
+    /// The kind of the operation, in the table of operations.
     fn kind(self) -> OpType {
         match self {
             Self::AllReduce => OpType::AllReduce,
@@ -61,7 +61,7 @@ impl Operation {
         self.kind().pattern().reduces()
     }
 
-    /// busbw over algbw.
+    /// The ratio of busbw to algbw.
     pub(crate) fn bus_factor(self, ranks: u32) -> f64 {
         self.kind().bus().factor(ranks as usize).unwrap_or(1.0)
     }
@@ -120,7 +120,7 @@ whole! {
 pub(crate) enum Home {
     /// The caller's.
     Caller,
-    /// What the group allocated.
+    /// Memory that the group allocated.
     Group,
 }
 
@@ -171,8 +171,8 @@ pub(crate) struct Case<'a, T> {
     part: usize,
 }
 
-/// What rank `rank` brings at element `at`: 1 or 2, so that every reduction of up to 32 ranks is exact
-/// in every type.
+/// The input of rank `rank` at element `at`: 1 or 2, so that every reduction of up to 32 ranks is exact in
+/// every type.
 fn brought(rank: u32, at: usize) -> u8 {
     1 + ((rank as usize + at) % 2) as u8
 }
@@ -218,7 +218,7 @@ impl<'a, T: Whole> Case<'a, T> {
         self.input.len().max(self.output.len())
     }
 
-    /// Puts back what this rank brings.
+    /// Restores this rank's input.
     pub(crate) fn refill(&mut self) {
         let rank = self.group.rank();
         let fill = |values: &mut [T]| {
@@ -235,7 +235,7 @@ impl<'a, T: Whole> Case<'a, T> {
         }
     }
 
-    /// Zeros everywhere, for timing: a sum over thousands of calls stays a number.
+    /// Sets all elements to zero, for timing, so that a sum over thousands of calls stays finite.
     pub(crate) fn clear(&mut self) {
         self.input.fill(T::whole(0));
         self.output.fill(T::whole(0));

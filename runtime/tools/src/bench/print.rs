@@ -6,7 +6,7 @@ use rcomm::ReduceOp;
 use serde::Serialize;
 use std::io::{self, Write};
 
-/// What was measured at one size; times are the slowest rank's.
+/// The results for one size; times are those of the slowest rank.
 pub(crate) struct Row {
     pub(crate) operation: Operation,
     pub(crate) bytes: usize,
@@ -17,7 +17,8 @@ pub(crate) struct Row {
     pub(crate) min_us: f64,
     /// The call alone, where it returns before the end.
     pub(crate) issue_us: Option<f64>,
-    /// How much of the shorter of operation and computing the longer hid, where both were done at once.
+    /// The share of the shorter of operation and computation that the longer one hid, where both ran at the
+    /// same time.
     pub(crate) overlap: Option<f64>,
     /// Wrong elements over all ranks, where results were checked.
     pub(crate) errors: Option<u64>,

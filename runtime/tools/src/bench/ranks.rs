@@ -8,7 +8,7 @@ use std::process::{Child, Command, ExitCode};
 
 /// Set in the environment of every rank that was started here.
 const CHILD: &str = "RCOMM_BENCH_CHILD";
-/// Set to a number of hosts, among which the ranks are divided: they share memory inside one only.
+/// Set to a number of hosts, among which the ranks are divided: ranks share memory only within one of them.
 pub(crate) const HOSTS: &str = "RCOMM_BENCH_HOSTS";
 
 pub(crate) fn is_child() -> bool {
@@ -81,7 +81,7 @@ pub(crate) fn start(count: u32, bind: Bind) -> anyhow::Result<ExitCode> {
 
 fn stop(ranks: &mut [Child]) {
     for rank in ranks {
-        // One that has ended already cannot be killed, and need not.
+        // A rank that has already ended cannot be killed; the error is ignored.
         let _ = rank.kill();
         let _ = rank.wait();
     }

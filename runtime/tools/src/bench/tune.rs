@@ -1,7 +1,8 @@
-//! Which algorithm is best for what on this machine: every one is measured at every size, by turns.
+//! Finds the best algorithm for each operation on this machine: each algorithm is measured at every size, in
+//! turn.
 //!
-//! Each measurement is this program again, with `RCOMM_TUNING` naming the one algorithm. Sockets are tried
-//! out with `RCOMM_TRANSPORT=tcp`; several hosts by giving the ranks of one machine two host ids.
+//! Each measurement is another run of this program, with `RCOMM_TUNING` naming the one algorithm. Sockets are
+//! measured with `RCOMM_TRANSPORT=tcp`; several hosts by giving the ranks of one machine two host ids.
 
 use super::cli::TuneArgs;
 use anyhow::{Context, bail, ensure};
@@ -12,7 +13,7 @@ use std::io::Write;
 use std::num::NonZeroU32;
 use std::process::{Command, Stdio};
 
-/// The program's answer, reduced to the fields needed here.
+/// The program's output, reduced to the fields needed here.
 #[derive(Deserialize)]
 struct Answer {
     rows: Vec<MeasuredRow>,
@@ -28,7 +29,7 @@ struct MeasuredRow {
 /// Best time of each size.
 type Times = BTreeMap<usize, f64>;
 
-/// Measures, or prints what is in force.
+/// Measures, or prints the table in use.
 pub(crate) fn run(args: &TuneArgs) -> anyhow::Result<()> {
     let config = rcomm::Config::from_environment()?;
     if args.print {
@@ -50,7 +51,7 @@ pub(crate) fn run(args: &TuneArgs) -> anyhow::Result<()> {
     for &topology in &args.topologies {
         for &ranks in &ranks {
             if topology == Topology::Hosts && ranks.get() < 3 {
-                // Two hosts of which none has two ranks are sockets.
+                // If no host has two ranks, two hosts are the same as sockets.
                 continue;
             }
             for choice in measure(args, topology, ranks)? {
@@ -66,7 +67,7 @@ pub(crate) fn run(args: &TuneArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The best choices for so many ranks, operation by operation.
+/// The best choices for this many ranks, operation by operation.
 fn measure(args: &TuneArgs, topology: Topology, ranks: NonZeroU32) -> anyhow::Result<Vec<Choice>> {
     let patterns = Pattern::ALL.iter().copied();
     let patterns = patterns.filter(|&pattern| Algorithm::of(pattern, topology).len() > 1);
@@ -153,7 +154,8 @@ fn cut(times: &[Times]) -> Vec<(usize, Option<usize>)> {
             .fold(f64::INFINITY, f64::min);
         (times[algorithm][&size] / best).ln()
     };
-    // For each algorithm: the least cost of the sizes so far if it has the last of them, and whose each is.
+    // For each algorithm: the least cost of the sizes so far if the last of them is assigned to it, and the
+    // assignment of each size.
     let mut least: Vec<(f64, Vec<usize>)> = vec![(0.0, Vec::new()); times.len()];
     for &size in &sizes {
         let before = least.clone();

@@ -1,4 +1,5 @@
-//! What the launcher writes down of its ranks for readers of the job's records: how they ended, and by whose signals.
+//! The launcher's record of its ranks, for readers of the job's records: how they ended, and which signals
+//! they were sent.
 
 use super::nodes::Job;
 use super::options::Options;
@@ -27,9 +28,9 @@ pub(super) struct Account {
 }
 
 impl Account {
-    /// Nothing started yet. The directory is that of the ranks' rings.
+    /// An account without ranks. The directory is that of the ranks' rings.
     pub(super) fn open(options: &Options, job: &Job) -> Self {
-        // An environment that the ranks will refuse is theirs to report.
+        // If the environment is invalid, the ranks report that.
         let ring_dir = Config::from_environment().map(|config| config.ring_dir);
         let directory = match ring_dir {
             Ok(RingDir::Shared) => Some(default_directory()),
@@ -103,7 +104,7 @@ impl Account {
         self.changed = true;
     }
 
-    /// Writes what has changed. A failure is reported once: the job goes on without the record.
+    /// Writes the changes. A failure is reported once: the job continues without the record.
     pub(super) fn write(&mut self, sinks: &mut Sinks) {
         if !std::mem::take(&mut self.changed) {
             return;
@@ -132,8 +133,8 @@ fn now_ns() -> i64 {
     })
 }
 
-/// How many processes the kernel has killed for want of memory: of this control group, which the ranks are in, or
-/// of the whole host where that is not readable.
+/// Counts the processes that the kernel has killed because memory ran out: in this control group, which the
+/// ranks are in, or on the whole host where the group's count is not readable.
 struct OutOfMemoryKills {
     events: Option<PathBuf>,
     of_group: Option<u64>,
@@ -158,7 +159,8 @@ impl OutOfMemoryKills {
         }
     }
 
-    /// Whether there was one more than before; `None` if that cannot be known. Each counts for one rank.
+    /// Whether there was one more than before; `None` if that cannot be determined. Each kill counts for one
+    /// rank.
     fn was_one_more(&mut self) -> Option<bool> {
         if let Some(before) = &mut self.of_group {
             let more = self.events.as_deref().and_then(count_in)? > *before;
@@ -166,7 +168,7 @@ impl OutOfMemoryKills {
             return Some(more);
         }
         let more = count_in(OF_HOST.as_ref())? > self.of_host?;
-        // It may have been any other process of the host.
+        // The killed process may be any other process of the host.
         (!more).then_some(false)
     }
 }

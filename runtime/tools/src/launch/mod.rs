@@ -1,9 +1,9 @@
-//! Starting the ranks of a job, and looking after them until the last has ended.
+//! Starts the ranks of a job, and supervises them until the last has ended.
 //!
-//! The launcher serves the job's store, so that it outlives every rank; over it the launchers of
-//! several nodes agree, and notify each other of a failure. Each rank is a process group of its own.
-//! One thread watches the ranks, their output and signals; two others only write out, so that a
-//! stalled terminal never keeps the launcher from ending a job.
+//! The launcher serves the job's store, so that the store outlives every rank; through it the launchers of
+//! several nodes agree on the job, and notify each other of a failure. Each rank is a process group of its
+//! own. One thread watches the ranks, their output and signals; two others only write out, so that a stalled
+//! terminal never keeps the launcher from ending a job.
 //!
 //! A launcher that is itself killed by SIGKILL cannot end its ranks: the kernel kills them in its place.
 

@@ -1,7 +1,7 @@
-//! The launchers of a job's nodes: how they agree before it, and notify each other during it.
+//! The launchers of a job's nodes: how they agree before the job, and notify each other during it.
 //!
-//! All through the job's store, under their own keys. Node 0 serves it, publishes the job's name, and
-//! detects a launcher that is gone, since every launcher increments a pulse counter.
+//! They use the job's store, under keys of their own. Node 0 serves it, publishes the job's name, and detects
+//! a launcher that has ended, since every launcher increments a pulse counter.
 
 use super::options::Options;
 use super::{Failure, LAUNCHER_FAILED};
@@ -15,19 +15,19 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// Before every key of the launchers.
+/// The prefix of every key of the launchers.
 const KEYS: &str = "rcomm-run";
 const PULSE: Duration = Duration::from_millis(500);
-/// A launcher whose pulse has not advanced for so long is gone.
+/// A launcher whose pulse has not advanced for this long counts as ended.
 const SILENCE: Duration = Duration::from_secs(30);
-/// How long node 0 waits for the others to learn how the job ended.
+/// How long node 0 waits for the others to read how the job ended.
 const FAREWELL: Duration = Duration::from_secs(5);
 
-/// What a rank must know of the whole job.
+/// The facts on the whole job that a rank needs.
 pub(super) struct Job {
     pub(super) id: String,
     pub(super) world_size: u32,
-    /// The rank of this host's first.
+    /// The number of this host's first rank.
     pub(super) first_rank: u32,
     pub(super) master_port: u16,
 }
@@ -51,9 +51,9 @@ pub(super) struct Nodes {
 }
 
 impl Nodes {
-    /// Opens the job's store and learns what the other launchers start.
+    /// Opens the job's store and reads what the other launchers start.
     ///
-    /// The store asks for `secret`, the job's, unless it was asked for an open one.
+    /// The store requires the job's `secret`, unless the options ask for an open store.
     pub(super) fn join(options: &Options, secret: &str) -> Result<Self> {
         let access = match options.open_store {
             true => StoreAccess::Open,
@@ -160,7 +160,7 @@ impl Nodes {
                         },
                     });
                 let failure = match heard {
-                    // A node's own failure comes back to it, to no effect.
+                    // A node also reads its own failure, which has no effect.
                     Ok(None) => continue,
                     Ok(Some(failure)) => failure,
                     Err(error) => Failure {
@@ -169,7 +169,7 @@ impl Nodes {
                     },
                 };
                 *news.failure.lock().unwrap_or_else(PoisonError::into_inner) = Some(failure);
-                // An eventfd refuses a write only when it is full, and then it is readable.
+                // A write to an eventfd fails only when it is full, and then it is readable.
                 let _ = rustix::io::write(&*wake, &1_u64.to_ne_bytes());
                 return;
             }
@@ -178,7 +178,7 @@ impl Nodes {
         Ok(thread.spawn(listen)?)
     }
 
-    /// What failed elsewhere, if anything did.
+    /// The failure on another node, if there is one.
     pub(super) fn failure_elsewhere(&self) -> Option<Failure> {
         let failure = self.news.failure.lock();
         failure.unwrap_or_else(PoisonError::into_inner).clone()
@@ -192,7 +192,7 @@ impl Nodes {
         }
     }
 
-    /// Ends the job here: waits until it has ended everywhere, and returns how.
+    /// Ends the job on this node: waits until it has ended on all nodes, and returns how.
     pub(super) fn leave(&mut self, failure: Option<Failure>) -> Result<Option<Failure>> {
         if self.nnodes == 1 {
             return Ok(failure);
@@ -207,7 +207,7 @@ impl Nodes {
         }
         self.news.stop.store(true, Ordering::Relaxed);
         if let Some(listener) = self.listener.take() {
-            // It does not panic, and the failure that it found is read above.
+            // The thread does not panic, and the failure that it found is read above.
             let _ = listener.join();
         }
         let left = self.keys.add("left", 1);

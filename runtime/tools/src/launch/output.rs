@@ -1,4 +1,4 @@
-//! The ranks' output, line by line with the rank before each, to our own two streams.
+//! Copies the ranks' output to this process's two streams, line by line, with the rank before each line.
 
 use std::collections::VecDeque;
 use std::io::{self, Write};
@@ -51,7 +51,7 @@ impl Lines {
         out
     }
 
-    /// What is left when the rank has closed the stream, as a line.
+    /// The rest, after the rank has closed the stream, as a line.
     pub(super) fn finish(&mut self) -> Vec<u8> {
         let mut out = Vec::new();
         if !self.partial.is_empty() {
@@ -69,7 +69,7 @@ impl Lines {
     }
 }
 
-/// One of our streams, written by its own thread.
+/// One of this process's streams, written by its own thread.
 struct Sink {
     pieces: Option<SyncSender<Vec<u8>>>,
     waiting: VecDeque<Vec<u8>>,
@@ -84,8 +84,8 @@ impl Sink {
             .spawn(move || {
                 let mut open = true;
                 for piece in queue {
-                    // A reader that went away (`| head`) must not stop the ranks: their later output is
-                    // read and dropped.
+                    // If the reader has closed the stream (`| head`), the ranks must not stop: their later
+                    // output is read and dropped.
                     open = open
                         && stream
                             .write_all(&piece)
@@ -127,7 +127,7 @@ impl Sink {
     }
 }
 
-/// Our standard output and standard error.
+/// This process's standard output and standard error.
 pub(super) struct Sinks {
     stdout: Sink,
     stderr: Sink,
@@ -179,7 +179,7 @@ impl Sinks {
         }
         for sink in [&mut self.stdout, &mut self.stderr] {
             if let Some(thread) = sink.thread.take() {
-                // It ends with the queue and does not panic: there is nothing to learn here.
+                // The thread ends with the queue and does not panic, so its result is ignored.
                 let _ = thread.join();
             }
         }

@@ -1,7 +1,7 @@
-//! Ranks end with their launcher, however that ends: the kernel kills them.
+//! Makes ranks end with their launcher, however that ends: the kernel kills them.
 //!
-//! With `rcomm-nccl` and the places that `docs/ARCHITECTURE.md` lists, one of the few that need `unsafe`: what
-//! runs between fork and exec is promised to be fit for that.
+//! This is one of the few places that need `unsafe`, which `docs/ARCHITECTURE.md` lists: the code that runs
+//! between fork and exec must be safe there.
 
 #![allow(unsafe_code)]
 
@@ -10,8 +10,9 @@ use std::io;
 use std::os::unix::process::CommandExt;
 use std::process::Command;
 
-/// Has the kernel kill the process that `command` starts when the thread that starts it ends. A process that
-/// this one starts in turn is not killed, and neither is a program that runs with more rights than its caller.
+/// Makes the kernel kill the process that `command` starts when the thread that starts it ends. A process
+/// that this one starts in turn is not killed, and neither is a program that runs with more rights than its
+/// caller.
 pub(super) fn die_with_this_thread(command: &mut Command) {
     let launcher = getpid();
     let prepare = move || prepare(launcher);
@@ -22,10 +23,10 @@ pub(super) fn die_with_this_thread(command: &mut Command) {
     }
 }
 
-/// In the child, before it becomes the rank.
+/// Runs in the child, before it executes the rank's program.
 fn prepare(launcher: Pid) -> io::Result<()> {
     set_parent_process_death_signal(Some(Signal::KILL))?;
-    // The launcher may have ended before the request: then no signal comes.
+    // The launcher may have ended before the request; in that case no signal is sent.
     match getppid() {
         Some(parent) if parent == launcher => Ok(()),
         _ => Err(io::ErrorKind::BrokenPipe.into()),

@@ -20,9 +20,9 @@ use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
-/// How long output may still come after the last rank has ended: from a process that it left behind.
+/// How long output is still read after the last rank has ended: a process that it left behind may write some.
 const DRAIN: Duration = Duration::from_secs(1);
-/// How often to check whether a stalled stream of ours accepts data again.
+/// How often to check whether a stalled stream of this process accepts data again.
 const RETRY: Duration = Duration::from_millis(10);
 
 /// The program could not be started.
@@ -75,7 +75,7 @@ impl Signals {
         self.0.iter().map(|(_, read)| read.as_fd())
     }
 
-    /// Each signal that came since the last call.
+    /// The signals received since the last call.
     fn take(&self) -> Vec<Signal> {
         let came = self
             .0
@@ -155,7 +155,7 @@ impl Rank {
 
     /// Returns whether the signal was sent.
     fn signal(&self, signal: Signal) -> bool {
-        // It may have ended this moment; the next poll finds that out.
+        // The rank may have ended just now; the next poll detects that.
         !self.ended && kill_process_group(self.pid, signal).is_ok()
     }
 }
@@ -171,9 +171,9 @@ enum Source {
 
 /// The progress of ending the ranks.
 struct Ending {
-    /// When SIGTERM is due, unless it has been sent.
+    /// When to send SIGTERM; `None` once it has been sent.
     terminate: Option<Instant>,
-    /// When SIGKILL is due, unless it has been sent.
+    /// When to send SIGKILL; `None` once it has been sent.
     kill: Option<Instant>,
 }
 
@@ -187,7 +187,7 @@ pub(super) struct Ranks {
 }
 
 impl Ranks {
-    /// Starts them all, or none.
+    /// Starts all ranks, or none.
     pub(super) fn start(options: &Options, job: &Job, secret: &str) -> Result<Self> {
         let mut all = Self {
             ranks: Vec::new(),
@@ -198,7 +198,7 @@ impl Ranks {
         };
         for local_rank in 0..options.nproc {
             let mut command = command_of(options, job, secret, local_rank);
-            // This thread is the launcher's first, which lives as long as the launcher.
+            // This is the launcher's main thread, which lives as long as the launcher.
             die_with_this_thread(&mut command);
             let rank = Rank::start(command, job.first_rank + local_rank)?;
             all.account.started(rank.rank, rank.child.id());
@@ -207,7 +207,7 @@ impl Ranks {
         Ok(all)
     }
 
-    /// Looks after the ranks until the last has ended; returns what failed first.
+    /// Supervises the ranks until the last has ended; returns the first failure.
     pub(super) fn supervise(
         mut self,
         options: &Options,
@@ -248,7 +248,7 @@ impl Ranks {
             if self.ranks.iter().all(|rank| rank.ended) {
                 let deadline = *drained_by.get_or_insert_with(|| Instant::now() + DRAIN);
                 let silent = self.outputs().next().is_none();
-                // While our own streams are stalled, the ranks' output cannot be read.
+                // While this process's streams are stalled, the ranks' output is not read.
                 let kept_up = sinks.has_room(Stream::Stdout) && sinks.has_room(Stream::Stderr);
                 if silent || (kept_up && Instant::now() >= deadline) {
                     let outputs = self.ranks.iter_mut().flat_map(|rank| &mut rank.outputs);
@@ -466,7 +466,7 @@ impl Drop for Ranks {
         for rank in &mut self.ranks {
             if !rank.ended {
                 rank.signal(Signal::KILL);
-                // Killed: the wait is short.
+                // The rank was killed, so the wait is short.
                 let _ = rank.child.wait();
             }
         }

@@ -143,8 +143,8 @@ impl FailureBroadcast {
         u64::try_from(age).ok().map(Duration::from_nanos)
     }
 
-    /// Adds the other ranks' status to an error. Where this rank waited for a rank that had arrived, the
-    /// error then names the absent ranks; where rank 0 serves the store and has ended, it names rank 0.
+    /// Adds the other ranks' status to an error. If a time-out names only ranks that have arrived, the error
+    /// then names the absent ranks instead; if rank 0 serves the store and has ended, it names rank 0.
     ///
     /// # Blocking
     /// Until the other members have answered, or until `until`.

@@ -1,8 +1,8 @@
 //! The CPU backend: collectives and messages between processes, over shared memory and sockets.
 //!
-//! Programs use it through the crate `rcomm`, whose worlds open it first: it takes host memory, carries the
-//! checks that ranks make of each other, and needs no device. A backend of the program's own may use it
-//! by [`CpuFactory::open`], and so may a world that needs no other:
+//! Programs use it through the crate `rcomm`, whose worlds open this backend first: it takes host memory,
+//! carries the checks that ranks make of each other, and needs no device. A program's own backend may open
+//! it with [`CpuFactory::open`], and so may a world that needs no other backend:
 //!
 //! ```no_run
 //! use rcomm_core::backend::{BackendSet, OpenBackend};

@@ -1,8 +1,9 @@
-//! Direct exchange: every pair of ranks that has bytes for each other sends them, all at once.
+//! Direct exchange: every pair of ranks that has bytes for each other sends them, all pairs at the same
+//! time.
 //!
-//! A *part* is what one rank is responsible for: its share of a reduction. A *segment* is as much of a
-//! part as is exchanged before it is combined, so that it is still in the cache then. While one segment
-//! of contributions travels, the results of the segment before travel with it.
+//! A *part* is what one rank is responsible for: its share of a reduction. A *segment* is the amount of a
+//! part that is exchanged before it is combined, so that it is still in the cache then. While the
+//! contributions of one segment are sent, the results of the segment before are sent as well.
 
 use crate::channels::{Channels, Transfer};
 use crate::collective::part_of;

@@ -19,7 +19,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// An issued operation, as its caller's handle sees it.
+/// An issued operation, in the form that its caller's handle uses.
 pub(crate) struct Issued {
     state: Mutex<State>,
     bell: Condvar,
@@ -100,7 +100,7 @@ impl Pending for Issued {
     }
 }
 
-/// One issued operation on its way to its thread.
+/// One issued operation that waits for its thread.
 struct Task {
     op: Op<'static>,
     call: Call,
@@ -115,12 +115,12 @@ pub(crate) struct Executor {
     thread: Mutex<Option<JoinHandle<()>>>,
 }
 
-/// What a thread runs.
+/// The kind of operations that a thread runs.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum ExecutorKind {
     /// Collectives, one after the other.
     Collective,
-    /// Sends and receives, all at once.
+    /// Sends and receives, all at the same time.
     P2p,
 }
 
@@ -151,7 +151,7 @@ struct Queue {
 /// What a thread sleeps on.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Sleep {
-    /// The bell.
+    /// The condition variable `bell`.
     Bell,
     /// Sockets, and the doorbell's file descriptor.
     Sockets,

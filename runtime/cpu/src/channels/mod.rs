@@ -18,7 +18,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 pub(super) use swap::Swap;
 
-/// Bytes on their way to or from one peer.
+/// Bytes that are being sent to or received from one peer.
 pub(super) enum Transfer<'a> {
     /// To `peer`: `head`, then `bytes`.
     Send {
@@ -55,7 +55,7 @@ impl<'a> Transfer<'a> {
         Self::send_behind(peer, &[], bytes, done)
     }
 
-    /// A send of `bytes` behind a `head`, of which `done` bytes were sent already.
+    /// A send of `head` followed by `bytes`, of which `done` bytes were sent already.
     pub(super) fn send_behind(peer: usize, head: &'a [u8], bytes: &'a [u8], done: usize) -> Self {
         Self::Send {
             peer,
@@ -108,7 +108,7 @@ impl<'a> Transfer<'a> {
         }
     }
 
-    /// The peer that bytes still have to be sent to.
+    /// The peer to which bytes still have to be sent.
     fn sends(&self) -> Option<usize> {
         match self {
             Self::Send {
@@ -188,7 +188,7 @@ impl Channels {
         Self { neighbours, ..self }
     }
 
-    /// How many members there are.
+    /// The number of members.
     pub(super) fn size(&self) -> usize {
         self.ranks.len()
     }
@@ -198,7 +198,7 @@ impl Channels {
         self.ranks[rank]
     }
 
-    /// The channel to `peer`, connected if it has to be.
+    /// Returns the channel to `peer`, and connects it first if it is not connected yet.
     pub(super) fn open(
         &mut self,
         peer: usize,
@@ -266,7 +266,7 @@ impl Channels {
         }
     }
 
-    /// Sleeps until one of the transfers may move on, or `time` has passed.
+    /// Sleeps until one of the transfers may advance, or `time` has passed.
     fn sleep(&mut self, transfers: &[Transfer<'_>], time: Duration) -> Result<(), Failure> {
         let mut sockets = Vec::new();
         for transfer in transfers {
@@ -315,7 +315,7 @@ impl Channels {
         Failure::Late(missing)
     }
 
-    /// Moves what can be moved now; returns whether anything did.
+    /// Moves what can be moved now; returns whether anything moved.
     fn advance(&mut self, transfers: &mut [Transfer<'_>]) -> Result<bool, Failure> {
         let mut moved = false;
         self.receiving.fill(false);

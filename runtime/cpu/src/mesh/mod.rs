@@ -1,11 +1,11 @@
 //! How the ranks of a world find and reach each other: one mesh for each rank, shared by its groups.
 //!
-//! Every rank listens on one port and puts its address under `cpu/addr/<rank>` in the store. Nothing is
-//! connected until it is needed. A *channel* is one connection for one group, one kind of traffic and one
-//! pair of ranks, so that no group's bytes block another's; the higher rank dials, the lower accepts. A
+//! Every rank listens on one port and writes its address to `cpu/addr/<rank>` in the store. Connections are
+//! made when they are first needed. A *channel* is one connection for one group, one kind of traffic and
+//! one pair of ranks, so that no group's bytes block another's; the higher rank dials, the lower accepts. A
 //! connection without the job's secret is refused and counted (see [`handshake`](crate::mesh::handshake)).
 //!
-//! The thread `rcomm/mesh` answers callers. It never touches a channel that it has handed over.
+//! The thread `rcomm/mesh` answers callers. It never uses a channel that it has handed over.
 
 pub(crate) mod address;
 mod connections;

@@ -58,9 +58,9 @@ pub(super) struct Reception {
 
 /// How a caller connected.
 enum Caller {
-    /// From anywhere, for a channel.
+    /// Over TCP, from any host, for a channel.
     Tcp(TcpStream),
-    /// From this host and user, for the shared memory.
+    /// Over a unix socket, from this host and user, for the shared memory.
     Unix(UnixStream),
 }
 
@@ -92,12 +92,12 @@ struct Greeting {
     stream: Caller,
     since: Instant,
     received: Vec<u8>,
-    /// The handshake, and the nonce of the reply.
+    /// The handshake, its bytes, and the nonce of the reply.
     answered: Option<(Handshake, [u8; HANDSHAKE_LEN], [u8; 32])>,
 }
 
 enum Admission {
-    /// Not all bytes are here yet.
+    /// Not all bytes have arrived yet.
     More,
     /// The proof was correct: the caller has the identity that it claims.
     Channel(ChannelId),

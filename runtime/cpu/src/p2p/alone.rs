@@ -18,8 +18,8 @@ use rcomm_core::Op;
 use rcomm_recorder::model::DType;
 
 impl PeerChannel {
-    /// Reads the message that comes behind `head` for the receive `id`, if it is next on the channel and the
-    /// receive is next in line.
+    /// Reads the message that follows `head` for the receive `id`, if the message is next on the channel
+    /// and no receive was posted before `id`.
     #[inline]
     fn take_next(&mut self, id: u64, head: &[u8; FRAME], into: &mut [u8]) -> Found {
         let is_next = self.waiting.front().is_some_and(|w| w.receive == id)

@@ -89,7 +89,7 @@ impl<'a> DirectAccess<'a> {
             places.push(place);
         }
         if places[rank].is_none() {
-            // The terms give no rank access.
+            // Under these terms no rank has access to this rank's bytes.
             own.close();
         }
         Self {
@@ -108,8 +108,9 @@ impl<'a> DirectAccess<'a> {
             "bytes that all ranks read stay as they are"
         );
         let place = self.places[rank].as_ref().expect("the terms name it");
-        // SAFETY: so many bytes, mapped (`place`) or lent (`own`), which no rank writes to before this one
-        // has announced that it has finished, which consumes this access: the terms have all ranks read only.
+        // SAFETY: `place.len` bytes, mapped (`place`) or lent (`own`), which no rank writes to before this
+        // one has announced that it has finished, which consumes this access: under the terms all ranks
+        // only read.
         unsafe { std::slice::from_raw_parts(place.start.as_ptr(), place.len) }
     }
 
@@ -151,8 +152,8 @@ impl<'a> DirectAccess<'a> {
             let start = unsafe { place.start.add(bytes.start) }.as_ptr();
             match place.access {
                 Access::Read => {
-                    // SAFETY: readable for so many bytes, and not written: under the terms no rank writes to
-                    // this rank's bytes.
+                    // SAFETY: readable for `bytes.len()` bytes, and not written: under the terms no rank
+                    // writes to this rank's bytes.
                     let bytes = unsafe { std::slice::from_raw_parts(start, bytes.len()) };
                     Data::Read(bytes)
                 }

@@ -157,12 +157,12 @@ impl Backing {
         };
         let moved = made.and_then(|own| {
             // SAFETY: `len` bytes are readable at `place`, from the beginning of a page (the caller). `own`
-            // is a mapping of as many, from the beginning of a page, which nothing else uses.
+            // is a mapping of the same length, from the beginning of a page, which nothing else uses.
             unsafe { copy_while_written(place, own.cast(), layout.size()) };
-            // SAFETY: `own` is a mapping of this length that nothing else uses yet. It takes the place of
-            // whole pages (the caller; the last one may be in part behind the region, where nothing is),
-            // in one step for all threads of this process, and shows them the same bytes as before: no
-            // thread here writes to these during the call (the caller).
+            // SAFETY: `own` is a mapping of this length that nothing else uses yet. It replaces whole pages
+            // (the caller; the last one may extend beyond the region, where there is nothing) in one step
+            // for all threads of this process, and contains the same bytes as before: no thread here writes
+            // to these during the call (the caller).
             unsafe {
                 rustix::mm::mremap_fixed(
                     own,

@@ -30,11 +30,11 @@ pub(crate) struct Region {
     len: usize,
 }
 
-// SAFETY: the address and the file are this value's, whichever thread has it. Its bytes are reached by the
-// types that hand out access to them, each by rules of its own.
+// SAFETY: the address and the file belong to this value, whichever thread has it. Only the types that give
+// access to its bytes use them, each under its own rules.
 unsafe impl Send for Region {}
-// SAFETY: a reference gives the address, lengths and system calls on the file, which threads may make at
-// once.
+// SAFETY: a reference gives the address, lengths and system calls on the file, which several threads may
+// use at once.
 unsafe impl Sync for Region {}
 
 impl Region {

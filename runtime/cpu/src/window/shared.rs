@@ -48,8 +48,8 @@ impl WindowBuffer {
         let start = NonNull::new(start).unwrap_or_else(NonNull::dangling);
         let len = memory.size_bytes();
         let kept = Arc::new(Self(memory));
-        // SAFETY: start and length of a buffer of the host's that may be written, and that is kept in here
-        // from now on, unused: it comes out when no access is left (`into_buffer`).
+        // SAFETY: start and length are those of a writable buffer of the host, which is kept in this value,
+        // unused, from now on: it is returned when no access is left (`into_buffer`).
         let access = unsafe { RemoteMemory::new(start, len, kept.clone()) };
         Ok((kept, access))
     }

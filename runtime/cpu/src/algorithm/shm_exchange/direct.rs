@@ -5,10 +5,10 @@
 //! | all_reduce | all ranks' | combines its share of all, and writes it to all |
 //! | reduce | all ranks' | combines its share of all into the root's |
 //! | broadcast | all ranks'; else the root's | copies its share to all; else all of the root's |
-//! | all_gather, all_to_all | all ranks' inputs | copies what is for it |
-//! | reduce_scatter | all ranks' inputs | combines what is for it |
+//! | all_gather, all_to_all | all ranks' inputs | copies the parts for this rank |
+//! | reduce_scatter | all ranks' inputs | combines the parts for this rank |
 //!
-//! The order of combination is that of ranks, as everywhere.
+//! Elements are combined in order of ranks, as in all algorithms here.
 
 use super::parts::deliver;
 use super::phase::PhaseContext;
@@ -40,7 +40,7 @@ pub(super) fn extent(collective: &Collective<'_>, size: usize) -> Option<(Patter
             };
             Some((Pattern::AllGather, bytes))
         }
-        // Separate parts may each be registered or not.
+        // Each of the separate parts may or may not be registered.
         Collective::ReduceScatter {
             inputs: Inputs::Even(bytes, _),
             ..
@@ -89,7 +89,7 @@ impl Phases for PhaseContext<'_, '_> {
 }
 
 impl PhaseContext<'_, '_> {
-    /// Runs the collective in registered buffers if all participating ones are registered;
+    /// Runs the collective in registered buffers if the buffers of all participating ranks are registered;
     /// otherwise returns it.
     pub(super) fn directly<'a>(
         &mut self,
@@ -337,7 +337,7 @@ enum Agreed<'a> {
     Slots(Data<'a>),
 }
 
-/// Data that are written.
+/// Returns data that are written.
 fn written(data: Data<'_>) -> &mut [u8] {
     match data {
         Data::Write(bytes) => bytes,
@@ -345,7 +345,7 @@ fn written(data: Data<'_>) -> &mut [u8] {
     }
 }
 
-/// Data that are read.
+/// Returns data that are read.
 fn read(data: Data<'_>) -> &[u8] {
     match data {
         Data::Read(bytes) => bytes,

@@ -5,17 +5,17 @@
 //! compared as signatures in every phase: ranks that disagree detect this in the first phase, before any
 //! rank has read another's data.
 //!
-//! An all_reduce reads each rank's buffer once and writes it once: in phase c every rank puts what others
-//! combine of chunk c into its slot, with its share of the result of chunk c - 1; then it takes over the
-//! others' shares of chunk c - 1 and combines its own of chunk c.
+//! An all_reduce reads each rank's buffer once and writes it once. In phase c every rank writes to its slot
+//! the inputs of chunk c that other ranks combine, and its share of the result of chunk c - 1. Then it
+//! copies the others' shares of chunk c - 1 from their slots and combines its own share of chunk c.
 //!
 //! | file | holds |
 //! |---|---|
 //! | `engine` | which phases each operation goes through |
 //! | `phase` | one phase, and what happens when ranks disagree |
-//! | `shares` | what combines: all_reduce, reduce |
-//! | `parts` | what hands over parts: all the others |
-//! | `direct` | all of those, without slots, where buffers are registered |
+//! | `shares` | operations that combine: all_reduce, reduce |
+//! | `parts` | operations that move parts between ranks: all the others |
+//! | `direct` | all of these operations without slots, in registered buffers |
 
 mod direct;
 mod engine;

@@ -1,4 +1,4 @@
-//! Operations that hand over parts, chunk by chunk.
+//! Operations that move parts between ranks, chunk by chunk.
 
 use super::CHUNK;
 use super::phase::PhaseContext;
@@ -62,7 +62,7 @@ impl PhaseContext<'_, '_> {
             let own = clip(&range, input.len());
             let piece = &mut self.shm_exchange.next_slot(range.len())[..own.len()];
             self.hand_over.copy(piece, &input[own.clone()]);
-            // The copy to this rank's own output goes through the cache while the bytes are there.
+            // The copy to this rank's own output goes through the cache, since the bytes are still there.
             let kept = &mut outputs.part_mut(rank)[own.clone()];
             deliver(kept, &input[own], longest * size);
             self.turn(range.len())?;
@@ -207,7 +207,7 @@ impl PhaseContext<'_, '_> {
         Ok(())
     }
 
-    /// Whether a line has room for a part of so many bytes for each other rank.
+    /// Whether a line has room for a part of `longest` bytes for each other rank.
     fn parts_fit_line(&self, longest: usize) -> bool {
         longest <= INLINE / (self.place.size - 1).max(1)
     }

@@ -75,7 +75,7 @@ pub(super) fn rings_len(ranks: usize) -> usize {
     2 * (RING_HEAD + ring_len(ranks))
 }
 
-/// Bytes of the area of a group of so many ranks: its exchange area, and the rings of each pair.
+/// Bytes of the area of a group of `ranks` ranks: its exchange area, and the rings of each pair.
 pub(super) fn area_len(ranks: usize) -> usize {
     shm_exchange_len(ranks) + pairs(ranks) * rings_len(ranks)
 }

@@ -84,8 +84,8 @@ impl Graph {
             live: live.clone(),
         }));
         let mut object: CuUserObject = null_mut();
-        // SAFETY: writes one handle; `let_go` is called once with the pointer, after the last reference has
-        // gone.
+        // SAFETY: the call writes one handle; `let_go` is called once with the pointer, after the last
+        // reference is gone.
         let status = unsafe {
             (table.user_object_create)(
                 &mut object,
@@ -109,7 +109,8 @@ impl Graph {
         driver
             .check("cuGraphRetainUserObject", status)
             .inspect_err(|_| {
-                // SAFETY: the reference is still ours: the last one, so that the memory is laid aside.
+                // SAFETY: this reference still belongs to this function. It is the last one, so `let_go`
+                // defers the free.
                 let _ = unsafe { (table.user_object_release)(object, 1) };
             })
     }

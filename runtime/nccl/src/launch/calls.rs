@@ -53,7 +53,7 @@ impl Calls<'_> {
             self.is_pending.set(true);
             return Ok(());
         }
-        // SAFETY: `over` asks for a communicator that is live, and called by this thread alone, until
+        // SAFETY: `over` requires a communicator that is live, and called by this thread alone, until
         // `self` is dropped.
         unsafe { self.target.library.check_on(self.target.comm, call, status) }
     }
@@ -101,8 +101,8 @@ impl Calls<'_> {
         // SAFETY: the communicator is live (`over`).
         unsafe { library.check_on(comm, "ncclRedOpCreatePreMulSum", status)? };
         let called = then(units, op);
-        // SAFETY: the call above made `op` for this communicator, which is live (`over`); it may go as soon
-        // as the last call that names it has returned.
+        // SAFETY: the call above made `op` for this communicator, which is live (`over`); it may be
+        // destroyed as soon as the last call that names it has returned.
         let status = unsafe { (library.table().red_op_destroy)(op, comm) };
         called.and(self.note("ncclRedOpDestroy", status))
     }
@@ -142,7 +142,7 @@ impl Calls<'_> {
         let root = to_c(root)?;
         let call = |units: Units, op| {
             // SAFETY: communicator and stream are live, and both parts, of equal length, stay until the
-            // stream is done with them (`over`). On another rank than the root the output is not written.
+            // stream is done with them (`over`). On ranks other than the root the output is not written.
             let status = unsafe {
                 (it.library.table().reduce)(
                     input.at,
@@ -166,7 +166,7 @@ impl Calls<'_> {
         let units = Units::to_move(output.dtype);
         let root = to_c(root)?;
         // SAFETY: communicator and stream are live, and both parts, of equal length, stay until the stream
-        // is done with them (`over`). On another rank than the root the input is not read.
+        // is done with them (`over`). On ranks other than the root the input is not read.
         let status = unsafe {
             (it.library.table().broadcast)(
                 input.at,

@@ -172,7 +172,7 @@ fn check_kind(device: &CudaDevice, memory: &Buffer<'_>) -> Result<()> {
     let _entered = device.enter()?;
     let table = device.driver().table();
     let mut handle = 0;
-    // SAFETY: writes one handle; any address may be asked about.
+    // SAFETY: the call writes one handle; any address may be queried.
     let status = unsafe {
         (table.mem_retain_allocation_handle)(&mut handle, memory.as_ptr().cast_mut().cast())
     };
@@ -183,7 +183,7 @@ fn check_kind(device: &CudaDevice, memory: &Buffer<'_>) -> Result<()> {
         );
         return Err(Error::new(ErrorKind::InvalidArgument, message));
     }
-    // SAFETY: gives back the reference taken above.
+    // SAFETY: the call releases the reference taken above.
     let status = unsafe { (table.mem_release)(handle) };
     device.driver().check("cuMemRelease", status)
 }
@@ -244,9 +244,9 @@ impl CommQueue {
         let target = slot.clone();
         let call = move |library: &NcclLibrary, raw| {
             let at = std::ptr::with_exposed_provenance_mut(at as usize);
-            // SAFETY: the communicator is live and the range stays with the queue, which ends its communicator first.
-            // The handle is written to the heap, perhaps later: the slot is given up below unless the call has
-            // come to its end.
+            // SAFETY: the communicator is live and the range stays with the queue, which ends its
+            // communicator first. The handle is written to the heap, perhaps later: the slot is leaked
+            // below unless the call has ended.
             let status =
                 unsafe { register(raw, at, bytes, target.as_ptr(), sys::WIN_COLL_SYMMETRIC) };
             if status == sys::result::IN_PROGRESS {
@@ -310,8 +310,8 @@ impl CommQueue {
         let _alone = self.settled(comm)?;
         let _entered = self.shared.device.enter()?;
         comm.with(|library, raw| {
-            // SAFETY: the communicator is live, the window is its own and is deregistered once: it was
-            // taken out of what is open.
+            // SAFETY: the communicator is live, and the window belongs to it and is deregistered once: it
+            // was taken out of the open window.
             let status = unsafe { deregister(raw, window.handle()) };
             // SAFETY: `with` lends a live communicator, locked during the call.
             unsafe { library.check_on(raw, "ncclCommWindowDeregister", status) }

@@ -151,7 +151,7 @@ impl NcclWindow {
                 offset: offset + nth * STAGING,
             };
             // SAFETY: the staging area is part of a window. It is not used again before the mark, which
-            // `outgoing` has, and never where there is none: the queue is broken then, and keeps it.
+            // `outgoing` has, and never if there is no mark: the queue is broken then, and keeps the area.
             unsafe { self.enqueue_put(&mut outgoing, peer, &put, deadline, |_| Ok(()))? };
         }
         Ok(())
@@ -191,12 +191,13 @@ impl NcclWindow {
                 if is_inside {
                     return Ok(());
                 }
-                // SAFETY: the staging area has room, and what used it before is ahead on this stream; the
-                // source is held as the contract of the call below wants it.
+                // SAFETY: the staging area has room, and its previous use comes earlier on this stream; the
+                // source is held as the contract of the call below requires.
                 unsafe { self.queue.stream().copy(staging, here, len) }
             };
-            // SAFETY: from this window's own memory or its staging area. The source is held until the last
-            // mark: by this call, by the queue after an error, or leaked where there is no mark.
+            // SAFETY: the bytes are in this window's own memory or its staging area. The source is held
+            // until the last mark: by this call, by the queue after an error, or leaked if there is no
+            // mark.
             let made = unsafe { self.enqueue_put(&mut outgoing, peer, &put, deadline, before) };
             end = match made {
                 Ok(mark) => Some(mark),
@@ -243,14 +244,14 @@ impl NcclWindow {
         };
         let before = |number: c_uint| {
             let stream = self.queue.stream();
-            // SAFETY: the word that goes to this peer, in memory of the window's; what sent it before is
-            // ahead on this stream.
+            // SAFETY: the word for this peer is in memory of the window, and the put that sent it before
+            // comes earlier on this stream.
             unsafe { stream.fill_u32(from, count)? };
             // SAFETY: the same word's upper half, four bytes further.
             unsafe { stream.fill_u32(from + 4, number) }
         };
-        // SAFETY: the word lies in a window of ours, which is closed only after the mark that `outgoing` has,
-        // and never where there is none: the queue is broken then, and keeps it.
+        // SAFETY: the word lies in a window of rcomm, which is closed only after the mark that `outgoing`
+        // has, and never if there is no mark: the queue is broken then, and keeps the memory.
         let made = unsafe { self.enqueue_put(&mut outgoing, peer, &put, deadline, before) };
         made.map_err(Error::from)?;
         outgoing.signals[peer as usize] = count;

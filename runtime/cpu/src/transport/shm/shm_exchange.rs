@@ -226,10 +226,11 @@ impl ShmExchange {
         assert!(self.complete, "exchange used after abort");
         assert!(used <= SLOT, "a slot is no longer than that");
         let start = self.slot_at(self.rank, self.place(self.phase.wrapping_add(1), used));
-        // SAFETY: this rank alone writes its slot of a phase, through `&mut self` alone. All may still read
-        // the slots of this phase only, which this one does not overlap (`turn`): they have finished with
-        // all earlier slots of all ranks, since this rank has seen all flags of this phase (`complete`; see
-        // the head of this module). `Slots` reads those of this phase. Any bytes are valid.
+        // SAFETY: this rank alone writes its slot of a phase, and only through `&mut self`. All ranks may
+        // still read only the slots of this phase, which this one does not overlap (`turn`): they have
+        // finished with all earlier slots of all ranks, since this rank has seen all flags of this phase
+        // (`complete`; see the documentation of `shm`). `Slots` reads those of this phase. Any bytes are
+        // valid.
         let next = unsafe { std::slice::from_raw_parts_mut(self.area.at(start, used), used) };
         (Slots { shm_exchange: self }, next)
     }
@@ -257,8 +258,8 @@ impl ShmExchange {
         unsafe { std::slice::from_raw_parts(self.area.at(start, INLINE), len) }
     }
 
-    /// One phase: shows the others `signature`, up to [`INLINE`] bytes and the first `used` bytes of the
-    /// slot, and waits until all have done the same. Returns whether all signatures are equal.
+    /// Runs one phase: shows the others `signature`, up to [`INLINE`] bytes and the first `used` bytes of
+    /// the slot, and waits until all have done the same. Returns whether all signatures are equal.
     ///
     /// Ranks whose signatures are equal must agree on `used` as well: the next slot begins after it.
     ///

@@ -400,7 +400,7 @@ impl ShmStream {
         let to = self.rings.at(cell + BYTES, CARRIED);
         // SAFETY: this rank alone writes the cells of this ring, through `&mut self`; the reader is done
         // with this one (`has_cell` has seen its count) and reads it again only when it has seen the number
-        // that is stored below. The two are no longer than that together (`write`).
+        // that is stored below. `head` and `rest` together are not longer than `CARRIED` (`write`).
         let to = unsafe { std::slice::from_raw_parts_mut(to, CARRIED) };
         to[..head.len()].copy_from_slice(head);
         to[head.len()..head.len() + rest.len()].copy_from_slice(rest);

@@ -1,8 +1,8 @@
-//! Faults by name: what one rank of a job does wrong.
+//! Faults of one rank of a job, by name.
 
 use std::str::FromStr;
 
-/// What the culprit does when its time has come.
+/// The culprit's fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
     /// Nothing: the job is healthy.

@@ -83,7 +83,7 @@ fn call_the_roll() -> Result<(), String> {
     if rank == CULPRIT {
         signal(Signal::KILL);
     }
-    // The time for the roll counts from when all that are left are made.
+    // The barrier's time-out counts from when the groups of all remaining ranks exist.
     let here = |rank: u32| format!("test/here/{rank}");
     world.store().set(&here(rank), b"1").map_err(told)?;
     let left = (0..world.size()).filter(|&rank| rank != CULPRIT);
@@ -150,7 +150,7 @@ fn train(fault: Fault, step_of_fault: i64, pause: Duration) -> rcomm::Result<()>
 }
 
 fn signal(signal: Signal) {
-    // It cannot fail on oneself.
+    // A signal to the own process cannot fail.
     let _ = kill_process(getpid(), signal);
 }
 

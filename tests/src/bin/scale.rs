@@ -1,5 +1,5 @@
-//! How fast the analyser is, on how much memory: makes dumps of jobs as large as they come, with the
-//! culprit known, and measures `rcomm-fr`, and PyTorch's `torchfrtrace` where it is there, on them.
+//! Measures the analyser's time and memory: makes dumps of very large jobs with a known culprit, and measures
+//! `rcomm-fr` on them, and PyTorch's `torchfrtrace` if it is installed.
 //!
 //! ```sh
 //! cargo build --release -p rcomm-analyzer -p rcomm-tests --bins
@@ -148,7 +148,7 @@ fn write_on(
     }
 }
 
-/// What a run cost.
+/// The cost of a run.
 struct Cost {
     took: Duration,
     /// Peak resident memory, bytes.

@@ -1,5 +1,5 @@
-//! What may happen to the records after the job: lost, cut, left over from another run, of other versions,
-//! or written without what had completed.
+//! Damage to the records after the job: lost, cut, left over from another run, of other versions, or written
+//! without completed operations.
 
 use super::{Job, Random};
 use rcomm_recorder::model::{EntryState, Rank};

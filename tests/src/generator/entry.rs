@@ -13,7 +13,7 @@ pub(super) struct Issued {
     pub(super) is_p2p: bool,
 }
 
-/// What became of it, ns since the start.
+/// Its outcome; times in ns since the start.
 #[derive(Clone, Copy)]
 pub(super) struct Outcome {
     pub(super) state: EntryState,
@@ -108,7 +108,7 @@ impl Writer<'_> {
         self.dump.entries.push(entry);
     }
 
-    /// When the host writes down that an operation has ended: NCCL's watchdog looks now and then.
+    /// When the host records that an operation has ended: NCCL's watchdog polls at intervals.
     fn noticed(&mut self, ended: i64) -> i64 {
         let late_ms = match self.dump.recorder {
             Recorder::Nccl => self.spec.recording.notice_ms,

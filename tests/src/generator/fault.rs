@@ -1,18 +1,18 @@
-//! Faults, and what is true of a job that has them.
+//! Faults, and the truth about a job that has them.
 
 use super::mesh::Mesh;
 use super::program::{Act, Call, Message, Program, collective};
 use super::{Kind, Random, Spec, host_fault, message_fault};
 use rcomm_recorder::model::{OpType, Rank};
 
-/// A fault as it was put in.
+/// A fault as it was injected.
 #[derive(Clone, Debug)]
 pub struct Fault {
-    /// What.
+    /// Its kind.
     pub kind: Kind,
     /// The rank.
     pub rank: Rank,
-    /// Where in its program.
+    /// The place in the rank's program.
     pub at: usize,
     /// The ranks at fault, ascending; more than one where both ends of a message are.
     pub culprits: Vec<Rank>,
@@ -22,7 +22,7 @@ pub struct Fault {
     pub decidable: bool,
 }
 
-/// Puts a fault into the programs; `None` if the job has no place for it.
+/// Injects a fault into the programs; `None` if the job has no place for it.
 pub(super) fn put_in(
     kind: Kind,
     spec: &Spec,
@@ -40,7 +40,7 @@ pub(super) fn put_in(
         if acts < 2 {
             continue;
         }
-        // Somewhere in the second half, so that there is a past.
+        // A place in the second half, so that healthy operations precede it.
         let at = random.between(acts as u64 / 2, acts as u64 - 1) as usize;
         // Two faults in one group may agree on what is wrong, and be the majority.
         let group = programs[rank as usize].acts[at].group();
@@ -221,7 +221,7 @@ fn try_at(
         }
         Kind::Members => {
             let states = !matches!(recorder, Recorder::NativeGloo | Recorder::Torchcomms);
-            // Another world is another job.
+            // A group with another world would be another job.
             if !states || members < 3 || group == 0 {
                 return None;
             }
@@ -326,7 +326,7 @@ fn try_at(
             })
         }
         Kind::Stalled | Kind::ShortRing | Kind::Dropped => fault(true),
-        // Put in above, by files of their own.
+        // Injected above, by modules of their own.
         Kind::HostDown
         | Kind::HostsDown
         | Kind::SendLeftOut
@@ -426,7 +426,7 @@ fn try_at(
         }
         Kind::SlowHost => {
             let culprits = spec.recording.ranks_of_host(rank, spec.world());
-            // A job of one host has none that is late.
+            // In a job of one host, no host is later than another.
             if culprits.len() == spec.world() as usize || culprits.len() < 2 {
                 return None;
             }
@@ -457,8 +457,8 @@ fn step_starts(program: &Program) -> Option<Vec<(usize, u64)>> {
     (late.len() >= 3).then_some(late)
 }
 
-/// Two ranks of different groups of one kind are gone from the same point of the program on, where no
-/// member of either group takes part in the other's wait.
+/// Two ranks of different groups of one kind stop at the same point of the program, where no member of either
+/// group takes part in the other's wait.
 fn two_crashes(mesh: &Mesh, programs: &mut [Program], rank: Rank, at: usize) -> Option<Fault> {
     let act = &programs[rank as usize].acts[at];
     let group = act.group();

@@ -1,4 +1,4 @@
-//! Hosts that are gone with all their ranks.
+//! Hosts that fail with all their ranks.
 
 use super::fault::Fault;
 use super::program::Program;
@@ -25,7 +25,7 @@ pub(super) fn put_in(
         }
         culprits.extend(spec.recording.ranks_of_host(other, world));
     }
-    // A host of one rank is a rank; of those that are left, at least two have to wait.
+    // A host with one rank would be a fault of a rank; at least two of the remaining ranks must wait.
     if culprits.len() < 2 || culprits.len() + 2 > world as usize {
         return None;
     }

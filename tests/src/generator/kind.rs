@@ -128,7 +128,7 @@ impl Kind {
         Self::Clocks,
     ];
 
-    /// Codes that say it; what the same dumps support equally well is among them.
+    /// The codes of findings that report the fault, with those that the same dumps support equally well.
     pub fn codes(self) -> &'static [Code] {
         use Code::*;
         match self {
@@ -141,7 +141,7 @@ impl Kind {
             Self::Size => &[E112],
             Self::Swap => &[E113, E110, E112, E103, E104],
             Self::LostMessage => &[E120, E121, E130, E103],
-            // Which of a rank's steps was left out, what it waits in itself does not always show.
+            // The operation in which a rank waits does not always show which of its steps was left out.
             Self::SendLeftOut | Self::ReceiveLeftOut | Self::Lopsided => &[E120, E130, E103],
             Self::SendFirst | Self::AllSendFirst => &[E120],
             Self::HostDown | Self::HostsDown => &[E102],

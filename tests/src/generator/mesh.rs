@@ -21,7 +21,7 @@ pub(super) struct Mesh {
     by_rank: Vec<Roles>,
 }
 
-/// A rank's groups by the part that they play.
+/// A rank's groups by their role.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Roles {
     pub(super) tp: Option<usize>,
@@ -32,7 +32,7 @@ pub(super) struct Roles {
     pub(super) shard: Option<usize>,
     /// Members hold the same part of the parameters.
     pub(super) replicate: Option<usize>,
-    /// A group that lives for a moment.
+    /// A short-lived group.
     pub(super) brief: Option<usize>,
 }
 
@@ -172,7 +172,7 @@ impl Mesh {
             .map(|at| at as u32)
     }
 
-    /// How many groups play the same part.
+    /// How many groups have the same role.
     pub(super) fn siblings(&self, group: usize) -> usize {
         self.groups
             .iter()

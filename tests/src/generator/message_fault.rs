@@ -54,7 +54,7 @@ fn leave_out(program: &mut Program, at: usize, sends: bool) -> Option<()> {
         return None;
     };
     let one = |message: &Message| message.sends == sends && !message.any;
-    // Without anything after it the rank just ends.
+    // Without operations after it the rank only ends early.
     if !matches!(messages.as_slice(), [message] if one(message)) || at + 1 >= program.acts.len() {
         return None;
     }

@@ -1,7 +1,7 @@
-//! Labelled jobs: programs on meshes of ranks, faults put into them, a simulator that decides who
-//! blocks, and the records that each kind of recorder would have left.
+//! Labelled jobs: programs on meshes of ranks, injected faults, a simulator that decides which ranks block,
+//! and the records that each kind of recorder would have left.
 //!
-//! Everything follows from one seed. The truth comes from what was put in, never from the analysis.
+//! Everything follows from one seed. The truth comes from the injected faults, never from the analysis.
 
 mod damage;
 mod entry;
@@ -32,7 +32,7 @@ use rcomm_analyzer::{Analysis, Extent, Policy, Report};
 use rcomm_recorder::model::Rank;
 use rcomm_recorder::publish::{Dump, Recorder};
 
-/// What job to make.
+/// The parameters of a job.
 #[derive(Clone, Debug)]
 pub struct Spec {
     /// Everything random follows from it.
@@ -49,15 +49,15 @@ pub struct Spec {
     pub steps: u32,
     /// Micro-batches of a step.
     pub micro_batches: u32,
-    /// What the program does in addition to the usual.
+    /// Additional parts of the program.
     pub mix: Mix,
     /// The recorder, and what it records.
     pub recording: Recording,
-    /// Faults to put in, of these kinds, each on a rank of its own.
+    /// Faults to inject, of these kinds, each on a rank of its own.
     pub faults: Vec<Kind>,
 }
 
-/// What a program does in addition to the usual.
+/// Additional parts of a program.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Mix {
     /// Parameters are sharded over the data-parallel replicas, and over half of them where there are
@@ -78,7 +78,7 @@ pub struct Mix {
 pub struct Job {
     /// What it was made from.
     pub spec: Spec,
-    /// The faults as they were put in.
+    /// The faults as they were injected.
     pub faults: Vec<Fault>,
     /// One record for each rank that left one, by rank.
     pub dumps: Vec<Dump>,
@@ -141,7 +141,7 @@ impl Spec {
         } else {
             &[0, 3, 8]
         };
-        // Drawn apart, so that what a seed gave before it still gives.
+        // Drawn from a generator of its own, so that a seed still gives the same job as before.
         let mut beside = Random::new(seed ^ 0xbe51_de00);
         let peers = !matches!(recorder, Recorder::NativeGloo | Recorder::Torchcomms);
         let mix = Mix {
@@ -219,7 +219,7 @@ impl Spec {
 }
 
 impl Job {
-    /// The report on what the ranks left, files cut short taken as such.
+    /// The report on the records, in which truncated files are treated as such.
     pub fn judge(&self, policy: &Policy) -> Report {
         let mut analysis = Analysis::new(policy.clone());
         for dump in &self.dumps {

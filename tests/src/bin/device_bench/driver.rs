@@ -94,7 +94,7 @@ impl Events {
         self.record(1, stream);
     }
 
-    /// Has one stream wait for what is on another.
+    /// Makes one stream wait for the work on another.
     pub(super) fn join(&self, from: &CudaStream, to: &CudaStream) {
         self.record(2, from);
         let wait: Symbol<'_, unsafe extern "C" fn(Handle, Handle, c_uint) -> c_int> =
@@ -122,7 +122,7 @@ impl Events {
 #[repr(C)]
 struct UniqueId([u8; 128]);
 
-/// A communicator that rcomm knows nothing of. It goes with the process.
+/// A communicator that rcomm does not manage. It is freed when the process ends.
 pub(super) struct RawComm {
     nccl: Calls,
     comm: Handle,
@@ -239,7 +239,7 @@ pub(super) struct Gemm {
 }
 
 impl Gemm {
-    /// Loads it, and computes a small product to see that it is one.
+    /// Loads the kernel, and checks it with a small product.
     pub(super) fn load(
         world: &World,
         device: &Arc<CudaDevice>,

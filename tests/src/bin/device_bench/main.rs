@@ -1,11 +1,11 @@
-//! What the NCCL backend costs on a real device: compared with direct calls of NCCL, and concurrent with
-//! other work.
+//! Measures the overhead of the NCCL backend on a real device: against direct calls of NCCL, and concurrent
+//! with other work.
 //!
 //! `device_bench [--quiet | --host]`, one process for each rank as for `device_rank`. Every rank measures;
-//! rank 0 prints the results on its standard output. With `--quiet` everything runs and no number is printed:
-//! where the library is a simulator they mean nothing. With `--host` it is the host's nanoseconds of a small
-//! call alone: over a simulator the difference to a raw call is what the backend costs without the driver's
-//! share.
+//! rank 0 prints the results on its standard output. With `--quiet` everything runs and no number is printed,
+//! since numbers have no meaning over a simulator. With `--host` only the host's nanoseconds of a small call
+//! are measured: over a simulator, the difference to a raw call is the backend's own overhead without the
+//! driver's.
 #![allow(clippy::print_stdout, clippy::print_stderr)]
 
 mod driver;
@@ -45,11 +45,11 @@ fn main() -> ExitCode {
 enum Voice {
     Numbers,
     Quiet,
-    /// Those of the host, of small calls.
+    /// Only the host's times of small calls.
     Host,
 }
 
-/// What everything below works with.
+/// The state that all measurements use.
 struct Bench {
     world: World,
     device: Arc<CudaDevice>,
@@ -59,7 +59,7 @@ struct Bench {
     voice: Voice,
 }
 
-/// Of one way to make calls: per call.
+/// The time per call of one way to make calls.
 #[derive(Clone, Copy)]
 struct Cost {
     device_us: f64,
@@ -146,7 +146,7 @@ impl Bench {
         Ok(())
     }
 
-    /// Of raw calls, and of ours.
+    /// The costs of raw calls, and of calls through rcomm.
     fn costs(&self, bytes: usize) -> Result<(Cost, Cost)> {
         let buffer = DeviceBuffer::zeroed(&self.stream, DType::F32, bytes / 4)?;
         let calls = self.calls(bytes);
@@ -157,7 +157,7 @@ impl Bench {
             Ok(())
         };
         let ours = |many: u32| self.issue(&buffer, many);
-        // By turns, so that neither has the device cooler than the other.
+        // The two are measured in turn, so that the device has the same temperature for both.
         let (mut theirs, mut mine) = (Vec::new(), Vec::new());
         for _ in 0..3 {
             theirs.push(self.measure(calls, raw)?);
@@ -166,7 +166,7 @@ impl Bench {
         Ok((best(&theirs), best(&mine)))
     }
 
-    /// Issues so many all-reduces and has the stream wait for the last.
+    /// Issues this many all-reduces and makes the stream wait for the last.
     fn issue(&self, buffer: &DeviceBuffer, many: u32) -> Result<()> {
         let mut last = None;
         for _ in 0..many {

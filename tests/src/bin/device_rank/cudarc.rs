@@ -1,4 +1,4 @@
-//! Memory and streams that cudarc holds, as buffers and streams of ours.
+//! Memory and streams of cudarc, used as buffers and streams of rcomm.
 
 use super::{Gpu, all_reduce};
 use ::cudarc::driver::{CudaContext, CudaSlice, CudaStream as TheirStream, DriverError};
@@ -6,7 +6,7 @@ use rcomm::backend::nccl::{CudaStream, DeviceBuffer};
 use rcomm::{Result, World};
 use std::sync::Arc;
 
-/// cudarc's own errors are none of rcomm's: this program ends with them.
+/// Ends this program with an error of cudarc, which is no error of rcomm.
 fn theirs<T>(what: &str, result: std::result::Result<T, DriverError>) -> T {
     result.unwrap_or_else(|error| panic!("cudarc: {what}: {error:?}"))
 }
@@ -46,7 +46,7 @@ pub(super) fn all_reduce_slices(world: &World, gpu: &Gpu) -> Result<()> {
     let expected: Vec<f32> = (0..LEN).map(expected).collect();
     assert_eq!(read(&stream), expected);
 
-    // The buffer keeps the slice alive, and gives it back.
+    // The buffer keeps the slice alive, and releases it when dropped.
     drop((whole, part, work));
     eprintln!("cudarc: sum {sum}, {} owners", Arc::strong_count(&slice));
 

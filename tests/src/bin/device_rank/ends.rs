@@ -1,5 +1,5 @@
-//! How communicators end while something of theirs goes on: graphs that hold operations, kernels that hang on
-//! two of them, memory that is registered during a launch. And what an operation costs the host.
+//! The end of communicators that are still in use: by graphs that hold operations, by kernels that hang on
+//! two of them, by memory that is registered during a launch. Also the host's cost of an operation.
 
 use super::graph::Graphs;
 use super::{Gpu, all_reduce, count};
@@ -21,7 +21,7 @@ fn capture(world: &World, gpu: &Gpu, numbers: &DeviceBuffer) -> Result<()> {
     Ok(())
 }
 
-/// A graph is still there at the end: the library would wait for it until the deadline.
+/// A graph still exists at the end: the library would wait for it until the deadline.
 pub(super) fn graph_at_shutdown(world: World, gpu: &Gpu) -> Result<()> {
     count(world.group(), gpu)?;
     let numbers = gpu.buffer(&[1i64; 100])?;
@@ -51,7 +51,7 @@ pub(super) fn two_hung(world: World, gpu: &Gpu) -> Result<()> {
     let group = world.group();
     let peer = group.rank() ^ 1;
     let (sent, summed) = (gpu.buffer(&[1i64; 100])?, gpu.buffer(&[1i64; 100])?);
-    // The pair's communicator is there, and its first message has come.
+    // The pair's communicator exists, and its first message has arrived.
     let message = |first: bool| -> Result<Op<'static>> {
         let buffer = sent.buffer()?;
         Ok(match first {
@@ -83,7 +83,8 @@ pub(super) fn two_hung(world: World, gpu: &Gpu) -> Result<()> {
     Ok(())
 }
 
-/// While one operation hangs, memory is made and given up, and another operation's input is looked through for NaNs.
+/// While one operation hangs, memory is allocated and freed, and another operation's input is searched for
+/// NaNs.
 pub(super) fn beside_hung(world: &World, gpu: &Gpu) -> Result<()> {
     let group = world.group();
     count(group, gpu)?;
@@ -100,7 +101,8 @@ pub(super) fn beside_hung(world: &World, gpu: &Gpu) -> Result<()> {
     Ok(())
 }
 
-/// What the library would refuse, and never forget, is refused before; the group goes on.
+/// Calls that the library would refuse, after which it stays in an error state, are refused before; the group
+/// stays usable.
 pub(super) fn refused_first(world: &World, gpu: &Gpu) -> Result<()> {
     let group = world.group();
     let numbers = DeviceBuffer::zeroed(&gpu.stream, DType::F8E4M3, 100)?;
@@ -110,7 +112,8 @@ pub(super) fn refused_first(world: &World, gpu: &Gpu) -> Result<()> {
     Ok(())
 }
 
-/// Prints whether what the abort began came to its end: the world waits ten seconds for that, then leaves it.
+/// Prints whether the clean-up that the abort began has finished: the world waits ten seconds for that, then
+/// continues.
 fn end_in_time(world: World) {
     let begun = Instant::now();
     drop(world);
@@ -121,7 +124,7 @@ fn end_in_time(world: World) {
     }
 }
 
-/// Memory is registered and given back while operations are launched.
+/// Memory is registered and deregistered while operations are launched.
 pub(super) fn register_beside(world: &World, gpu: &Gpu) -> Result<()> {
     let group = world.group();
     let backend = group.backend(DeviceKind::Cuda).expect("it was configured");

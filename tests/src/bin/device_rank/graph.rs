@@ -150,9 +150,9 @@ pub(super) fn capture(world: &World, gpu: &Gpu) -> Result<()> {
             assert_eq!(part.to_vec::<i64>()?, vec![size.pow(round); 100]);
         }
     }
-    // The root's memory for the parts is the graph's alone, and goes when it is gone.
+    // Only the graph holds the root's memory for the parts, and frees it when it is destroyed.
     graphs.destroy(executable);
-    // The group goes on as before.
+    // The group stays usable.
     assert_eq!(count(group, gpu)?, world.size() as f32);
 
     keep_memory(world, gpu, &graphs)?;

@@ -1,5 +1,5 @@
-//! Late completion by the device or the library: memory whose operation was given up stays alive until they
-//! are done with it.
+//! Late completion by the device or the library: the memory of an aborted operation stays alive until they no
+//! longer use it.
 
 use super::stuck::Gate;
 use super::{Gpu, all_reduce, count, window};
@@ -14,7 +14,7 @@ use std::ffi::{c_int, c_void};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
-/// Memory of the library's is given up while what fills it with zeros is still to come.
+/// The library's memory is freed before the device has filled it with zeros.
 pub(super) fn zeros(world: &World, gpu: &Gpu) -> Result<()> {
     let group = world.group();
     let backend = group.backend(DeviceKind::Cuda).expect("it was configured");
@@ -30,7 +30,7 @@ pub(super) fn zeros(world: &World, gpu: &Gpu) -> Result<()> {
     Ok(())
 }
 
-/// Memory whose owner can be watched.
+/// Memory with a weak reference to its owner.
 fn watched(gpu: &Gpu, elements: &[u32]) -> Result<(DeviceBuffer, Weak<DeviceBuffer>)> {
     let owner = Arc::new(gpu.buffer(elements)?);
     let (at, weak) = (owner.address(), Arc::downgrade(&owner));
@@ -83,7 +83,7 @@ fn wait_for_device(world: &World, gpu: &Gpu) {
     assert_eq!(statuses, [0; 4]);
 }
 
-/// Waits until the library has done what it began, and the device after it.
+/// Waits until the library has finished its calls, and then the device its work.
 fn catch_up(world: &World, gpu: &Gpu) -> Result<()> {
     let group = world.group();
     // Not "ready" either, where the other ranks have left.
@@ -94,7 +94,7 @@ fn catch_up(world: &World, gpu: &Gpu) -> Result<()> {
     Ok(())
 }
 
-/// An operation is given up while the library is launching it, and is launched all the same: a call into the
+/// An operation is aborted while the library is launching it, and is launched nevertheless: a call into the
 /// library cannot be cancelled.
 pub(super) fn launch(world: &World, gpu: &Gpu) -> Result<()> {
     let group = world.group();
@@ -116,11 +116,12 @@ pub(super) fn launch(world: &World, gpu: &Gpu) -> Result<()> {
     Ok(())
 }
 
-/// One call of a group is refused, and with it all that stand before it: nothing of theirs is launched.
+/// One call of an NCCL group is refused, and with it all calls before it in the group: none of them is
+/// launched.
 pub(super) fn refused_group(world: &World, gpu: &Gpu) -> Result<()> {
     let group = world.group();
     let input = gpu.buffer(&[1u32; 256])?;
-    // What the first call, the broadcast of rank 0, would write.
+    // The buffer that the first call, the broadcast of rank 0, would write.
     let (first, owner) = watched(gpu, &[0; 256])?;
     let mut outputs = vec![first.buffer()?];
     drop(first);
@@ -148,8 +149,8 @@ impl Observer for Deaf {
     fn ended(&self) {}
 }
 
-/// An operation is looked at only when the abort that has stopped it is over. It goes by the group, whose
-/// watchdog would look.
+/// An operation is polled only after the abort that has stopped it is over. The test calls the backend
+/// without the group, since the group's watchdog would poll.
 pub(super) fn look(world: &World, gpu: &Gpu) -> Result<()> {
     let backend = world.group().backend(DeviceKind::Cuda);
     let backend = backend.expect("it was configured");
@@ -161,7 +162,7 @@ pub(super) fn look(world: &World, gpu: &Gpu) -> Result<()> {
         hints: Hints::NONE,
     };
     let pending = backend.issue(all_reduce(&numbers)?, call, Arc::new(Deaf))?;
-    // A rank that ends its communicator is a failure of its own to those that have not issued theirs.
+    // For ranks that have not issued their operation, a rank that ends its communicator is another failure.
     super::stay_for(world, "issued", 0..world.size());
     let error = Error::new(ErrorKind::Aborted, "stopped by the test");
     backend.abort(&AbortReason { error });

@@ -60,7 +60,7 @@ fn run(scenario: &str) -> Result<()> {
         "no_windows" => window::refusals(&world, &gpu)?,
         "linger" => return linger(&world, &gpu),
         "late_zeros" => late::zeros(&world, &gpu)?,
-        // Nothing can be closed in order afterwards.
+        // The world cannot be shut down in order afterwards.
         "late_launch" => return late::launch(&world, &gpu),
         "late_group" => return late::refused_group(&world, &gpu),
         "late_look" => return late::look(&world, &gpu),
@@ -154,8 +154,8 @@ fn split(world: &World, gpu: &Gpu) -> Result<()> {
     say_communicators(world)
 }
 
-/// Publishes what this rank has done, and keeps its connections open until these ranks have published the
-/// same.
+/// Publishes that this rank has reached `what`, and keeps its connections open until these ranks have
+/// published the same.
 fn stay_for(world: &World, what: &str, ranks: impl Iterator<Item = u32>) {
     let key = |rank: u32| format!("test/{what}/{rank}");
     let keys: Vec<String> = ranks.map(key).collect();
@@ -167,8 +167,8 @@ fn stay_for(world: &World, what: &str, ranks: impl Iterator<Item = u32>) {
         .and_then(|()| store.wait(&keys, Duration::from_secs(60)));
 }
 
-/// As `train`, and a rank whose operation failed stays until those of all have: to the others a rank that
-/// leaves is a failure of its own.
+/// As `train`, but a rank whose operation failed stays until the operations of all ranks have failed: for the
+/// others, a rank that leaves is another failure.
 fn linger(world: &World, gpu: &Gpu) -> Result<()> {
     let trained = train(world, gpu);
     if trained.is_err() {
@@ -177,11 +177,12 @@ fn linger(world: &World, gpu: &Gpu) -> Result<()> {
     trained
 }
 
-/// The culprit does not come to a split; the others get an error that names it, and close nevertheless.
+/// The culprit does not take part in a split; the others get an error that names it, and shut down
+/// nevertheless.
 fn late_split(world: &World, gpu: &Gpu) -> Result<()> {
     count(world.group(), gpu)?;
     if world.rank() == CULPRIT {
-        // Alive, as long as the others wait for it.
+        // The culprit stays alive as long as the others wait for it.
         stay_for(
             world,
             "split",
@@ -201,7 +202,7 @@ fn late_split(world: &World, gpu: &Gpu) -> Result<()> {
 fn shrink(mut world: World, gpu: &Gpu) -> Result<()> {
     for step in 0..STEPS {
         if world.rank() == CULPRIT && step == STEP_OF_FAULT {
-            // It cannot fail on oneself.
+            // A signal to the own process cannot fail.
             let _ = kill_process(getpid(), Signal::KILL);
         }
         let sum = match count(world.group(), gpu) {
@@ -219,12 +220,12 @@ fn shrink(mut world: World, gpu: &Gpu) -> Result<()> {
     world.shutdown()
 }
 
-/// Work of the device's that follows operations, and operations that follow it, without the host.
+/// Device work that follows operations, and operations that follow device work, without waits of the host.
 fn streams(world: &World, gpu: &Gpu) -> Result<()> {
     let group = world.group();
     let other = CudaStream::new(&gpu.device, Priority::High)?;
     let numbers = gpu.buffer(&[1i64; 1000])?;
-    // Used on `other` from here on: what is sent there first must have come first.
+    // The buffer is used on `other` from here on: that stream must wait for the operation.
     for round in 1..=4i64 {
         let work = group.execute_async(all_reduce(&numbers)?)?;
         work.wait_stream(&other)?;
@@ -315,7 +316,7 @@ fn memory(world: &World, gpu: &Gpu) -> Result<()> {
         "memory of another device",
         brief.execute_async(op).map(|_| ()),
     );
-    // What was refused is never overdue: the group goes on below.
+    // A refused operation is never overdue: the group is used below.
     std::thread::sleep(Duration::from_secs(1));
     // SAFETY: the call refuses an address that is no memory of the device before anything uses it, which is
     // what is tested.

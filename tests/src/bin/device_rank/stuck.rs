@@ -1,4 +1,4 @@
-//! A stream of the device's that never goes on: an operation behind it times out, is dumped and aborted.
+//! A device stream that never progresses: an operation behind it times out, is dumped and aborted.
 
 use super::{Gpu, all_reduce};
 use libloading::{Library, Symbol};
@@ -7,7 +7,7 @@ use rcomm::{ErrorKind, Result, World};
 use std::ffi::{c_int, c_uint, c_void};
 use std::time::{Duration, Instant};
 
-/// Holds a stream up until it is opened.
+/// Blocks a stream until it is opened.
 pub(super) struct Gate {
     driver: Library,
     word: DeviceBuffer,
@@ -60,7 +60,7 @@ pub(super) fn stuck(world: World, gpu: &Gpu) -> Result<()> {
     assert_eq!(error.kind(), ErrorKind::Timeout, "{error}");
     let latest = world.config().timeout + world.config().status_wait + Duration::from_secs(10);
     assert!(waited < latest, "{waited:?}");
-    // So that the device is as it was.
+    // Opened, so that the device can finish its work.
     gate.open();
     gpu.stream.synchronize()
 }

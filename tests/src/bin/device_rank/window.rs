@@ -1,4 +1,4 @@
-//! Windows on device memory: what one rank puts, another finds, without its help.
+//! Windows on device memory: one rank reads what another has put, without the other's help.
 
 use super::{Gpu, count};
 use rcomm::backend::nccl::DeviceBuffer;
@@ -49,7 +49,7 @@ pub(super) fn windows(world: &World, gpu: &Gpu) -> Result<()> {
         window.put(next, 0, &numbers(own, round, LEN))?;
         pass_on(&window, next, before)?;
         check(&window, own, &numbers(before, round, LEN))?;
-        // What a neighbour has is read without its help.
+        // A neighbour's part is read without its help.
         check(&window, next, &numbers(own, round, LEN))?;
         group.barrier()?;
     }

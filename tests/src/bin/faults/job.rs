@@ -1,4 +1,4 @@
-//! A job under test: its processes, and what is done to them.
+//! A job under test: its processes, and the faults that are applied to them.
 
 use crate::network::Hosts;
 use crate::rank::{Event, What, events_of, now_ms, stop_file};
@@ -13,11 +13,11 @@ use std::time::{Duration, Instant};
 
 /// The time-out of operations.
 pub(crate) const TIMEOUT: Duration = Duration::from_secs(3);
-/// That of the start.
+/// The time-out of the start.
 pub(crate) const INIT_TIMEOUT: Duration = Duration::from_secs(6);
 /// An error that comes later than this after its time-out is late.
 pub(crate) const SLACK: Duration = Duration::from_secs(2);
-/// How long a job may take to come to work, and to end by itself.
+/// How long a job may take until all ranks work, and to end by itself.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(40);
 /// How long a launcher may need to end the ranks of a job that has failed: `--linger`, `--grace` and slack.
 pub(crate) const LAUNCHER_ENDS: Duration = Duration::from_secs(15);
@@ -57,7 +57,7 @@ impl<'a> Job<'a> {
         &self.name
     }
 
-    /// Where its rings may be, the first choice first.
+    /// The folders that may hold its rings, the first choice first.
     pub(crate) fn ring_folders(&self) -> Vec<PathBuf> {
         let name = fallback_directory();
         let name = name.file_name().unwrap_or_default();
@@ -77,7 +77,7 @@ impl<'a> Job<'a> {
         self.folder.join("dumps")
     }
 
-    /// What the processes wrote down, in order of time.
+    /// The events that the processes logged, in order of time.
     pub(crate) fn events(&self) -> Vec<Event> {
         let files = std::fs::read_dir(events_of(&self.folder));
         let files = files.into_iter().flatten().flatten();
@@ -92,7 +92,7 @@ impl<'a> Job<'a> {
         events
     }
 
-    /// What the processes wrote to their standard error.
+    /// The processes' standard error.
     pub(crate) fn stderr(&self) -> String {
         let files = std::fs::read_dir(self.folder.join("out"))
             .into_iter()
@@ -232,7 +232,7 @@ impl<'a> Job<'a> {
         Ok(command.spawn()?)
     }
 
-    /// What is wrong with the disks, before the job starts.
+    /// Prepares the file systems with their fault, before the job starts.
     fn prepare(&self) -> anyhow::Result<()> {
         match self.scenario.fault {
             // The driver runs in a mount namespace of its own.
@@ -268,7 +268,7 @@ impl<'a> Job<'a> {
         })
     }
 
-    /// Waits for what the events show; gives up where all processes have ended.
+    /// Waits until the events satisfy `is_so`; stops when all processes have ended.
     fn wait(&mut self, patience: Duration, is_so: impl Fn(&[Event]) -> bool) -> bool {
         let until = Instant::now() + patience;
         loop {
@@ -288,7 +288,7 @@ impl<'a> Job<'a> {
         self.children.iter_mut().all(ended)
     }
 
-    /// Does what does not happen by itself; returns when it happened.
+    /// Applies the fault, unless the job causes it by itself; returns when it happened.
     pub(crate) fn strike(&mut self) -> anyhow::Result<u64> {
         let culprit = self.scenario.culprits[0];
         let now = now_ms();
@@ -297,7 +297,7 @@ impl<'a> Job<'a> {
                 let launcher = self.children[0].id();
                 send(launcher, signal_of(act))?;
                 let Some(then) = then else { return Ok(now) };
-                // So that the launcher has stopped before anything happens to the rank.
+                // The launcher must have stopped before the rank is hit.
                 wait_for_stop(launcher);
                 let now = now_ms();
                 send(self.pid_of(culprit)?, signal_of(then))?;
@@ -323,10 +323,10 @@ impl<'a> Job<'a> {
                     }
                     Damage::Scribbled => scribble(&ring)?,
                 }
-                // So that the rank has come across the damage.
+                // The rank must have used the damaged ring.
                 std::thread::sleep(Duration::from_millis(300));
                 let now = now_ms();
-                // It may have ended of the damage.
+                // The damage may have ended the process.
                 let _ = send(self.pid_of(culprit)?, Signal::KILL);
                 return Ok(now);
             }
@@ -364,7 +364,7 @@ impl<'a> Job<'a> {
         Ok(())
     }
 
-    /// The process of a rank, as it wrote it down when it began.
+    /// The process id that a rank logged when it began.
     fn pid_of(&self, rank: u32) -> anyhow::Result<u32> {
         let events = self.events();
         let own = events.iter().find(|event| event.rank == rank);
@@ -378,7 +378,7 @@ impl<'a> Job<'a> {
         Ok(std::fs::write(stop_file(&self.folder), "")?)
     }
 
-    /// Waits until every rank but those `without` an end has let go of its world, or every process has ended.
+    /// Waits until every rank except those in `without` has dropped its world, or every process has ended.
     pub(crate) fn wait_for_survivors(&mut self, without: &[u32]) -> bool {
         self.wait(PATIENCE, |events| {
             (0..RANKS)
@@ -407,14 +407,14 @@ impl<'a> Job<'a> {
         alive.map(|event| event.rank).collect()
     }
 
-    /// Ends whatever is left.
+    /// Ends the remaining processes.
     pub(crate) fn end(&mut self) {
         let ranks: Vec<u32> = self.events().iter().map(|event| event.pid).collect();
         for pid in ranks.into_iter().filter(|&pid| is_alive(pid)) {
             let _ = send(pid, Signal::KILL);
         }
         for mut child in self.children.drain(..).chain(self.observers.drain(..)) {
-            // One that has ended already is fine too.
+            // The process may already have ended.
             let _ = child.kill();
             let _ = child.wait();
         }
@@ -480,7 +480,7 @@ fn mount(options: &str, at: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Writes bytes of no meaning over the ring's slots; its header stays.
+/// Overwrites the ring's slots with arbitrary bytes; its header is kept.
 fn scribble(ring: &Path) -> anyhow::Result<()> {
     use std::os::unix::fs::FileExt;
     let file = std::fs::File::options().write(true).open(ring)?;

@@ -1,4 +1,4 @@
-//! What a row shows, measured against what must follow.
+//! Compares the results of a row with the expected ones.
 
 use crate::job::{INIT_TIMEOUT, Job, TIMEOUT};
 use crate::rank::{Event, What};
@@ -10,27 +10,28 @@ use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-/// One line of the table. `None`: the row does not ask.
+/// One line of the table. `None`: the row does not check this.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Row {
     pub(crate) name: String,
     /// Why it could not be tried here.
     pub(crate) skipped: Option<String>,
-    /// When the last rank that had to be told was, in seconds after the fault, and how many were.
+    /// Of the ranks that had to get an error: when the last one did, in seconds after the fault, how many
+    /// did, and how many had to.
     pub(crate) told: Option<(f64, usize, usize)>,
     pub(crate) in_time: Option<bool>,
-    /// Of how many of them the error named the right ranks.
+    /// How many of them got an error that named the right ranks, and how many had to.
     pub(crate) named: Option<(usize, usize)>,
     /// The verdict's culprits, and whether they are right.
     pub(crate) verdict: Option<(String, bool)>,
-    /// How many ranks left a record.
+    /// How many ranks left a record, and how many had to.
     pub(crate) records: Option<(usize, usize)>,
-    /// What was left behind.
+    /// Resources that were leaked.
     pub(crate) leaks: Vec<String>,
     pub(crate) restart: Option<bool>,
-    /// Anything else that was not as it must be.
+    /// Other deviations from the expected result.
     pub(crate) wrong: Vec<String>,
-    /// The errors of the ranks, for a reader.
+    /// The errors of the ranks, for people.
     pub(crate) errors: Vec<String>,
 }
 
@@ -47,7 +48,7 @@ impl Row {
             && self.wrong.is_empty()
     }
 
-    /// What the ranks were told.
+    /// Checks the errors that the ranks got.
     pub(crate) fn judge_errors(
         &mut self,
         scenario: &Scenario,
@@ -81,7 +82,7 @@ impl Row {
             };
             told += 1;
             latest = latest.max(at_ms.saturating_sub(fault_ms));
-            // A rank that was cut off itself may name any that it cannot reach.
+            // A rank that was cut off itself may name any rank that it cannot reach.
             if scenario.expect == Expect::CutOff && scenario.culprits.contains(&rank) {
                 continue;
             }
@@ -99,7 +100,7 @@ impl Row {
         self.named = Some((named, expected.count().max(blaming)));
     }
 
-    /// What the records show.
+    /// Checks the records.
     pub(crate) fn judge_records(&mut self, scenario: &Scenario, job: &Job<'_>) {
         if !matches!(
             scenario.expect,
@@ -158,7 +159,7 @@ impl Row {
         self.verdict = Some((shown.to_lowercase(), right));
     }
 
-    /// What the processes left behind.
+    /// Checks for leaked resources.
     pub(crate) fn judge_leaks(&mut self, events: &[Event]) {
         for event in events {
             match &event.what {
@@ -194,7 +195,7 @@ impl Row {
     }
 }
 
-/// Whether an error names the culprits and blames no other rank: in its facts some, in its words all.
+/// Whether an error names the culprits and no other rank: its `ranks` some of them, its text all.
 fn names(culprits: &[u32], ranks: &[u32], text: &str) -> bool {
     let words: BTreeSet<&str> = text.split(|c: char| !c.is_ascii_alphanumeric()).collect();
     let in_words = culprits

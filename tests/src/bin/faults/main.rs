@@ -1,4 +1,4 @@
-//! The fault suite: does to jobs of real processes what happens to jobs, and prints a table of what followed.
+//! The fault suite: injects faults into jobs of real processes, and prints a table of the results.
 //!
 //! ```sh
 //! cargo build -p rcomm-tools && cargo run -p rcomm-tests --bin faults -- list
@@ -6,9 +6,9 @@
 //! cargo run -p rcomm-tests --bin faults -- all
 //! ```
 //!
-//! Each row is right if every surviving rank was told in time (time-out and two seconds), by an error that names
-//! the right ranks and no other, the analysis of what was left behind names them too, every rank left a record,
-//! no descriptor or thread stayed, and the same job could be started again at the same port.
+//! Each row is right if every surviving rank got an error in time (time-out and two seconds) that names the
+//! right ranks and no other, the analysis of the records names them too, every rank left a record, no
+//! descriptor or thread was leaked, and the same job could be started again at the same port.
 #![expect(
     clippy::print_stdout,
     clippy::print_stderr,
@@ -179,7 +179,7 @@ fn print_row(row: &Row) {
     );
 }
 
-/// Tries one row, in a mount namespace of its own where it changes what is mounted.
+/// Tries one row, in a mount namespace of its own if it changes mounts.
 fn attempt(scenario: &Scenario, slack: Duration) -> Row {
     let tried = match scenario.fault {
         Fault::Memory(_) | Fault::DumpFolder => apart(scenario),
@@ -223,7 +223,7 @@ fn inside(name: &str) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Starts the job, lets its fault happen, and judges what follows.
+/// Starts the job, applies its fault, and checks the results.
 fn run(scenario: &Scenario, slack: Duration) -> anyhow::Result<Row> {
     if scenario.start == Start::Launcher && !job::launcher()?.exists() {
         return Ok(skip(
@@ -310,7 +310,7 @@ fn run(scenario: &Scenario, slack: Duration) -> anyhow::Result<Row> {
     Ok(row)
 }
 
-/// A launcher whose job has failed ends by itself.
+/// Checks that a launcher whose job has failed ends by itself.
 fn judge_launcher(row: &mut Row, scenario: &Scenario, job: &mut Job<'_>) {
     let is_frozen = matches!(scenario.fault, Fault::Launcher(..));
     if scenario.start == Start::Launcher && !is_frozen && !job.wait_for_end(job::LAUNCHER_ENDS) {
@@ -318,7 +318,7 @@ fn judge_launcher(row: &mut Row, scenario: &Scenario, job: &mut Job<'_>) {
     }
 }
 
-/// Every rank has ended in order, or the culprit alone was refused, with the right words.
+/// Checks that every rank has ended in order, or that only the culprit was refused, with the right text.
 fn judge_health(row: &mut Row, scenario: &Scenario, job: &Job<'_>) {
     let events = job.events();
     let ended = events

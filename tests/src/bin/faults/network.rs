@@ -1,7 +1,7 @@
 //! Hosts that are network namespaces, joined by a bridge in one more.
 //!
-//! A direction is cut by a wrong permanent neighbour: what is sent there goes to no machine, and neither end
-//! sees more of it than of a cable that was cut.
+//! A direction is cut by a wrong permanent neighbour entry: packets go to no machine, and both ends observe
+//! the same as with a cut cable.
 
 use crate::scenario::Cut;
 use anyhow::{Context, ensure};
@@ -17,10 +17,10 @@ pub(crate) struct Hosts {
 }
 
 impl Hosts {
-    /// Makes so many.
+    /// Makes this many hosts.
     ///
     /// # Errors
-    /// Why this system makes none: the right is missing, or a program.
+    /// The reason why this system cannot make them: a missing privilege, or a missing program.
     pub(crate) fn make(count: u32) -> anyhow::Result<Self> {
         let prefix = format!("rcf{}", std::process::id());
         let hosts = Self {
@@ -56,7 +56,7 @@ impl Hosts {
         command
     }
 
-    /// Does this to a host's network; what passes by itself has passed when this returns.
+    /// Applies this to a host's network. A temporary fault is over when this returns.
     pub(crate) fn cut(&self, host: usize, cut: Cut, timeout: Duration) -> anyhow::Result<()> {
         match cut {
             Cut::BothWays | Cut::Vanished => self.sever(host, true, true, NOBODY),
@@ -134,7 +134,7 @@ impl Hosts {
 impl Drop for Hosts {
     fn drop(&mut self) {
         for name in self.names.iter().chain([&self.switch]) {
-            // One that was not made is fine too.
+            // The namespace may not have been made.
             let _ = ip(&["netns", "del", name]);
         }
     }

@@ -1,5 +1,5 @@
-//! One rank of a job under test: works until something fails or it is asked to stop, and writes down when
-//! what happened to it.
+//! One rank of a job under test: works until an operation fails or it is asked to stop, and logs its events
+//! with their times.
 
 use crate::scenario::{Act, At};
 use clap::Args;
@@ -10,7 +10,7 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant, SystemTime};
 
-/// The step in which a rank does to itself what it was asked to.
+/// The step in which a rank applies its fault to itself.
 const STEP_OF_FAULT: i64 = 20;
 
 #[derive(Debug, Args)]
@@ -31,7 +31,7 @@ pub(crate) struct RankArgs {
     descriptors: Option<u64>,
 }
 
-/// What a rank writes down, a line each.
+/// The events that a rank logs, one per line.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Event {
     pub(crate) what: What,
@@ -46,7 +46,7 @@ pub(crate) enum What {
     Began,
     /// It works.
     Ready,
-    /// It does to itself what it was asked to.
+    /// It applies its fault to itself.
     Fault,
     /// A call failed.
     Failed {
@@ -59,7 +59,7 @@ pub(crate) enum What {
     Wrong(String),
     /// It has shut down.
     Ended,
-    /// It has let go of its world, and so many descriptors and threads are more than before.
+    /// It has dropped its world; the numbers of descriptors and threads beyond those before.
     Left { fds: i64, threads: i64 },
 }
 
@@ -68,12 +68,12 @@ pub(crate) fn now_ms() -> u64 {
     now.map_or(0, |now| u64::try_from(now.as_millis()).unwrap_or(u64::MAX))
 }
 
-/// The file in which a rank's process writes down its events.
+/// The file of a rank's events.
 pub(crate) fn events_of(folder: &Path) -> PathBuf {
     folder.join("events")
 }
 
-/// Rank 0 stops the job where it finds this file.
+/// Rank 0 stops the job when it finds this file.
 pub(crate) fn stop_file(folder: &Path) -> PathBuf {
     folder.join("stop")
 }
@@ -97,7 +97,7 @@ impl Log {
             .append(true)
             .create(true)
             .open(&self.path);
-        // A rank without descriptors has no other place: its error says the same on its standard error.
+        // A rank without free descriptors cannot write the file: its error is also on its standard error.
         if let Ok(mut file) = file {
             let _ = file.write_all(line.as_bytes());
         }
@@ -116,7 +116,7 @@ impl Log {
 /// Works as one rank.
 ///
 /// # Errors
-/// What went wrong; it is in the log as well.
+/// The error, which is in the log as well.
 pub(crate) fn run(args: &RankArgs) -> anyhow::Result<()> {
     let rank: u32 = std::env::var("RANK")?.parse()?;
     let pid = std::process::id();
@@ -212,7 +212,7 @@ fn work(world: &World, args: &RankArgs, log: &Log, own: &impl Fn(At)) -> rcomm::
         if stop == [1] {
             break;
         }
-        // Leaves the processors to the other ranks now and then.
+        // Leaves the processors to the other ranks from time to time.
         std::thread::sleep(Duration::from_millis(2));
     }
     Ok(())
@@ -220,7 +220,7 @@ fn work(world: &World, args: &RankArgs, log: &Log, own: &impl Fn(At)) -> rcomm::
 
 fn act_on_oneself(act: Act) {
     let signal = |signal| {
-        // It cannot fail on oneself.
+        // A signal to the own process cannot fail.
         let _ = kill_process(getpid(), signal);
     };
     match act {
@@ -258,7 +258,7 @@ impl Usage {
     }
 }
 
-/// Writes down what is left of the world; what a thread on its way out still holds is waited for.
+/// Logs the resources that are left of the world, after it has waited for threads that are ending.
 fn leave(log: &Log, before: &Usage) {
     // A thread that waits for a store that does not answer ends with the store's own time-out.
     let until = Instant::now() + crate::job::INIT_TIMEOUT + crate::job::SLACK;

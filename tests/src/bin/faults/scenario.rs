@@ -1,14 +1,14 @@
-//! The table of faults: what happens to which rank, and what must follow.
+//! The table of faults: the fault, the rank, and the expected results.
 
 use serde::{Deserialize, Serialize};
 use std::str::FromStr;
 
-/// The rank that something happens to, unless a row names another.
+/// The rank that the fault is applied to, unless a row names another.
 const CULPRIT: &[u32] = &[2];
-/// Ranks of every job here.
+/// Number of ranks of every job here.
 pub(crate) const RANKS: u32 = 4;
 
-/// What a rank does to itself.
+/// A fault that a rank applies to itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Act {
     Kill,
@@ -34,7 +34,7 @@ impl Act {
     ];
 }
 
-/// When it does so.
+/// When a rank applies its fault to itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum At {
     /// Before it joins.
@@ -102,7 +102,7 @@ pub(crate) enum Cut {
     Delay,
 }
 
-/// What `/dev/shm` is like.
+/// The state of `/dev/shm`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Shm {
     Full,
@@ -111,7 +111,7 @@ pub(crate) enum Shm {
     Squatted,
 }
 
-/// What is done to a ring file in use.
+/// Damage to a ring file in use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Damage {
     Deleted,
@@ -119,7 +119,7 @@ pub(crate) enum Damage {
     Scribbled,
 }
 
-/// What goes wrong.
+/// A fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Fault {
     /// Ranks do this to themselves.
@@ -152,20 +152,20 @@ pub(crate) enum Fault {
     Observers(Option<Act>),
 }
 
-/// What must follow.
+/// The expected result.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Expect {
-    /// Every other rank is told in time, by an error that names the culprits; so does the verdict.
+    /// Every other rank gets an error in time that names the culprits; the verdict names them too.
     Named,
-    /// The same of the ranks on the good side of a cut; the rank that was cut off is told as well.
+    /// The same for the ranks on the good side of a cut; the rank that was cut off gets an error as well.
     CutOff,
     /// The job runs on, with right results, to its end.
     Healthy,
-    /// The job cannot start: each rank that came is told, in words that contain these.
+    /// The job cannot start: each rank that came gets an error whose text contains this.
     Refused(&'static str),
-    /// Every rank ends in time, without being told.
+    /// Every rank ends in time, without an error.
     Ended,
-    /// The culprit alone fails, with words that contain these, or the job runs to its end.
+    /// Only the culprit fails, with a text that contains this, or the job runs to its end.
     Own(&'static str),
 }
 
@@ -210,7 +210,7 @@ use Expect::{CutOff, Ended, Healthy, Named, Refused};
 use Fault::{Network, Own};
 use Start::{Hosts, Launcher, Memory, Tcp};
 
-/// Every row, by what it happens to.
+/// All rows, grouped by what the fault affects.
 pub(crate) const SCENARIOS: &[Scenario] = &[
     row("kill", Memory, Own(Kill, Between), Named).short(),
     row("kill-in-call", Memory, Own(Kill, Call), Named),

@@ -1,7 +1,7 @@
 //! Jobs in real time, for questions of lateness: every rank has a host that issues and a device that
-//! computes, operations begin when all members have come, and a watchdog notices completions in steps.
+//! computes, operations begin when all members have arrived, and a watchdog notices completions in steps.
 //!
-//! The records are those of PyTorch's NCCL recorder. Who is late follows from what was put in.
+//! The records are those of PyTorch's NCCL recorder. The late ranks follow from the injected slowness.
 
 mod program;
 mod record;
@@ -23,24 +23,24 @@ pub enum Layout {
     Pipeline(u32),
 }
 
-/// Who is slow.
+/// Which ranks are slow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Slow {
     /// Every rank is as fast as the others.
     None,
-    /// The host of a rank begins each step so much later, ms.
+    /// The host of a rank begins each step this much later, in ms.
     Loading(Rank, u64),
-    /// The host of a rank takes so many times as long to issue.
+    /// The host of a rank takes this many times as long to issue.
     Issuing(Rank, u64),
-    /// The device of a rank takes so many tenths of the others' time to compute.
+    /// The device of a rank takes this many tenths of the others' time to compute.
     Device(Rank, u64),
-    /// All ranks of a host begin each step so much later, ms.
+    /// All ranks of a host begin each step this much later, in ms.
     Host(u32, u64),
-    /// In each step another rank, drawn by chance, is so much later, ms, or up to twice that.
+    /// In each step a random rank is later by this time to twice this time, in ms.
     ByTurns(u64),
 }
 
-/// What job to make.
+/// The parameters of a job.
 #[derive(Clone, Debug)]
 pub struct PacedSpec {
     /// Everything random follows from it.
@@ -55,13 +55,13 @@ pub struct PacedSpec {
     pub dp: u32,
     /// Steps of the training program.
     pub steps: u32,
-    /// The watchdog looks so often, µs.
+    /// The interval in which the watchdog polls, in µs.
     pub grain_us: u64,
     /// Durations are recorded.
     pub timing: bool,
     /// The host waits for the device at the end of each step, not one step later.
     pub waits: bool,
-    /// The hosts' clocks are so far apart, µs, to either side.
+    /// The largest offset of the hosts' clocks to either side, in µs.
     pub clock_spread_us: u64,
     /// Ranks of a host.
     pub per_host: u32,
@@ -71,7 +71,7 @@ pub struct PacedSpec {
     pub marked: bool,
     /// Operations that a ring holds.
     pub ring: usize,
-    /// Who is slow.
+    /// Which ranks are slow.
     pub slow: Slow,
 }
 

@@ -1,4 +1,4 @@
-//! What each rank does in a step: what it computes, and what it exchanges after that.
+//! A rank's program for a step: computation, followed by communication.
 
 use super::{Layout, PacedSpec};
 use crate::generator::Random;
@@ -12,7 +12,7 @@ pub(super) struct Group {
     pub(super) ranks: Vec<Rank>,
 }
 
-/// One act of a rank, after so much computing, µs.
+/// One act of a rank, after computation of this length, in µs.
 #[derive(Clone, Debug)]
 pub(super) struct Act {
     pub(super) compute_us: u64,
@@ -25,9 +25,9 @@ pub(super) enum What {
         group: usize,
         op: OpType,
         name: &'static str,
-        /// How long it takes once all have come, µs.
+        /// How long it takes once all members have arrived, in µs.
         takes_us: u64,
-        /// What is computed next needs its result.
+        /// Whether the next computation needs its result.
         needed: bool,
     },
     /// A batch of one message to or from a member of the group.
@@ -66,7 +66,7 @@ pub(super) fn groups(spec: &PacedSpec) -> Vec<Group> {
 
 /// Writes a rank's program.
 pub(super) fn write(spec: &PacedSpec, groups: &[Group], rank: Rank) -> Vec<Act> {
-    // What all ranks of the job draw alike.
+    // Random numbers that are equal on all ranks of the job.
     let mut shared = Random::new(spec.seed ^ 0x7777);
     let layers = shared.between(3, 8);
     let compute_us = shared.between(2, 8) * 1000;

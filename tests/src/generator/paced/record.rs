@@ -51,7 +51,7 @@ impl Clock {
     }
 }
 
-/// The thread that notices completions, and when it looks.
+/// The thread that notices completions, and when it polls.
 struct Watchdog {
     first_ns: i64,
     period_ns: i64,
@@ -80,7 +80,7 @@ impl<'a> Writer<'a> {
     fn new(spec: &'a PacedSpec, groups: &[Group], rank: Rank, clock: Clock) -> Self {
         let mut random = Random::new(spec.seed ^ 0xd06 ^ u64::from(rank) << 40);
         let grain_ns = spec.grain_us as i64 * 1000;
-        // The look itself takes time, so that the ranks' steps drift through each other.
+        // Polling itself takes time, so that the ranks' polls drift relative to each other.
         let period_ns = grain_ns + random.between(0, grain_ns as u64 / 100) as i64;
         let mut writer = Self {
             spec,

@@ -1,4 +1,4 @@
-//! When what happens: hosts issue, devices compute, operations end when all have come.
+//! The simulation of time: hosts issue, devices compute, operations end when all members have arrived.
 
 use super::program::{Act, Group, What};
 use super::{PacedSpec, Slow};
@@ -26,10 +26,10 @@ struct Runner {
     /// Messages sent to and received from each peer so far.
     messages: HashMap<(usize, bool, u32), u64>,
     steps: usize,
-    /// When the step before began to end.
+    /// When the previous step began to end.
     before: i64,
     times: Vec<Times>,
-    /// The act is issued, and waits for others.
+    /// Whether the act is issued and waits for other ranks.
     waits: bool,
 }
 
@@ -62,9 +62,9 @@ type Half = (usize, u32, u32, u64, bool);
 struct Job<'a> {
     spec: &'a PacedSpec,
     groups: &'a [Group],
-    /// Who is in a collective, and since when.
+    /// The ranks that are in a collective, and since when.
     inside: HashMap<(usize, u64), Vec<(Rank, Times)>>,
-    /// Who posted a half, in which act.
+    /// The rank that posted a half, in which act, and when.
     posted: HashMap<Half, (Rank, usize, Times)>,
     runners: Vec<Runner>,
 }
@@ -85,7 +85,7 @@ impl Runner {
         }
     }
 
-    /// Issues what is computed and what follows it.
+    /// Issues a computation and the operation after it.
     fn issue(&mut self, spec: &PacedSpec, rank: Rank, compute_us: u64) -> Times {
         let (mut host_ns, mut device_ns) =
             (50_000 + compute_us as i64 * 200, compute_us as i64 * 1000);
@@ -105,7 +105,7 @@ impl Runner {
         }
     }
 
-    /// So much, give or take some percent.
+    /// This time, varied at random by some percent.
     fn about(&mut self, ns: i64, percent: i64) -> i64 {
         let drawn = (self.random.draw() % 2001) as i64 - 1000;
         ns + ns * percent * drawn / 100_000
@@ -124,7 +124,7 @@ impl Runner {
         // The new parameters need all gradients.
         self.device = done;
         self.host = self.host.max(until);
-        // Everything that all ranks draw alike: whose turn it is.
+        // Random numbers that are equal on all ranks: which rank is late in a step.
         let mut turns = Random::new(spec.seed ^ 0x1234 ^ (self.steps as u64) << 32);
         let late_ms = match spec.slow {
             Slow::Loading(slow, ms) if slow == rank => ms,
@@ -140,7 +140,7 @@ impl Runner {
 }
 
 impl Job<'_> {
-    /// Whether the rank may go on to its next act.
+    /// Runs an act; returns whether the rank may continue with its next one.
     fn act(&mut self, rank: Rank, act: &Act, queue: &mut VecDeque<Rank>) -> bool {
         let me = rank as usize;
         if self.runners[me].waits {
@@ -199,7 +199,7 @@ impl Job<'_> {
         }
     }
 
-    /// A send does not hold its rank up; a receive does until the other half is there.
+    /// A send does not block its rank; a receive does until the other half is posted.
     fn message(
         &mut self,
         rank: Rank,

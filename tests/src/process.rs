@@ -1,4 +1,4 @@
-//! Ranks that are processes of their own, so that they can die.
+//! Ranks that are processes of their own, so that tests can kill them.
 
 use crate::fault::Fault;
 use rcomm_recorder::publish::{Dump, RingReader};
@@ -11,10 +11,10 @@ use std::time::{Duration, Instant};
 
 /// The rank into which tests inject a fault.
 pub const CULPRIT: u32 = 2;
-/// Deadline of whatever a test waits for: generous, for machines under load.
+/// Deadline of a test's waits: long, for machines under load.
 pub const PATIENCE: Duration = Duration::from_secs(240);
 
-/// A job of several processes. Whatever is left of it ends when this is dropped.
+/// A job of several processes. Dropping it ends those that still run.
 pub struct Job {
     ranks: Vec<Child>,
     name: String,
@@ -134,7 +134,7 @@ impl Job {
     pub fn dumps(&self) -> Vec<(PathBuf, Dump)> {
         let mut dumps = Vec::new();
         for run in list(&self.folder.path().join("dumps")) {
-            // One that is being written has a name with a dot in front.
+            // A file that is still being written has a name that begins with a dot.
             let is_whole = |path: &PathBuf| {
                 let name = path.file_name();
                 name.is_some_and(|name| !name.to_string_lossy().starts_with('.'))
@@ -150,8 +150,7 @@ impl Job {
         dumps
     }
 
-    /// What an analysis of the job would be given: the dumps, and the ring of the culprit if it left
-    /// none.
+    /// The records for an analysis of the job: the dumps, and the ring of the culprit if it left no dump.
     pub fn records(&self) -> Vec<Dump> {
         let mut records: Vec<Dump> = self.dumps().into_iter().map(|(_, dump)| dump).collect();
         if !records

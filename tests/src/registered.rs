@@ -1,5 +1,5 @@
-//! The CPU backend on memory that its groups allocated: what it is given is copied there and back, so that a
-//! test of any backend can be a test of ranks that work in each other's buffers.
+//! The CPU backend on memory that its groups allocated: buffers are copied there and back, so that a test of
+//! any backend can be a test of ranks that work in each other's buffers.
 
 use rcomm::backend::cpu::CpuFactory;
 use rcomm::backend::{
@@ -11,13 +11,13 @@ use rcomm::{
 };
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// Makes CPU backends that copy what they are given to memory of theirs.
+/// Makes CPU backends that copy buffers to memory that their groups allocated.
 pub struct RegisteredFactory {
     inner: CpuFactory,
 }
 
 impl RegisteredFactory {
-    /// What configurations call it.
+    /// Its name in configurations.
     pub const NAME: &'static str = "registered";
 
     /// As [`CpuFactory::open`].
@@ -29,10 +29,10 @@ impl RegisteredFactory {
         Ok(Self { inner })
     }
 
-    /// Has ranks that share memory work in each other's buffers whatever the size.
+    /// Makes ranks that share memory work in each other's buffers for all sizes.
     ///
     /// # Errors
-    /// None: the lines are right.
+    /// None: the lines are valid.
     pub fn tune(tuning: &mut Tuning) -> Result<()> {
         let direct = Pattern::ALL.iter().filter(|&&pattern| {
             Algorithm::of(pattern, Topology::Memory).contains(&Algorithm::Direct)
@@ -59,7 +59,7 @@ impl BackendFactory for RegisteredFactory {
     }
 }
 
-/// One group's.
+/// The backend of one group.
 struct Registered {
     inner: Arc<dyn Backend>,
 }

@@ -1,4 +1,4 @@
-//! Where the stand-in for NCCL and the CUDA driver is.
+//! The path of the simulator of NCCL and the CUDA driver.
 
 use std::path::PathBuf;
 

@@ -1,5 +1,5 @@
-//! The NCCL backend for host memory: what it is given is copied to the device and back, so that a test
-//! of any backend can be a test of this one.
+//! The NCCL backend for host memory: buffers are copied to the device and back, so that a test of any backend
+//! can be a test of this one.
 
 use rcomm::backend::nccl::{
     CudaStream, DeviceBuffer, NcclBackend, NcclFactory, NcclOptions, Priority,
@@ -19,10 +19,10 @@ pub struct StagedFactory {
 }
 
 impl StagedFactory {
-    /// What configurations call it.
+    /// Its name in configurations.
     pub const NAME: &'static str = "staged";
 
-    /// Loads what the options name.
+    /// Loads the libraries that the options name.
     ///
     /// # Errors
     /// As [`NcclFactory::open`].
@@ -49,7 +49,7 @@ impl BackendFactory for StagedFactory {
     }
 }
 
-/// One group's.
+/// The backend of one group.
 struct Staged {
     inner: Arc<dyn Backend>,
     stream: Arc<CudaStream>,

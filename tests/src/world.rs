@@ -67,7 +67,8 @@ pub fn builder(config: Config, store: Arc<dyn Store>, carrier: &Carrier) -> Worl
     }
 }
 
-/// A world whose host memory goes over NCCL: what the configuration's libraries are, real or simulated.
+/// A world whose host memory is carried by NCCL, real or simulated, depending on the configuration's
+/// libraries.
 pub fn over_nccl(config: Config) -> WorldBuilder {
     let backend = StagedFactory::NAME.to_owned();
     let builder = World::builder(Config { backend, ..config });

@@ -13,7 +13,7 @@ fn carriers() -> [Carrier; 2] {
 fn checked(config: &mut Config) {
     config.debug = DebugLevel::Detail;
     config.nan_check = NanCheck::On;
-    // A disagreement is written down.
+    // A disagreement is dumped.
     config.dump_dir = std::env::temp_dir().join("rcomm-tests-checks");
     config.status_wait = Duration::from_millis(200);
 }
@@ -24,7 +24,7 @@ fn run(size: u32, body: impl Fn(World) + Sync) {
     }
 }
 
-/// The error that all ranks get, which is the same but for what each adds of its own.
+/// The error that all ranks get, which is the same except for the facts that each rank adds.
 fn assert_error(error: &rcomm::Error, expected: &str) {
     let message = error.to_string();
     assert!(message.contains(expected), "{message}");
@@ -107,7 +107,7 @@ fn roots_and_reductions_are_compared_too() {
 
 #[test]
 fn a_message_that_does_not_fit_is_told_to_both_ends_at_last() {
-    // A short message has left before the mismatch can be refused, a long one has not.
+    // A short message is sent before the mismatch can be refused, a long one is not.
     for count in [10, 100_000] {
         let run = |body: fn(World, usize)| {
             on_threads(2, &Carrier::Cpu, checked, |world| body(world, count));
@@ -136,7 +136,7 @@ fn a_message_that_does_not_fit_is_told_to_both_ends_at_last() {
                         .store()
                         .wait(&["test/refused"], Duration::from_secs(30));
                     refused.unwrap();
-                    // It learns by its next operation, whatever that is.
+                    // The sender gets the error in its next operation of any kind.
                     let error = group.barrier().unwrap_err();
                     assert_error(&error, &received(count));
                     error

@@ -1,4 +1,4 @@
-//! Ranks that do not do the same: every rank gets an error, none gets wrong data.
+//! Ranks that issue different operations: every rank gets an error, none gets wrong data.
 #![allow(clippy::unwrap_used)]
 
 use rcomm::config::TransportChoice;
@@ -68,7 +68,7 @@ fn sizes_that_differ_in_much_data_are_reported() {
         let input = vec![rank as f64; count];
         let mut all = vec![7.0f64; RANKS as usize * count];
         let result = world.group().all_gather_single(&input, &mut all);
-        // What a rank gave may be in its own place already; nothing of another rank is anywhere.
+        // A rank's own input may already be in its place of the output; no data of another rank may be there.
         for (place, part) in all.chunks(count).enumerate() {
             let fits = |&x: &f64| x == 7.0 || (place == rank && x == rank as f64);
             assert!(part.iter().all(fits), "part {place} of rank {rank}");
@@ -130,7 +130,7 @@ fn a_sender_that_was_done_learns_of_the_wrong_size_from_its_next_operation() {
     };
     let body = |world: &World| match world.rank() {
         0 => {
-            // So short that it is on its way before the receiver looks.
+            // So short that it is sent before the receiver checks it.
             let sent = world.group().send(&[1.0f32; 8], 1, 0);
             wait(world, "test/refused");
             let told = sent.and_then(|()| world.group().barrier());

@@ -30,7 +30,7 @@ fn hang() -> (Job, HostPort) {
     (job, HostPort { host, port })
 }
 
-/// Looks until every rank has shown a record.
+/// Polls until every rank has a record.
 fn look_until_all_are_seen(source: &mut dyn Source) {
     let mut seen = [false; RANKS as usize];
     wait_until("a record of every rank", || {
@@ -60,7 +60,7 @@ fn instances_on_the_nodes_are_found_through_the_store_of_the_job() {
     wait_until("the hosts of the job in its store", || {
         hosts_in_store(&store, soon()).ok()
     });
-    // The ranks are on one host: their store asks for the user's secret.
+    // The ranks are on one host: their store requires a proof of the user's secret.
     let access = StoreAccess::Secret(Secret::of_user().unwrap());
     let wait = Duration::from_secs(20);
     let client = TcpStore::connect_with(&*store.host, store.port, wait, &access).unwrap();

@@ -1,4 +1,4 @@
-//! Ranks that hang, asked at their endpoints.
+//! Requests to the endpoints of ranks that hang.
 #![allow(clippy::unwrap_used)]
 
 use rcomm::config::EndpointChoice;
@@ -20,7 +20,7 @@ fn soon() -> Instant {
     Instant::now() + Duration::from_secs(20)
 }
 
-/// Asks the rank at this address, and through it all others, until the report names the culprit.
+/// Polls the rank at this address, and through it all others, until the report names the culprit.
 fn ask_until_found(address: EndpointAddress) -> Report {
     let mut source = EndpointSource::new(vec![address], None);
     let mut records: BTreeMap<Rank, Dump> = BTreeMap::new();
@@ -32,7 +32,7 @@ fn ask_until_found(address: EndpointAddress) -> Report {
         }
         let dumps: Vec<Dump> = records.values().cloned().collect();
         let report = analyze(&dumps, &Policy::default());
-        // Until all are stuck the report is one of a job on its way.
+        // Until all ranks are stuck the report is that of a running job.
         let first = report.findings.first()?;
         let found = first.seq == Some(4) && first.culprit_ranks == [CULPRIT];
         (found && dumps.len() == RANKS as usize).then_some(report)

@@ -1,10 +1,11 @@
-//! The short list of the fault suite: what happens to jobs of real processes, and which rank their errors name.
+//! The short list of the fault suite: faults in jobs of real processes, and the ranks that their errors name.
 
 use std::process::Command;
 
 #[test]
 fn errors_come_in_time_and_name_the_right_rank() {
-    // Rows that need a launcher which is not built, or a right that this user has not, are skipped aloud.
+    // Rows that need a launcher which is not built, or a privilege that this user lacks, print that they are
+    // skipped.
     let mut suite = Command::new(env!("CARGO_BIN_EXE_faults"));
     let done = suite.args(["short", "--slack", "30"]).output();
     let done = done.expect("the fault suite");

@@ -1,4 +1,4 @@
-//! Jobs that hang: the records that they leave, and what these show.
+//! Jobs that hang: the records that they leave, and the analysis of these.
 #![allow(clippy::unwrap_used)]
 
 use rcomm_analyzer::{Policy, Report, analyze};
@@ -12,7 +12,7 @@ const RANKS: u32 = 4;
 
 fn start(fault: Fault) -> Job {
     Job::start(env!("CARGO_BIN_EXE_rank"), RANKS, fault, |_, command| {
-        // A death is noticed by the connection: no rank may time out before.
+        // The end of a process is detected by its connection: no rank may time out before.
         if matches!(fault, Fault::None | Fault::Kill) {
             command.env("RCOMM_TIMEOUT_MS", "60000");
         }

@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex};
 
 type Seen = Arc<Mutex<Vec<(OpType, Hints)>>>;
 
-/// Writes down what each call brings, and hands on.
+/// Records the hints of each call, and passes the call on.
 struct Listening {
     inner: Arc<dyn Backend>,
     seen: Seen,

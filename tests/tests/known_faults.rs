@@ -47,7 +47,7 @@ impl Truth {
         }
     }
 
-    /// What the report gets wrong; empty if nothing.
+    /// The errors of the report; empty if there are none.
     fn misses(&self, report: &Report) -> Vec<&'static str> {
         let loud: Vec<&Finding> = report
             .findings

@@ -4,7 +4,7 @@ use std::io::Write;
 use std::process::{Command, Output};
 use std::time::Duration;
 
-/// Standard error itself: what a passing test prints otherwise is kept from the reader.
+/// Prints to the process's standard error, since the test harness captures other output of a passing test.
 fn skip(why: &str) {
     let _ = writeln!(std::io::stderr(), "skipped: {why}");
 }

@@ -1,8 +1,8 @@
-//! Ranks of PyTorch and ours at one store: a fault of either makes the other write down what it sees.
+//! Ranks of PyTorch and of rcomm at one store: a fault of either makes the other write its dump.
 //!
-//! Needs `RCOMM_TEST_PYTHON`, a Python that has torch; skips aloud without. The thread of PyTorch that
-//! looks at the flag belongs to its NCCL backend, so on a machine without a GPU the script does what that
-//! thread does: the time-out, the flag and the flight recorder are PyTorch's own.
+//! Needs `RCOMM_TEST_PYTHON`, a Python that has torch; without it, the test prints that it skips. The thread
+//! of PyTorch that looks at the flag belongs to its NCCL backend, so on a machine without a GPU the script
+//! does what that thread does: the time-out, the flag and the flight recorder are PyTorch's own.
 #![allow(clippy::unwrap_used)]
 
 use rcomm::{Store, TcpStore, TcpStoreServer};
@@ -72,7 +72,7 @@ fn python(script: &str, port: u16) -> Option<Child> {
     Some(command.spawn().unwrap())
 }
 
-/// A job of ours whose store, as an agent would, outlives its ranks.
+/// A job of rcomm whose store outlives its ranks, as that of an agent does.
 fn start(port: u16, timeout_ms: &str) -> Job {
     let change = |_: u32, command: &mut Command| {
         command

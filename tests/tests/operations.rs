@@ -1,5 +1,5 @@
-//! The table of operations is the only place that knows what an operation is: nothing decides silently
-//! for those that it does not name, and the document names them all.
+//! The table of operations is the only definition of operations: no code has a silent default for operations
+//! that it does not name, and the document names them all.
 #![allow(clippy::unwrap_used)]
 
 use rcomm_recorder::model::{OpType, Pattern};

@@ -1,4 +1,4 @@
-//! The table of what others offer names tests: these exist.
+//! The tests that the table of other projects' features names exist.
 #![allow(clippy::unwrap_used)]
 
 use std::collections::HashSet;

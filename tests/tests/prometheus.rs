@@ -1,7 +1,7 @@
 //! A real Prometheus scrapes a real job of four ranks, with the files that users get.
 //!
-//! Rank 2 stops joining. What every panel of the dashboards asks then has an answer, and the alerts name
-//! the rank. Needs `prometheus` and `promtool`.
+//! Rank 2 stops joining. Every query of the dashboards' panels then has a result, and the alerts name the
+//! rank. Needs `prometheus` and `promtool`.
 #![allow(clippy::unwrap_used)]
 
 use rcomm_tests::fault::Fault;
@@ -162,7 +162,7 @@ fn the_shipped_configuration_and_alerts_hold_what_they_promise() {
     promtool(&["test", "rules", "rcomm-alerts.test.yml"]);
 }
 
-/// What late ranks cost: of a job that is stuck there is no such price.
+/// The panels on the cost of late ranks, which have no values for a job that is stuck.
 const OF_LATE_RANKS: [&str; 2] = [
     "rcomm_rank_straggler_time_ratio",
     "rcomm_rank_arrival_lag_p50_seconds",

@@ -1,4 +1,4 @@
-//! What is recorded of each operation: all its fields, as a dump shows them, against kept files.
+//! The record of each operation: all its fields, as in a dump, compared with stored files.
 #![allow(clippy::unwrap_used)]
 
 use rcomm::{

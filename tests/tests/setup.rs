@@ -20,7 +20,7 @@ fn at(place: Rendezvous) -> Config {
         rendezvous: Some(place),
         init_timeout: Duration::from_secs(20),
         ring_dir: RingDir::Memory,
-        // What a rank is told there does not depend on who may use the store.
+        // The error does not depend on which clients may use the store.
         store: StoreChoice::Open,
         ..Config::default()
     }
@@ -207,7 +207,8 @@ fn ranks_of_several_hosts_agree_on_a_secret_that_does_not_lie_in_the_store() {
     let server = TcpStore::host("127.0.0.1", 0, Duration::from_secs(20)).unwrap();
     let port = server.port();
     let store: Arc<dyn Store> = Arc::new(server);
-    // The system resolves this name to the loopback address; nothing tells that all ranks are on one host.
+    // The system resolves this name to the loopback address; the ranks cannot tell that all of them are on
+    // one host.
     let place = |rank| Rendezvous::explicit(rank, 3, "127.1", port).unwrap();
     assert!(!place(0).is_on_one_host());
     std::thread::scope(|scope| {
@@ -415,7 +416,7 @@ fn the_rank_with_the_store_stays_for_the_questions_about_its_end() {
     let dumps = tempfile::tempdir().unwrap();
     let (first, port) = half_a_job_with(|config| {
         config.dump_dir = dumps.path().to_owned();
-        // Until the other one has gone, however long that takes.
+        // Wait until the other rank has left, however long that takes.
         config.status_wait = Duration::from_secs(60);
     });
     let second = World::init(Config {
@@ -467,7 +468,7 @@ fn table_of_algorithms_of_rank_0_counts_for_all_ranks() {
     };
     on_threads(3, &Carrier::Cpu, only_rank_0, |world| {
         assert_eq!(world.config().tuning.streams(), 2);
-        // Ranks that chose by tables of their own would not find together.
+        // Ranks that used different tables would choose different algorithms and fail.
         let mut data = [world.rank()];
         world.group().all_reduce(&mut data, ReduceOp::Sum).unwrap();
         assert_eq!(data, [3]);

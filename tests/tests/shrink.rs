@@ -12,7 +12,7 @@ fn the_ranks_that_are_left_of_a_job_go_on_without_a_restart() {
         let mut job = Job::start_as(program, RANKS, "shrink", |_, command| {
             command
                 .env("RCOMM_TRANSPORT", transport)
-                // The death is noticed by the connection.
+                // The end of the process is detected by the connection.
                 .env("RCOMM_TIMEOUT_MS", "60000");
         });
         for rank in (0..RANKS).filter(|&rank| rank != CULPRIT) {
@@ -27,7 +27,7 @@ fn the_ranks_that_are_left_of_a_job_go_on_without_a_restart() {
             assert!(said.contains("sum: 3 of ranks [0, 1, 3]"), "{said}");
         }
         assert!(!job.wait(CULPRIT).status.success());
-        // The job ended well; what happened on the way was written down.
+        // The job ended well, so that rings were removed; the failure before that was dumped.
         assert!(!job.ring_path(0).exists());
         assert!(job.dumps().len() >= 3, "{transport}");
     }

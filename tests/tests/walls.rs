@@ -1,4 +1,4 @@
-//! Which crate may depend on which: the walls that Cargo holds, as `docs/ARCHITECTURE.md` draws them.
+//! The permitted dependencies between crates, as `docs/ARCHITECTURE.md` defines them.
 #![allow(clippy::unwrap_used)]
 
 use serde_json::Value;

@@ -7,14 +7,14 @@ use rcomm_tests::world::{Carrier, on_threads};
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-/// The roads that a window can go.
+/// The ways in which a window's data are carried.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Road {
     /// Memory that the group allocated, mapped by all.
     Mapped,
-    /// The caller's own memory, asked by message.
+    /// The caller's own memory, accessed by messages.
     Own,
-    /// Ranks that share nothing.
+    /// Ranks that share no memory.
     Apart,
 }
 
@@ -60,7 +60,7 @@ fn what_is_put_before_a_signal_is_there_after_it() {
                 // No rank overwrites what has not been checked.
                 group.barrier().unwrap();
             }
-            // What a neighbour has is read without its help.
+            // A neighbour's part is read without its help.
             let mut theirs = [0u32; 4];
             window.get(next, 2, &mut theirs).unwrap();
             assert_eq!(theirs, [0, own << 3, 1 ^ own << 3, 2 ^ own << 3]);
@@ -81,7 +81,7 @@ fn what_is_put_at_once_is_there_after_the_signal_issued_behind_it() {
             let len = 300_000;
             let window = group.new_window(memory(group, road, len)).unwrap();
             for round in 1..4 {
-                // Asked for before anything is put that would make the peer signal.
+                // The wait is issued before the put that makes the peer signal.
                 let signal = window.wait_signal_async(before).unwrap();
                 let numbers: Vec<u32> = (0..len as u32).map(|at| at ^ own << round).collect();
                 let at = numbers.as_ptr();

@@ -14,12 +14,12 @@ pub struct Past {
     entries: usize,
     /// Frames of every stack.
     frames: usize,
-    /// From one repetition to the next, ns: the same on all ranks, so that they stay in step.
+    /// The time from one repetition to the next, ns: the same on all ranks, so that they stay in step.
     period_ns: i64,
 }
 
 impl Past {
-    /// A past that fills rings of so many `entries` on every rank, and stacks of so many `frames`.
+    /// A past that fills rings of this many `entries` on every rank, and stacks of this many `frames`.
     ///
     /// A job whose second step a fault has already reached gets none.
     pub fn of(dumps: &[Dump], entries: usize, frames: usize) -> Self {
@@ -64,7 +64,7 @@ impl Past {
             let ns = self.period_ns * times as i64;
             entry.record_id += step.len() as u64 * times;
             entry.collective_seq_id += collectives * times;
-            // NCCL's recorder leaves it at 0 where it counts nothing.
+            // NCCL's recorder leaves the number at 0 where it counts no messages.
             if entry.p2p_seq_id > 0 {
                 entry.p2p_seq_id += messages * times;
             }
@@ -106,7 +106,7 @@ impl Past {
         }
     }
 
-    /// Calls through layers of a model, as real stacks have them.
+    /// Adds frames of calls through layers of a model, as in real stacks.
     fn deepen(&self, dump: &mut Dump) {
         for (at, stack) in dump.stacks.iter_mut().enumerate() {
             while stack.len() < self.frames {

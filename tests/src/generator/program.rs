@@ -1,4 +1,4 @@
-//! What a rank's program is made of: collectives, blocks of them, and batches of messages.
+//! The parts of a rank's program: collectives, blocks of them, and batches of messages.
 
 use rcomm_recorder::model::{OpType, ReduceOp};
 
@@ -12,9 +12,9 @@ pub(super) struct Call {
     pub(super) dtype: &'static str,
     pub(super) root: Option<u32>,
     pub(super) reduce_op: Option<ReduceOp>,
-    /// What goes to each member, and what comes from each, of an exchange; else empty.
+    /// The elements that an exchange sends to each member and receives from each; otherwise empty.
     pub(super) splits: [Vec<u64>; 2],
-    /// What it sends is what its peers expect.
+    /// Whether its data have the sizes that its peers expect.
     pub(super) fits: bool,
     /// Line of the program.
     pub(super) line: u32,
@@ -67,11 +67,11 @@ impl Act {
     }
 }
 
-/// What one rank does, in order.
+/// One rank's acts, in order.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Program {
     pub(super) acts: Vec<Act>,
-    /// Before which acts it is late, by how much, ms.
+    /// The acts before which the rank is late, and by how much, in ms.
     pub(super) late: Vec<(usize, u64)>,
 }
 

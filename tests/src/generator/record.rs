@@ -25,14 +25,14 @@ pub enum Window {
     Unequal,
     /// The newest part, of several steps, on every rank another number.
     Long,
-    /// So little that what the host issued ahead of its device may fill it.
+    /// So little that the operations that the host issued ahead of its device may fill it.
     Short,
 }
 
 /// The recorder, and what it records.
 #[derive(Clone, Debug)]
 pub struct Recording {
-    /// Whose manner.
+    /// The recorder.
     pub recorder: Recorder,
     /// Start times and durations are recorded (NCCL: not by default).
     pub starts: bool,
@@ -40,24 +40,24 @@ pub struct Recording {
     pub batched: bool,
     /// Acts that the host issues beyond the first unfinished one.
     pub run_ahead: usize,
-    /// Another recorder of the same process, which has what another backend does: all that data-parallel
-    /// groups do, and the parameters that the world begins with.
+    /// Another recorder of the same process, which records another backend: all operations of the
+    /// data-parallel groups, and the broadcast of the parameters at the start.
     pub beside: Option<Recorder>,
     /// How much is kept.
     pub window: Window,
     /// Ranks of a host.
     pub per_host: u32,
-    /// The hosts' clocks are so far apart, ms, to either side.
+    /// The largest offset of the hosts' clocks to either side, in ms.
     pub clock_spread_ms: u64,
-    /// And drift by so much.
+    /// The drift of the hosts' clocks, in parts per million.
     pub drift_ppm: i64,
     /// Call stacks are recorded.
     pub frames: bool,
     /// Split sizes of exchanges are recorded.
     pub splits: bool,
-    /// NCCL's watchdog notices completions up to so much later, ms.
+    /// NCCL's watchdog notices completions up to this much later, in ms.
     pub notice_ms: u64,
-    /// The records are taken when so much of the job's time has gone by, 0..1; `None` = at its end.
+    /// The records are taken after this share of the job's time, 0..1; `None` = at its end.
     pub taken_at: Option<f64>,
 }
 
@@ -94,7 +94,7 @@ pub(super) fn dumps(
         })
         .collect();
     let common = random.between(24, LONGEST_RING as u64) as usize;
-    // A real ring is never so short that it looks like one of which only what is active was written.
+    // A real ring is never so short that it looks like a dump of the active operations only.
     let overrun = faults.iter().any(|fault| fault.kind == Kind::Overrun);
     let common = if overrun { common.max(64) } else { common };
     let moments = run.times.iter().flatten();
@@ -140,14 +140,14 @@ pub(super) fn dumps(
     dumps
 }
 
-/// What of a program one recorder sees.
+/// The part of a program that one recorder records.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Share {
     /// Everything.
     All,
     /// The operations of the device's backend, where the process has a host backend as well.
     Device,
-    /// What the host's backend does.
+    /// The operations of the host's backend.
     Host(Recorder),
 }
 
@@ -173,7 +173,8 @@ impl Recording {
 
 impl Share {
     fn holds(self, mesh: &Mesh, act: &Act) -> bool {
-        // By its place in the program: a wrong operation there goes to the same backend.
+        // The call is identified by its place in the program: a wrong operation at that place goes to the
+        // same backend.
         let parameters = |call: &Call| call.line == super::script::PARAMETERS;
         let by_host = match act {
             Act::Collective { group: 0, calls } => calls.iter().any(parameters),
@@ -205,7 +206,7 @@ fn leave_one_out(name: &str, rank: Rank, dump: &mut Dump) {
     }
 }
 
-/// What a fault leaves in a record apart from the operations.
+/// Adds the effects of a fault on a record other than on its operations.
 fn show_outside(kind: Kind, steps: u32, dump: &mut Dump) {
     match kind {
         Kind::Dead => dump.identity.reason = RingReader::OWNER_IS_DEAD.into(),
@@ -253,7 +254,7 @@ pub(super) struct Writer<'a> {
     pub(super) taken: i64,
     /// Of the batch that is being written: the messages whose other half was posted.
     met: u32,
-    /// Which act failed by itself.
+    /// The act that failed by itself.
     failed_at: Option<usize>,
     share: Share,
 }
@@ -292,7 +293,7 @@ impl<'a> Writer<'a> {
     }
 
     fn write(mut self, program: &Program, run: &Run, keep: usize) -> Dump {
-        // What had not happened yet when the record was taken is not in it.
+        // Events after the record was taken are not in it.
         let taken = self.taken;
         let times: Vec<Times> = run.times[self.rank as usize]
             .iter()

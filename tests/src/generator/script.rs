@@ -1,4 +1,4 @@
-//! What each rank does: steps of pipeline messages, tensor-parallel collectives and rings, expert
+//! The program of each rank: steps of pipeline messages, tensor-parallel collectives and rings, expert
 //! exchange, sharded parameters, gradients, what is gathered from any, and a norm over the world.
 
 use super::mesh::{Mesh, Roles};
@@ -6,7 +6,7 @@ use super::program::{Act, Call, Exchange, Message, Program, collective};
 use super::{Random, Spec};
 use rcomm_recorder::model::{OpType, Rank, ReduceOp};
 
-/// The line at which the first rank hands out the parameters.
+/// The line at which the first rank broadcasts the parameters.
 pub(super) const PARAMETERS: u32 = 10;
 
 /// The lines of the two halves of an exchange in order.
@@ -14,7 +14,7 @@ pub(super) const IN_ORDER: [u32; 2] = [110, 111];
 
 /// Writes a rank's program.
 pub(super) fn write(spec: &Spec, mesh: &Mesh, rank: Rank) -> Program {
-    // What all ranks of the job draw alike.
+    // Random numbers that are equal on all ranks of the job.
     let mut shared = Random::new(spec.seed ^ 0x5555);
     let mut script = Script {
         spec,
@@ -124,7 +124,7 @@ impl Script<'_> {
         }
     }
 
-    /// What a layer does on its tensor-parallel group.
+    /// The operations of a layer on its tensor-parallel group.
     fn layer(&mut self, layer: u64, micro_batch: u32, line: u32) {
         let Some(group) = self.roles.tp else { return };
         let (hidden, tp) = (self.hidden, u64::from(self.spec.tp));
@@ -188,7 +188,7 @@ impl Script<'_> {
         }
     }
 
-    /// What goes to, and comes from, the stages before and behind.
+    /// The messages to and from the previous and the next stage.
     fn exchange_with_neighbours(&mut self) {
         let Some(group) = self.roles.pp else { return };
         let stage = self.mesh.stage(self.rank);
@@ -225,7 +225,7 @@ impl Script<'_> {
         }
     }
 
-    /// Sharded parameters: a layer's are gathered while the one before is still at work.
+    /// Sharded parameters: those of a layer are gathered while the previous layer still computes.
     fn fetch(&mut self, pass: Pass, layer: u64) {
         let Some(group) = self.roles.shard else {
             return;
@@ -280,7 +280,7 @@ impl Script<'_> {
         self.issue(group, call);
     }
 
-    /// What replicas of the model exchange at the end of a step.
+    /// The operations of the model's replicas at the end of a step.
     fn gradients(&mut self) {
         self.gather_parts();
         if self.roles.shard.is_some() {
@@ -324,7 +324,7 @@ impl Script<'_> {
         );
     }
 
-    /// On groups that live for a moment.
+    /// Operations on short-lived groups.
     fn save(&mut self) {
         let Some(group) = self.roles.brief else {
             return;
@@ -343,7 +343,7 @@ impl Script<'_> {
         self.issue(group, collective(OpType::Barrier, "barrier", &[], &[], 91));
     }
 
-    /// The first rank takes a number from each other one, in whatever order they come.
+    /// The first rank receives a number from each other one, in any order.
     fn collect(&mut self) {
         if !self.spec.mix.collects {
             return;
@@ -364,7 +364,7 @@ impl Script<'_> {
         }
     }
 
-    /// An uneven exchange: what goes from one member to another is the same number seen from both.
+    /// An uneven exchange: both ends of each pair have the same number of elements.
     fn exchange(&self, group: usize, step: u32, micro_batch: u32, line: u32) -> Call {
         let part = |from: Rank, to: Rank| {
             let key =

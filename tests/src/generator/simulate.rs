@@ -1,5 +1,5 @@
-//! Simulates programs: which rank completes what, and when. Each rank does one act after the other; a collective
-//! ends when all members are in it and agree, a message when both halves are posted and agree.
+//! Simulates programs: which rank completes which act, and when. Each rank does one act after the other; a
+//! collective ends when all members are in it and agree, a message when both halves are posted and agree.
 
 use super::Kind;
 use super::Random;
@@ -21,7 +21,7 @@ pub(super) struct Times {
 /// The result of the programs.
 #[derive(Clone, Debug)]
 pub(super) struct Run {
-    /// By rank: the acts that it came to.
+    /// By rank: the acts that it reached.
     pub(super) times: Vec<Vec<Times>>,
 }
 
@@ -39,8 +39,7 @@ impl Run {
 /// The receive and the send of a message: which rank posted it, when, and how many elements.
 type Halves = [Option<(Rank, i64, u64)>; 2];
 
-/// Messages that a receiver takes in whatever order they come: which rank waits for which, by group and
-/// receiver.
+/// Messages that a receiver takes in any order: which rank waits for which, by group and receiver.
 #[derive(Default)]
 struct FromAny {
     sends: HashMap<(usize, u32), VecDeque<Rank>>,
@@ -64,7 +63,7 @@ impl FromAny {
     }
 }
 
-/// What members of a group have to agree on.
+/// Whether the calls of two members of a group agree.
 fn agree(a: &[Call], b: &[Call]) -> bool {
     a.len() == b.len()
         && a.iter().zip(b).all(|(a, b)| {
@@ -214,7 +213,7 @@ pub(super) fn run(mesh: &Mesh, programs: &[Program], faults: &[Fault], random: &
                     times[me][at].ended = Some(clock[me]);
                     queue.push_back(rank);
                 }
-                // What is posted here may be all that another batch has waited for.
+                // The half posted here may be the last one for which another batch has waited.
                 if complete || fresh {
                     queue.extend(wake.into_iter().filter(|&other| {
                         times[other as usize]

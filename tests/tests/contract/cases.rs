@@ -1,7 +1,7 @@
 //! The list of cases for one group: each operation, blocking and asynchronous.
 //!
-//! Every rank knows what every rank has put in (a function of rank, position and seed), so each checks
-//! its own result alone.
+//! The inputs of all ranks are a function of rank, position and seed, so each rank checks its own result
+//! alone.
 
 use crate::limits::Limits;
 use crate::scalar::{Scalar, reductions};
@@ -179,7 +179,7 @@ impl<'a> Cases<'a> {
             self.same(&what("reduce_scatter"), output, expected);
         }
         if Reduction::allows(ReduceOp::PremulSum, T::DTYPE) {
-            // Twice what every rank gives is the sum of twice as many.
+            // Doubling every rank's input gives the sum over twice as many inputs.
             let all: Lists<T> = (0..n).map(|r| self.input(r, 0, len)).collect();
             let twice = |at: usize| -> Vec<T> { all.iter().flat_map(|v| [v[at]; 2]).collect() };
             let expected: Vec<T> = (0..len)
@@ -478,7 +478,7 @@ impl<'a> Cases<'a> {
             self.same("recv_object_async", work.wait().unwrap(), expected);
         }
 
-        // Tags are met, not the order of issue.
+        // Messages are matched by tag, not by the order of issue.
         let first = group.send_async(vec![1u8], next as u32, 11).unwrap();
         let second = group.send_async(vec![2u8], next as u32, 12).unwrap();
         let later = group.recv_async(vec![0u8], before as u32, 12).unwrap();

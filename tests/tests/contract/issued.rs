@@ -150,7 +150,7 @@ impl Cases<'_> {
         );
         if Reduction::allows(ReduceOp::PremulSum, T::DTYPE) {
             let twice = Reduction::premul_sum(2.0);
-            // Twice what every rank gives is the sum of twice as many.
+            // Doubling every rank's input gives the sum over twice as many inputs.
             let doubled = |which: usize, len: usize| -> Vec<T> {
                 let all: Vec<Vec<T>> = (0..n).map(|r| self.input(r, which, len)).collect();
                 let at = |i: usize| all.iter().flat_map(|v| [v[i]; 2]).collect::<Vec<T>>();

@@ -20,7 +20,7 @@ impl Limits {
         }
     }
 
-    /// Whether it refuses to reduce elements of this type so.
+    /// Whether it refuses this reduction of elements of this type.
     pub(crate) fn refuse(self, op: ReduceOp, dtype: DType) -> bool {
         let Self::Nccl = self else { return false };
         let bitwise = matches!(op, ReduceOp::BitAnd | ReduceOp::BitOr | ReduceOp::BitXor);

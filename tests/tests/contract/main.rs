@@ -1,5 +1,5 @@
-//! What every backend must do: each operation, element type, length, group shape, blocking and not,
-//! compared with a scalar reference that knows nothing of ranks.
+//! The contract of every backend: each operation, element type, length and group shape, blocking and not,
+//! compared with a scalar reference that has no ranks.
 #![allow(clippy::unwrap_used)]
 
 mod cases;
@@ -85,7 +85,7 @@ fn every_backend_computes_what_the_reference_computes() {
     assert!(checked >= 3 * 4 * 3 * 2 * 17 * 60, "only {checked} cases");
 }
 
-/// Hosts of so many ranks each; ranks of different hosts share no memory.
+/// Hosts of this many ranks each; ranks of different hosts share no memory.
 fn hosts_of(ranks: u32) -> impl Fn(&mut Config) {
     move |config| {
         let place = config.rendezvous.as_ref().unwrap();

@@ -61,7 +61,7 @@ fn a_time_out_of_one_call_ends_that_call_and_its_group() {
             assert!(later.to_string().contains("aborted before"), "{later}");
             world.store().set("test/done", b"1").unwrap();
         } else {
-            // Stays until rank 0 has what it came for.
+            // Stays until rank 0 has finished its checks.
             let done = world.store().wait(&["test/done"], Duration::from_secs(90));
             done.unwrap();
         }

@@ -1,4 +1,5 @@
-//! Tests of what finds absent ranks, and of groups without them: monitored barriers, shrinking, shutdown notices.
+//! Tests of the detection of absent ranks, and of groups without them: monitored barriers, shrinking,
+//! shutdown notices.
 
 use super::{failing, run};
 use rcomm::{Config, ErrorKind, GroupOptions, MissingRanks, OpType, ReduceOp};
@@ -14,7 +15,7 @@ fn ranks_that_are_dropped_let_the_one_with_the_store_go() {
         config.status_wait = Duration::from_secs(3_600);
     };
     on_threads(4, &Carrier::Cpu, change, |world| {
-        // Whether a rank was dropped or shut down, it has gone.
+        // A rank whose world is dropped counts as departed, like one that is shut down.
         if world.rank() == 2 {
             let _ = world.shutdown();
         }
@@ -34,7 +35,7 @@ fn a_rank_that_was_left_behind_is_not_counted_among_those_that_go() {
         world.shrink(&[1]).unwrap();
         if rank == 3 {
             wait_until("the others to go", || (counted(3) == 2).then_some(()));
-            // Rank 0 has not gone: it waits for this rank.
+            // Rank 0 has not departed: it waits for this rank.
             assert!(!store.check(&["rcomm/0/all gone/3"]).unwrap());
         }
         world.shutdown().unwrap();

@@ -1,4 +1,4 @@
-//! Communicators that end while something of theirs goes on, and the host cost of an operation.
+//! Communicators that end while they are in use, and the host's cost of an operation.
 
 use super::groups::lines;
 use super::libraries::without;

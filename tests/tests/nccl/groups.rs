@@ -93,7 +93,7 @@ fn what_is_left_of_a_communicator_goes_on() {
         let mut job = start("shrink", |_, command| {
             command
                 .env("RCOMM_NCCL_ERROR_HANDLING", mode)
-                // The death is noticed when the time is over, and by no connection.
+                // The end of the process is noticed at the time-out, and not by a connection.
                 .env("RCOMM_SIM", "local_peers=1")
                 .env("RCOMM_TIMEOUT_MS", "5000");
         });
@@ -227,7 +227,7 @@ fn the_monitors_report_is_part_of_the_dumps_of_the_first_and_the_last_rank() {
     let address = monitor.local_addr().unwrap().to_string();
     let answer = |stream: std::net::TcpStream| {
         let mut lines = BufReader::new(stream);
-        // All at once: a dump waits a second for all of it, and for no turn of this thread's.
+        // All answers are sent at once: a dump waits a second for all of them together.
         let answers = "SERVER PROTOCOL 2\nOK\nOK\n{\"nccl_version\": \"2.30.7\"}";
         lines.get_mut().write_all(answers.as_bytes()).unwrap();
         let mut asked = String::new();

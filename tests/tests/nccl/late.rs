@@ -1,4 +1,4 @@
-//! Memory that was given up before the device, or the library, came to it.
+//! Memory that was freed before the device, or the library, used it.
 
 use super::groups::lines;
 use super::{RANKS, fail, run, start};

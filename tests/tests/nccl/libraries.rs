@@ -117,7 +117,7 @@ fn what_is_left_of_a_job_connects_anew_where_the_library_cannot_shrink() {
         let (_folder, library) = without(lacking);
         let mut job = start("shrink", |_, command| {
             over(&library, command);
-            // The death is noticed by the connection.
+            // The end of the process is detected by the connection.
             command.env("RCOMM_TIMEOUT_MS", "60000");
         });
         super::groups::check_shrink(&mut job);

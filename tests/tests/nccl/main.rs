@@ -1,5 +1,5 @@
-//! Jobs on device memory, each rank a process, over the stand-in for NCCL and the CUDA driver: what goes
-//! well, and what is done about what does not.
+//! Jobs on device memory, each rank a process, over the simulator of NCCL and the CUDA driver: jobs that
+//! succeed, and the handling of faults.
 #![allow(clippy::unwrap_used)]
 
 mod bench;
@@ -32,7 +32,7 @@ fn start(scenario: &str, change: impl Fn(u32, &mut Command)) -> Job {
     })
 }
 
-/// Has a rank use this file: both libraries are one, since they share the devices.
+/// Makes a rank use this file for both libraries, since they share the devices.
 fn over(library: &Path, command: &mut Command) {
     command
         .env("RCOMM_NCCL_LIB", library)
@@ -56,7 +56,7 @@ fn run(scenario: &str, change: impl Fn(u32, &mut Command)) -> (Job, Vec<String>)
     (job, said)
 }
 
-/// What is left of a job whose ranks all end with an error.
+/// Waits for a job whose ranks all end with an error, and returns its results.
 fn fail(mut job: Job, ranks: impl Iterator<Item = u32>) -> (Job, Vec<(u32, Ended)>) {
     let ended = ranks.map(|rank| {
         let ended = job.wait(rank);

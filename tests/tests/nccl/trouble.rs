@@ -7,7 +7,7 @@ use rcomm_tests::simulator;
 use std::os::unix::process::ExitStatusExt;
 use std::process::Command;
 
-/// Has something happen on the culprit alone.
+/// Injects a fault on the culprit only.
 fn on_culprit(orders: &str) -> impl Fn(u32, &mut Command) {
     move |rank, command| {
         if rank == CULPRIT {
@@ -66,7 +66,7 @@ fn a_first_operation_that_never_connects_ends_at_its_deadline() {
         assert_eq!(ended.status.code(), Some(1), "rank {rank}: {error}");
         let sentence = match *rank {
             CULPRIT => STUCK,
-            // One that comes to it late sees the others leave before its own time is over.
+            // A rank that reaches the operation late sees the others leave before its own time-out.
             _ => "all_reduce #1 on group default_pg",
         };
         assert!(error.contains(sentence), "rank {rank}: {error}");
@@ -266,7 +266,7 @@ fn a_rank_that_does_not_come_to_a_split_is_named_and_the_others_close() {
 fn a_driver_call_that_does_not_return_is_reported_by_the_monitor() {
     let job = start("train", |rank, command| {
         command.env("RCOMM_HEARTBEAT_TIMEOUT_MS", "1000");
-        // The other ranks shall not be first.
+        // The other ranks must not time out first.
         command.env("RCOMM_TIMEOUT_MS", "60000");
         on_culprit("query_hangs_after=3")(rank, command);
     });

@@ -91,7 +91,7 @@ pub struct Job {
 }
 
 impl Spec {
-    /// A random job of at most so many ranks; of thousands, where a job may have as many.
+    /// A random job of at most this many ranks; of thousands of ranks, if the limit allows that.
     pub fn random(seed: u64, most_ranks: u32) -> Self {
         let mut random = Random::new(seed);
         let (tp, pp, dp) = loop {

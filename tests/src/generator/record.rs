@@ -17,7 +17,7 @@ use std::collections::HashMap;
 /// How much of its past a ring holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Window {
-    /// Everything.
+    /// All of it.
     Whole,
     /// The newest part, on every rank as many operations.
     Last,
@@ -143,7 +143,7 @@ pub(super) fn dumps(
 /// The part of a program that one recorder records.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Share {
-    /// Everything.
+    /// All of it.
     All,
     /// The operations of the device's backend, where the process has a host backend as well.
     Device,

@@ -26,8 +26,8 @@ const FINISHED: &str = "cleanup/";
 /// A [`Store`] in a file, for processes on one host or on a file system whose `flock` is shared.
 ///
 /// The file must be a fresh one for each job: what an earlier job left in it would be read as this one's.
-/// Opened with a world size, the file is removed when the last of so many users has dropped its
-/// store; the file of a job that was killed stays.
+/// Opened with a world size, the file is removed when the last of that many users has dropped its store; the
+/// file of a job that was killed stays.
 ///
 /// A record that a killed writer left half written is dropped by the next writer.
 pub struct FileStore {

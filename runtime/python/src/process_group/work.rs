@@ -214,8 +214,8 @@ impl CopyBack {
 
 #[pymethods]
 impl Work {
-    /// Waits for the end: until the operation's own time-out, or for `timeout` at most. Raises the operation's
-    /// error; or, where `timeout` has passed, one that says so, and the operation continues.
+    /// Waits for the end: until the operation's own time-out, or for `timeout` at most. Raises the
+    /// operation's error; or, if `timeout` has passed, a time-out error, and the operation continues.
     #[pyo3(signature = (timeout=None))]
     fn wait(&self, py: Python<'_>, timeout: Option<&Bound<'_, PyAny>>) -> PyResult<bool> {
         let within = timeout.map(duration).transpose()?.flatten();

@@ -53,7 +53,7 @@ pub(super) fn windows(world: &World, gpu: &Gpu) -> Result<()> {
         check(&window, next, &numbers(own, round, LEN))?;
         group.barrier()?;
     }
-    // Of device memory that is in no window, after what its stream has in hand.
+    // Of device memory that is in no window, after the work that is enqueued on its stream.
     let source = gpu.buffer(&numbers(own, 4, LEN))?;
     window.put_buffer(next, 0, &source.buffer()?)?;
     pass_on(&window, next, before)?;

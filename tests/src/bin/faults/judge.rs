@@ -20,7 +20,7 @@ pub(crate) struct Row {
     /// did, and how many had to.
     pub(crate) told: Option<(f64, usize, usize)>,
     pub(crate) in_time: Option<bool>,
-    /// How many of them got an error that named the right ranks, and how many had to.
+    /// How many of them got an error that named the right ranks, and how many were expected to.
     pub(crate) named: Option<(usize, usize)>,
     /// The verdict's culprits, and whether they are right.
     pub(crate) verdict: Option<(String, bool)>,

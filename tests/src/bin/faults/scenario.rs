@@ -134,7 +134,7 @@ pub(crate) enum Fault {
     RingFolder,
     /// The dumps' folder is full, and the rank freezes.
     DumpFolder,
-    /// The rank may have so many files open.
+    /// The limit of the rank's open files.
     Descriptors(u64),
     /// Its ring is damaged while it runs, and then the rank is killed.
     Ring(Damage),

@@ -19,7 +19,7 @@ pub enum Layout {
     Replicas,
     /// Sharded parameters: gathered before each layer, reduced behind it.
     Sharded,
-    /// Tensor and data parallel in a pipeline of so many chunks per stage.
+    /// Tensor and data parallel in a pipeline of this many chunks per stage.
     Pipeline(u32),
 }
 

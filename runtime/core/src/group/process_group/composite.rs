@@ -47,7 +47,7 @@ pub(crate) enum Parts {
     None,
     /// Sends or receives.
     Messages,
-    /// So many collectives.
+    /// This many collectives.
     Collectives(u64),
 }
 

@@ -77,8 +77,8 @@ impl JobSecret {
         }
     }
 
-    /// Connects to the store at the rendezvous, or serves it there and logs a warning if it requires no
-    /// proof.
+    /// Connects to the store at the rendezvous, or serves it there and warns on standard error if it requires
+    /// no proof.
     ///
     /// # Errors
     /// As [`store_access`](Self::store_access) and [`Rendezvous::connect_store`].

@@ -351,6 +351,54 @@ fn a_rank_that_came_after_the_time_out_is_named_by_those_that_waited() {
     assert!(sentence.contains("; it came 4.0 s later"), "{sentence}");
 }
 
+/// Ranks 1 and 3 have a group, ranks 2 and 3 another. Rank 1 gives up in the first, where rank 3 is missing, since it waits for rank 2
+/// in the second; rank 2 comes late. `records` says whether rank 3 recorded a time-out of its own.
+fn chain(records: bool) -> Vec<Dump> {
+    let of = |rank: Rank, group: u32, operations: &[(f64, Came)]| {
+        let mut dump = record(rank, 4, operations);
+        let mut groups = dump.groups.clone();
+        for (id, name, ranks) in [(1, "dp", vec![1, 3]), (2, "tp", vec![2, 3])] {
+            if ranks.contains(&rank) {
+                let mut made = groups[0].clone();
+                made.info.id = id;
+                made.info.name = name.to_owned();
+                made.info.desc = name.to_owned();
+                made.info.ranks = ranks.into();
+                groups.push(made);
+            }
+        }
+        let row = groups.iter().position(|one| one.info.id == group).unwrap();
+        for entry in &mut dump.entries {
+            entry.group = row as u32;
+        }
+        dump.groups = groups;
+        dump
+    };
+    let waited = [(1.0, Came::Failed(31.0))];
+    let mut first = fails(of(1, 1, &waited), FailureKind::Timeout, &[3], 31.0);
+    first.failures[0].group = Some(1);
+    let mut second = of(3, 2, &[(2.0, Came::Failed(32.0))]);
+    if records {
+        second = fails(second, FailureKind::Timeout, &[2], 32.0);
+        second.failures[0].group = Some(2);
+    }
+    let late = of(2, 2, &[(40.0, Came::Done(40.1))]);
+    vec![first, late, second]
+}
+
+#[test]
+fn a_rank_that_waited_for_another_is_not_blamed_for_a_time_out() {
+    for records in [true, false] {
+        let report = analyze(&chain(records), &Policy::default());
+        assert_eq!(root(&report), (Verdict::Stuck, Code::E101, &[2][..]));
+        let sentence = &report.findings[0].sentence;
+        assert!(
+            sentence.starts_with("rank 2 had not arrived in all_reduce #1 on group tp"),
+            "{sentence}"
+        );
+    }
+}
+
 #[test]
 fn records_of_which_nothing_is_pending_are_healthy_and_say_where_else_to_look() {
     let operations = [(0.0, Came::Done(0.1))];

@@ -6,6 +6,8 @@
 //! it lost another is named by its peers in turn.
 
 use super::Check;
+use crate::align::Presence;
+use crate::align::record::Op;
 use crate::judge::context::{Context, FindingDraft, OpRef};
 use crate::judge::wait_graph::Node;
 use crate::report::format::{format_ranks, format_time, printable, time_of_day};
@@ -123,10 +125,107 @@ fn gone(ctx: &Context<'_>, failures: &[Recorded<'_>]) -> Option<FindingDraft> {
     Some(draft)
 }
 
+/// What a rank was waiting in when another gave up.
+struct Wait<'a> {
+    record: usize,
+    group: usize,
+    op: &'a Op,
+}
+
+/// The wait of a rank that a time-out names: an operation of its own, other than the one that timed out, which it had issued
+/// by then and not completed.
+fn own_wait<'a>(ctx: &'a Context<'_>, rank: Rank, witness: &Recorded<'_>) -> Option<Wait<'a>> {
+    let record = ctx.aligned.record_of(rank)?;
+    let timed_out = operation(ctx, witness).map(|(group, op)| (group, op.seq, op.is_p2p));
+    let is_pending = |op: &Op| {
+        let created = ctx.aligned.created_ns(record, op);
+        let ended = created.saturating_add(i64::from(op.completed_us).saturating_mul(1_000));
+        created <= witness.at_ns && (!op.completed() || ended > witness.at_ns)
+    };
+    let lanes = &ctx.aligned.lanes[record];
+    let waits = ctx.aligned.records[record].ops.iter().filter_map(|op| {
+        let group = lanes.get(usize::from(op.group))?.group;
+        let other = timed_out != Some((group, op.seq, op.is_p2p));
+        (other && is_pending(op)).then_some(Wait { record, group, op })
+    });
+    waits.min_by_key(|wait| ctx.aligned.created_ns(wait.record, wait.op))
+}
+
+/// The members that had not issued the collective of a wait by then, if all records show that.
+fn absent(ctx: &Context<'_>, wait: &Wait<'_>, at_ns: i64) -> Vec<Rank> {
+    if wait.op.is_p2p {
+        return Vec::new();
+    }
+    let ranks = &ctx.aligned.groups[wait.group].ranks;
+    let is_absent = |member: usize| match ctx.aligned.presence(wait.group, member, wait.op.seq) {
+        Presence::Absent => true,
+        Presence::Issued(first) => {
+            let lane = ctx.aligned.lane(wait.group, member);
+            lane.is_some_and(|(record, lane)| {
+                let op = ctx.aligned.op(record, lane.collectives[first]);
+                ctx.aligned.created_ns(record, op) > at_ns
+            })
+        }
+        Presence::Lost | Presence::Unknown(_) => false,
+    };
+    let members = ranks.iter().enumerate();
+    members
+        .filter(|&(member, _)| is_absent(member))
+        .map(|(_, &rank)| rank)
+        .collect()
+}
+
+/// From the time-out that came first along the waits of the ranks that it names: a rank that was itself waiting for others
+/// is no cause. `None` if the waits form a circle.
+///
+/// Returns the time-out that names the cause, or the wait in which the cause was absent; and the ranks.
+fn first_cause<'f, 'a>(
+    ctx: &'f Context<'_>,
+    failures: &[Recorded<'a>],
+) -> Option<(Recorded<'a>, Option<Wait<'f>>, Vec<Rank>)> {
+    let named = |one: &&Recorded<'_>| !one.failure.ranks.is_empty();
+    let mut witness = *failures.iter().find(named)?;
+    let mut culprits = witness.failure.ranks.clone();
+    let mut within = None;
+    let mut seen: BTreeSet<Rank> = BTreeSet::new();
+    loop {
+        let mut next = None;
+        for &rank in &culprits {
+            let Some(wait) = own_wait(ctx, rank, &witness) else {
+                continue;
+            };
+            let own = failures.iter().filter(named);
+            let own = own
+                .filter(|one| ctx.aligned.records[one.record].rank == rank)
+                .find(|one| !one.failure.ranks.contains(&rank));
+            let absent = absent(ctx, &wait, witness.at_ns);
+            next = match own {
+                Some(own) => Some((*own, None, own.failure.ranks.clone())),
+                None if !absent.is_empty() && !absent.contains(&rank) => {
+                    Some((witness, Some(wait), absent))
+                }
+                // Whatever it was in, it waited for no member that is known.
+                None => continue,
+            };
+            break;
+        }
+        let Some((after, wait, ranks)) = next else {
+            return Some((witness, within, culprits));
+        };
+        if culprits.iter().any(|rank| !seen.insert(*rank)) {
+            return None;
+        }
+        (witness, within, culprits) = (after, wait, ranks);
+    }
+}
+
 /// E101: ranks that had not arrived when the others' time was over.
 fn late(ctx: &Context<'_>, failures: &[Recorded<'_>]) -> Option<FindingDraft> {
-    let witness = failures.iter().find(|one| !one.failure.ranks.is_empty())?;
-    let culprits = witness.failure.ranks.clone();
+    let (witness, within, culprits) = first_cause(ctx, failures)?;
+    let witness = &witness;
+    if let Some(wait) = within {
+        return Some(absent_elsewhere(ctx, witness, &wait, culprits));
+    }
     let same = |one: &&Recorded<'_>| one.failure.ranks == culprits;
     let witnesses: BTreeSet<Rank> = failures
         .iter()
@@ -165,6 +264,33 @@ fn late(ctx: &Context<'_>, failures: &[Recorded<'_>]) -> Option<FindingDraft> {
     );
     complete(ctx, &mut draft, witness);
     Some(draft)
+}
+
+/// E101, where the rank that a time-out names was itself waiting for others, which recorded no time-out.
+fn absent_elsewhere(
+    ctx: &Context<'_>,
+    witness: &Recorded<'_>,
+    wait: &Wait<'_>,
+    culprits: Vec<Rank>,
+) -> FindingDraft {
+    let sentence = format!(
+        "{} had not arrived in {}, where rank {} waited when {} gave up, at {}",
+        format_ranks(&culprits),
+        ctx.describe_op(wait.record, wait.op),
+        ctx.aligned.records[wait.record].rank,
+        format_ranks(&[ctx.aligned.records[witness.record].rank]),
+        time_of_day(witness.at_ns),
+    );
+    let mut draft = FindingDraft::new(Code::E101, sentence);
+    draft.culprits = culprits;
+    draft.confidence = 0.9;
+    draft.next = format!(
+        "find out what {} did before that operation: its log, its last recorded call, whether it was stopped",
+        format_ranks(&draft.culprits)
+    );
+    complete(ctx, &mut draft, witness);
+    draft.at = Some(ctx.op_ref(wait.group, wait.op.seq));
+    draft
 }
 
 /// E101, where the others waited in no operation: for the start of the job, or for its end.
@@ -277,10 +403,7 @@ fn text(failure: &Failure) -> String {
 }
 
 /// The operation that a failure ended, with its group.
-fn operation<'a>(
-    ctx: &'a Context<'_>,
-    one: &Recorded<'_>,
-) -> Option<(usize, &'a crate::align::record::Op)> {
+fn operation<'a>(ctx: &'a Context<'_>, one: &Recorded<'_>) -> Option<(usize, &'a Op)> {
     let failed = one.failure.operation?;
     let whole = &ctx.aligned.records[one.record];
     let op = whole

@@ -15,6 +15,7 @@ use crate::judge::wait_graph::{Node, Place};
 use crate::judge::wait_root::WaitRoot;
 use crate::report::Code;
 use crate::report::format::{count, format_ranks, format_time};
+use rcomm_recorder::model::Rank;
 use std::collections::{BTreeMap, BTreeSet};
 
 pub(super) struct OddMessage;
@@ -26,6 +27,7 @@ impl Check for OddMessage {
 
     fn run(&self, ctx: &Context<'_>, so_far: &[FindingDraft]) -> Vec<FindingDraft> {
         let explained = |node: Node| so_far.iter().any(|draft| draft.targets.contains(&node));
+        let accused = |rank: &Rank| so_far.iter().any(|draft| draft.culprits.contains(rank));
         let mut first: BTreeMap<RecordIx, (Odd, MessageEnd)> = BTreeMap::new();
         let ends = suspicious_ends(ctx);
         let open: BTreeSet<RecordIx> = ends
@@ -44,6 +46,10 @@ impl Check for OddMessage {
             // Where both halves are there, they are compared with each other.
             let resized = matches!(odd.deviation, Deviation::Resized { .. });
             if resized && end.paired {
+                continue;
+            }
+            // What a rank at fault did shows nothing of what others should have done.
+            if odd.siblings.iter().all(accused) {
                 continue;
             }
             // One against one: it decides only where all that the sibling posted itself fits.

@@ -7,12 +7,12 @@ use rcomm_analyzer::{Code, Policy, Report, Severity, Verdict};
 use rcomm_tests::generator::{Layout, PacedJob, PacedSpec, Random, Slow};
 
 /// Between two looks of the watchdog, µs: PyTorch's are 100 ms apart.
-const GRAINS_US: &[u64] = &[500, 5_000, 100_000];
+pub(crate) const GRAINS_US: &[u64] = &[500, 5_000, 100_000];
 
 /// A class of jobs: its name, and the job of a seed.
-type Class = (&'static str, fn(u64, u64) -> PacedSpec);
+pub(crate) type Class = (&'static str, fn(u64, u64) -> PacedSpec);
 
-const HEALTHY: &[Class] = &[
+pub(crate) const HEALTHY: &[Class] = &[
     ("healthy, replicas", |seed, grain| {
         PacedSpec::random(seed, Layout::Replicas, grain)
     }),
@@ -27,7 +27,7 @@ const HEALTHY: &[Class] = &[
     }),
 ];
 
-const SLOW: &[Class] = &[
+pub(crate) const SLOW: &[Class] = &[
     ("slow data loading", |seed, grain| {
         let mut spec = any(seed, grain);
         // Clocks that are known from completions show no less than two steps.
@@ -59,7 +59,7 @@ const SLOW: &[Class] = &[
     }),
 ];
 
-const NO_RANK: &[Class] = &[
+pub(crate) const NO_RANK: &[Class] = &[
     ("slow host", |seed, grain| {
         let mut spec = PacedSpec::random(seed, Layout::Sharded, grain);
         (spec.dp, spec.per_host, spec.hosts_named) = (16, 4, true);
@@ -137,7 +137,7 @@ fn row((name, make): &Class, grain: u64, right: impl Fn(&PacedJob, &Report) -> b
     row
 }
 
-fn names(job: &PacedJob, report: &Report) -> bool {
+pub(crate) fn names(job: &PacedJob, report: &Report) -> bool {
     let late = report.findings.first();
     report.verdict == Verdict::Slow
         && late.is_some_and(|one| one.code == Code::W220 && one.culprit_ranks == job.culprits)

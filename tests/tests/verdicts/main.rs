@@ -11,6 +11,7 @@
 mod classes;
 mod codes;
 mod lateness;
+mod table;
 mod tally;
 mod warnings;
 
@@ -41,10 +42,15 @@ fn judge(job: &Job) -> Report {
 
 /// A job with faults that show and can be decided, if this seed gives one.
 fn faulty(seed: u64, salt: u64, most_ranks: u32, faults: Vec<Kind>) -> Option<Job> {
+    hanging(seed, salt, most_ranks, faults).filter(|job| job.decidable)
+}
+
+/// A job with faults that show, whether its records decide which or not, if this seed gives one.
+fn hanging(seed: u64, salt: u64, most_ranks: u32, faults: Vec<Kind>) -> Option<Job> {
     let mut spec = Spec::random(seed.wrapping_add(salt << 32), most_ranks);
     spec.faults = faults;
     let job = spec.make();
-    (!job.faults.is_empty() && job.decidable && !job.blocked.is_empty()).then_some(job)
+    (!job.faults.is_empty() && !job.blocked.is_empty()).then_some(job)
 }
 
 fn hang(seed: u64) -> Kind {

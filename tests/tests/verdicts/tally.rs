@@ -189,7 +189,7 @@ impl Tally {
 
 /// The confidence of a finding, in classes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Sureness {
+pub(crate) enum Sureness {
     /// Up to 0.5: it may as well be otherwise.
     Open,
     /// Up to 0.75.
@@ -201,7 +201,7 @@ enum Sureness {
 }
 
 impl Sureness {
-    fn of(confidence: f64) -> Self {
+    pub(crate) fn of(confidence: f64) -> Self {
         match confidence {
             c if c <= 0.5 => Self::Open,
             c if c <= 0.75 => Self::Likely,
@@ -226,10 +226,10 @@ const ENOUGH: usize = 20;
 
 /// How many were right, and how sure they were together.
 #[derive(Default)]
-struct Share {
-    right: usize,
-    all: usize,
-    claimed: f64,
+pub(crate) struct Share {
+    pub(crate) right: usize,
+    pub(crate) all: usize,
+    pub(crate) claimed: f64,
 }
 
 impl std::fmt::Display for Share {

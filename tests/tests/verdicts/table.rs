@@ -1,0 +1,391 @@
+//! One table of all classes of jobs: how many were judged, how many of them the records decide, in how many
+//! the first line is right, how many accuse a rank that is not at fault, and how sure the reports were.
+
+use crate::classes::{self, Rings};
+use crate::lateness::{self, GRAINS_US, HEALTHY, NO_RANK, SLOW};
+use crate::tally::{
+    RIGHT, Share, Sureness, first_is_true, is_loud, is_open, roots, summary_of, truth,
+};
+use crate::{hang, hanging, judge, warnings, with_two_recorders};
+use rcomm_analyzer::{Finding, Policy, Report, Severity, Verdict};
+use rcomm_recorder::model::Rank;
+use rcomm_tests::generator::{Damage, Job, Kind, PacedJob, Random, Spec};
+use std::collections::BTreeMap;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+/// What came of one job.
+struct Judged {
+    decidable: bool,
+    right: bool,
+    /// The report leaves it open, and lists the truth.
+    open: bool,
+    /// A rank is accused that is not at fault.
+    innocent: bool,
+    /// Of the first finding.
+    confidence: Option<f64>,
+    /// What the job has, and what the report says of it.
+    told: String,
+}
+
+/// Jobs of one class.
+struct Class {
+    name: String,
+    /// The job of a seed, if it gives one.
+    judged: Box<dyn Fn(u64) -> Option<Judged> + Sync>,
+    /// The records cannot always decide it: leaving it open is as good.
+    may_be_open: bool,
+}
+
+impl Class {
+    fn new(
+        name: impl Into<String>,
+        judged: impl Fn(u64) -> Option<Judged> + Sync + 'static,
+    ) -> Self {
+        Self {
+            name: name.into(),
+            judged: Box::new(judged),
+            may_be_open: false,
+        }
+    }
+
+    fn or_open(self) -> Self {
+        Self {
+            may_be_open: true,
+            ..self
+        }
+    }
+
+    /// Judges jobs until so many are decidable; a class with few places for its fault gives less.
+    fn row(&self, wanted: usize) -> Row {
+        let mut row = Row::default();
+        for seed in 0..wanted as u64 * 12 + 150 {
+            if row.decidable == wanted {
+                break;
+            }
+            if let Some(judged) = (self.judged)(seed) {
+                row.take(seed, judged);
+            }
+        }
+        row
+    }
+
+    /// What is wrong with a row of this class.
+    fn complaint(&self, row: &Row) -> Option<String> {
+        let good = row.right + if self.may_be_open { row.open } else { 0 };
+        let share = good as f64 / row.decidable.max(1) as f64;
+        let held = row.decidable > 0 && row.innocents == 0 && share >= RIGHT;
+        (!held).then(|| format!("{}:\n    {}", self.name, row.misses.join("\n    ")))
+    }
+}
+
+/// What came of the jobs of a class.
+#[derive(Default)]
+struct Row {
+    jobs: usize,
+    decidable: usize,
+    right: usize,
+    open: usize,
+    innocents: usize,
+    sure: BTreeMap<Sureness, Share>,
+    misses: Vec<String>,
+}
+
+impl Row {
+    fn take(&mut self, seed: u64, judged: Judged) {
+        self.jobs += 1;
+        self.innocents += usize::from(judged.innocent);
+        if judged.decidable {
+            self.decidable += 1;
+            self.right += usize::from(judged.right);
+            self.open += usize::from(judged.open && !judged.right);
+            if let Some(confidence) = judged.confidence {
+                let share = self.sure.entry(Sureness::of(confidence)).or_default();
+                share.all += 1;
+                share.right += usize::from(judged.right);
+                share.claimed += confidence;
+            }
+        }
+        if judged.innocent || (judged.decidable && !judged.right) {
+            let what = match (judged.innocent, judged.open) {
+                (true, _) => "innocent accused",
+                (false, true) => "open",
+                (false, false) => "missed",
+            };
+            self.misses
+                .push(format!("seed {seed}, {what}: {}", judged.told));
+        }
+    }
+
+    fn add(&mut self, other: Self) {
+        self.jobs += other.jobs;
+        self.decidable += other.decidable;
+        self.right += other.right;
+        self.open += other.open;
+        self.innocents += other.innocents;
+        for (sureness, share) in other.sure {
+            let sum = self.sure.entry(sureness).or_default();
+            sum.all += share.all;
+            sum.right += share.right;
+            sum.claimed += share.claimed;
+        }
+    }
+
+    /// `right of all` of each class of confidence, then what was counted.
+    fn cells(&self, name: &str) -> String {
+        let sure = [
+            Sureness::Open,
+            Sureness::Likely,
+            Sureness::Sure,
+            Sureness::Certain,
+        ];
+        let sure = sure.map(|sureness| {
+            let share = self.sure.get(&sureness);
+            share.map_or("-".to_owned(), |it| format!("{}/{}", it.right, it.all))
+        });
+        format!(
+            "| {name} | {} | {} | {} | {} | {} | {} |",
+            self.jobs,
+            self.decidable,
+            self.right,
+            self.open,
+            self.innocents,
+            sure.join(" | ")
+        )
+    }
+}
+
+/// A job that hangs, or one whose records were damaged since; roots that are no surer than `unsure` may
+/// accuse any rank.
+fn of_hang(job: &Job, unsure: f64) -> Judged {
+    let report = judge(job);
+    let guilty = job.culprits();
+    // Where the records do not decide, a report that leaves it open accuses none.
+    let unsure = if job.decidable {
+        unsure
+    } else {
+        unsure.max(0.5)
+    };
+    let accuses = |one: &Finding| {
+        let innocent = |rank: &Rank| !guilty.contains(rank);
+        one.confidence > unsure && one.culprit_ranks.iter().any(innocent)
+    };
+    Judged {
+        decidable: job.decidable,
+        right: first_is_true(job, &report),
+        open: is_open(job, &report),
+        innocent: job.decidable && roots(&report).any(accuses),
+        confidence: confidence(&report, |one| one.severity == Severity::Error),
+        told: format!("{} judged as {}", truth(job), summary_of(&report)),
+    }
+}
+
+/// How sure the first finding is, if it is of such a kind.
+fn confidence(report: &Report, is_meant: fn(&Finding) -> bool) -> Option<f64> {
+    let first = report.findings.first().filter(|one| is_meant(one))?;
+    Some(first.confidence)
+}
+
+fn of_warning(seed: u64, kind: Kind) -> Option<Judged> {
+    let job = warnings::spec(seed, kind).make();
+    if job.faults.is_empty() {
+        return None;
+    }
+    let report = judge(&job);
+    let guilty = job.culprits();
+    let no_other = |one: &Finding| one.culprit_ranks.iter().all(|rank| guilty.contains(rank));
+    let said = |one: &&Finding| kind.codes().contains(&one.code);
+    let first = report.findings.iter().find(said);
+    Some(Judged {
+        decidable: job.decidable,
+        right: first.is_some_and(no_other),
+        open: false,
+        innocent: job.decidable && roots(&report).any(|one| one.confidence > 0.5 && !no_other(one)),
+        confidence: first.map(|one| one.confidence),
+        told: format!("{} judged as {}", truth(&job), summary_of(&report)),
+    })
+}
+
+fn of_healthy(job: &Job, policy: &Policy) -> Judged {
+    let report = job.judge(policy);
+    let fits = match report.verdict {
+        Verdict::Healthy => true,
+        Verdict::Running => policy.snapshot,
+        _ => false,
+    };
+    let loud = report.findings.iter().any(is_loud);
+    Judged {
+        decidable: true,
+        right: fits && !loud,
+        open: false,
+        innocent: loud,
+        confidence: None,
+        told: format!("{} in {:?}", summary_of(&report), job.spec),
+    }
+}
+
+fn of_paced(
+    seed: u64,
+    (_, make): &lateness::Class,
+    grain: u64,
+    right: fn(&PacedJob, &Report) -> bool,
+) -> Judged {
+    let spec = make(seed, grain);
+    let job = spec.make();
+    let report = job.judge(&Policy::default());
+    let innocent = |rank: &Rank| !job.culprits.contains(rank);
+    let accuses = |one: &Finding| is_loud(one) && one.culprit_ranks.iter().any(innocent);
+    Judged {
+        decidable: true,
+        right: right(&job, &report),
+        open: false,
+        innocent: report.findings.iter().any(accuses),
+        confidence: confidence(&report, is_loud),
+        told: format!("{} in {spec:?}", summary_of(&report)),
+    }
+}
+
+fn is_silent(_: &PacedJob, report: &Report) -> bool {
+    !report.findings.iter().any(is_loud)
+}
+
+fn hangs() -> Vec<Class> {
+    let one = |kind: Kind, salt: u64| {
+        Class::new(format!("{kind:?}"), move |seed| {
+            Some(of_hang(&hanging(seed, salt, 32, vec![kind])?, 0.0))
+        })
+    };
+    let alone = Kind::HANGS
+        .iter()
+        .filter(|kind| !Kind::MESSAGES.contains(kind));
+    let mut classes: Vec<Class> = alone.map(|&kind| one(kind, 31)).collect();
+    classes.push(one(Kind::Members, 21));
+    classes.push(one(Kind::Fabric, 3));
+    for &kind in Kind::MESSAGES.iter().chain(Kind::HOSTS) {
+        for (rings, name) in [(Rings::Long, ""), (Rings::Short, ", short rings")] {
+            let class = Class::new(format!("{kind:?}{name}"), move |seed| {
+                Some(of_hang(&classes::job(seed, kind, rings)?, 0.5))
+            });
+            classes.push(match rings {
+                Rings::Long => class,
+                Rings::Short => class.or_open(),
+            });
+        }
+    }
+    classes.push(Class::new("two or three faults", |seed| {
+        let mut random = Random::new(seed);
+        let count = random.between(2, 3);
+        let kinds = (0..count).map(|_| *random.pick(Kind::HANGS)).collect();
+        Some(of_hang(&hanging(seed, 1, 32, kinds)?, 0.0))
+    }));
+    classes.push(Class::new("two recorders", |seed| {
+        let job = with_two_recorders(seed, vec![hang(seed)]);
+        (!job.faults.is_empty() && !job.blocked.is_empty()).then(|| of_hang(&job, 0.0))
+    }));
+    for (name, damage) in [
+        ("a record is missing", Damage::Missing),
+        ("a record is cut short", Damage::Cut),
+        ("a record of an earlier run", Damage::Stale),
+        ("records of several versions", Damage::MixedVersions),
+    ] {
+        let class = Class::new(name, move |seed| {
+            let mut job = hanging(seed, 32, 32, vec![hang(seed)])?;
+            let suffered = job.apply(damage, &mut Random::new(seed));
+            suffered.then(|| of_hang(&job, 0.5))
+        });
+        classes.push(class.or_open());
+    }
+    classes
+}
+
+fn rest() -> Vec<Class> {
+    let mut classes: Vec<Class> = Kind::WARNINGS
+        .iter()
+        .map(|&kind| Class::new(format!("{kind:?}"), move |seed| of_warning(seed, kind)))
+        .collect();
+    for &grain in GRAINS_US {
+        let paced = |class: &'static lateness::Class, right| {
+            let name = format!("{}, {} ms", class.0, grain as f64 / 1e3);
+            Class::new(name, move |seed| Some(of_paced(seed, class, grain, right)))
+        };
+        let names: fn(&PacedJob, &Report) -> bool = lateness::names;
+        classes.extend(SLOW.iter().map(|class| paced(class, names)));
+        classes.push(paced(&NO_RANK[0], names));
+        classes.push(paced(&NO_RANK[1], is_silent));
+        classes.extend(HEALTHY.iter().map(|class| paced(class, is_silent)));
+    }
+    classes.push(Class::new("healthy", |seed| {
+        Some(of_healthy(
+            &Spec::random(seed, 64).make(),
+            &Policy::default(),
+        ))
+    }));
+    classes.push(Class::new("healthy, two recorders", |seed| {
+        Some(of_healthy(
+            &with_two_recorders(seed, Vec::new()),
+            &Policy::default(),
+        ))
+    }));
+    classes.push(Class::new("running, looked at", |seed| {
+        let mut spec = Spec::random(seed.wrapping_add(6 << 32), 32);
+        spec.recording.taken_at = Some(Random::new(seed).between(30, 95) as f64 / 100.0);
+        let policy = Policy {
+            snapshot: true,
+            ..Policy::default()
+        };
+        Some(of_healthy(&spec.make(), &policy))
+    }));
+    classes
+}
+
+/// Judges the classes on all processors, prints the table and returns what is wrong with it.
+fn print(wanted: usize) -> (usize, usize, Vec<String>) {
+    let mut classes = hangs();
+    classes.extend(rest());
+    let next = AtomicUsize::new(0);
+    let rows: Mutex<BTreeMap<usize, Row>> = Mutex::default();
+    std::thread::scope(|scope| {
+        for _ in 0..std::thread::available_parallelism().map_or(1, usize::from) {
+            scope.spawn(|| {
+                while let Some(class) = classes.get(next.fetch_add(1, Ordering::Relaxed)) {
+                    let at = classes.iter().position(|it| std::ptr::eq(it, class));
+                    let row = class.row(wanted);
+                    rows.lock()
+                        .expect("no thread panics while it holds the rows")
+                        .extend(at.map(|at| (at, row)));
+                }
+            });
+        }
+    });
+    let rows = rows.into_inner().expect("no thread panicked");
+    eprintln!(
+        "| class | jobs | decidable | right first | left open | innocents accused | right of <= 50 % sure | \
+         <= 75 % | <= 90 % | > 90 % |"
+    );
+    eprintln!("|---|---|---|---|---|---|---|---|---|---|");
+    let (mut sum, mut complaints) = (Row::default(), Vec::new());
+    for (class, row) in classes.iter().zip(rows.into_values()) {
+        eprintln!("{}", row.cells(&class.name));
+        complaints.extend(class.complaint(&row));
+        sum.add(row);
+    }
+    eprintln!("{}", sum.cells("all"));
+    (classes.len(), sum.jobs, complaints)
+}
+
+#[test]
+fn a_few_jobs_of_every_class_are_judged_right() {
+    let (_, _, complaints) = print(2);
+    assert!(complaints.is_empty(), "{}", complaints.join("\n"));
+}
+
+#[test]
+#[ignore = "judges more than 3,000 jobs, which takes minutes"]
+fn the_table_of_classes() {
+    let (classes, jobs, complaints) = print(crate::seeds(42).end as usize);
+    assert!(complaints.is_empty(), "{}", complaints.join("\n"));
+    assert!(
+        classes >= 30 && jobs >= 3000,
+        "{jobs} jobs of {classes} classes"
+    );
+}

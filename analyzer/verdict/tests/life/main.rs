@@ -367,7 +367,10 @@ fn chain(records: bool) -> Vec<Dump> {
                 groups.push(made);
             }
         }
-        let row = groups.iter().position(|one| one.info.id == group).unwrap();
+        let row = groups
+            .iter()
+            .position(|one| one.info.id == group)
+            .expect("a group of the rank");
         for entry in &mut dump.entries {
             entry.group = row as u32;
         }

@@ -29,7 +29,7 @@
 //! |---|---|
 //! | [`load`], [`rsum`], [`ras`], [`log`] | what is read from files: dumps, summaries, NCCL's RAS reports, logs |
 //! | [`source`] | what is read from a running job: rings, endpoints, stores, worker servers |
-//! | [`print`], [`export`] | a report as text, JSON or HTML; records for other tools |
+//! | [`mod@print`], [`export`] | a report as text, JSON or HTML; records for other tools |
 //! | [`recording`], [`simulate`] | recorded and simulated jobs as sources |
 #![forbid(unsafe_code)]
 

@@ -153,7 +153,7 @@ fn by_name(listing: Vec<RingListing>) -> Vec<NodeJob> {
 ///
 /// # Blocking
 ///
-/// Dropping it waits for the look that is under way ([`NodeJobs::look`]).
+/// Dropping it waits for the look that is under way ([`NodeJobs::poll`]).
 pub struct JobsWatch {
     stop: Option<Sender<()>>,
     thread: Option<JoinHandle<()>>,

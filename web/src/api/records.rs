@@ -29,7 +29,7 @@ pub(crate) struct RecordsQuery {
     ranks: Option<String>,
 }
 
-type RecordKey = (Rank, u8, u32, u32);
+type CursorKey = (Rank, u8, u32, u32);
 
 /// What the collector has of a record: the first id that it lacks, and the number of the groups.
 #[derive(Clone, Copy, Debug)]
@@ -45,7 +45,7 @@ fn range(ranks: &str) -> Option<RangeInclusive<Rank>> {
 }
 
 /// Parses `since`; a record whose cursor is invalid is sent whole.
-fn known(since: &str) -> HashMap<RecordKey, Cursor> {
+fn known(since: &str) -> HashMap<CursorKey, Cursor> {
     since
         .split(',')
         .filter_map(|cursor| {
@@ -89,7 +89,7 @@ pub(crate) async fn records(
 fn encode(
     snapshot: &Snapshot,
     ranks: &RangeInclusive<Rank>,
-    known: &HashMap<RecordKey, Cursor>,
+    known: &HashMap<CursorKey, Cursor>,
 ) -> Vec<u8> {
     let mut bodies = Vec::new();
     let mut head = RecordsHead {
@@ -115,7 +115,7 @@ fn record(
     view: &RankView,
     part: u8,
     dump: &Dump,
-    known: &HashMap<RecordKey, Cursor>,
+    known: &HashMap<CursorKey, Cursor>,
 ) -> (RecordHead, Vec<u8>) {
     let id = &dump.identity;
     let open = |e: &&Entry| e.state < EntryState::Completed && !e.retired;

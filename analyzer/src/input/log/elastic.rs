@@ -3,7 +3,7 @@
 
 use super::Line;
 use super::scan::{between, leading_number, number_after};
-use super::torch::Found;
+use super::torch::Events;
 use rcomm_recorder::model::Rank;
 use rcomm_verdict::logs::{Ended, Event};
 
@@ -23,7 +23,7 @@ enum Section {
     RootCause,
 }
 
-pub(super) fn read_line(line: &Line<'_>, summary: &mut Summary, found: &mut Found) {
+pub(super) fn read_line(line: &Line<'_>, summary: &mut Summary, found: &mut Events) {
     let text = line.text;
     in_summary(text.trim(), summary, found);
     if text.contains("failed (exitcode: ") {
@@ -45,7 +45,7 @@ pub(super) fn read_line(line: &Line<'_>, summary: &mut Summary, found: &mut Foun
 }
 
 /// torchrun's list: a head, then `key : value` lines of each process.
-fn in_summary(text: &str, summary: &mut Summary, found: &mut Found) {
+fn in_summary(text: &str, summary: &mut Summary, found: &mut Events) {
     if text == "Failures:" {
         summary.inside = Section::Failures;
     } else if text.starts_with("Root Cause (first observed failure)") {
@@ -81,7 +81,7 @@ fn in_summary(text: &str, summary: &mut Summary, found: &mut Found) {
 }
 
 /// `srun: error: node07: task 3: Killed`, `srun: error: node07: tasks 0-3: Exited with exit code 1`.
-fn slurm(text: &str, found: &mut Found) {
+fn slurm(text: &str, found: &mut Events) {
     let Some((_, rest)) = text.split_once(": task") else {
         return;
     };
@@ -118,7 +118,7 @@ fn slurm(text: &str, found: &mut Found) {
 }
 
 /// `rcomm-run: rank 3 (process 812) was killed by SIGKILL (9) after 1.2 s`.
-fn own_launcher(text: &str, found: &mut Found) {
+fn own_launcher(text: &str, found: &mut Events) {
     let Some((_, rest)) = text.split_once("rcomm-run: rank ") else {
         return;
     };

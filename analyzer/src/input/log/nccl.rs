@@ -2,7 +2,7 @@
 
 use super::Line;
 use super::scan::{between, leading_number, number_after, truncated};
-use super::torch::{Found, MOST_RANKS};
+use super::torch::{Events, MOST_RANKS};
 use rcomm_recorder::model::Rank;
 use rcomm_verdict::logs::Event;
 
@@ -38,7 +38,7 @@ fn process(text: &str) -> Option<String> {
 }
 
 /// What a line of NCCL or gloo states; returns the process that it begins with.
-pub(super) fn read_line(line: &Line<'_>, found: &mut Found) -> Option<String> {
+pub(super) fn read_line(line: &Line<'_>, found: &mut Events) -> Option<String> {
     let text = line.text;
     let event = if text.contains("Connection closed by remote peer") {
         peer(text, "remote peer ").map(|peer| Event::PeerLost { peer })

@@ -7,7 +7,7 @@ use rcomm_recorder::model::{OpType, Rank};
 use rcomm_verdict::logs::{Event, Issued, Log, LoggedOp, Progress, TimedOut};
 
 /// What a line states, and of which rank.
-pub(super) type Found = Vec<(Option<Rank>, Event)>;
+pub(super) type Events = Vec<(Option<Rank>, Event)>;
 
 /// Characters of an error that are kept.
 const MOST_TEXT: usize = 200;
@@ -18,7 +18,7 @@ pub(super) struct Desync {
     listing: Option<(u64, bool)>,
 }
 
-pub(super) fn read_line(line: &Line<'_>, desync: &mut Desync, found: &mut Found) {
+pub(super) fn read_line(line: &Line<'_>, desync: &mut Desync, found: &mut Events) {
     let text = line.text;
     if text.contains("WorkNCCL(") {
         work(line, found);
@@ -92,7 +92,7 @@ fn group_of(text: &str) -> Option<&str> {
 }
 
 /// `WorkNCCL(SeqNum=52, OpType=ALLREDUCE, NumelIn=11, NumelOut=11, Timeout(ms)=240000)` and what of it.
-fn work(line: &Line<'_>, found: &mut Found) {
+fn work(line: &Line<'_>, found: &mut Events) {
     let text = line.text;
     let Some((before, rest)) = text.split_once("WorkNCCL(") else {
         return;
@@ -123,7 +123,7 @@ fn work(line: &Line<'_>, found: &mut Found) {
 }
 
 /// `last enqueued NCCL work: 1582, last completed NCCL work: 1579` and its later spelling.
-fn progress(line: &Line<'_>, found: &mut Found) {
+fn progress(line: &Line<'_>, found: &mut Events) {
     let text = line.text;
     let Some(group) = group_of(text) else {
         return;
@@ -152,7 +152,7 @@ fn progress(line: &Line<'_>, found: &mut Found) {
     }
 }
 
-fn barrier(line: &Line<'_>, found: &mut Found) {
+fn barrier(line: &Line<'_>, found: &mut Events) {
     let text = line.text;
     if text.contains("successfully reached monitoredBarrier") {
         let rank = number_after(text, "Rank ");
@@ -170,7 +170,7 @@ fn barrier(line: &Line<'_>, found: &mut Found) {
 }
 
 /// Two fingerprints behind `Rank 1 is running collective: ` and `but Rank 0 is running collective: `.
-fn mismatch(line: &Line<'_>, found: &mut Found) {
+fn mismatch(line: &Line<'_>, found: &mut Events) {
     let Some((first, second)) = line.text.split_once(", but Rank ") else {
         return;
     };
@@ -208,7 +208,7 @@ fn issued(text: &str) -> Option<Issued> {
 }
 
 /// Lines of `TORCH_NCCL_DESYNC_DEBUG`'s report.
-fn desync_line(text: &str, desync: &mut Desync, found: &mut Found) {
+fn desync_line(text: &str, desync: &mut Desync, found: &mut Events) {
     let text = text.trim_start_matches(['-', ' ', '\t']);
     if let Some(list) = between(text, "To our best knowledge, ranks [", &[']']) {
         let ranks = ranks(list);
@@ -281,7 +281,7 @@ const CONSEQUENCE_TYPES: &[&str] = &[
 ];
 
 /// `OSError: [Errno 39] Directory not empty` at the start of a labelled message.
-fn exception(line: &Line<'_>, found: &mut Found) {
+fn exception(line: &Line<'_>, found: &mut Events) {
     // Without a label any program's text could be taken for the end of a rank.
     if line.label.rank.is_none() && line.label.local_rank.is_none() {
         return;
@@ -308,7 +308,7 @@ fn exception(line: &Line<'_>, found: &mut Found) {
 }
 
 /// `all_reduce #41 on group dp: …; not arrived: rank 2 (last collective here is #40)` of the runtime.
-fn not_arrived(line: &Line<'_>, found: &mut Found) {
+fn not_arrived(line: &Line<'_>, found: &mut Events) {
     let Some((_, list)) = line.text.split_once("not arrived: ") else {
         return;
     };

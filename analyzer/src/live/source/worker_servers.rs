@@ -64,7 +64,7 @@ impl FromStr for WorkerAddress {
 }
 
 /// What each rank answered, or why it did not, ascending.
-pub(super) type Answers = Vec<(Rank, Result<Vec<u8>, String>)>;
+pub(super) type RankReplies = Vec<(Rank, Result<Vec<u8>, String>)>;
 
 /// See the module.
 pub struct WorkerServerSource {
@@ -178,7 +178,7 @@ impl WorkerServerSource {
         &mut self,
         handler: &str,
         deadline: Instant,
-    ) -> Result<Answers, SourceError> {
+    ) -> Result<RankReplies, SourceError> {
         self.list(deadline, &mut Vec::new())?;
         let workers: Vec<(&Rank, &KnownWorker)> = self.workers.iter().collect();
         Ok(ask_all(&workers, |(rank, worker)| {

@@ -116,10 +116,10 @@ fn numbers(aligned: &Aligned<'_>, group: GroupIx) -> Vec<u32> {
 }
 
 /// Rank, record, and the calls that the rank issued under one number.
-type Block = (Rank, RecordIx, Vec<u32>);
+type StatedRow = (Rank, RecordIx, Vec<u32>);
 
 /// The members' calls under one number; `None` if all issued one and the same.
-fn row(aligned: &Aligned<'_>, group: GroupIx, seq: u32) -> Option<(Vec<Block>, bool)> {
+fn row(aligned: &Aligned<'_>, group: GroupIx, seq: u32) -> Option<(Vec<StatedRow>, bool)> {
     let mut single: Option<u32> = None;
     let mut alike = true;
     for member in 0..aligned.groups[group].ranks.len() {
@@ -190,7 +190,7 @@ fn judge(
     aligned: &Aligned<'_>,
     group: GroupIx,
     seq: u32,
-    blocks: &[Block],
+    blocks: &[StatedRow],
     completed: bool,
 ) -> Option<Disagreement> {
     let mut parts: Vec<(Vec<u32>, AgreeingMembers)> = Vec::new();

@@ -8,7 +8,7 @@ use super::format::{Bf16, F8E4M3, F8E5M2, F16, Format, Isa, Plain, Portable, Tru
 use rcomm_recorder::model::{DType, ReduceOp};
 
 /// What to combine, and where to.
-pub(super) struct Job<'a> {
+pub(super) struct FoldJob<'a> {
     /// Where each input starts, in the order of combination.
     pub(super) sources: &'a [*const u8],
     /// Where the result goes; may be one of the sources.
@@ -126,7 +126,7 @@ combine_floats!(f32 f64);
 /// # Safety
 /// As [`run`], and the processor has `I`.
 #[inline(always)]
-unsafe fn fold<F: Format, C: Combine<F::Acc>, I: Isa, const N: usize>(job: &Job<'_>) {
+unsafe fn fold<F: Format, C: Combine<F::Acc>, I: Isa, const N: usize>(job: &FoldJob<'_>) {
     let terms = job.terms;
     let mut at = 0;
     while at + N <= job.count {
@@ -175,7 +175,7 @@ unsafe fn fold<F: Format, C: Combine<F::Acc>, I: Isa, const N: usize>(job: &Job<
 /// # Safety
 /// As [`run`], and the processor has `I`.
 #[inline(always)]
-unsafe fn pick<I: Isa>(op: ReduceOp, dtype: DType, job: &Job<'_>) {
+unsafe fn pick<I: Isa>(op: ReduceOp, dtype: DType, job: &FoldJob<'_>) {
     macro_rules! arithmetic {
         ($format:ty, $lanes:literal) => {
             match op {
@@ -204,7 +204,7 @@ unsafe fn pick<I: Isa>(op: ReduceOp, dtype: DType, job: &Job<'_>) {
                 ReduceOp::Product => fold::<Plain<[$part; 2]>, ComplexProduct, I, $lanes>(job),
                 _ => {
                     // Sums and averages treat both parts alike.
-                    let parts = Job {
+                    let parts = FoldJob {
                         sources: job.sources,
                         out: job.out,
                         also: job.also,
@@ -257,7 +257,7 @@ unsafe fn pick<I: Isa>(op: ReduceOp, dtype: DType, job: &Job<'_>) {
 /// As [`run`], and the processor has AVX-512 F, BW, DQ and VL, which imply AVX2 and F16C.
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,f16c")]
-unsafe fn run_avx512(op: ReduceOp, dtype: DType, job: &Job<'_>) {
+unsafe fn run_avx512(op: ReduceOp, dtype: DType, job: &FoldJob<'_>) {
     // SAFETY: `pick` asks what this function asks of its caller: the job's ranges, and AVX-512 F for
     // `Avx512`.
     unsafe { pick::<super::format::Avx512>(op, dtype, job) }
@@ -267,7 +267,7 @@ unsafe fn run_avx512(op: ReduceOp, dtype: DType, job: &Job<'_>) {
 /// As [`run`], and the processor has AVX2 and F16C.
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2,f16c")]
-unsafe fn run_avx2(op: ReduceOp, dtype: DType, job: &Job<'_>) {
+unsafe fn run_avx2(op: ReduceOp, dtype: DType, job: &FoldJob<'_>) {
     // SAFETY: `pick` asks what this function asks of its caller: the job's ranges, and AVX2 and F16C for
     // `Avx2`.
     unsafe { pick::<super::format::Avx2>(op, dtype, job) }
@@ -279,7 +279,7 @@ unsafe fn run_avx2(op: ReduceOp, dtype: DType, job: &Job<'_>) {
 /// Every source is readable, `out` and all of `also` writable, over `count` elements of `dtype`. A source
 /// either overlaps no output or is exactly one; the outputs do not overlap. There is at least one source,
 /// and the processor has `level`.
-pub(super) unsafe fn run(level: Level, op: ReduceOp, dtype: DType, job: &Job<'_>) {
+pub(super) unsafe fn run(level: Level, op: ReduceOp, dtype: DType, job: &FoldJob<'_>) {
     // SAFETY: the caller answers for the job's ranges. It lets no level be passed that the processor lacks,
     // so that the functions for AVX2 and AVX-512 are called where these exist.
     unsafe {

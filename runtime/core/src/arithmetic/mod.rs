@@ -20,7 +20,7 @@ mod reference;
 mod tests;
 
 pub use copy::{HandOver, copy, copy_past_caches};
-use fold::Job;
+use fold::FoldJob;
 pub use partial::Partial;
 use rcomm_recorder::model::{DType, ReduceOp};
 
@@ -290,7 +290,7 @@ unsafe fn run(
     assert!(!sources.is_empty(), "a reduction has at least one input");
     let Some(size) = dtype.size() else { return };
     assert_eq!(out.len() % size, 0, "whole elements");
-    let job = Job {
+    let job = FoldJob {
         sources,
         out: out.cast(),
         also,

@@ -4,7 +4,7 @@
 //! stop. So a partial result has the form that [`combine`](super::combine) keeps in its registers: `f32` for
 //! narrow floats, which are rounded once, at the end; and sums, not averages, which are divided once.
 
-use super::fold::{self, Job, Turn};
+use super::fold::{self, FoldJob, Turn};
 use super::{Level, combine};
 use rcomm_recorder::model::{DType, ReduceOp};
 
@@ -119,7 +119,7 @@ fn divide(dtype: DType, data: &mut [u8], terms: usize) {
     let Some(size) = dtype.size() else { return };
     // Read and written by one pointer.
     let start = data.as_mut_ptr();
-    let job = Job {
+    let job = FoldJob {
         sources: &[start.cast_const()],
         out: start,
         also: &[],

@@ -41,13 +41,13 @@ impl<'a> Side<'a> for Vec<Buffer<'a>> {
 }
 
 /// Maps a field to the one of the same operation over other buffers.
-trait Field<'a> {
+trait OpField<'a> {
     type Over<'b>;
 
     fn over<'b>(&self, map: &impl Fn(&Buffer<'a>) -> Result<Buffer<'b>>) -> Result<Self::Over<'b>>;
 }
 
-impl<'a> Field<'a> for Buffer<'a> {
+impl<'a> OpField<'a> for Buffer<'a> {
     type Over<'b> = Buffer<'b>;
 
     fn over<'b>(&self, map: &impl Fn(&Buffer<'a>) -> Result<Buffer<'b>>) -> Result<Buffer<'b>> {
@@ -55,7 +55,7 @@ impl<'a> Field<'a> for Buffer<'a> {
     }
 }
 
-impl<'a> Field<'a> for Vec<Buffer<'a>> {
+impl<'a> OpField<'a> for Vec<Buffer<'a>> {
     type Over<'b> = Vec<Buffer<'b>>;
 
     fn over<'b>(
@@ -68,7 +68,7 @@ impl<'a> Field<'a> for Vec<Buffer<'a>> {
 
 macro_rules! fields_without_buffers {
     ($($type:ty),+) => { $(
-        impl<'a> Field<'a> for $type {
+        impl<'a> OpField<'a> for $type {
             type Over<'b> = Self;
 
             fn over<'b>(&self, _: &impl Fn(&Buffer<'a>) -> Result<Buffer<'b>>) -> Result<Self> {
@@ -270,7 +270,7 @@ macro_rules! operations {
             ) -> Result<Op<'b>> {
                 Ok(match self {
                     $( Self::$variant { $($($field),+)? } => Op::$variant {
-                        $($($field: Field::over($field, map)?),+)?
+                        $($($field: OpField::over($field, map)?),+)?
                     }, )+
                     Self::Coalesced(ops) => {
                         let ops = ops.iter().map(|op| op.map_buffers(map));

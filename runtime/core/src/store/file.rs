@@ -44,7 +44,7 @@ struct Log {
 }
 
 #[derive(Clone, Copy)]
-enum Access {
+enum LockKind {
     Read,
     Write,
 }
@@ -85,7 +85,7 @@ impl FileStore {
     /// Runs `work` under the file's lock, on a table that holds all that was written before.
     fn with_log<T>(
         &self,
-        access: Access,
+        access: LockKind,
         work: impl FnOnce(&mut Log) -> io::Result<T>,
     ) -> Result<T> {
         let failed = |e: io::Error| Error::io(format!("the store file {}", self.path.display()), e);
@@ -106,13 +106,13 @@ impl FileStore {
         unlocked.map(|()| result)
     }
 
-    fn lock_file(&self, file: &File, access: Access) -> Result<()> {
+    fn lock_file(&self, file: &File, access: LockKind) -> Result<()> {
         let deadline = Instant::now() + LOCK_TIMEOUT;
         let mut pause = Duration::from_micros(50);
         loop {
             let tried = match access {
-                Access::Read => file.try_lock_shared(),
-                Access::Write => file.try_lock(),
+                LockKind::Read => file.try_lock_shared(),
+                LockKind::Write => file.try_lock(),
             };
             match tried {
                 Ok(()) => return Ok(()),
@@ -140,14 +140,14 @@ impl FileStore {
 
     /// Writes the records that `change` returns, in one write.
     fn write(&self, change: impl FnOnce(&Table) -> Vec<(String, Vec<u8>)>) -> Result<()> {
-        self.with_log(Access::Write, |log| {
+        self.with_log(LockKind::Write, |log| {
             let records = change(&log.table);
             log.append(&records)
         })
     }
 
     fn add_raw(&self, name: &str, delta: i64) -> Result<i64> {
-        let added = self.with_log(Access::Write, |log| {
+        let added = self.with_log(LockKind::Write, |log| {
             match sum(log.table.get(name.as_bytes()), delta) {
                 Ok(count) => {
                     log.append(&[(name.to_owned(), count.to_string().into_bytes())])?;
@@ -174,7 +174,7 @@ impl FileStore {
         let deadline = Instant::now().checked_add(timeout);
         let mut pause = POLL.0;
         loop {
-            let seen = self.with_log(Access::Read, |log| Ok(look(&log.table)))?;
+            let seen = self.with_log(LockKind::Read, |log| Ok(look(&log.table)))?;
             if let Some(result) = seen {
                 return Ok(result);
             }
@@ -207,7 +207,7 @@ impl Drop for FileStore {
 impl Log {
     /// Applies the records that other processes wrote since the last call. A writer also cuts off an
     /// incomplete record: it holds the exclusive lock, so the process that began that record is gone.
-    fn catch_up(&mut self, access: Access) -> io::Result<()> {
+    fn catch_up(&mut self, access: LockKind) -> io::Result<()> {
         let end = self.file.metadata()?.len();
         if end < self.read {
             return Err(io::Error::new(
@@ -238,7 +238,7 @@ impl Log {
             self.read += (rest.len() - after.len()) as u64;
             rest = after;
         }
-        if let (false, Access::Write) = (rest.is_empty(), access) {
+        if let (false, LockKind::Write) = (rest.is_empty(), access) {
             if self.read == 0 {
                 return Err(io::Error::new(
                     io::ErrorKind::InvalidData,
@@ -262,7 +262,7 @@ impl Log {
             }
         }
         io::Write::write_all(&mut self.file, &bytes)?;
-        self.catch_up(Access::Read)
+        self.catch_up(LockKind::Read)
     }
 }
 
@@ -308,7 +308,7 @@ impl Store for FileStore {
 
     fn compare_set(&self, key: &str, expected: &[u8], desired: &[u8]) -> Result<Vec<u8>> {
         let name = raw(key);
-        self.with_log(Access::Write, |log| {
+        self.with_log(LockKind::Write, |log| {
             Ok(match log.table.compare(name.as_bytes(), expected) {
                 Compared::Equal => {
                     log.append(&[(name, desired.to_vec())])?;
@@ -329,11 +329,13 @@ impl Store for FileStore {
     }
 
     fn check(&self, keys: &[&str]) -> Result<bool> {
-        self.with_log(Access::Read, |log| Ok(missing(&log.table, keys).is_empty()))
+        self.with_log(LockKind::Read, |log| {
+            Ok(missing(&log.table, keys).is_empty())
+        })
     }
 
     fn delete(&self, key: &str) -> Result<bool> {
-        self.with_log(Access::Write, |log| {
+        self.with_log(LockKind::Write, |log| {
             let there = log.table.has(raw(key).as_bytes());
             if there {
                 log.append(&[(format!("-{}", raw(key)), Vec::new())])?;
@@ -347,7 +349,7 @@ impl Store for FileStore {
     }
 
     fn list_keys(&self) -> Result<Vec<String>> {
-        self.with_log(Access::Read, |log| {
+        self.with_log(LockKind::Read, |log| {
             let users = log.table.keys().filter_map(|name| name.strip_prefix(b"/"));
             Ok(users
                 .map(|key| String::from_utf8_lossy(key).into_owned())

@@ -126,7 +126,7 @@ fn gone(ctx: &Context<'_>, failures: &[Recorded<'_>]) -> Option<FindingDraft> {
 }
 
 /// What a rank was waiting in when another gave up.
-struct Wait<'a> {
+struct OwnWait<'a> {
     record: usize,
     group: usize,
     op: &'a Op,
@@ -134,7 +134,7 @@ struct Wait<'a> {
 
 /// The wait of a rank that a time-out names: an operation of its own, other than the one that timed out, which it had issued
 /// by then and not completed.
-fn own_wait<'a>(ctx: &'a Context<'_>, rank: Rank, witness: &Recorded<'_>) -> Option<Wait<'a>> {
+fn own_wait<'a>(ctx: &'a Context<'_>, rank: Rank, witness: &Recorded<'_>) -> Option<OwnWait<'a>> {
     let record = ctx.aligned.record_of(rank)?;
     let timed_out = operation(ctx, witness).map(|(group, op)| (group, op.seq, op.is_p2p));
     let is_pending = |op: &Op| {
@@ -146,13 +146,13 @@ fn own_wait<'a>(ctx: &'a Context<'_>, rank: Rank, witness: &Recorded<'_>) -> Opt
     let waits = ctx.aligned.records[record].ops.iter().filter_map(|op| {
         let group = lanes.get(usize::from(op.group))?.group;
         let other = timed_out != Some((group, op.seq, op.is_p2p));
-        (other && is_pending(op)).then_some(Wait { record, group, op })
+        (other && is_pending(op)).then_some(OwnWait { record, group, op })
     });
     waits.min_by_key(|wait| ctx.aligned.created_ns(wait.record, wait.op))
 }
 
 /// The members that had not issued the collective of a wait by then, if all records show that.
-fn absent(ctx: &Context<'_>, wait: &Wait<'_>, at_ns: i64) -> Vec<Rank> {
+fn absent(ctx: &Context<'_>, wait: &OwnWait<'_>, at_ns: i64) -> Vec<Rank> {
     if wait.op.is_p2p {
         return Vec::new();
     }
@@ -182,7 +182,7 @@ fn absent(ctx: &Context<'_>, wait: &Wait<'_>, at_ns: i64) -> Vec<Rank> {
 fn first_cause<'f, 'a>(
     ctx: &'f Context<'_>,
     failures: &[Recorded<'a>],
-) -> Option<(Recorded<'a>, Option<Wait<'f>>, Vec<Rank>)> {
+) -> Option<(Recorded<'a>, Option<OwnWait<'f>>, Vec<Rank>)> {
     let named = |one: &&Recorded<'_>| !one.failure.ranks.is_empty();
     let mut witness = *failures.iter().find(named)?;
     let mut culprits = witness.failure.ranks.clone();
@@ -270,7 +270,7 @@ fn late(ctx: &Context<'_>, failures: &[Recorded<'_>]) -> Option<FindingDraft> {
 fn absent_elsewhere(
     ctx: &Context<'_>,
     witness: &Recorded<'_>,
-    wait: &Wait<'_>,
+    wait: &OwnWait<'_>,
     culprits: Vec<Rank>,
 ) -> FindingDraft {
     let sentence = format!(

@@ -109,7 +109,7 @@ impl Backend for Wrapper {
         };
         let question = exchange(&self.statement(&op, call), self.ranks.len());
         let checked = Arc::new(Checked {
-            stage: Mutex::new(Stage::Comparing { op, side: None }),
+            stage: Mutex::new(CheckStage::Comparing { op, side: None }),
             moved: Condvar::new(),
             inner: self.inner.clone(),
             ranks: self.ranks.clone(),
@@ -117,7 +117,7 @@ impl Backend for Wrapper {
             observer: Mutex::new(Some(observer)),
         });
         let side = self.side.issue(question, call, checked.clone())?;
-        if let Stage::Comparing { side: place, .. } = &mut *checked.lock() {
+        if let CheckStage::Comparing { side: place, .. } = &mut *checked.lock() {
             *place = Some(side);
         }
         // The comparison may have ended before `side` was set.
@@ -196,7 +196,7 @@ impl Backend for Wrapper {
 
 /// An issued collective: first in the comparison, then in the wrapped backend.
 struct Checked {
-    stage: Mutex<Stage>,
+    stage: Mutex<CheckStage>,
     moved: Condvar,
     inner: Arc<dyn Backend>,
     ranks: Arc<[Rank]>,
@@ -205,7 +205,7 @@ struct Checked {
     observer: Mutex<Option<Arc<dyn Observer>>>,
 }
 
-enum Stage {
+enum CheckStage {
     /// The comparison runs; `side` is `Some` once it was issued.
     Comparing {
         op: Op<'static>,
@@ -220,7 +220,7 @@ enum Stage {
 }
 
 impl Checked {
-    fn lock(&self) -> MutexGuard<'_, Stage> {
+    fn lock(&self) -> MutexGuard<'_, CheckStage> {
         self.stage.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -228,7 +228,7 @@ impl Checked {
     /// turns, so operations are passed on in that order.
     fn look(&self) {
         let mut stage = self.lock();
-        let Stage::Comparing {
+        let CheckStage::Comparing {
             side: Some(side), ..
         } = &*stage
         else {
@@ -239,7 +239,8 @@ impl Checked {
             Progress::Completed(_) => judge(side.reclaim(), &self.ranks),
             Progress::Failed(error) => Err(while_comparing(error)),
         };
-        let Stage::Comparing { op, .. } = std::mem::replace(&mut *stage, Stage::Passing) else {
+        let CheckStage::Comparing { op, .. } = std::mem::replace(&mut *stage, CheckStage::Passing)
+        else {
             return;
         };
         // The backend may call the observer at once, and the observer takes this lock to read the progress.
@@ -249,10 +250,10 @@ impl Checked {
             return;
         };
         let next = match verdict {
-            Err(error) => Stage::Refused(error, Some(op)),
+            Err(error) => CheckStage::Refused(error, Some(op)),
             Ok(()) => match self.inner.issue(op, self.call, observer.clone()) {
-                Ok(pending) => Stage::Passed(pending),
-                Err(error) => Stage::Refused(error, None),
+                Ok(pending) => CheckStage::Passed(pending),
+                Err(error) => CheckStage::Refused(error, None),
             },
         };
         *self.lock() = next;
@@ -276,9 +277,9 @@ impl Pending for Checked {
     fn progress(&self) -> Progress {
         self.look();
         match &*self.lock() {
-            Stage::Comparing { .. } | Stage::Passing => Progress::Queued,
-            Stage::Passed(pending) => pending.progress(),
-            Stage::Refused(error, _) => Progress::Failed(error.clone()),
+            CheckStage::Comparing { .. } | CheckStage::Passing => Progress::Queued,
+            CheckStage::Passed(pending) => pending.progress(),
+            CheckStage::Refused(error, _) => Progress::Failed(error.clone()),
         }
     }
 
@@ -286,10 +287,10 @@ impl Pending for Checked {
         let deadline = deadline.started();
         loop {
             let (side, pending) = match &*self.lock() {
-                Stage::Comparing { side, .. } => (side.clone(), None),
-                Stage::Passing => (None, None),
-                Stage::Passed(pending) => (None, Some(pending.clone())),
-                Stage::Refused(error, _) => return Progress::Failed(error.clone()),
+                CheckStage::Comparing { side, .. } => (side.clone(), None),
+                CheckStage::Passing => (None, None),
+                CheckStage::Passed(pending) => (None, Some(pending.clone())),
+                CheckStage::Refused(error, _) => return Progress::Failed(error.clone()),
             };
             if let Some(pending) = pending {
                 return pending.wait(deadline);
@@ -306,7 +307,7 @@ impl Pending for Checked {
             let waited = self
                 .moved
                 .wait_timeout_while(stage, deadline.remaining(), |stage| {
-                    matches!(stage, Stage::Passing)
+                    matches!(stage, CheckStage::Passing)
                 });
             drop(waited);
         }
@@ -317,9 +318,9 @@ impl Pending for Checked {
         loop {
             self.look();
             match &*self.lock() {
-                Stage::Passed(pending) => return pending.wait_stream(stream),
-                Stage::Refused(error, _) => return Err(error.clone()),
-                Stage::Comparing { .. } | Stage::Passing => {}
+                CheckStage::Passed(pending) => return pending.wait_stream(stream),
+                CheckStage::Refused(error, _) => return Err(error.clone()),
+                CheckStage::Comparing { .. } | CheckStage::Passing => {}
             }
             if self.call.deadline.has_passed() {
                 let message = "the ranks did not compare it before its deadline";
@@ -331,9 +332,9 @@ impl Pending for Checked {
 
     fn reclaim(&self) -> Option<Op<'static>> {
         match &mut *self.lock() {
-            Stage::Passed(pending) => pending.reclaim(),
-            Stage::Refused(_, op) => op.take(),
-            Stage::Comparing { .. } | Stage::Passing => None,
+            CheckStage::Passed(pending) => pending.reclaim(),
+            CheckStage::Refused(_, op) => op.take(),
+            CheckStage::Comparing { .. } | CheckStage::Passing => None,
         }
     }
 }

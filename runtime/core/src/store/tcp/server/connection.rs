@@ -50,7 +50,7 @@ pub(super) enum Standing {
     Refused,
 }
 
-pub(super) struct Connection {
+pub(super) struct ClientConnection {
     pub(super) socket: OwnedFd,
     pub(super) host: Option<IpAddr>,
     pub(super) standing: Standing,
@@ -72,7 +72,7 @@ pub(super) struct Connection {
     pub(super) interest: rustix::event::epoll::EventFlags,
 }
 
-impl Connection {
+impl ClientConnection {
     pub(super) fn new(socket: OwnedFd, host: Option<IpAddr>) -> Self {
         Self {
             socket,
@@ -121,13 +121,13 @@ mod tests {
     #[test]
     fn idle_connection_takes_a_fraction_of_a_kibibyte() {
         let (socket, _other) = std::os::unix::net::UnixStream::pair().unwrap();
-        let mut connection = Connection::new(socket.into(), None);
+        let mut connection = ClientConnection::new(socket.into(), None);
         let mut buffers = Buffers::default();
         connection.outbox.extend_from_slice(b"a reply");
         assert_eq!(connection.flush(&mut buffers), Link::Open);
         // Its buffers were returned to the pool, so this is all the memory that it holds.
         let held = connection.inbox.capacity() + connection.outbox.capacity();
         assert_eq!(held, 0);
-        assert!(size_of::<Connection>() <= 256);
+        assert!(size_of::<ClientConnection>() <= 256);
     }
 }

@@ -1,6 +1,6 @@
 //! The server's one thread, which accepts, reads, replies and wakes waiters.
 
-use super::connection::{Buffers, Connection, Link, Standing};
+use super::connection::{Buffers, ClientConnection, Link, Standing};
 use super::quota::{Overdue, Quota};
 use super::state::{ConnectionId, State};
 use crate::store::tcp::access::{StoreAccess, StoreLimits};
@@ -35,7 +35,7 @@ pub(super) struct EventLoop {
     listeners: Vec<OwnedFd>,
     /// When to accept again, after file descriptors ran out.
     listen_at: Option<Instant>,
-    connections: Slab<Connection>,
+    connections: Slab<ClientConnection>,
     state: State,
     /// The key that clients must prove to know; `None` in an open store.
     key: Option<Secret>,
@@ -184,7 +184,7 @@ impl EventLoop {
                     let host = peer.and_then(|peer| SocketAddr::try_from(peer).ok());
                     let host = host.map(|it| it.ip().to_canonical());
                     let id = slot.key();
-                    let new = slot.insert(Connection::new(socket, host));
+                    let new = slot.insert(ClientConnection::new(socket, host));
                     if let Some(oldest) = self.quota.came(id, new) {
                         self.close(oldest);
                     }

@@ -1,6 +1,6 @@
 //! Limits on clients that are not being served: time, unfinished requests, connections.
 
-use super::connection::{Connection, Standing};
+use super::connection::{ClientConnection, Standing};
 use super::state::ConnectionId;
 use crate::store::tcp::access::StoreLimits;
 use crate::store::tcp::protocol::Violation;
@@ -43,7 +43,11 @@ impl Quota {
     }
 
     /// Adds a new connection. Returns the one to close if too many have not proved the secret.
-    pub(super) fn came(&mut self, id: ConnectionId, new: &mut Connection) -> Option<ConnectionId> {
+    pub(super) fn came(
+        &mut self,
+        id: ConnectionId,
+        new: &mut ClientConnection,
+    ) -> Option<ConnectionId> {
         let oldest = self.proofs.first().map(|(_, oldest)| *oldest);
         let too_many = self.proofs.len() >= self.limits.unproved;
         self.put_off(id, new, self.limits.proof_time);
@@ -51,19 +55,19 @@ impl Quota {
     }
 
     /// Notes that the connection may use the store from now on.
-    pub(super) fn is_served(&mut self, id: ConnectionId, connection: &mut Connection) {
+    pub(super) fn is_served(&mut self, id: ConnectionId, connection: &mut ClientConnection) {
         if let Some(deadline) = connection.deadline.take() {
             self.proofs.remove(&(deadline, id));
         }
     }
 
     /// Notes that the connection was refused: it has a short time to read the reason.
-    pub(super) fn is_refused(&mut self, id: ConnectionId, connection: &mut Connection) {
+    pub(super) fn is_refused(&mut self, id: ConnectionId, connection: &mut ClientConnection) {
         self.forget(id, connection);
         self.put_off(id, connection, FAREWELL);
     }
 
-    fn put_off(&mut self, id: ConnectionId, connection: &mut Connection, time: Duration) {
+    fn put_off(&mut self, id: ConnectionId, connection: &mut ClientConnection, time: Duration) {
         let deadline = Instant::now() + time;
         connection.deadline = Some(deadline);
         self.proofs.insert((deadline, id));
@@ -74,7 +78,7 @@ impl Quota {
     pub(super) fn count(
         &mut self,
         id: ConnectionId,
-        connection: &mut Connection,
+        connection: &mut ClientConnection,
         progress: bool,
     ) -> Result<(), Violation> {
         let held = connection.inbox.len();
@@ -109,7 +113,7 @@ impl Quota {
         }
     }
 
-    fn finished(&mut self, id: ConnectionId, connection: &mut Connection) {
+    fn finished(&mut self, id: ConnectionId, connection: &mut ClientConnection) {
         let Some(deadline) = connection.deadline.take() else {
             return;
         };
@@ -125,7 +129,7 @@ impl Quota {
     }
 
     /// Removes the connection from all limits.
-    pub(super) fn forget(&mut self, id: ConnectionId, connection: &mut Connection) {
+    pub(super) fn forget(&mut self, id: ConnectionId, connection: &mut ClientConnection) {
         self.finished(id, connection);
         self.unfinished_bytes -= connection.counted;
         connection.counted = 0;

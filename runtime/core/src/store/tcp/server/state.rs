@@ -18,17 +18,17 @@ type Key = Box<[u8]>;
 const REFUSED: &[u8] = b"/rcomm/refused";
 
 /// What one connection waits for; it has at most one such wait.
-enum Pending {
+enum PendingWait {
     Keys { keys: Vec<Key>, missing: usize },
     Barrier(Key),
 }
 
-impl Pending {
+impl PendingWait {
     /// The bytes that the wait counts towards the store's limit.
     fn bytes(&self) -> usize {
         match self {
-            Pending::Keys { keys, .. } => keys.iter().map(|key| 2 * (key.len() + ENTRY)).sum(),
-            Pending::Barrier(key) => 2 * (key.len() + ENTRY),
+            PendingWait::Keys { keys, .. } => keys.iter().map(|key| 2 * (key.len() + ENTRY)).sum(),
+            PendingWait::Barrier(key) => 2 * (key.len() + ENTRY),
         }
     }
 }
@@ -39,7 +39,7 @@ pub(super) struct State {
     most: (usize, usize),
     /// Bytes of all pending waits.
     waits: usize,
-    pending: HashMap<ConnectionId, Pending>,
+    pending: HashMap<ConnectionId, PendingWait>,
     /// Connections that wait for each key, in order of arrival, once for each time a wait names the key.
     waiting: HashMap<Key, Vec<ConnectionId>>,
     at_barrier: HashMap<Key, Vec<ConnectionId>>,
@@ -178,22 +178,22 @@ impl State {
     pub(super) fn forget(&mut self, connection: ConnectionId) {
         match self.take_pending(connection) {
             None => {}
-            Some(Pending::Keys { keys, .. }) => {
+            Some(PendingWait::Keys { keys, .. }) => {
                 for key in keys {
                     remove_from(&mut self.waiting, &key, connection);
                 }
             }
-            Some(Pending::Barrier(key)) => remove_from(&mut self.at_barrier, &key, connection),
+            Some(PendingWait::Barrier(key)) => remove_from(&mut self.at_barrier, &key, connection),
         }
     }
 
-    fn take_pending(&mut self, connection: ConnectionId) -> Option<Pending> {
+    fn take_pending(&mut self, connection: ConnectionId) -> Option<PendingWait> {
         let pending = self.pending.remove(&connection)?;
         self.waits -= pending.bytes();
         Some(pending)
     }
 
-    fn put_pending(&mut self, connection: ConnectionId, pending: Pending) {
+    fn put_pending(&mut self, connection: ConnectionId, pending: PendingWait) {
         self.waits += pending.bytes();
         self.pending.insert(connection, pending);
     }
@@ -232,9 +232,9 @@ impl State {
             return Ok(());
         }
         let missing = keys.len();
-        let pending = Pending::Keys { keys, missing };
+        let pending = PendingWait::Keys { keys, missing };
         self.admit_bytes(pending.bytes())?;
-        let Pending::Keys { keys, .. } = &pending else {
+        let PendingWait::Keys { keys, .. } = &pending else {
             return Ok(());
         };
         for key in keys {
@@ -273,7 +273,7 @@ impl State {
                 self.at_barrier.insert(key.into(), vec![from]);
             }
         }
-        self.put_pending(from, Pending::Barrier(key.into()));
+        self.put_pending(from, PendingWait::Barrier(key.into()));
         Ok(())
     }
 
@@ -301,7 +301,7 @@ impl State {
     }
 
     fn wake(&mut self, connection: ConnectionId) {
-        if let Some(Pending::Keys { missing, .. }) = self.pending.get_mut(&connection) {
+        if let Some(PendingWait::Keys { missing, .. }) = self.pending.get_mut(&connection) {
             *missing -= 1;
             if *missing == 0 {
                 self.take_pending(connection);

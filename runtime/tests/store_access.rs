@@ -1,4 +1,4 @@
-//! Who may use a store, how much of it, and what those are told who may not: over real sockets.
+//! Who may use a store, how much of it, and which error a refused client gets: over real sockets.
 #![allow(clippy::unwrap_used)]
 
 use rcomm::store::{Store, StoreAccess, StoreLimits, TcpStore, TcpStoreServer};

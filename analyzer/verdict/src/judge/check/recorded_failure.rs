@@ -255,6 +255,16 @@ fn late(ctx: &Context<'_>, failures: &[Recorded<'_>]) -> Option<FindingDraft> {
         format_ranks(&witnesses),
         time_of_day(witness.at_ns),
     );
+    Some(not_arrived(ctx, culprits, sentence, witness))
+}
+
+/// E101 of ranks that had not arrived in an operation, whose waits are completed from the time-out.
+fn not_arrived(
+    ctx: &Context<'_>,
+    culprits: Vec<Rank>,
+    sentence: String,
+    witness: &Recorded<'_>,
+) -> FindingDraft {
     let mut draft = FindingDraft::new(Code::E101, sentence);
     draft.culprits = culprits;
     draft.confidence = 0.9;
@@ -263,7 +273,7 @@ fn late(ctx: &Context<'_>, failures: &[Recorded<'_>]) -> Option<FindingDraft> {
         format_ranks(&draft.culprits)
     );
     complete(ctx, &mut draft, witness);
-    Some(draft)
+    draft
 }
 
 /// E101, where the rank that a time-out names was itself waiting for others, which recorded no time-out.
@@ -281,14 +291,7 @@ fn absent_elsewhere(
         format_ranks(&[ctx.aligned.records[witness.record].rank]),
         time_of_day(witness.at_ns),
     );
-    let mut draft = FindingDraft::new(Code::E101, sentence);
-    draft.culprits = culprits;
-    draft.confidence = 0.9;
-    draft.next = format!(
-        "find out what {} did before that operation: its log, its last recorded call, whether it was stopped",
-        format_ranks(&draft.culprits)
-    );
-    complete(ctx, &mut draft, witness);
+    let mut draft = not_arrived(ctx, culprits, sentence, witness);
     draft.at = Some(ctx.op_ref(wait.group, wait.op.seq));
     draft
 }

@@ -10,7 +10,7 @@ use rcomm_recorder::model::OpType;
 
 /// Something that ranks of one program do at the same point of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub(crate) enum Event {
+pub(crate) enum ProgramEvent {
     /// The collective `seq` on the n-th group of a family.
     Collective {
         family: u32,
@@ -53,11 +53,11 @@ pub(crate) struct After {
 
 impl Posted {
     /// The collective that it follows, as an event.
-    pub(crate) fn follows(self) -> Option<Event> {
+    pub(crate) fn follows(self) -> Option<ProgramEvent> {
         let After {
             family, nth, seq, ..
         } = self.after?;
-        Some(Event::Collective {
+        Some(ProgramEvent::Collective {
             family,
             nth,
             seq,
@@ -83,8 +83,8 @@ pub(crate) fn collective(
     record: RecordIx,
     group: GroupIx,
     seq: u32,
-) -> Event {
-    Event::Collective {
+) -> ProgramEvent {
+    ProgramEvent::Collective {
         family: aligned.groups[group].family,
         nth: nth_of_family(aligned, record, group),
         seq,
@@ -98,9 +98,9 @@ pub(crate) fn other_half(
     record: RecordIx,
     group: GroupIx,
     position: u32,
-) -> Option<Event> {
+) -> Option<ProgramEvent> {
     let posted = posted(aligned, record, group, position)?;
-    (posted.peer < ANY).then_some(Event::OtherHalf(posted))
+    (posted.peer < ANY).then_some(ProgramEvent::OtherHalf(posted))
 }
 
 /// The event of a message that a member has recorded.
@@ -109,8 +109,8 @@ pub(crate) fn message(
     record: RecordIx,
     group: GroupIx,
     position: u32,
-) -> Option<Event> {
-    posted(aligned, record, group, position).map(Event::Message)
+) -> Option<ProgramEvent> {
+    posted(aligned, record, group, position).map(ProgramEvent::Message)
 }
 
 fn posted(
@@ -198,10 +198,10 @@ pub(crate) fn when(
     aligned: &Aligned<'_>,
     messages: &Messages,
     record: RecordIx,
-    event: Event,
+    event: ProgramEvent,
 ) -> Option<Occurrence> {
     match event {
-        Event::Collective {
+        ProgramEvent::Collective {
             family,
             nth,
             seq,
@@ -227,7 +227,7 @@ pub(crate) fn when(
                 Presence::Unknown(_) => None,
             }
         }
-        Event::Message(posted) => {
+        ProgramEvent::Message(posted) => {
             let lane_at = lane_of_family(aligned, record, posted.family, posted.nth)?;
             let lane = &aligned.lanes[record][lane_at];
             if lane.member != posted.member {
@@ -235,7 +235,7 @@ pub(crate) fn when(
             }
             when_posted(aligned, record, lane, posted)
         }
-        Event::OtherHalf(posted) => when_answered(aligned, messages, record, posted),
+        ProgramEvent::OtherHalf(posted) => when_answered(aligned, messages, record, posted),
     }
 }
 

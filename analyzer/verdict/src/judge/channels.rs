@@ -12,12 +12,12 @@ pub(crate) struct Lag {
     /// The channels that have not finished, ascending; fewer than there are.
     pub(crate) channels: Vec<u8>,
     /// The one transfer that the others wait for, where one lags behind all others.
-    pub(crate) link: Option<Link>,
+    pub(crate) link: Option<StuckTransfer>,
 }
 
 /// A transfer, by global ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Link {
+pub(crate) struct StuckTransfer {
     pub(crate) channel: u8,
     pub(crate) from: Rank,
     pub(crate) to: Rank,
@@ -67,7 +67,10 @@ pub(crate) fn lag_of(ctx: &Context<'_>, group: GroupIx, seq: u32) -> Option<Lag>
 
 /// The transfer that is held up by the network or by its receiver. Only its sender knows that: a receiver waits in the
 /// same way for a sender that has got nothing to send itself.
-fn blocked(links: &[(Rank, LinkProgress)], rank_of: impl Fn(u32) -> Option<Rank>) -> Option<Link> {
+fn blocked(
+    links: &[(Rank, LinkProgress)],
+    rank_of: impl Fn(u32) -> Option<Rank>,
+) -> Option<StuckTransfer> {
     let held = links
         .iter()
         .filter(|(_, link)| link.is_send && matches!(link.wait, LinkWait::Send | LinkWait::Peer));
@@ -83,7 +86,7 @@ fn blocked(links: &[(Rank, LinkProgress)], rank_of: impl Fn(u32) -> Option<Rank>
     let rival = held.get(1).is_some_and(|&(done, rank, other)| {
         done == least && (rank, other.peer) != (from, link.peer)
     });
-    (!rival).then_some(Link {
+    (!rival).then_some(StuckTransfer {
         channel: link.channel,
         from,
         to: rank_of(link.peer)?,

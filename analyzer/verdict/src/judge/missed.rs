@@ -4,7 +4,7 @@
 //! next stage in a receive, all others at the end of the step. Only one of them is where it left the
 //! program. The ranks that went on show the order; where they do not, the earliest wait does.
 
-use crate::align::event::{self, Event};
+use crate::align::event::{self, ProgramEvent};
 use crate::align::p2p::peer_of;
 use crate::align::{Aligned, RecordIx};
 use crate::judge::context::Context;
@@ -25,7 +25,7 @@ pub(crate) fn first_missed(ctx: &Context<'_>, node: Node) -> Option<(usize, Miss
     places.sort_by_key(|&(place, _)| (ctx.waiting_since(place).unwrap_or(i64::MAX), place));
     places.truncate(MOST);
     let rank = ctx.rank(node);
-    let events: Vec<Option<Event>> = places
+    let events: Vec<Option<ProgramEvent>> = places
         .iter()
         .map(|&(place, _)| event_for(ctx, place, rank))
         .collect();
@@ -59,7 +59,7 @@ fn witness(ctx: &Context<'_>, place: usize) -> Option<RecordIx> {
 }
 
 /// What `rank` would do to come to a place.
-pub(crate) fn event_for(ctx: &Context<'_>, place: usize, rank: u32) -> Option<Event> {
+pub(crate) fn event_for(ctx: &Context<'_>, place: usize, rank: u32) -> Option<ProgramEvent> {
     let aligned = ctx.aligned;
     match ctx.graph.places[place] {
         Place::Collective { group, seq } => {
@@ -99,7 +99,7 @@ pub(crate) fn peer_rank(
 }
 
 /// What a rank that waits at a place has done there.
-pub(crate) fn event_at(ctx: &Context<'_>, place: usize, rank: u32) -> Option<Event> {
+pub(crate) fn event_at(ctx: &Context<'_>, place: usize, rank: u32) -> Option<ProgramEvent> {
     let aligned = ctx.aligned;
     match ctx.graph.places[place] {
         Place::Collective { group, seq } => Some(event::collective(

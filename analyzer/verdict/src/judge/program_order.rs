@@ -5,7 +5,7 @@
 //! one of them. This identifies the odd rank in a wait cycle, and which of several things a silent
 //! rank would have done next.
 
-use crate::align::event::{Event, Occurrence, Posted, lane_of_family, when};
+use crate::align::event::{Occurrence, Posted, ProgramEvent, lane_of_family, when};
 use crate::align::p2p::Messages;
 use crate::align::{Aligned, RecordIx};
 use crate::judge::programs::Point;
@@ -29,8 +29,8 @@ pub(crate) fn vote(
     aligned: &Aligned<'_>,
     messages: &Messages,
     like: RecordIx,
-    first: Event,
-    second: Event,
+    first: ProgramEvent,
+    second: ProgramEvent,
 ) -> Votes {
     let (mut sure, mut unsure) = (Votes::default(), Votes::default());
     let point = point_before(aligned, like, first, second);
@@ -95,8 +95,8 @@ pub(crate) fn vote(
 pub(crate) fn past(
     aligned: &Aligned<'_>,
     record: RecordIx,
-    first: Event,
-    second: Event,
+    first: ProgramEvent,
+    second: ProgramEvent,
 ) -> Option<bool> {
     let one = expected_before(aligned, record, first, second).map(|count| seq_of(second) > count);
     let other = expected_before(aligned, record, second, first).map(|count| seq_of(first) <= count);
@@ -106,12 +106,11 @@ pub(crate) fn past(
     }
 }
 
-fn seq_of(event: Event) -> u32 {
+fn seq_of(event: ProgramEvent) -> u32 {
     match event {
-        Event::Collective { seq, .. } => seq,
-        Event::Message(Posted { p2p_seq, .. }) | Event::OtherHalf(Posted { p2p_seq, .. }) => {
-            p2p_seq
-        }
+        ProgramEvent::Collective { seq, .. } => seq,
+        ProgramEvent::Message(Posted { p2p_seq, .. })
+        | ProgramEvent::OtherHalf(Posted { p2p_seq, .. }) => p2p_seq,
     }
 }
 
@@ -120,23 +119,24 @@ fn seq_of(event: Event) -> u32 {
 fn expected_before(
     aligned: &Aligned<'_>,
     record: RecordIx,
-    first: Event,
-    second: Event,
+    first: ProgramEvent,
+    second: ProgramEvent,
 ) -> Option<u32> {
     const INTERVALS: u32 = 3;
-    let (Event::Collective { seq, .. }, Event::Collective { .. }) = (first, second) else {
+    let (ProgramEvent::Collective { seq, .. }, ProgramEvent::Collective { .. }) = (first, second)
+    else {
         return None;
     };
     let mut counts = Vec::new();
     for back in 0..=INTERVALS {
-        let Event::Collective {
+        let ProgramEvent::Collective {
             family, nth, call, ..
         } = first
         else {
             return None;
         };
         let seq = seq.checked_sub(back)?;
-        let before = Event::Collective {
+        let before = ProgramEvent::Collective {
             family,
             nth,
             seq: seq.max(1),
@@ -161,16 +161,16 @@ fn expected_before(
 fn point_before(
     aligned: &Aligned<'_>,
     record: RecordIx,
-    first: Event,
-    second: Event,
+    first: ProgramEvent,
+    second: ProgramEvent,
 ) -> Option<u32> {
     let (
-        Event::Collective {
+        ProgramEvent::Collective {
             family: a,
             nth: nth_a,
             ..
         },
-        Event::Collective {
+        ProgramEvent::Collective {
             family: b,
             nth: nth_b,
             seq,

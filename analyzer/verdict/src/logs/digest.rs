@@ -1,11 +1,11 @@
-//! All logs of a job together: who timed out where, who had come how far.
+//! All logs of a job together: which ranks timed out in which operation, and how far each rank had come.
 
 use super::facts::{Event, Fact, Log, Progress, TimedOut};
 use crate::report::LogLine;
 use rcomm_recorder::model::Rank;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// A fact and the log that it is from.
+/// A fact with the log that it comes from.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Seen<'a> {
     pub(super) log: &'a Log,
@@ -13,7 +13,7 @@ pub(super) struct Seen<'a> {
 }
 
 impl Seen<'_> {
-    /// The line as evidence.
+    /// The line as evidence; `text` states what it shows.
     pub(super) fn cite(&self, text: String) -> LogLine {
         LogLine {
             path: self.log.path.clone(),
@@ -25,7 +25,7 @@ impl Seen<'_> {
     }
 }
 
-/// One rank in one operation that timed out.
+/// The time-out of one rank in one operation.
 #[derive(Clone, Debug)]
 pub(super) struct TimedOutWait<'a> {
     pub(super) seen: Seen<'a>,
@@ -34,23 +34,24 @@ pub(super) struct TimedOutWait<'a> {
     pub(super) what: &'a TimedOut,
 }
 
-/// What all logs show.
+/// The facts of all logs, indexed.
 pub(super) struct Digest<'a> {
     pub(super) all: Vec<Seen<'a>>,
-    /// Each rank's oldest time-out of each group, by rank.
+    /// For each rank and group, the time-out with the lowest number; ordered by rank.
     pub(super) waits: Vec<TimedOutWait<'a>>,
-    /// Time-outs whose rank is not known.
+    /// Time-outs whose rank is unknown.
     pub(super) nameless: Vec<Seen<'a>>,
-    /// The furthest that each rank is known to have come, by group and rank.
+    /// By group and rank: the furthest progress that a line shows.
     pub(super) positions: BTreeMap<(&'a str, Rank), (&'a Progress, Seen<'a>)>,
-    /// Ranks of the job, where the logs state it.
+    /// The number of ranks of the job; `None` if neither the logs nor the caller state it.
     pub(super) world_size: Option<u32>,
-    /// Ranks that a line names or is of.
+    /// Ranks that a line names or that logged one.
     pub(super) named: BTreeSet<Rank>,
 }
 
 impl<'a> Digest<'a> {
-    /// All logs together; `expected`: ranks of the job, where the records or the caller state it.
+    /// Indexes all logs. `expected` is the number of ranks that the records or the caller state; a number in the logs
+    /// takes precedence.
     pub(super) fn new(logs: &'a [Log], expected: Option<u32>) -> Self {
         let mut all: Vec<Seen<'a>> = Vec::new();
         for log in logs {
@@ -87,7 +88,7 @@ impl<'a> Digest<'a> {
         }
     }
 
-    /// The groups of failed operations by rank and number; nothing where two groups share both.
+    /// The groups of failed operations by rank and number; `None` if two groups share both.
     fn groups_of_failed(&self) -> BTreeMap<(Rank, u64), Option<&'a str>> {
         let mut groups: BTreeMap<(Rank, u64), Option<&'a str>> = BTreeMap::new();
         for seen in &self.all {
@@ -131,7 +132,7 @@ impl<'a> Digest<'a> {
                 waits.insert((rank, group), wait);
             }
         }
-        // A line without a group repeats what another line gives with its group.
+        // A time-out without a group repeats one that another line reports with its group.
         let known: BTreeSet<(Rank, Option<u64>)> = waits
             .values()
             .filter(|wait| wait.group.is_some())
@@ -156,7 +157,7 @@ impl<'a> Digest<'a> {
         }
     }
 
-    /// Ranks of which a line shows that they are or were there: of their own.
+    /// Whether a line was logged by this rank itself.
     pub(super) fn has_lines(&self, rank: Rank) -> bool {
         self.all.iter().any(|seen| seen.fact.rank == Some(rank))
     }
@@ -170,7 +171,7 @@ impl<'a> Digest<'a> {
     }
 }
 
-/// Whether this is the group of all ranks.
+/// Whether this is the group of all ranks; a line without a group is taken for one of it.
 pub(super) fn is_world(group: Option<&str>) -> bool {
     group.is_none_or(|name| name == "0" || name.contains("default_pg"))
 }

@@ -1,28 +1,28 @@
-//! What a reader of logs recognised, line by line.
+//! The facts that a reader of logs recognised.
 
 use rcomm_recorder::model::{OpType, Rank};
 
-/// One log: a file, or a stream, of one rank or of many.
+/// One log: a file or a stream of one rank or of many.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Log {
-    /// Where it was read.
+    /// The path or name under which it was read.
     pub path: String,
-    /// Lines in all.
+    /// The number of its lines.
     pub lines: u64,
-    /// Ranks of the job, where a line states it.
+    /// The number of ranks of the job, if a line states it.
     pub world_size: Option<u32>,
-    /// What was recognised, in the order of the lines.
+    /// The facts in the order of their lines.
     pub facts: Vec<Fact>,
-    /// Facts beyond the limit of the reader: counted, not kept.
+    /// The number of facts beyond the reader's limit, which were counted and not kept.
     pub left_out: u64,
 }
 
-/// One line about the job's end or its state.
+/// One line about the end or the state of the job.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Fact {
     /// Number of the line, from 1.
     pub line: u64,
-    /// The rank in the world whose line it is, where the line or its file shows it.
+    /// The global rank that logged the line, if the line or its file shows it.
     pub rank: Option<Rank>,
     /// What it states.
     pub event: Event,
@@ -34,20 +34,20 @@ pub type GroupName = String;
 /// What a line states.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Event {
-    /// The watchdog found an operation past its time-out.
+    /// The watchdog found an operation that exceeded its time-out.
     TimedOut(TimedOut),
     /// How far a rank had come in a group.
     Progress(Progress),
-    /// Two ranks compared what they issued, and it differs.
+    /// Two ranks compared their calls, and the calls differ.
     Differ(Box<[Issued; 2]>),
-    /// Ranks that had not joined an operation that others are in; `after`: the last that they finished.
+    /// Ranks that had not joined an operation that others are in.
     NotJoined {
         /// Which, ascending.
         ranks: Vec<Rank>,
-        /// Number of the last collective that they finished.
+        /// Number of the last collective that they finished; `None` if none.
         after: Option<u64>,
     },
-    /// Ranks whose newest operation this is.
+    /// The newest operation of some ranks.
     Newest {
         /// Which.
         ranks: Vec<Rank>,
@@ -55,19 +55,19 @@ pub enum Event {
         seq: u64,
         /// The operation.
         op: LoggedOp,
-        /// They finished it.
+        /// Whether they finished it.
         finished: bool,
     },
     /// Ranks that did not pass a monitored barrier.
     BarrierMissed(Vec<Rank>),
     /// The rank of the line reached a monitored barrier that another rank did not pass.
     BarrierReached,
-    /// A connection ended from the other side.
+    /// The other side closed a connection.
     PeerLost {
         /// The address of the other side.
         peer: String,
     },
-    /// The network gave a transfer up.
+    /// The network gave up a transfer.
     Unreachable {
         /// The address of the other side.
         peer: String,
@@ -78,29 +78,29 @@ pub enum Event {
     SizesDiffer {
         /// The address of the other side.
         peer: String,
-        /// Bytes at the side that logged it.
+        /// Bytes at the side that logged the line.
         here: u64,
         /// Bytes at the other side.
         there: u64,
     },
-    /// NCCL aborted an operation: the text of its error.
+    /// NCCL aborted an operation.
     Aborted {
         /// The operation, if it is named.
         op: Option<(LoggedOp, u64)>,
-        /// NCCL's text.
+        /// The text of NCCL's error.
         error: String,
     },
     /// A call of CUDA failed: the text of its error.
     DeviceError(String),
-    /// The watchdog made no progress for so many seconds.
+    /// The watchdog made no progress for this many seconds.
     WatchdogStuck(u64),
-    /// An exception that ended the rank.
+    /// The text of an exception that ended the rank.
     Raised(String),
     /// A process ended.
     Ended(Ended),
-    /// The kernel ended a process for want of memory.
+    /// The kernel's out-of-memory killer ended a process.
     OutOfMemory {
-        /// Its process id.
+        /// Its process id, if the line names it.
         pid: Option<u32>,
     },
 }
@@ -108,22 +108,22 @@ pub enum Event {
 /// An operation as a log names it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LoggedOp {
-    /// What it is; [`OpType::Other`] if it is not known.
+    /// The operation; [`OpType::Other`] if its name is unknown.
     pub kind: OpType,
-    /// As it was spelt.
+    /// The name as logged.
     pub name: String,
 }
 
-/// An operation past its time-out.
+/// An operation that exceeded its time-out.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TimedOut {
-    /// In which group, where the line names it.
+    /// The group, if the line names it.
     pub group: Option<GroupName>,
-    /// Its number; older versions log none.
+    /// Its sequence number; older versions of PyTorch log none.
     pub seq: Option<u64>,
     /// The operation.
     pub op: LoggedOp,
-    /// Elements in and out, where they are known.
+    /// Elements in and out, if they are logged.
     pub elements: [Option<u64>; 2],
     /// The time-out, ms.
     pub timeout_ms: u64,
@@ -132,40 +132,40 @@ pub struct TimedOut {
 /// How far a rank had come in a group.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Progress {
-    /// In which group.
+    /// The group.
     pub group: GroupName,
-    /// The operation that failed, where the line is about one.
+    /// The number of the operation that failed, if the line is about one.
     pub failed: Option<u64>,
-    /// The newest that the rank had enqueued; `None` if none.
+    /// The number of the newest operation that the rank had enqueued; `None` if none.
     pub enqueued: Option<u64>,
-    /// The newest that had completed; `None` if none.
+    /// The number of the newest operation that had completed; `None` if none.
     pub completed: Option<u64>,
 }
 
-/// What one of two compared ranks issued.
+/// The call of one of two compared ranks.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Issued {
     /// Which rank.
     pub rank: Rank,
-    /// Its number of the operation.
+    /// The sequence number of the call on this rank.
     pub seq: Option<u64>,
     /// The operation.
     pub op: LoggedOp,
-    /// The shapes as printed; empty if they are not.
+    /// The shapes as logged; empty if they were not.
     pub shape: String,
-    /// The element types as printed; empty if they are not.
+    /// The element types as logged; empty if they were not.
     pub dtype: String,
 }
 
 /// How a process ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Ended {
-    /// Its exit code, or the signal that ended it, negative.
+    /// Its exit code, or the negated number of the signal that ended it.
     pub code: i32,
-    /// Its rank on its host, where only that is known.
+    /// Its rank on its host, if only that is known.
     pub local_rank: Option<u32>,
-    /// Process id, where it is known.
+    /// Its process id, if known.
     pub pid: Option<u32>,
-    /// The launcher names it as the first failure.
+    /// Whether the launcher names it as the first failure.
     pub first: bool,
 }

@@ -1,4 +1,4 @@
-//! Rules on processes that ended, exceptions, devices and connections.
+//! Rules about processes that ended, exceptions, devices and connections.
 
 use super::digest::{Digest, Seen};
 use super::facts::{Ended, Event};
@@ -12,7 +12,8 @@ const SIGABRT: i32 = 6;
 const SIGKILL: i32 = 9;
 const SIGTERM: i32 = 15;
 
-/// The end that came first: the one that the launcher names so, or the first in the log.
+/// The process that ended first: the one that the launcher names, or the first in the log that was not terminated by
+/// SIGTERM.
 fn first_end<'a>(digest: &Digest<'a>) -> Option<(Seen<'a>, &'a Ended)> {
     let ends = || {
         digest
@@ -28,7 +29,7 @@ fn first_end<'a>(digest: &Digest<'a>) -> Option<(Seen<'a>, &'a Ended)> {
         .or_else(|| ends().find(|(_, end)| end.code != -SIGTERM))
 }
 
-/// The first process that ended was ended by a signal that no time-out and no launcher sends.
+/// The first process was ended by a signal that neither a time-out nor a launcher sends.
 pub(super) fn killed(digest: &Digest<'_>) -> Option<Conclusion> {
     let (seen, end) = first_end(digest)?;
     let signal = end.code.checked_neg().filter(|&signal| signal > 0)?;
@@ -75,7 +76,7 @@ pub(super) fn killed(digest: &Digest<'_>) -> Option<Conclusion> {
 /// The first process ended with an exit code of its own.
 pub(super) fn exited(digest: &Digest<'_>) -> Option<Conclusion> {
     let (seen, end) = first_end(digest)?;
-    // What a rank does after a time-out is a consequence of it.
+    // An exit after a time-out is a consequence of the time-out.
     if end.code <= 0 || digest.any_timed_out() {
         return None;
     }
@@ -116,7 +117,7 @@ fn name(signal: i32) -> &'static str {
     }
 }
 
-/// A rank ended with an exception that is not about the communication itself.
+/// A rank raised an exception that is not about communication.
 pub(super) fn raised(digest: &Digest<'_>) -> Option<Conclusion> {
     let errors: Vec<(Seen<'_>, &str)> = digest
         .all
@@ -137,7 +138,7 @@ pub(super) fn raised(digest: &Digest<'_>) -> Option<Conclusion> {
         [] => "a rank that the log does not name".to_owned(),
         some => format_ranks(some),
     };
-    // After its own time-out a rank's exceptions are consequences.
+    // Exceptions of a rank after its own time-out are consequences.
     let late = ranks.iter().all(|&rank| digest.timed_out(rank)) && digest.any_timed_out();
     if late {
         return None;
@@ -265,7 +266,7 @@ pub(super) fn peer_lost(digest: &Digest<'_>) -> Option<Conclusion> {
     Some(found)
 }
 
-/// The network gave a transfer up.
+/// The network gave up a transfer.
 pub(super) fn unreachable(digest: &Digest<'_>) -> Option<Conclusion> {
     let (seen, peer, status) = digest.all.iter().find_map(|&seen| match &seen.fact.event {
         Event::Unreachable { peer, status } => Some((seen, peer, status)),
@@ -290,7 +291,7 @@ pub(super) fn unreachable(digest: &Digest<'_>) -> Option<Conclusion> {
     Some(found)
 }
 
-/// The watchdog itself stopped, and nothing else is known.
+/// The watchdog itself stopped.
 pub(super) fn watchdog_stuck(digest: &Digest<'_>) -> Option<Conclusion> {
     let stuck: Vec<(Seen<'_>, u64)> = digest
         .all

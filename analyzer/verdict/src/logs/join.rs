@@ -1,4 +1,4 @@
-//! Logs and a report together.
+//! Adds logs to a report.
 
 use super::digest::{Digest, TimedOutWait, is_world};
 use super::facts::{Log, LoggedOp};
@@ -7,11 +7,11 @@ use crate::report::{Code, Finding, LogInput, LogLine, Report, SeqKind, Severity,
 use rcomm_recorder::model::OpType;
 use std::collections::BTreeSet;
 
-/// Lines that a finding cites at most.
+/// A finding cites at most this many lines.
 const MOST_LINES: usize = 16;
 
 impl LoggedOp {
-    /// The operation in our spelling, or as it was spelt where that is not known.
+    /// The name of the operation as findings spell it; the logged name in lower case if the operation is unknown.
     pub(super) fn word(&self) -> String {
         match self.kind {
             OpType::Other => self.name.to_ascii_lowercase(),
@@ -20,7 +20,8 @@ impl LoggedOp {
     }
 }
 
-/// Adds what logs show to a report: all of it where no record was read, evidence where there were some.
+/// Adds what the logs show to a report. If no record was read, the logs alone make the verdict and the finding.
+/// Otherwise their lines become evidence of the findings, or a finding of their own if the records show no error.
 pub fn join(report: &mut Report, logs: &[Log]) {
     if logs.is_empty() {
         return;
@@ -59,7 +60,7 @@ fn first_error(report: &Report) -> Option<usize> {
     report.findings.iter().position(is_root)
 }
 
-/// A report of logs alone.
+/// Makes the report from logs alone.
 fn stand_alone(report: &mut Report, found: Conclusion, digest: &Digest<'_>) {
     let stated = digest.world_size.unwrap_or(0) as usize;
     report.input.ranks_expected = report.input.ranks_expected.max(stated);
@@ -79,13 +80,13 @@ fn nothing_failed() -> Conclusion {
     found
 }
 
-/// Records that show nothing wrong, and a log that shows a failure: both are stated.
+/// Adds a finding of the logs to records that show no error; it also states the verdict of the records.
 fn add_to_silent_records(report: &mut Report, mut found: Conclusion) {
     found
         .ruled_out
         .push(format!("the records alone: {}", report.verdict.word()));
     if found.code.severity() == Severity::Note {
-        // The log shows a failure that the records do not: neither is to be believed alone.
+        // The log shows a failure that the records do not show, so neither decides alone.
         if matches!(report.verdict, Verdict::Healthy | Verdict::Running) {
             report.verdict = Verdict::Inconclusive;
         }
@@ -115,7 +116,7 @@ fn finding(id: u32, found: Conclusion) -> Finding {
     }
 }
 
-/// Cites the time-outs of the operation that a finding is about.
+/// Cites the logged time-outs of the operation that a finding is about.
 fn cite_waits(finding: &mut Finding, waits: &[TimedOutWait<'_>]) {
     let Some(group) = finding.group.clone() else {
         return;
@@ -143,12 +144,12 @@ fn cite_waits(finding: &mut Finding, waits: &[TimedOutWait<'_>]) {
     }
 }
 
-/// `0` of `0(default_pg)`.
+/// The name of a group without its description: `0` of `0(default_pg)`.
 fn bare(name: &str) -> &str {
     name.split('(').next().unwrap_or(name).trim_end()
 }
 
-/// What the logs alone conclude, against what the records do.
+/// Compares the conclusion of the logs alone with a finding of the records, and cites it as agreeing or contradicting.
 fn compare(finding: &mut Finding, found: Conclusion) {
     if found.culprits.is_empty() {
         return;
@@ -157,7 +158,7 @@ fn compare(finding: &mut Finding, found: Conclusion) {
     let agrees = found.culprits.iter().all(|rank| ours.contains(rank));
     let end = matches!(finding.code, Code::E101 | Code::E102 | Code::E150);
     if agrees && found.code == Code::E150 && end {
-        // Absence alone proves little; that its process was killed does.
+        // The absence of a rank proves little alone; the log adds that its process was killed.
         finding.sentence += &format!("; log: {}", found.sentence);
         finding.confidence = finding.confidence.max(0.95);
     }

@@ -1,11 +1,11 @@
-//! Judgement of logs: what PyTorch's watchdog, NCCL, gloo and launchers print when a job fails.
+//! Judges logs: the lines that PyTorch's watchdog, NCCL, gloo and launchers print when a job fails.
 //!
-//! A log holds less than a dump: operations that failed, seldom those that did not happen. So every rule
-//! states how sure it is, and where the lines do not decide, the report lists what to collect. Reading is
-//! done elsewhere; here [`Log`]s come in and findings go out.
+//! A log holds less than a dump: it shows operations that failed, but rarely those that were never issued. So every
+//! rule states how sure it is, and if the lines do not decide, the report lists what to collect. Other crates read the
+//! lines; this module turns [`Log`]s into findings.
 //!
-//! Without any record the logs alone make the report. With records they are further evidence: a line that
-//! agrees with a finding is cited there, one that contradicts it is cited as a contradiction.
+//! Without any record, the logs alone make the report. With records, they are further evidence: a finding cites the
+//! lines that agree with it, and marks those that contradict it.
 
 mod digest;
 mod facts;

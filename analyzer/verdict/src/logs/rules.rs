@@ -1,4 +1,4 @@
-//! The rules for logs that are judged alone, in the order in which they are asked.
+//! The rules for logs that are judged alone, in the order in which they are tried.
 
 use super::digest::{Digest, Seen};
 use super::facts::{Event, Issued};
@@ -8,7 +8,7 @@ use crate::report::{Code, LogLine, Verdict};
 use rcomm_recorder::model::Rank;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// What a rule found.
+/// The result of a rule, from which a finding is made.
 #[derive(Clone, Debug)]
 pub(super) struct Conclusion {
     pub(super) code: Code,
@@ -46,7 +46,7 @@ impl Conclusion {
         }
     }
 
-    /// Blames the smaller of two sides; of equal sides, or of several, any may be at fault.
+    /// Blames the smaller of two sides. If the sides are equal, or there are more than two, all become alternatives.
     pub(super) fn blame_minority(&mut self, mut sides: Vec<Vec<Rank>>) {
         const MOST: usize = 16;
         sides.sort_by_key(|side| (side.len(), side.clone()));
@@ -61,10 +61,10 @@ impl Conclusion {
     }
 }
 
-/// A rule: what the logs show by it, if anything.
+/// A rule; returns `None` if it does not apply.
 type Rule = fn(&Digest<'_>) -> Option<Conclusion>;
 
-/// What proves a cause comes before what suggests one.
+/// Rules that prove a cause come before rules that suggest one.
 const RULES: &[Rule] = &[
     differ,
     failures::killed,
@@ -89,7 +89,7 @@ pub(super) fn judge(digest: &Digest<'_>) -> Option<Conclusion> {
     RULES.iter().find_map(|rule| rule(digest))
 }
 
-/// Two ranks compared what they issued.
+/// Two ranks compared their calls, and the calls differ.
 fn differ(digest: &Digest<'_>) -> Option<Conclusion> {
     let pairs: Vec<(Seen<'_>, &[Issued; 2])> = digest
         .all
@@ -140,15 +140,15 @@ fn differ(digest: &Digest<'_>) -> Option<Conclusion> {
             ))
         })
         .collect();
-    found.next = PARTING.to_owned();
+    found.next = COMPARE_CALLS.to_owned();
     Some(found)
 }
 
-/// Where to look when ranks disagree on what they issue.
-pub(super) const PARTING: &str = "compare what these ranks do before this call: a branch, a batch, a buffer or \
+/// What to do if ranks issue different calls.
+pub(super) const COMPARE_CALLS: &str = "compare what these ranks do before this call: a branch, a batch, a buffer or \
                                   a part of the model that not all of them have";
 
-/// What one rank issued, as far as it is part of the difference.
+/// The part of a rank's call that differs, as text.
 fn side_of(code: Code, issued: &Issued) -> String {
     match (code, issued.seq) {
         (Code::E110, Some(seq)) => format!("{} #{seq}", issued.op.word()),
@@ -171,7 +171,7 @@ fn what_differs(one: &Issued, other: &Issued) -> Option<Code> {
     }
 }
 
-/// A desync report, or the runtime's answer to who had not arrived.
+/// A desync report, or a line of the runtime that names the ranks that had not arrived.
 fn not_joined(digest: &Digest<'_>) -> Option<Conclusion> {
     let (seen, ranks, after) = digest.all.iter().find_map(|seen| match &seen.fact.event {
         Event::NotJoined { ranks, after } if !ranks.is_empty() => Some((*seen, ranks, *after)),
@@ -220,7 +220,7 @@ fn not_joined(digest: &Digest<'_>) -> Option<Conclusion> {
     Some(found)
 }
 
-/// A monitored barrier that ranks did not pass.
+/// Ranks did not pass a monitored barrier.
 fn barrier(digest: &Digest<'_>) -> Option<Conclusion> {
     let (seen, ranks) = digest.all.iter().find_map(|seen| match &seen.fact.event {
         Event::BarrierMissed(ranks) if !ranks.is_empty() => Some((*seen, ranks)),

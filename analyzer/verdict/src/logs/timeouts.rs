@@ -1,23 +1,23 @@
-//! Rules on time-outs: what the ranks that report one were in, and who reports none.
+//! Rules about time-outs: the operations that ranks timed out in, and the ranks that report no time-out.
 
 use super::digest::{Digest, TimedOutWait, is_world};
-use super::rules::{Conclusion, PARTING};
+use super::rules::{COMPARE_CALLS, Conclusion};
 use crate::report::format::{format_ranks, format_time, grouped};
 use crate::report::{Code, Verdict};
 use rcomm_recorder::model::{Layout, OpType, Parts, Pattern, Rank};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Time-outs of one group, and the oldest number among them.
-struct Front<'a, 'b> {
+/// The time-outs of one group.
+struct GroupTimeouts<'a, 'b> {
     group: Option<&'a str>,
     seq: u64,
-    /// Those in the operation of this number.
+    /// The time-outs in the operation of this number.
     here: Vec<&'b TimedOutWait<'a>>,
-    /// All ranks of the group that timed out, ascending.
+    /// All ranks that timed out in this group, ascending.
     ranks: Vec<Rank>,
 }
 
-impl Front<'_, '_> {
+impl GroupTimeouts<'_, '_> {
     fn here(&self) -> Vec<Rank> {
         let mut ranks: Vec<Rank> = self.here.iter().map(|wait| wait.rank).collect();
         ranks.sort_unstable();
@@ -56,16 +56,16 @@ fn place(op: &str, seq: Option<u64>, group: Option<&str>) -> String {
     format!("{op}{seq}{group}")
 }
 
-/// The groups with time-outs of collectives, those with most ranks first. Time-outs whose group is not
-/// logged are taken for those of one group, and what follows from them is less sure.
-fn fronts<'a, 'b>(digest: &'b Digest<'a>) -> Vec<Front<'a, 'b>> {
+/// The groups with time-outs of collectives, those with most ranks first. Time-outs without a logged group count as one
+/// group; conclusions from them are less certain.
+fn group_timeouts<'a, 'b>(digest: &'b Digest<'a>) -> Vec<GroupTimeouts<'a, 'b>> {
     let mut groups: BTreeMap<Option<&'a str>, Vec<&'b TimedOutWait<'a>>> = BTreeMap::new();
     for wait in &digest.waits {
         if wait.what.seq.is_some() && is_comparable(wait.what.op.kind) {
             groups.entry(wait.group).or_default().push(wait);
         }
     }
-    let mut fronts: Vec<Front<'a, 'b>> = groups
+    let mut all: Vec<GroupTimeouts<'a, 'b>> = groups
         .into_iter()
         .filter_map(|(group, waits)| {
             let seq = waits.iter().filter_map(|wait| wait.what.seq).min()?;
@@ -75,7 +75,7 @@ fn fronts<'a, 'b>(digest: &'b Digest<'a>) -> Vec<Front<'a, 'b>> {
                 .filter(|wait| wait.what.seq == Some(seq))
                 .collect();
             let ranks = ranks.into_iter().collect();
-            Some(Front {
+            Some(GroupTimeouts {
                 group,
                 seq,
                 here,
@@ -83,16 +83,16 @@ fn fronts<'a, 'b>(digest: &'b Digest<'a>) -> Vec<Front<'a, 'b>> {
             })
         })
         .collect();
-    fronts.sort_by_key(|front| (std::cmp::Reverse(front.ranks.len()), front.seq));
-    fronts
+    all.sort_by_key(|front| (std::cmp::Reverse(front.ranks.len()), front.seq));
+    all
 }
 
-/// Whether all ranks of a group count this operation alike.
+/// Whether all ranks of a group give this operation the same sequence number.
 fn is_comparable(kind: OpType) -> bool {
     kind.is_collective() && !matches!(kind.pattern(), Pattern::Block | Pattern::Unknown)
 }
 
-/// Whether the lengths, in and out, have to be equal on all ranks.
+/// Whether the input and the output of this operation must have the same length on all ranks.
 fn equal_lengths(kind: OpType) -> [bool; 2] {
     let pattern = kind.pattern();
     let equal = kind.parts() == Parts::Equal;
@@ -102,12 +102,12 @@ fn equal_lengths(kind: OpType) -> [bool; 2] {
     [output || equal && pattern == Pattern::Reduce, output]
 }
 
-/// Ranks timed out under one number in different operations, or with different lengths.
+/// Ranks timed out under one sequence number in different operations, or with different lengths.
 pub(super) fn differ(digest: &Digest<'_>) -> Option<Conclusion> {
-    fronts(digest).iter().find_map(differ_at)
+    group_timeouts(digest).iter().find_map(differ_at)
 }
 
-fn differ_at(front: &Front<'_, '_>) -> Option<Conclusion> {
+fn differ_at(front: &GroupTimeouts<'_, '_>) -> Option<Conclusion> {
     let first = front.here.first()?;
     let other_op =
         |wait: &&&TimedOutWait<'_>| wait.what.op.kind.pattern() != first.what.op.kind.pattern();
@@ -162,20 +162,20 @@ fn differ_at(front: &Front<'_, '_>) -> Option<Conclusion> {
             parts.join(", ")
         ),
     };
-    // Without its group the number may be of several groups.
+    // Without a group, the number may belong to operations of several groups.
     let confidence = if front.group.is_some() { 0.85 } else { 0.55 };
     let mut found = Conclusion::new(code, Verdict::Mismatch, confidence, sentence);
     found.blame_minority(sides.into_values().collect());
     found.victims = front.here();
     found.victims.retain(|rank| !found.culprits.contains(rank));
     front.fill(&mut found);
-    found.next = PARTING.to_owned();
+    found.next = COMPARE_CALLS.to_owned();
     Some(found)
 }
 
-/// Ranks that log in the same group that they had not enqueued what the others wait in.
+/// Ranks log that they had not enqueued the operation of the same group that the others wait in.
 pub(super) fn behind(digest: &Digest<'_>) -> Option<Conclusion> {
-    fronts(digest).iter().find_map(|front| {
+    group_timeouts(digest).iter().find_map(|front| {
         let group = front.group?;
         let late: Vec<(Rank, Option<u64>, _)> = digest
             .positions
@@ -221,12 +221,12 @@ pub(super) fn behind(digest: &Digest<'_>) -> Option<Conclusion> {
     })
 }
 
-/// Ranks of the job that report no time-out where nearly all others do.
+/// Nearly all ranks of the job report a time-out, and a few do not.
 pub(super) fn silent(digest: &Digest<'_>) -> Option<Conclusion> {
-    let front = fronts(digest)
+    let front = group_timeouts(digest)
         .into_iter()
         .find(|front| is_world(front.group))?;
-    // Without a stated size, only a gap in the numbers is known to be a rank.
+    // Without a stated world size, only gaps below the highest rank named are known to be ranks.
     let size = digest
         .world_size
         .or_else(|| digest.named.last().map(|last| last + 1))?;
@@ -267,9 +267,9 @@ pub(super) fn silent(digest: &Digest<'_>) -> Option<Conclusion> {
     Some(found)
 }
 
-/// Every rank of the job timed out in one operation that all had enqueued.
+/// Every rank of the job timed out in the same operation.
 pub(super) fn all_inside(digest: &Digest<'_>) -> Option<Conclusion> {
-    let front = fronts(digest)
+    let front = group_timeouts(digest)
         .into_iter()
         .find(|front| is_world(front.group))?;
     let size = digest.world_size? as usize;
@@ -296,7 +296,7 @@ pub(super) fn all_inside(digest: &Digest<'_>) -> Option<Conclusion> {
     Some(found)
 }
 
-/// Time-outs from which nothing follows.
+/// Time-outs that no other rule explains.
 pub(super) fn undecided(digest: &Digest<'_>) -> Option<Conclusion> {
     if !digest.any_timed_out() {
         return None;
@@ -340,7 +340,7 @@ pub(super) fn undecided(digest: &Digest<'_>) -> Option<Conclusion> {
     Some(found)
 }
 
-/// What would decide.
+/// Further input that would decide the verdict.
 const COLLECT: &str = "give PyTorch's dumps as well (comm_lib_trace_rank_* or nccl_trace_rank_*; versions \
                        up to 2.6 write them with TORCH_NCCL_TRACE_BUFFER_SIZE=2000 and \
                        TORCH_NCCL_DUMP_ON_TIMEOUT=1)";

@@ -1,24 +1,24 @@
-//! The causal chain: from the ranks at the root of a hang to all that wait because of them.
+//! The causal chain: from the ranks at the root of a hang to all ranks that wait because of them.
 //!
-//! Reads the wait-for graph of a [`Report`] level by level. Judges nothing: what the root is, the
-//! findings name.
+//! It is read from the wait-for graph of a [`Report`], level by level. The findings name the roots; nothing is judged
+//! here.
 
 use crate::report::{GroupRef, Report, SeqKind, Wait};
 use rcomm_recorder::model::Rank;
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
-/// One link: ranks that wait in the same operation of groups with the same description.
+/// One link of the chain: ranks that wait in the same operation of groups with the same description.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Link {
-    /// How far from the root: 1 = waits for a root itself.
+    /// The distance from the root: 1 = waits for a root itself.
     pub level: usize,
-    /// The groups waited in, in order of their names.
+    /// The groups of the operations, in order of their names.
     pub groups: Vec<GroupRef>,
     /// The operation.
     pub op: String,
     /// The smallest and the largest sequence number.
     pub seq: (u64, u64),
-    /// Of which counter.
+    /// The counter of `seq`.
     pub seq_kind: SeqKind,
     /// Waiting ranks, ascending.
     pub ranks: Vec<Rank>,
@@ -75,10 +75,11 @@ pub fn chain(report: &Report, roots: &[Rank]) -> Vec<Link> {
     links
 }
 
-/// From one waiting rank towards a root: each wait, and the rank that it leads to next.
+/// The waits from one rank towards a root, each of the rank that the one before waits for. Empty if the rank does not
+/// wait.
 ///
-/// Ends at a rank that waits for no other, or where the path closes into a cycle: then the last wait
-/// is for a rank that came before.
+/// The path ends at a rank that waits for no other, or where it closes into a cycle: then the last wait is for a rank
+/// that is already in the path.
 pub fn path(report: &Report, from: Rank) -> Vec<Wait> {
     let by_rank: HashMap<Rank, &Wait> = report
         .waits
@@ -91,7 +92,7 @@ pub fn path(report: &Report, from: Rank) -> Vec<Wait> {
     let mut rank = from;
     while let Some(wait) = by_rank.get(&rank) {
         path.push((*wait).clone());
-        // A rank that waits for no other ends the search: it is nearer to the cause than one that waits.
+        // A rank that waits for no other is closer to the cause than one that waits.
         let next = wait
             .on
             .iter()
@@ -170,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn a_path_prefers_the_rank_that_waits_for_nobody_and_ends_in_a_cycle() {
+    fn a_path_prefers_a_rank_that_does_not_wait_and_ends_in_a_cycle() {
         let to_root = report(vec![wait(3, &[1, 2], "g", "g"), wait(1, &[2], "g", "g")]);
         assert_eq!(path(&to_root, 3).len(), 1);
         let cycle = report(vec![wait(1, &[2], "a", "a"), wait(2, &[1], "b", "b")]);

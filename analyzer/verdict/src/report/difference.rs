@@ -1,26 +1,26 @@
-//! What changed between two reports: two runs, or two moments of one.
+//! The changes between two reports: of two runs, or of two moments of one run.
 //!
-//! Findings are the same if they report the same at the same place: code, group, sequence number and
-//! ranks at fault. Their sentences may differ (a wait grows).
+//! Two findings are the same if their code, group, sequence number and culprits are equal. Their sentences may differ
+//! (a wait grows).
 
 use crate::report::{Finding, GroupRef, Report, Severity, Verdict};
 use rcomm_recorder::model::Rank;
 use serde::Serialize;
 
-/// See the module. Prints as JSON under the name [`Difference::SCHEMA`].
+/// The changes between two reports. Its JSON form is named [`Difference::SCHEMA`].
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Difference {
     /// [`Difference::SCHEMA`].
     pub schema: &'static str,
-    /// Verdicts of both.
+    /// The verdicts of both, the first report's first.
     pub verdicts: [Verdict; 2],
     /// Errors and warnings of the second report that the first one lacks.
     pub new: Vec<Finding>,
-    /// Those of both, as in the second report.
+    /// Errors and warnings of both reports, as in the second.
     pub remaining: Vec<Finding>,
-    /// Those of the first report that the second one lacks.
+    /// Errors and warnings of the first report that the second one lacks.
     pub gone: Vec<Finding>,
-    /// Groups in either, in the order of the second report; those only in the first one come last.
+    /// Groups of both reports, in the order of the second; groups that only the first one has come last.
     pub groups: Vec<GroupChange>,
     /// Ranks whose record only the first report read.
     pub ranks_lost: Vec<Rank>,
@@ -30,10 +30,10 @@ pub struct Difference {
     pub ranks_unmoved: Vec<Rank>,
 }
 
-/// One group at both moments.
+/// One group in both reports.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct GroupChange {
-    /// Which.
+    /// The group.
     pub group: GroupRef,
     /// Newest collective that any member issued, before and after.
     pub last_seq: [Option<u64>; 2],
@@ -44,7 +44,7 @@ pub struct GroupChange {
 }
 
 impl GroupChange {
-    /// How many collectives the group went on; `None` if unknown on either side, or if it went back
+    /// How many collectives the group issued in between; `None` if unknown on either side, or if the number went down
     /// (another run).
     pub fn advanced(&self) -> Option<u64> {
         let [before, after] = self.last_seq;
@@ -56,7 +56,7 @@ impl Difference {
     /// Name and version of the JSON form.
     pub const SCHEMA: &'static str = "rcomm.diff/1";
 
-    /// From `before` to `after`.
+    /// Compares two reports.
     pub fn between(before: &Report, after: &Report) -> Self {
         let above_note = |report: &Report| -> Vec<Finding> {
             let all = report.findings.iter();
@@ -133,7 +133,7 @@ fn compare_groups(before: &Report, after: &Report) -> Vec<GroupChange> {
         .collect()
 }
 
-/// Pending work and the same newest call: the rank has not moved between the two moments.
+/// Ranks with pending work and the same newest call in both reports.
 fn unmoved(before: &Report, after: &Report) -> Vec<Rank> {
     after
         .ranks

@@ -1,21 +1,21 @@
-//! The result of every analysis: one type for the command line, the terminal and the browser.
+//! The result of an analysis: one type for the command line, the terminal and the browser.
 
 use crate::report::{Code, Finding, GroupRef, SeqKind, Severity};
 use rcomm_recorder::model::{Frame, Rank};
 use serde::{Deserialize, Serialize};
 
-/// The whole answer.
+/// The result of an analysis.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Report {
     /// [`Report::SCHEMA`].
     pub schema: String,
-    /// The answer in a word.
+    /// The verdict on the job as a whole.
     pub verdict: Verdict,
     /// Most likely root cause first; consequences after their causes.
     pub findings: Vec<Finding>,
-    /// What was wrong with the input.
+    /// Problems of the input.
     pub problems: Vec<Problem>,
-    /// How the job ended; `None` while a process of it may live.
+    /// How the job ended; `None` while one of its processes may live.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub end: Option<JobEnd>,
     /// What was read.
@@ -54,8 +54,8 @@ impl Report {
             .min(1.0)
     }
 
-    /// The finding that comes before everything else; `None` where there is none, or where the job is over
-    /// and warnings alone were found: then how it ended comes first.
+    /// The finding to show first: the first error or warning. `None` if there is none, or if the verdict is that the
+    /// job ended, was cancelled or is inconclusive after its end: then how it ended comes first.
     pub fn lead(&self) -> Option<&Finding> {
         use Verdict::{Cancelled, Ended, Inconclusive};
         let over = self.end.is_some() && matches!(self.verdict, Ended | Cancelled | Inconclusive);
@@ -63,8 +63,8 @@ impl Report {
         findings.find(|finding| finding.severity != Severity::Note && !over)
     }
 
-    /// The status a program that made this report ends with: 0 healthy or running, or ended or cancelled
-    /// with nothing wrong before; 1 at least one error or warning, or a crash; 2 inconclusive.
+    /// The exit code of a program that made this report. 0: healthy or running, or ended or cancelled with nothing
+    /// wrong before. 1: at least one error or warning, or a crash. 2: inconclusive.
     pub fn exit_code(&self) -> u8 {
         let blamed = self.findings.iter().any(|f| f.severity != Severity::Note);
         match self.verdict {
@@ -76,19 +76,19 @@ impl Report {
     }
 }
 
-/// The answer in a word.
+/// The verdict on a job as a whole.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Verdict {
     /// Nothing is wrong and nothing is pending.
     Healthy,
-    /// A look at a running job: work is pending, none of it is overdue.
+    /// The job runs: work is pending, none of it is overdue.
     Running,
-    /// Ranks wait for what will not come.
+    /// Ranks wait for operations that will never be issued or finish.
     Stuck,
-    /// Ranks disagree on what they do together.
+    /// Ranks issued calls that do not fit together.
     Mismatch,
-    /// Everything completes, some ranks late.
+    /// All operations complete, but some ranks are late.
     Slow,
     /// The job is over: every process closed its record.
     Ended,
@@ -114,7 +114,7 @@ impl Verdict {
         Self::Inconclusive,
     ];
 
-    /// The word in JSON and in metrics.
+    /// The name of the verdict in JSON and in metrics.
     pub const fn word(self) -> &'static str {
         match self {
             Self::Healthy => "healthy",
@@ -130,14 +130,14 @@ impl Verdict {
     }
 }
 
-/// How a job ended that has no process any more.
+/// How a job ended of which no process is left.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct JobEnd {
-    /// Which kind of end.
+    /// The kind of end.
     pub how: EndKind,
-    /// When its last process ended, as far as the records show, wall clock, ns since the epoch.
+    /// When its last process ended, as far as the records show; wall clock, ns since the epoch.
     pub at_ns: i64,
-    /// Ranks whose processes ended before the others', ascending; empty where that is not known.
+    /// Ranks whose processes ended before the others', ascending; empty if that is unknown.
     pub first_ranks: Vec<Rank>,
     /// The end in one sentence, with the time of day.
     pub sentence: String,
@@ -149,15 +149,15 @@ pub struct JobEnd {
 pub enum EndKind {
     /// Every process closed its record.
     Ended,
-    /// All processes were ended together, from outside.
+    /// All processes were terminated together from outside.
     Cancelled,
-    /// Some processes ended first, without having closed their records; the others followed.
+    /// Some processes ended first without closing their records; the others followed.
     Crashed,
-    /// The records do not show how.
+    /// The records do not show how the job ended.
     Unknown,
 }
 
-/// Something wrong with one input.
+/// A problem of one input.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Problem {
     /// N300, N301, ...
@@ -169,12 +169,12 @@ pub struct Problem {
 }
 
 impl Problem {
-    /// N300: the input at `path` was left aside, since it is of another run, shape or time.
+    /// N300: the input at `path` was left aside because it belongs to another run, shape or time.
     pub fn stale_dump(path: impl Into<String>, sentence: impl Into<String>) -> Self {
         Self::new(Code::N300, path, sentence)
     }
 
-    /// N301: the input at `path` could not be read, or only in part.
+    /// N301: the input at `path` could not be read, or only a part of it.
     pub fn unreadable_dump(path: impl Into<String>, sentence: impl Into<String>) -> Self {
         Self::new(Code::N301, path, sentence)
     }
@@ -188,34 +188,34 @@ impl Problem {
     }
 }
 
-/// What was read.
+/// The input of an analysis.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Input {
-    /// Files (or sources) looked at.
+    /// The number of files (or other sources).
     pub files: usize,
-    /// Ranks that should have left a record.
+    /// The number of ranks that should have left a record.
     pub ranks_expected: usize,
-    /// Ranks whose record was read.
+    /// The number of ranks whose record was read.
     pub ranks_read: usize,
-    /// Operations read.
+    /// The number of operations read.
     pub entries: u64,
-    /// What was read of logs, if any.
+    /// The logs that were read; `None` without logs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub logs: Option<LogInput>,
 }
 
-/// What was read of logs.
+/// The logs that were read.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LogInput {
-    /// Logs.
+    /// The number of logs.
     pub files: usize,
-    /// Their lines.
+    /// The number of their lines.
     pub lines: u64,
-    /// Facts that were taken from them.
+    /// The number of facts that were recognised and used.
     pub facts: u64,
-    /// Facts beyond the limit, which were recognised and not used.
+    /// The number of facts beyond the limit, recognised but not used.
     pub left_out: u64,
-    /// Ranks that they name.
+    /// The number of ranks that they name.
     pub ranks: usize,
 }
 
@@ -226,15 +226,15 @@ pub struct GroupReport {
     pub group: GroupRef,
     /// Backend of its newest operation; empty if none.
     pub backend: String,
-    /// Newest collective that any member issued; `None` if none did.
+    /// Number of the newest collective that any member issued; `None` if none did.
     pub last_seq: Option<u64>,
-    /// Newest collective that the member furthest behind issued; `None` if none.
+    /// Number of the newest collective that the member furthest behind issued; `None` if none.
     pub min_seq: Option<u64>,
-    /// Members whose record was read.
+    /// The number of members whose record was read.
     pub ranks_read: usize,
-    /// Collectives pending now.
+    /// The number of pending collectives.
     pub in_flight: usize,
-    /// Age of the oldest pending operation, ms, where times are known.
+    /// Age of the oldest pending operation, ms, if times are known.
     pub oldest_ms: Option<f64>,
     /// Arrival lag over the recorded collectives, ms: median.
     pub lag_p50_ms: Option<f64>,
@@ -255,26 +255,26 @@ pub struct RankReport {
     pub host: String,
     /// Process id; 0 if unknown.
     pub pid: u32,
-    /// A record was read.
+    /// Whether a record of it was read.
     pub read: bool,
-    /// Its last named phase, and its step, where it named one.
+    /// The phase that it reported last, if any.
     pub phase: Option<String>,
-    /// See `phase`.
+    /// The step that it reported last, if any.
     pub step: Option<i64>,
-    /// Operations that it has issued and not completed.
+    /// The number of operations that it has issued and not completed.
     pub pending: usize,
-    /// Records that its ring dropped or overwrote before this window.
+    /// The number of records that its ring dropped or overwrote before this window.
     pub lost: u64,
     /// Its newest recorded call as text (`all_gather #48211 on tp`).
     pub last_call: Option<String>,
-    /// Median arrival lag in the group where that is largest, ms.
+    /// The largest of its median arrival lags in its groups, ms.
     pub lag_p50_ms: Option<f64>,
-    /// Share of the job's time that was lost to it, 0..1, by the rule of W220; summed over all ranks, to any.
-    /// `None` where that is not known, or the job is stuck.
+    /// The share of the job's time that was lost because of it, 0..1, by the rule of W220; the sum over all ranks is
+    /// the share lost in all. `None` if that is unknown or the job is stuck.
     pub lag_share: Option<f64>,
 }
 
-/// One collective instance, or one message, joined over its ranks.
+/// One collective or one message over all its ranks.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct InstanceReport {
     /// Which group.
@@ -289,22 +289,21 @@ pub struct InstanceReport {
     pub bytes: u64,
     /// Ranks that issued it, ascending.
     pub joined: Vec<Rank>,
-    /// Members that did not, as far as the record shows, ascending.
+    /// Members whose record shows that they did not issue it, ascending.
     pub missing: Vec<Rank>,
     /// Members whose record does not show it, ascending.
     pub unknown: Vec<Rank>,
     /// Its state.
     pub state: InstanceState,
-    /// Since its first issue, ms, where times are known.
+    /// The time since its first issue, ms, if times are known.
     pub age_ms: Option<f64>,
-    /// It counts as stuck. In a look at a running job only what is overdue does
-    /// ([`Policy::overdue_after`](crate::judge::Policy::overdue_after)); of the others no rank is
-    /// accused.
+    /// Whether it counts as stuck. In a snapshot of a running job, only overdue operations do
+    /// ([`Policy::overdue_after`](crate::judge::Policy::overdue_after)); no rank is blamed for the others.
     #[serde(default = "is_overdue")]
     pub overdue: bool,
 }
 
-/// Reports without this field listed nothing else.
+/// Reports without this field listed only overdue instances.
 const fn is_overdue() -> bool {
     true
 }
@@ -313,13 +312,13 @@ const fn is_overdue() -> bool {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum InstanceState {
-    /// All members are inside.
+    /// All members have issued it.
     Running,
     /// Members are missing.
     Waiting,
     /// One half of a message is missing.
     HalfOpen,
-    /// Members disagree on what it is.
+    /// Members issued different calls.
     Mismatch,
 }
 
@@ -332,7 +331,7 @@ pub struct Wait {
     pub on: Vec<Rank>,
     /// The group of the operation that it waits in.
     pub group: GroupRef,
-    /// In which operation.
+    /// The operation that it waits in.
     pub op: String,
     /// Sequence number.
     pub seq: u64,
@@ -356,7 +355,7 @@ pub struct StackNode {
 }
 
 impl StackNode {
-    /// Merges call stacks, each from the outermost frame inwards with the ranks that are in it.
+    /// Merges call stacks. Each has its frames from the outermost inwards, and the ranks that are in it.
     pub fn merge<'a, F>(stacks: impl Iterator<Item = (F, Vec<Rank>)>) -> Vec<Self>
     where
         F: Iterator<Item = &'a Frame>,
@@ -388,8 +387,8 @@ impl StackNode {
         roots
     }
 
-    /// Those of `caller`, the ranks in the frame that this one was called from, that are not in this
-    /// one, ascending: where they part, they went another way or came no further.
+    /// The ranks that are in the calling frame (`caller`) but not in this one, ascending: they called something else or
+    /// stopped in the caller.
     pub fn not_here(&self, caller: &[Rank]) -> Vec<Rank> {
         let elsewhere = caller.iter().copied();
         elsewhere
@@ -402,7 +401,7 @@ fn sort_stacks(nodes: &mut [StackNode]) {
     for node in nodes.iter_mut() {
         node.ranks.sort_unstable();
         node.ranks.dedup();
-        // Stacks are bounded by what the recorders write: a few hundred frames at most.
+        // Recorders write a few hundred frames at most, which bounds this recursion.
         sort_stacks(&mut node.children);
     }
     nodes.sort_by(|a, b| {

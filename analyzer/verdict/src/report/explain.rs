@@ -1,24 +1,24 @@
-//! What each code means, where it usually comes from, and what to do: `rcomm-fr explain`.
+//! The meaning, the usual causes and the next steps of each code, for `rcomm-fr explain`.
 //!
-//! The meaning is one paragraph; causes and actions are fragments without a full stop. Printers wrap
-//! them: no text here holds line breaks. Sentences about one particular job are the checks' own.
+//! The meaning is one paragraph; causes and actions are fragments without a full stop. Printers wrap them, so no text
+//! here has line breaks. Sentences about a particular job come from the checks.
 
 use crate::report::Code;
 
-/// The prose of one code.
+/// The explanation of one code.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Explanation {
-    /// Of which code.
+    /// The code.
     pub code: Code,
-    /// What it means, and how the analysis knows: one paragraph.
+    /// What the code means and how the analysis detects it: one paragraph.
     pub meaning: &'static str,
-    /// Where it usually comes from, most frequent first.
+    /// The usual causes, the most frequent first.
     pub causes: &'static [&'static str],
-    /// What to do, in this order.
+    /// The next steps, in this order.
     pub actions: &'static [&'static str],
 }
 
-/// The prose of `code`.
+/// The explanation of `code`.
 #[expect(clippy::too_many_lines, reason = "a table: one arm a code")]
 pub fn explain(code: Code) -> Explanation {
     let (meaning, causes, actions): (&str, &[&str], &[&str]) = match code {
@@ -501,7 +501,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_code_has_prose_worth_reading() {
+    fn every_code_has_an_explanation() {
         for &code in Code::ALL {
             let prose = explain(code);
             assert_eq!(prose.code, code);
@@ -513,7 +513,7 @@ mod tests {
     }
 
     #[test]
-    fn no_two_codes_share_their_prose() {
+    fn no_two_codes_share_an_explanation() {
         for (at, &code) in Code::ALL.iter().enumerate() {
             for &other in &Code::ALL[at + 1..] {
                 assert_ne!(explain(code).meaning, explain(other).meaning);

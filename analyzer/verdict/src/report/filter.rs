@@ -1,13 +1,13 @@
 //! The filter language of the live views: `rank:0-63 group:dp op:all_reduce age>5s !host:n07`.
 //!
-//! Terms are separated by spaces and all of them must hold; `!` turns a term round; commas separate
-//! alternatives. A term about something that a row does not have (an operation, in a list of hosts)
-//! tests nothing of that row, so that one filter serves all views.
+//! Terms are separated by spaces and all must hold; `!` negates a term; commas separate alternatives. A term about a
+//! property that a row does not have (an operation, in a list of hosts) does not exclude the row, so one filter serves
+//! all views.
 
 use crate::report::GroupRef;
 use rcomm_recorder::model::Rank;
 
-/// The keys, and what they take: for help and completion.
+/// The keys and their values, for help and completion.
 pub const KEYS: &[(&str, &str)] = &[
     ("rank:", "ranks: 3, 0-63, 1,5,8-11"),
     ("group:", "part of a group's name or description"),
@@ -27,15 +27,15 @@ pub const KEYS: &[(&str, &str)] = &[
 /// The properties of a row; `None` = the row has no such property.
 #[derive(Clone, Copy, Default)]
 pub struct Subject<'a> {
-    /// Global ranks it is about; empty = none in particular.
+    /// The global ranks of the row; empty = none in particular.
     pub ranks: &'a [Rank],
     /// Its group.
     pub group: Option<&'a GroupRef>,
     /// Its operation.
     pub op: Option<&'a str>,
-    /// Its state, in a word.
+    /// Its state.
     pub state: Option<&'a str>,
-    /// The host of a rank.
+    /// Maps a rank to its host.
     pub host_of: Option<&'a dyn Fn(Rank) -> &'a str>,
     /// The code of a finding.
     pub code: Option<&'a str>,
@@ -47,7 +47,7 @@ pub struct Subject<'a> {
     pub seq: Option<u64>,
     /// Bytes.
     pub bytes: Option<u64>,
-    /// Whatever else a bare word may match.
+    /// Further text that a bare word may match.
     pub text: &'a str,
 }
 
@@ -57,9 +57,9 @@ pub struct Subject<'a> {
 pub struct FilterError {
     /// The term as written.
     pub term: String,
-    /// Where the term begins, in characters from 1.
+    /// The column where the term begins, in characters from 1.
     pub column: usize,
-    /// What is wrong with it, and what was expected.
+    /// What is wrong with the term and what was expected.
     pub reason: String,
 }
 
@@ -101,7 +101,7 @@ struct Term {
     test: Test,
 }
 
-/// A parsed filter. The default lets everything pass.
+/// A parsed filter. The default matches every row.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Filter {
     text: String,
@@ -109,7 +109,7 @@ pub struct Filter {
 }
 
 impl Filter {
-    /// Reads a filter.
+    /// Parses a filter.
     ///
     /// # Errors
     ///
@@ -134,12 +134,12 @@ impl Filter {
         &self.text
     }
 
-    /// Whether everything passes.
+    /// Whether the filter matches every row.
     pub fn is_empty(&self) -> bool {
         self.terms.is_empty()
     }
 
-    /// Whether this row passes.
+    /// Whether the filter matches this row.
     pub fn matches(&self, subject: &Subject<'_>) -> bool {
         self.terms
             .iter()
@@ -151,7 +151,7 @@ impl Filter {
 }
 
 impl Test {
-    /// `None`: the row has no such thing.
+    /// Whether the row passes the test; `None` if it lacks the property.
     fn holds(&self, subject: &Subject<'_>) -> Option<bool> {
         match self {
             Self::Ranks(spans) => (!subject.ranks.is_empty()).then(|| {
@@ -199,14 +199,14 @@ fn any_part(words: &[String], text: &str) -> bool {
     words.iter().any(|word| text.contains(word.as_str()))
 }
 
-/// The text without the blanks around it. Those behind a quote that is still open belong to its term.
+/// The text without leading and trailing blanks. Blanks after an open quote belong to the term and stay.
 fn written(text: &str) -> &str {
     let text = text.trim_start();
     let is_open = text.matches('"').count() % 2 == 1;
     if is_open { text } else { text.trim_end() }
 }
 
-/// Terms with their columns; double quotes keep spaces together.
+/// The terms with their columns, from 1. Double quotes keep text with spaces in one term.
 fn split_terms(text: &str) -> Vec<(usize, String)> {
     let mut terms = Vec::new();
     let (mut term, mut start, mut quoted) = (String::new(), 1, false);
@@ -315,11 +315,11 @@ fn parse_number(text: &str) -> Result<f64, String> {
         .map_err(|_| format!("`{text}` is not a number"))
 }
 
-/// A duration (`500ms`, `5s`, `2m`, `1h`; a bare number is seconds) in ms.
+/// Parses a duration (`500ms`, `5s`, `2m`, `1h`; a bare number is seconds) and returns it in ms.
 ///
 /// # Errors
 ///
-/// What was expected instead.
+/// The unit or the number is wrong; the text states what was expected.
 pub fn parse_duration_ms(text: &str) -> Result<f64, String> {
     let digits = text
         .find(|c: char| !c.is_ascii_digit() && c != '.')
@@ -394,7 +394,7 @@ mod tests {
     }
 
     #[test]
-    fn a_term_about_what_a_row_does_not_have_leaves_it_in() {
+    fn a_term_about_a_property_that_a_row_lacks_does_not_exclude_it() {
         let host = |rank: Rank| if rank == 7 { "n007" } else { "n000" };
         let subject = Subject {
             ranks: &[7],
@@ -417,7 +417,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_read_is_named_with_its_column() {
+    fn an_error_names_the_term_and_its_column() {
         for (text, column, part) in [
             ("rank:3 hots:n07", 8, "unknown key `hots`"),
             ("rank:x", 1, "not a rank"),

@@ -1,4 +1,4 @@
-//! One finding: what is wrong, which ranks are to blame, and the proof.
+//! Findings: what is wrong, the culprits, and the evidence.
 
 use std::fmt;
 
@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 macro_rules! codes {
     ($( $code:ident $name:ident $severity:ident $text:literal; )+) => {
-        /// A stable code. Never reused for another meaning.
+        /// A stable code of a finding. It is never reused for another meaning.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
         pub enum Code {
             $(
@@ -23,27 +23,27 @@ macro_rules! codes {
             /// Every code, in order.
             pub const ALL: &'static [Self] = &[$(Self::$code),+];
 
-            /// The name that goes with the code (`not_joined`).
+            /// The name of the code, like `not_joined`.
             pub const fn name(self) -> &'static str {
                 match self { $( Self::$code => stringify!($name), )+ }
             }
 
-            /// `E101`.
+            /// The code as text, like `E101`.
             pub const fn id(self) -> &'static str {
                 match self { $( Self::$code => stringify!($code), )+ }
             }
 
-            /// How bad it is.
+            /// The severity of its findings.
             pub const fn severity(self) -> Severity {
                 match self { $( Self::$code => Severity::$severity, )+ }
             }
 
-            /// When it is reported, in a line.
+            /// When it is reported: one line.
             pub const fn meaning(self) -> &'static str {
                 match self { $( Self::$code => $text, )+ }
             }
 
-            /// The code with this id or name, letters of any case.
+            /// Parses an id or a name, in any case; `None` if there is no such code.
             pub fn parse(text: &str) -> Option<Self> {
                 Self::ALL.iter().copied().find(|code| {
                     code.id().eq_ignore_ascii_case(text) || code.name().eq_ignore_ascii_case(text)
@@ -99,13 +99,13 @@ impl std::fmt::Display for Code {
 pub enum Severity {
     /// The job is stuck or wrong.
     Error,
-    /// The job is slower or nearer to trouble than it need be.
+    /// The job is slower than necessary, or close to a failure.
     Warning,
     /// Something the reader of the verdict should know about the input.
     Note,
 }
 
-/// Which counter a sequence number belongs to.
+/// The counter that a sequence number belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum SeqKind {
@@ -120,31 +120,31 @@ pub enum SeqKind {
 pub struct GroupRef {
     /// Name, equal on all members.
     pub name: String,
-    /// What it is for.
+    /// Its description: what the program uses it for.
     pub desc: String,
     /// Global ranks of the members, in order of group rank.
     pub ranks: Arc<[Rank]>,
 }
 
-/// One record that proves something.
+/// A recorded operation that a finding rests on.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Evidence {
     /// Global rank that left the record.
     pub rank: Rank,
-    /// The record on that rank.
+    /// The number of the record on that rank.
     pub record_id: u64,
-    /// How far that operation came.
+    /// The state of that operation.
     pub state: EntryState,
-    /// Group of that operation, where it is not the finding's own.
+    /// The group of that operation, if it is not the finding's.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub group: Option<GroupRef>,
-    /// Its sequence number, by the counter of its kind.
+    /// Its sequence number, in the counter of its kind.
     pub seq: u64,
-    /// The operation, as the recorder spelt it, with what matters of its arguments.
+    /// The operation as the recorder names it, with the relevant arguments.
     pub op: String,
 }
 
-/// Where a rank was.
+/// The place in the source where a rank was.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FrameRef {
     /// Global rank.
@@ -159,18 +159,18 @@ pub struct FrameRef {
     pub line: u32,
 }
 
-/// Since when something is so.
+/// The time since which a state has lasted.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Since {
     /// When it began, wall clock, ns since the epoch.
     pub at_ns: i64,
-    /// How long it had been so by then, ms; `None` where it is not known when the records were taken.
+    /// How long the state had lasted at `until`, ms; `None` if it is unknown when the records were taken.
     pub age_ms: Option<f64>,
-    /// Up to when the age counts.
+    /// The end of the time that `age_ms` measures.
     pub until: Until,
 }
 
-/// `13:00:01 UTC, 20 s before the records were taken`.
+/// Prints like `13:00:01 UTC, 20 s before the records were taken`.
 impl fmt::Display for Since {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         out.write_str(&time_of_day(self.at_ns))?;
@@ -188,21 +188,21 @@ impl fmt::Display for Since {
     }
 }
 
-/// Up to when an age counts.
+/// The end of the time that an age measures.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Until {
     /// The time of judgement.
     Now,
-    /// When the records were taken, as they note it.
+    /// When the records were taken, according to them.
     Taken,
-    /// When the files were written, as the file system has it: the records note no time.
+    /// When the files were written, according to the file system: the records state no time.
     Written,
     /// The end of the job.
     Ended,
 }
 
-/// One thing that the analysis found.
+/// One statement of the analysis about the job.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Finding {
     /// Number within the report, from 1.
@@ -213,56 +213,55 @@ pub struct Finding {
     pub name: String,
     /// The code's severity.
     pub severity: Severity,
-    /// 0..1: how sure the analysis is of `culprit_ranks`.
+    /// The probability, 0..1, that `culprit_ranks` is right.
     pub confidence: f64,
-    /// Global ranks to blame, ascending; empty where no rank can be blamed.
+    /// Global ranks of the culprits, ascending; empty if no rank can be blamed.
     pub culprit_ranks: Vec<Rank>,
-    /// Other possible sets of culprits, where the dumps are ambiguous.
+    /// Other possible sets of culprits, if the records are ambiguous.
     pub alternatives: Vec<Vec<Rank>>,
-    /// Ranks that wait because of it, ascending; may be cut, then `victim_count` is larger.
+    /// Ranks that wait because of it, ascending. The list may be cut: then `victim_count` is larger.
     pub victim_ranks: Vec<Rank>,
-    /// How many wait because of it.
+    /// The number of ranks that wait because of it.
     pub victim_count: usize,
-    /// Where.
+    /// The group that it is about.
     pub group: Option<GroupRef>,
-    /// At which sequence number.
+    /// The sequence number that it is about.
     pub seq: Option<u64>,
-    /// Of which counter.
+    /// The counter of `seq`.
     pub seq_kind: Option<SeqKind>,
-    /// What the majority did there.
+    /// The operation that most members issued there.
     pub op: Option<String>,
-    /// The recorder's own name of that operation, as logs have it, where it is not `op`.
+    /// The recorder's own name of that operation, as in logs, if it differs from `op`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub recorded_op: Option<String>,
-    /// The finding that this is a consequence of.
+    /// The number of the finding that this one is a consequence of.
     pub caused_by: Option<u32>,
     /// Ranks of a wait cycle, in order: each waits for the next, the last for the first.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub cycle: Vec<Rank>,
     /// The finding in one sentence, with the facts.
     pub sentence: String,
-    /// Since when ranks wait because of it.
+    /// The time since which ranks wait because of it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub since: Option<Since>,
-    /// How long it has been so, ms, where the sentence of a look at a running job contains it: while
-    /// nothing
-    /// else changes, that grows ([`Finding::sentence_after`]).
+    /// The age, ms, that the sentence of a running job contains. It grows while nothing else changes
+    /// ([`Finding::sentence_after`]).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub age_ms: Option<f64>,
-    /// The few records that prove it.
+    /// The recorded operations that prove it, a few.
     pub evidence: Vec<Evidence>,
-    /// What was considered and is not so, with the reason.
+    /// Explanations that were ruled out, with the reason.
     pub ruled_out: Vec<String>,
     /// What keeps the finding from being certain.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub doubts: Vec<String>,
-    /// Where the culprits were.
+    /// Where the culprits were in the source.
     pub frames: Vec<FrameRef>,
-    /// Where the programs part: the first differing call of each side and its place in the source, one
-    /// line each; then, where the records show more, the next steps of two ranks as a unified diff.
+    /// Where the programs differ: the first differing call of each side with its place in the source, one line each;
+    /// then, if the records show more, the next steps of two ranks as a unified diff.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub diff: Vec<String>,
-    /// What to do now.
+    /// The next step for the reader.
     pub next: String,
     /// Lines of logs that agree with it or contradict it, contradictions first.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -272,16 +271,16 @@ pub struct Finding {
 /// One line of a log.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LogLine {
-    /// The log.
+    /// The path of the log.
     pub path: String,
     /// Number of the line, from 1.
     pub line: u64,
-    /// The global rank whose line it is, where that is known.
+    /// The global rank that logged the line, if known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rank: Option<Rank>,
-    /// What it states, in short.
+    /// A short text of what the line states.
     pub text: String,
-    /// It does not fit the finding: one of the two is wrong.
+    /// Whether the line contradicts the finding: one of the two is wrong.
     #[serde(default, skip_serializing_if = "is_false")]
     pub contradicts: bool,
 }
@@ -291,7 +290,7 @@ fn is_false(value: &bool) -> bool {
 }
 
 impl Finding {
-    /// A finding that states no more than this. Its number is 0 until it is put into a report.
+    /// A finding with only these facts, confidence 1 and number 0; a report numbers its findings.
     pub fn new(code: Code, culprit_ranks: Vec<Rank>, sentence: String) -> Self {
         Self {
             id: 0,
@@ -323,7 +322,7 @@ impl Finding {
         }
     }
 
-    /// E101: these ranks have not issued what others wait in.
+    /// E101: these ranks have not issued the operation that others wait in.
     pub fn not_joined(culprit_ranks: Vec<Rank>, sentence: String) -> Self {
         Self::new(Code::E101, culprit_ranks, sentence)
     }
@@ -338,7 +337,7 @@ impl Finding {
         Self::new(Code::W150, culprit_ranks, sentence)
     }
 
-    /// E150, where the processes of these ranks are gone. `detail` ends the sentence.
+    /// E150: the processes of these ranks are gone. `detail` is the end of the sentence.
     pub fn process_gone(culprit_ranks: Vec<Rank>, detail: &str) -> Self {
         let subject = match culprit_ranks.as_slice() {
             [one] => format!("the process of rank {one} is gone"),
@@ -354,7 +353,7 @@ impl Finding {
         }
     }
 
-    /// The sentence so much later, ms, while nothing changed but the time.
+    /// The sentence as it reads `later_ms` later if nothing but the time has changed.
     pub fn sentence_after(&self, later_ms: f64) -> Cow<'_, str> {
         let Some(age_ms) = self.age_ms else {
             return Cow::Borrowed(&self.sentence);

@@ -1,5 +1,4 @@
-//! Text for groups, ranks, counts, times and operations: the same in every printer and on every
-//! screen.
+//! Text for groups, ranks, counts, times and operations, shared by all printers and screens.
 
 use crate::report::{FrameRef, GroupRef, SeqKind};
 use rcomm_recorder::model::Rank;
@@ -7,7 +6,7 @@ pub use rcomm_recorder::model::text::{bytes, duration_ms, format_time};
 use std::borrow::Cow;
 use std::fmt::{self, Display, Write as _};
 
-/// A group as a label: its description where that is enough, with its name where it is not.
+/// The label of a group: its description, its name, or both as `dp/12`.
 pub fn group_label(group: &GroupRef) -> String {
     let GroupRef { name, desc, .. } = group;
     if desc.is_empty() || desc == "undefined" || name.starts_with(desc.as_str()) {
@@ -19,10 +18,10 @@ pub fn group_label(group: &GroupRef) -> String {
     }
 }
 
-/// Several groups in a word: `tp_0..127`, `tp_0,1,3`.
+/// One label for several groups, like `tp_0..127` or `tp_0,1,3`.
 ///
-/// Labels that differ in their last number alone are shown as the spans of that number, cut after three
-/// with a count of what is left; labels that share no stem as the first one and a count.
+/// Labels that differ only in their last number are shown with the spans of that number: three spans and a count of the
+/// rest. Labels without a common stem are shown as the first one and a count.
 pub fn group_labels(labels: &[String]) -> String {
     const SPANS: usize = 3;
     let split = |label: &str| -> Option<(String, u64)> {
@@ -51,7 +50,7 @@ pub fn group_labels(labels: &[String]) -> String {
     }
 }
 
-/// Ascending ranks as spans: `0-63,70`; cut after `max_spans` with a count of what is left.
+/// Ascending ranks as spans, like `0-63,70`: at most `max_spans`, then a count of the rest.
 pub fn rank_set(ranks: &[Rank], max_spans: usize) -> String {
     spans(ranks, "-", max_spans)
 }
@@ -76,17 +75,17 @@ fn spans<N: Copy + Display + Into<u64>>(numbers: &[N], to: &str, most: usize) ->
     text
 }
 
-/// Numbers in runs of neighbours.
+/// Splits ascending numbers into runs of consecutive ones.
 fn neighbours<N: Copy + Into<u64>>(numbers: &[N]) -> impl Iterator<Item = &[N]> {
     numbers.chunk_by(|&a, &b| a.into().checked_add(1) == Some(b.into()))
 }
 
-/// Numbers in runs of neighbours that are worth a span: two are listed one by one.
+/// Splits ascending numbers into runs of consecutive ones; a run of only two becomes two runs of one.
 pub(crate) fn runs<N: Copy + Into<u64>>(numbers: &[N]) -> impl Iterator<Item = &[N]> {
     neighbours(numbers).flat_map(|run| run.chunks(if run.len() == 2 { 1 } else { run.len() }))
 }
 
-/// `7`, `0-3`.
+/// A run as text: `7`, `0-3`.
 pub(crate) fn format_run<N: Display>(run: &[N], to: &str) -> String {
     match run {
         [] => String::new(),
@@ -95,10 +94,10 @@ pub(crate) fn format_run<N: Display>(run: &[N], to: &str) -> String {
     }
 }
 
-/// Spans that a set of ranks shows before the rest is only counted.
+/// A set of ranks shows at most this many spans; the rest is counted.
 const SHOWN_SPANS: usize = 8;
 
-/// A set of ranks as people write it: `rank 3`, `ranks 0-3,7`.
+/// Prints a set of ranks, in any order, like `rank 3` or `ranks 0-3,7`.
 #[derive(Clone, Copy, Debug)]
 pub struct Ranks<'a>(pub &'a [Rank]);
 
@@ -112,7 +111,7 @@ impl Display for Ranks<'_> {
     }
 }
 
-/// A set of ranks without the word: `0-3,7`.
+/// Prints a set of ranks, in any order, without the word: `0-3,7`.
 #[derive(Clone, Copy, Debug)]
 pub struct Spans<'a>(pub &'a [Rank]);
 
@@ -125,7 +124,7 @@ impl Display for Spans<'_> {
     }
 }
 
-/// `1 rank has`, `3 ranks have`.
+/// A number of ranks with its verb: `1 rank has`, `3 ranks have`.
 pub(crate) fn count_ranks(n: usize, singular: &str, plural: &str) -> String {
     if n == 1 {
         format!("1 rank {singular}")
@@ -134,7 +133,7 @@ pub(crate) fn count_ranks(n: usize, singular: &str, plural: &str) -> String {
     }
 }
 
-/// `rank 3`, `ranks 3 and 5`, `ranks 0-6, 8 and 10-12`, `ranks 1, 3-5, ... and 9 more`.
+/// Ascending ranks for a sentence: `rank 3`, `ranks 3 and 5`, `ranks 0-6, 8 and 10-12`, `ranks 1, 3-5, ... and 9 more`.
 pub fn format_ranks(ranks: &[Rank]) -> String {
     const SHOWN: usize = 6;
     let [_, _, ..] = ranks else {
@@ -148,19 +147,19 @@ pub fn format_ranks(ranks: &[Rank]) -> String {
         n if n > SHOWN + 1 => SHOWN,
         n => n,
     };
-    let mut said: Vec<String> = spans[..shown]
+    let mut parts: Vec<String> = spans[..shown]
         .iter()
         .map(|span| format_run(span, "-"))
         .collect();
     let left: usize = spans[shown..].iter().map(|span| span.len()).sum();
     let last = match left {
-        0 => said.pop(),
+        0 => parts.pop(),
         left => Some(format!("{left} more")),
     };
     let last = last.unwrap_or_default();
-    match said.is_empty() {
+    match parts.is_empty() {
         true => format!("ranks {last}"),
-        false => format!("ranks {} and {last}", said.join(", ")),
+        false => format!("ranks {} and {last}", parts.join(", ")),
     }
 }
 
@@ -170,7 +169,7 @@ pub fn count(n: u64, noun: &str) -> String {
     format!("{} {noun}{plural}", grouped(n))
 }
 
-/// A number with its digits in groups of three: `2,046,000`.
+/// A number with commas between groups of three digits: `2,046,000`.
 pub fn grouped(n: u64) -> String {
     let digits = n.to_string();
     let mut text = String::with_capacity(digits.len() + digits.len() / 3);
@@ -195,7 +194,7 @@ pub fn operation(op: &str, seq: u64, group: &GroupRef) -> String {
     format!("{op} #{seq} on {}", group_label(group))
 }
 
-/// Where a rank is or was: `rank 6 was last seen in load (data.py:88)`.
+/// Where a rank is or was, like `rank 6 was last seen in load (data.py:88)`.
 pub fn format_frame(frame: &FrameRef) -> String {
     let when = match frame.when.as_str() {
         "last_seen" => "was last seen in",
@@ -206,7 +205,7 @@ pub fn format_frame(frame: &FrameRef) -> String {
     format!("rank {} {when} {}", frame.rank, format_place(frame))
 }
 
-/// `load (data.py:88)`, with what is unknown left out.
+/// The place of a frame, like `load (data.py:88)`; unknown parts are left out.
 pub fn format_place(frame: &FrameRef) -> String {
     let place = match (frame.filename.as_str(), frame.line) {
         ("", _) => String::new(),
@@ -220,7 +219,7 @@ pub fn format_place(frame: &FrameRef) -> String {
     }
 }
 
-/// How late: as [`format_time`], with a decimal below 10 ms.
+/// A lateness given in ms: as [`format_time`], with one decimal below 10 ms.
 pub fn format_lateness(ms: f64) -> String {
     if ms < 0.05 {
         "less than 0.1 ms".to_owned()
@@ -231,7 +230,7 @@ pub fn format_lateness(ms: f64) -> String {
     }
 }
 
-/// A share, 0..1, in percent. What rounds to the whole is not called the whole.
+/// A share, 0..1, in percent. A share that would round to 100 % reads "more than 99.9 %".
 pub fn format_percent(share: f64) -> String {
     if share >= 0.9995 {
         "more than 99.9 %".to_owned()
@@ -240,7 +239,7 @@ pub fn format_percent(share: f64) -> String {
     }
 }
 
-/// The counter's name, as the record spells it.
+/// The name of a counter as records spell it.
 pub const fn counter(kind: SeqKind) -> &'static str {
     match kind {
         SeqKind::CollectiveSeqId => "collective_seq_id",
@@ -248,7 +247,7 @@ pub const fn counter(kind: SeqKind) -> &'static str {
     }
 }
 
-/// `text` with every control character shown and none passed on.
+/// `text` with every control character escaped.
 ///
 /// Names in a dump are untrusted: an escape sequence must not reach the
 /// terminal of the engineer who reads it.
@@ -267,7 +266,7 @@ pub fn printable(text: &str) -> Cow<'_, str> {
     Cow::Owned(clean)
 }
 
-/// Control characters, and those that turn the direction of the text around.
+/// Whether this is a control character or one that changes the direction of the text.
 fn is_unprintable(c: char) -> bool {
     c.is_control()
         || matches!(c, '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
@@ -286,7 +285,7 @@ mod tests {
     }
 
     #[test]
-    fn a_label_says_what_the_group_is_for_and_which_one() {
+    fn a_label_has_the_description_and_the_name_of_a_group() {
         assert_eq!(group("0", "default_pg"), "default_pg");
         assert_eq!(group("12", "dp"), "dp/12");
         assert_eq!(group("dp_5", "dp"), "dp_5");

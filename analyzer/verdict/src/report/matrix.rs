@@ -1,4 +1,4 @@
-//! One group's rank × sequence matrix: what each member did with each of the newest collectives.
+//! The rank × sequence matrix of one group: the state of each of the newest collectives on each member.
 
 use crate::report::GroupRef;
 use rcomm_recorder::model::{Entry, EntryState, OpType, Rank};
@@ -6,30 +6,30 @@ use rcomm_recorder::publish::Dump;
 use serde::Serialize;
 use std::collections::{BTreeMap, HashMap};
 
-/// What one rank did with one collective.
+/// The state of one collective on one rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Cell {
-    /// Issued, not seen to start.
+    /// Issued, but no start was recorded.
     Queued,
-    /// Seen to have started, not completed.
+    /// Started, but not completed.
     Started,
     /// Completed.
     Completed,
     /// Ended with an error or a time-out.
     Failed,
-    /// The record reaches this far, and the rank did not issue it.
+    /// The record covers this number, and the rank did not issue it.
     NeverIssued,
-    /// Issued as something else than most members issued.
+    /// Issued as another operation than on most members.
     Mismatch,
-    /// Older than the rank's record: it may have happened.
+    /// Older than the rank's record: the rank may have issued it.
     Lost,
     /// There is no record of this rank.
     NoRecord,
 }
 
 impl Cell {
-    /// Every cell, with its letter and its meaning.
+    /// Every cell with its letter and its meaning.
     pub const LEGEND: &'static [(Self, char, &'static str)] = &[
         (Self::Completed, 'C', "completed"),
         (Self::Started, 'S', "started"),
@@ -50,7 +50,7 @@ impl Cell {
     }
 }
 
-/// Members that did the same, in one row.
+/// A row of the matrix: members with the same cells.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Row {
     /// Global ranks, ascending.
@@ -61,18 +61,18 @@ pub struct Row {
     pub pending_since_ns: Option<i64>,
 }
 
-/// See the module.
+/// The matrix of one group.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Matrix {
     /// Sequence numbers, ascending: one column each.
     pub seqs: Vec<u64>,
-    /// What most members issued at each, in the order of `seqs`; empty if none did.
+    /// The operation that most members issued at each number, in the order of `seqs`; empty text if none did.
     pub ops: Vec<String>,
     /// Rows in order of their first rank.
     pub rows: Vec<Row>,
 }
 
-/// Whether equal rows are shown as one.
+/// Whether members with equal cells share a row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Rows {
     /// One row per rank.
@@ -81,20 +81,20 @@ pub enum Rows {
     Folded,
 }
 
-/// One rank's line before folding.
+/// The data of one rank, before rows are folded.
 struct Line<'a> {
     rank: Rank,
     read: bool,
-    /// Newest first number in the record of this group; older ones are lost.
+    /// The lowest collective number of this group in the record; older ones are lost.
     first: Option<u64>,
-    /// The record begins with the rank's first operation: nothing was lost.
+    /// Whether the record begins with the rank's first operation, so nothing was lost.
     complete: bool,
     entries: HashMap<u64, (&'a Entry, &'a str)>,
 }
 
-/// The last `columns` collectives of `group`, over the members whose dumps are given.
+/// The matrix of the last `columns` collectives of `group`. Members without a dump have [`Cell::NoRecord`].
 ///
-/// `dumps` are (rank, record) in any order; ranks outside of the group are ignored.
+/// `dumps` are (rank, dump) in any order; ranks outside of the group are ignored.
 pub fn matrix<'a>(
     dumps: impl IntoIterator<Item = (Rank, &'a Dump)>,
     group: &GroupRef,
@@ -113,7 +113,7 @@ pub fn matrix<'a>(
         }
         if let Some(line) = Line::read(rank, dump, group, columns as u64) {
             newest = newest.max(line.entries.keys().copied().max().unwrap_or(0));
-            // Of several recorders of one process the one that covers most of the group is shown.
+            // If a process has several recorders, the one that covers most of the group is shown.
             let known = lines.get(&rank).map_or(0, |known| known.entries.len());
             if known == 0 || known < line.entries.len() {
                 lines.insert(rank, line);
@@ -176,7 +176,7 @@ impl<'a> Line<'a> {
         }
     }
 
-    /// `None` if the dump does not know the group.
+    /// Reads the newest `columns` collectives of a dump; `None` if the dump has no such group.
     fn read(rank: Rank, dump: &'a Dump, group: &GroupRef, columns: u64) -> Option<Self> {
         let index = dump.groups.iter().position(|known| {
             known.info.name == group.name
@@ -185,7 +185,7 @@ impl<'a> Line<'a> {
                     || known.info.ranks == group.ranks)
         })?;
         let index = u32::try_from(index).ok()?;
-        // Ours number from 1, PyTorch's recorders from 0.
+        // rcomm numbers records from 1, PyTorch's recorders from 0.
         let first_id = dump.recorder.first_record_id();
         let mut line = Line {
             rank,
@@ -255,7 +255,7 @@ impl<'a> Line<'a> {
     }
 }
 
-/// The operation that most ranks issued at `seq`; the first by name where as many issued another.
+/// The operation that most ranks issued at `seq`; in a tie, the first by name.
 fn majority<'a>(lines: &BTreeMap<Rank, Line<'a>>, seq: u64) -> &'a str {
     let mut votes: BTreeMap<&str, usize> = BTreeMap::new();
     for line in lines.values() {

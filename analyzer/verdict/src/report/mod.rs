@@ -1,7 +1,7 @@
-//! What an analysis returns, and helpers to show it.
+//! The result of an analysis, and helpers to show it.
 //!
-//! [`document`] is the report itself, [`finding`] the table of finding codes, [`explain`] the long text
-//! of each code, [`format`] the text of ranks, groups, times and sizes.
+//! [`document`] has the report, [`finding`] the table of finding codes, [`explain`] the explanation of each code,
+//! [`format`] the text of ranks, groups, times and sizes.
 
 pub mod causes;
 mod difference;

@@ -1,8 +1,7 @@
-//! E135: every member is inside, they agree on what they do, and none has finished.
+//! E135: every member is in the operation, their calls agree, and none has finished.
 //!
-//! The program did its part, so the fabric, a device or the library has not. Reported only where nothing
-//! else is wrong: a peer that is waited for elsewhere, or a member that merely finished first, explains
-//! such a wait better.
+//! The program did its part, so the cause is the fabric, a device or the library. Reported only if no other cause was
+//! found: a peer that is missing elsewhere, or a member that merely finished first, explains such a wait better.
 
 use super::Check;
 use super::p2p_size_mismatch::both_ends;
@@ -43,7 +42,7 @@ impl Check for AllArrivedStuck {
 fn no_member_finished(ctx: &Context<'_>, place: usize) -> bool {
     let (group, seq) = match ctx.graph.places[place] {
         Place::Collective { group, seq } => (group, seq),
-        // A half whose other one the ring has dropped is not known to be met.
+        // If the ring has dropped the other half of a message, it is not known whether the two met.
         Place::Batch {
             group,
             record,
@@ -54,7 +53,7 @@ fn no_member_finished(ctx: &Context<'_>, place: usize) -> bool {
         }
     };
     (0..ctx.aligned.groups[group].ranks.len()).all(|member| {
-        // What a member's ring has dropped may have completed there, or it may be in something older.
+        // An operation that a member's ring has dropped may have completed there, or the member may be in an older one.
         let Presence::Issued(at) = ctx.aligned.presence(group, member, seq) else {
             return false;
         };

@@ -1,10 +1,9 @@
-//! W260: an answer rests on an order of moments that the hosts' clocks are too uncertain for.
+//! W260: a finding rests on an order in time that the hosts' clocks are too uncertain to show.
 //!
-//! Verdicts rest on sequence numbers and waits, not on clocks; hosts that are seconds apart are no
-//! finding, since the difference is measured from the collectives themselves and subtracted. But a few
-//! questions have no other answer than times: which of several silent ranks was missed first, or
-//! which rank came late where a recorder measures no waits. Where the moments are nearer to each other than the
-//! clocks are known, that is reported here.
+//! Verdicts rest on sequence numbers and waits, not on clocks. Clocks that differ by seconds are no finding, since the
+//! difference is estimated from the collectives and subtracted. But a few questions can be answered only from times:
+//! which of several silent ranks was missed first, or which rank came late if a recorder measures no waits. This check
+//! reports when the times are closer together than the error of the clocks.
 
 use super::Check;
 use crate::align::clocks::sum;
@@ -22,7 +21,7 @@ impl Check for ClockUncertain {
 
     fn run(&self, ctx: &Context<'_>, so_far: &[FindingDraft]) -> Vec<FindingDraft> {
         let asked = so_far.iter().filter(|draft| draft.is_root);
-        // Beside a hang that rests on no clock it would only be noise.
+        // If a hang was found without the clocks, this warning would only be noise.
         let is_clear = |draft: &FindingDraft| {
             draft.code.severity() == Severity::Error && draft.by_clock.is_none()
         };
@@ -40,8 +39,8 @@ impl Check for ClockUncertain {
     }
 }
 
-/// How far apart the clocks of two ranks may be after what is known of them was taken off, ns; `None` if
-/// that is not known. One host has one clock.
+/// The largest error, ns, of a time difference between two ranks after the estimated clock offsets are subtracted: 0 on
+/// one host. `None` if there is no estimate.
 fn uncertainty_ns(ctx: &Context<'_>, ranks: [Rank; 2]) -> Option<i64> {
     let [a, b] = ranks.map(|rank| ctx.aligned.record_of(rank));
     let (a, b) = (a?, b?);

@@ -1,17 +1,17 @@
 //! E130: ranks wait on each other across groups.
 //!
-//! In a cycle all ranks wait, so none is idle to blame. But usually one rank took two steps of the
-//! program in another order than all others: for each rank of the cycle, and each place where it is
-//! missed, the ranks of the job are asked which of the two they do first. The rank most outvoted is
-//! the culprit, and the cycle its proof. Where the job is split evenly the rank's own past is asked,
-//! if it is regular; the sides stay alternatives. Where a rank has a single peer to compare with, which
-//! contradicts it, it is the culprit if no other two ranks of the cycle contradict each other.
+//! In a cycle all ranks wait, so no rank is idle. But usually one rank took two steps of the program in another order
+//! than all others: for each rank of the cycle, and each place where it is missed, this check counts which of the two
+//! the ranks of the job do first. The rank that is outvoted most is the culprit, and the cycle is its proof. If the
+//! votes are even, the rank's own past decides, provided that it is regular; both sides remain alternatives. A rank
+//! with a single peer to compare with, which contradicts it, is the culprit if no other two ranks of the cycle
+//! contradict each other.
 //!
-//! A rank that has already issued more, and still not what it is missed at, did not swap two steps
-//! but left one out: then the finding is E103.
+//! A rank that has issued later operations, but still not the one that its peers wait for, did not swap two steps but
+//! left one out: then the finding is E103.
 
 use super::Check;
-use crate::align::event::Event;
+use crate::align::event::ProgramEvent;
 use crate::align::pending::PendingKind;
 use crate::judge::context::{Context, FindingDraft, OpRef};
 use crate::judge::missed::{event_at, event_for};
@@ -50,11 +50,11 @@ impl Check for CrossGroupDeadlock {
     }
 }
 
-/// A rank that contradicts most: how many against how many, and where it should have been first.
+/// A rank whose order of two steps differs from that of most other ranks.
 pub(super) struct MinorityRank {
     pub(super) node: Node,
     votes: Votes,
-    /// Only the rank's own past decided.
+    /// The votes were even, and only the rank's own past decided.
     by_past: bool,
     pub(super) instead: usize,
     at: usize,
@@ -175,7 +175,7 @@ pub(super) fn blamed(ctx: &Context<'_>, minority: &[MinorityRank]) -> FindingDra
     draft
 }
 
-/// Whether a rank issued more after the place where it waits, and still not what it is missed at.
+/// Whether a rank issued more operations after the one that it waits in, but still not the one that its peers wait for.
 fn left_out(ctx: &Context<'_>, one: &MinorityRank) -> bool {
     let Some(record) = ctx.record_at(one.at, one.node) else {
         return false;
@@ -185,12 +185,12 @@ fn left_out(ctx: &Context<'_>, one: &MinorityRank) -> bool {
     };
     match position_of(ctx, record, one.instead) {
         None => here + 1 < ctx.graph.pending[record].len(),
-        // It comes under that number much later: then it is the next one of its kind.
+        // The rank used that number much later, for the next operation of this kind.
         Some(there) => there > here + 2,
     }
 }
 
-/// Position of a place in what a rank has issued and not completed.
+/// Index of a place among the pending operations of a record.
 fn position_of(ctx: &Context<'_>, record: usize, place: usize) -> Option<usize> {
     let pending = &ctx.graph.pending[record];
     pending
@@ -211,7 +211,7 @@ fn position_of(ctx: &Context<'_>, record: usize, place: usize) -> Option<usize> 
         })
 }
 
-/// The sides of a cycle: ranks that wait in the same kind of place.
+/// The sides of a cycle: for each kind of place, the ranks that wait in it; at most 16.
 fn sides(ctx: &Context<'_>, ranks: &[Node], places: &[usize]) -> Vec<Vec<Rank>> {
     let mut sides: BTreeMap<Option<(u32, u64)>, Vec<Rank>> = BTreeMap::new();
     for &rank in ranks {
@@ -230,7 +230,7 @@ fn sides(ctx: &Context<'_>, ranks: &[Node], places: &[usize]) -> Vec<Vec<Rank>> 
     sides
 }
 
-/// Position of a rank of a cycle in its program: at the oldest that it waits in at these places.
+/// The oldest operation of a rank that waits in one of these places.
 fn waits_at(ctx: &Context<'_>, rank: Rank, places: &[usize]) -> Option<Point> {
     let node = ctx.graph.node(rank)?;
     let mut at = ctx.graph.waits_in[node].iter();
@@ -275,7 +275,8 @@ fn ambiguous(ctx: &Context<'_>, ranks: &[Node], places: &[usize]) -> FindingDraf
     draft
 }
 
-/// The ranks that contradict most; one that only follows such a rank is not one.
+/// The ranks that are outvoted most. A rank that is outvoted less than half as clearly only follows from these and is
+/// left out.
 pub(super) fn strongest_minority(
     ctx: &Context<'_>,
     ranks: &[Node],
@@ -292,7 +293,7 @@ pub(super) fn strongest_minority(
 
 fn minority_ranks(ctx: &Context<'_>, ranks: &[Node], places: &[usize]) -> Vec<MinorityRank> {
     let inside: HashSet<Node> = ranks.iter().copied().collect();
-    let mut counted: HashMap<(Event, Event), Votes> = HashMap::new();
+    let mut counted: HashMap<(ProgramEvent, ProgramEvent), Votes> = HashMap::new();
     let mut minority: Vec<MinorityRank> = Vec::new();
     let mut contradicted: Vec<MinorityRank> = Vec::new();
     for &place in places {
@@ -314,14 +315,16 @@ fn minority_ranks(ctx: &Context<'_>, ranks: &[Node], places: &[usize]) -> Vec<Mi
                 let Some(done) = event_at(ctx, at, rank) else {
                     continue;
                 };
-                let mut votes_before = |done: Event| {
+                let mut votes_before = |done: ProgramEvent| {
                     let count = || vote(ctx.aligned, ctx.messages, record, expected, done);
                     *counted.entry((expected, done)).or_insert_with(count)
                 };
                 let mut votes = votes_before(done);
-                // Too few have messages like this one: what it follows has its place in the program too.
+                // Too few ranks have messages like this one: the collective that it follows has its place in the
+                // program too.
                 if votes.first == votes.second
-                    && let (Event::Collective { .. }, Event::Message(posted)) = (expected, done)
+                    && let (ProgramEvent::Collective { .. }, ProgramEvent::Message(posted)) =
+                        (expected, done)
                     && let Some(before) = posted.follows()
                     && before != expected
                 {
@@ -347,7 +350,7 @@ fn minority_ranks(ctx: &Context<'_>, ranks: &[Node], places: &[usize]) -> Vec<Mi
             }
         }
     }
-    // One against one proves nothing alone. It does if all others agree with the rest of the job.
+    // One vote against one proves something only if all other ranks agree with the rest of the job.
     let first = contradicted.first().map(|one| one.node);
     let is_alone = |one: &MinorityRank| Some(one.node) == first && one.votes.second <= 1;
     if minority.is_empty() && contradicted.iter().all(is_alone) {
@@ -363,7 +366,7 @@ fn minority_ranks(ctx: &Context<'_>, ranks: &[Node], places: &[usize]) -> Vec<Mi
     minority
 }
 
-/// A shortest cycle through the first rank, as ranks: each waits for the next.
+/// The ranks of a shortest cycle through the first rank: each waits for the next.
 pub(super) fn walk(ctx: &Context<'_>, ranks: &[Node], places: &[usize]) -> Vec<Node> {
     let Some(&start) = ranks.first() else {
         return Vec::new();
@@ -397,7 +400,7 @@ pub(super) fn walk(ctx: &Context<'_>, ranks: &[Node], places: &[usize]) -> Vec<N
     vec![start]
 }
 
-/// The places where the ranks of a cycle wait, in its order.
+/// The places where the ranks of a cycle wait, in the order of the cycle.
 fn places_of(ctx: &Context<'_>, cycle: &[Node], places: &[usize]) -> Vec<usize> {
     let at = |node: &Node| {
         ctx.graph.waits_in[*node]

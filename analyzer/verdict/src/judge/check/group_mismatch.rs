@@ -1,12 +1,12 @@
 //! E105: ranks state different members for one group, or made their groups in another order.
 //!
-//! Every record states the members of the groups that its rank made. A group is made by all ranks
-//! together, so a member that states other members under the same name has made another group: the
-//! communicators of the two never meet, and a recorder that starts with the communicator shows no
-//! operation of them at all. The statements are proof by themselves, also when nothing is pending.
+//! Every record states the members of the groups that its rank made. All ranks make a group together, so a member that
+//! states other members under the same name has made another group: the two communicators never meet, and a recorder
+//! that starts with the communicator shows no operation of them at all. The statements are proof by themselves, also if
+//! nothing is pending.
 //!
-//! Only statements that touch are compared: rank `a` names `b` as a member, and `b` states others under
-//! that name. Groups of one name and different ranks (one for each tensor-parallel group, say) are usual.
+//! Two statements contradict each other only if rank `a` names `b` as a member and `b` states other members under that
+//! name. Groups of one name with different ranks (one for each tensor-parallel group, say) are usual.
 
 use super::Check;
 use crate::align::record::{Record, SharedGroup};
@@ -34,16 +34,16 @@ impl Check for GroupMismatch {
     }
 }
 
-/// What the ranks state of one name, and which ranks contradict each other.
+/// The groups that ranks state under one name, and which ranks contradict each other.
 struct Conflict {
     name: String,
-    /// Of each rank in it: the group that it states.
+    /// For each rank that is part of a contradiction: the group that it states.
     stated: BTreeMap<Rank, u32>,
-    /// Ranks that contradict each other, the lower one first.
+    /// Pairs of ranks that contradict each other, the lower one first.
     pairs: BTreeSet<(Rank, Rank)>,
 }
 
-/// The names under which ranks contradict each other.
+/// One entry for each group name under which ranks contradict each other.
 fn conflicts(ctx: &Context<'_>) -> Vec<Conflict> {
     let mut stated: BTreeMap<&str, BTreeMap<Rank, BTreeSet<u32>>> = BTreeMap::new();
     for record in ctx.aligned.records {
@@ -57,7 +57,7 @@ fn conflicts(ctx: &Context<'_>) -> Vec<Conflict> {
     }
     let mut conflicts = Vec::new();
     for (name, by_rank) in stated {
-        // A rank that has several groups of this name shows that the name identifies none.
+        // If one rank has several groups of this name, the name does not identify a group.
         let one: Option<BTreeMap<Rank, u32>> = by_rank
             .iter()
             .map(|(&rank, groups)| (groups.len() == 1).then_some((rank, *groups.first()?)))
@@ -123,8 +123,8 @@ fn same_members(ctx: &Context<'_>, a: u32, b: u32) -> bool {
     a == b || members(ctx, a) == members(ctx, b)
 }
 
-/// Descriptions of a rank's groups in the order in which it made them, where names are numbers that
-/// count the groups made.
+/// Descriptions of a rank's groups in the order in which it made them. `None` if a group has no description or its name
+/// is not a number: only numbers show the order.
 fn made(ctx: &Context<'_>, record: &Record) -> Option<Vec<String>> {
     let mut numbered = Vec::new();
     for local in &record.groups {
@@ -138,7 +138,8 @@ fn made(ctx: &Context<'_>, record: &Record) -> Option<Vec<String>> {
     Some(numbered.into_iter().map(|(_, desc)| desc).collect())
 }
 
-/// Ranks that made their groups in another order than most.
+/// The finding on ranks that made their groups in another order than most; `None` if that does not explain all
+/// conflicts.
 fn by_order(ctx: &Context<'_>, conflicts: &[Conflict]) -> Option<FindingDraft> {
     let mut ranks_of: BTreeMap<Vec<String>, BTreeSet<Rank>> = BTreeMap::new();
     for record in ctx.aligned.records {
@@ -187,14 +188,14 @@ fn by_order(ctx: &Context<'_>, conflicts: &[Conflict]) -> Option<FindingDraft> {
     Some(draft)
 }
 
-/// Ranks that state other members than most of the ranks concerned.
+/// The finding on ranks that state other members than most of the ranks concerned.
 fn by_members(ctx: &Context<'_>, conflicts: &[Conflict]) -> FindingDraft {
     let all_pairs: BTreeSet<(Rank, Rank)> = conflicts
         .iter()
         .flat_map(|conflict| conflict.pairs.iter().copied())
         .collect();
     let involved: BTreeSet<Rank> = all_pairs.iter().flat_map(|&(a, b)| [a, b]).collect();
-    // One rank that is a party of every contradiction explains them all.
+    // A rank that is part of every contradiction explains them all.
     let alone: Vec<Rank> = involved
         .iter()
         .copied()
@@ -270,7 +271,7 @@ fn by_members(ctx: &Context<'_>, conflicts: &[Conflict]) -> FindingDraft {
     }
 }
 
-/// The members that are stated under one name, with the ranks that state them.
+/// For each list of members that is stated under one name: the ranks that state it.
 fn sides(ctx: &Context<'_>, conflict: &Conflict) -> BTreeMap<Vec<Rank>, Vec<Rank>> {
     let mut sides: BTreeMap<Vec<Rank>, Vec<Rank>> = BTreeMap::new();
     for (&rank, &group) in &conflict.stated {
@@ -307,10 +308,10 @@ mod tests {
     use rcomm_recorder::model::{ProcessGroupInfo, Rank};
     use rcomm_recorder::publish::{Dump, DumpGroup};
 
-    /// What a rank states: names, descriptions and members of its groups.
+    /// The names, descriptions and members of the groups that a rank states.
     type Stated<'a> = Vec<(&'a str, &'a str, Vec<Rank>)>;
 
-    /// Judges a job of which nothing is known but the groups that its ranks state.
+    /// Judges a job whose records hold nothing but the stated groups.
     fn judge(ranks: &[Stated<'_>]) -> Report {
         let dumps: Vec<Dump> = (0..)
             .zip(ranks)

@@ -1,8 +1,8 @@
-//! E110, E111, E112, E114: members of a group do different things under one sequence number.
+//! E110, E111, E112, E114: members of a group issued different calls under one sequence number.
 //!
-//! The first difference of a group counts; what follows is its consequence. Which side is right is
-//! decided as in [`disagreement`](crate::judge::disagreement). Where the calls after the difference match
-//! shifted, or in another order, the finding is not this one but [`shifted`](super::shifted)'s.
+//! Only the first difference in a group counts; later ones follow from it. [`disagreement`](crate::judge::disagreement)
+//! decides which side is right. If the calls after the difference match when they are shifted or reordered,
+//! [`shifted`](super::shifted) makes the finding instead.
 
 use super::Check;
 use crate::align::signature::CallDifference;
@@ -66,7 +66,7 @@ fn judge(ctx: &Context<'_>, one: &Disagreement) -> Option<FindingDraft> {
         |part: &AgreeingMembers| format!("{}{}", calls.get(part.call).describe(), site(part));
     let odd = calls.get(first.call).describe();
     let here = site(first);
-    // One line of the source is not repeated.
+    // If both sides called from the same line of the source, it is named once.
     let right = if site(&one.parts[0]) == here {
         calls.get(one.parts[0].call).describe()
     } else {
@@ -113,9 +113,10 @@ fn judge(ctx: &Context<'_>, one: &Disagreement) -> Option<FindingDraft> {
     Some(draft)
 }
 
-/// How sure it is which side is right.
+/// The probability, 0..1, that the side blamed is the wrong one.
 pub(super) fn confidence(ctx: &Context<'_>, one: &Disagreement) -> f64 {
-    // Where a recorder's numbers were counted from the middle of a ring, they may be off.
+    // torchcomms records no sequence numbers: those of a ring that has wrapped were counted from its oldest entry and
+    // may be wrong.
     let guessed = |&record: &usize| {
         let record = &ctx.aligned.records[record];
         record.recorder == Recorder::Torchcomms && record.wrapped()
@@ -178,7 +179,7 @@ fn grounds(ctx: &Context<'_>, one: &Disagreement, difference: CallDifference) ->
     told
 }
 
-/// Evidence, frames, diff and what to do, common to all findings on a disagreement.
+/// Adds the evidence, frames, diff, targets and next step that all findings on a disagreement have.
 pub(super) fn describe(
     ctx: &Context<'_>,
     one: &Disagreement,

@@ -1,9 +1,9 @@
-//! E102: a rank left no readable record, and what the others wait in points to it.
+//! E102: a rank left no readable record, and the operations that the others wait in point to it.
 //!
-//! Absence is evidence, but weak: the file may be lost while the rank waits like the others. So the
-//! rank is a culprit only if no readable rank explains the waits. With several such ranks, the one that
-//! was missed first is named, and the others stay possible. A rank that left the order of the program
-//! explains the waits too: the one without a record may be the missing link of a cycle.
+//! Absence is weak evidence: the file may be lost while the rank waits like the others. So the rank is a culprit only
+//! if no readable rank explains the waits. With several such ranks, the one that was missed first is named, and the
+//! others remain alternatives. A readable rank that left the order of the program explains the waits too: the rank
+//! without a record may complete a cycle.
 
 use super::Check;
 use super::cross_group_deadlock::{blamed, strongest_minority};
@@ -38,7 +38,7 @@ impl Check for MissingDump {
             let &WaitRoot::Unread(node) = wait_root else {
                 continue;
             };
-            // What a ring has dropped is no missing record: that is noted (N302), and no rank is blamed.
+            // Entries that a ring has dropped are not a missing record: N302 reports them, and no rank is blamed.
             if is_lost(ctx, node) {
                 continue;
             }
@@ -49,7 +49,7 @@ impl Check for MissingDump {
         let mut places: Vec<(usize, Vec<Node>)> = by_place.into_iter().collect();
         places.sort_by_key(|&(place, _)| (ctx.waiting_since(place).unwrap_or(i64::MAX), place));
         if let (Some((first, _)), Some(block)) = (places.first(), Block::of_absent(ctx)) {
-            // Ranks of one host are gone together: which of them was missed first says nothing.
+            // The ranks of one host are gone together: which of them was missed first does not matter.
             places = vec![(*first, block.nodes(ctx))];
         }
         let several = places.len() > 1;
@@ -90,14 +90,14 @@ impl Check for MissingDump {
     }
 }
 
-/// Whether a rank left a record, and only its ring lacks what others wait for.
+/// Whether the rank left a record whose ring no longer holds any of the operations that others wait for.
 fn is_lost(ctx: &Context<'_>, node: Node) -> bool {
     let lost = Missing::Unknown(UnknownReason::HistoryLost);
     let missed = ctx.missed_at(node);
     !missed.is_empty() && missed.iter().all(|&(_, why)| why == lost)
 }
 
-/// The rank that waited first at each of two places, and the ns between them.
+/// The rank that waited first at each of two places, and the ns between the two.
 fn gap(ctx: &Context<'_>, first: usize, second: usize) -> Option<([Rank; 2], i64)> {
     let rank = |place: usize| ctx.graph.arrived[place].first().map(|&node| ctx.rank(node));
     let gap = ctx
@@ -106,12 +106,12 @@ fn gap(ctx: &Context<'_>, first: usize, second: usize) -> Option<([Rank; 2], i64
     Some(([rank(first)?, rank(second)?], gap))
 }
 
-/// A readable rank that left the order of the program: it explains the waits for a rank without a
-/// record, which may well wait for it in turn.
+/// The finding on a readable rank that left the order of the program: it explains the waits for a rank without a
+/// record, which may itself wait for the readable one.
 fn out_of_order(ctx: &Context<'_>) -> Option<FindingDraft> {
     const MOST: usize = 1 << 14;
     let asked: usize = ctx.graph.missing.iter().map(Vec::len).sum();
-    // torchcomms names no peers: the order of its messages proves nothing.
+    // torchcomms records no peers, so the order of its messages proves nothing.
     let nameless = |record: &Record| record.recorder == Recorder::Torchcomms;
     if ctx.aligned.records.iter().any(nameless) {
         return None;
@@ -172,7 +172,7 @@ fn draft(ctx: &Context<'_>, place: usize, nodes: &[Node]) -> FindingDraft {
     );
     let mut draft = FindingDraft::new(Code::E102, sentence);
     draft.age_ms = ctx.waited_ms(place);
-    // Had it been inside, and the operation stuck, the others would have left the same records.
+    // If the rank had arrived and the operation were stuck, the others would have left the same records.
     draft.confidence = match &block {
         Some(block) => block.confidence(),
         None if is_only_explanation(ctx, place, &culprits) => 0.75,
@@ -246,9 +246,9 @@ fn draft(ctx: &Context<'_>, place: usize, nodes: &[Node]) -> FindingDraft {
     draft
 }
 
-/// Whether what the others recorded leaves little else than that this rank is gone: several wait for it in
-/// an operation whose arguments all of them recorded alike, none of them failed, and nothing that only this
-/// rank shared with one of them is left out.
+/// Whether the other records leave almost no explanation but that this rank is gone: at least three ranks wait for it
+/// in an operation whose arguments all recorded alike, none of them failed or ended early, and no rank shares messages
+/// or a group of two with the absent rank alone.
 fn is_only_explanation(ctx: &Context<'_>, place: usize, culprits: &[Rank]) -> bool {
     const WAITING: usize = 3;
     let Place::Collective { group, seq } = ctx.graph.places[place] else {
@@ -273,7 +273,7 @@ fn is_only_explanation(ctx: &Context<'_>, place: usize, culprits: &[Rank]) -> bo
         && ended_early(ctx, culprits).is_empty()
 }
 
-/// Ranks on which the collective that others wait in has failed.
+/// Ranks on which the collective of this place failed, ascending, at most 8.
 fn failed_there(ctx: &Context<'_>, place: usize) -> Vec<Rank> {
     const MOST: usize = 8;
     let Place::Collective { group, seq } = ctx.graph.places[place] else {
@@ -298,8 +298,8 @@ fn failed_there(ctx: &Context<'_>, place: usize) -> Vec<Rank> {
     failed
 }
 
-/// Ranks that exchange messages with a culprit, or share a group of two with it, of which no third rank has a
-/// record.
+/// Ranks that exchange messages with a culprit or share a group of two with it, ascending: no third rank recorded what
+/// the two did.
 fn exclusive_peers(ctx: &Context<'_>, culprits: &[Rank]) -> Vec<Rank> {
     let messages = ctx.messages.pairs.keys().map(|&(group, (one, other))| {
         let ranks = &ctx.aligned.groups[group].ranks;
@@ -324,7 +324,8 @@ fn exclusive_peers(ctx: &Context<'_>, culprits: &[Rank]) -> Vec<Rank> {
     peers
 }
 
-/// Other ranks whose process is gone, or of which an operation failed by itself.
+/// Other ranks whose process is gone or that had an operation fail before its time-out. Empty if those are more than
+/// half of all ranks.
 fn ended_early(ctx: &Context<'_>, culprits: &[Rank]) -> Vec<Rank> {
     let records = ctx.aligned.records.iter().enumerate();
     let ended = records
@@ -332,7 +333,7 @@ fn ended_early(ctx: &Context<'_>, culprits: &[Rank]) -> Vec<Rank> {
         .map(|(_, record)| record.rank);
     let mut ended: Vec<Rank> = ended.filter(|rank| !culprits.contains(rank)).collect();
     ended.dedup();
-    // All may have been ended because of the hang.
+    // They may all have been ended because of the hang.
     if ended.len() * 2 > ctx.aligned.ranks_read() {
         ended.clear();
     }

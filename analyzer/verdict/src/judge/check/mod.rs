@@ -1,6 +1,6 @@
-//! The checks: one question each, asked of the aligned records and the wait-for graph.
+//! The checks: each looks for one kind of fault in the aligned records and the wait-for graph.
 //!
-//! A check hands in drafts; [`assemble`](crate::judge::assemble) ranks them, hangs consequences under their
+//! A check returns drafts of findings; [`assemble`](crate::judge::assemble) ranks them, lists consequences under their
 //! causes and counts victims. Adding a check means adding a file and a line in [`ALL`].
 
 mod all_arrived_stuck;
@@ -28,16 +28,16 @@ mod watchdog_stalled;
 use crate::judge::context::{Context, FindingDraft};
 use crate::report::Code;
 
-/// One question.
+/// A check for one kind of fault.
 pub(crate) trait Check: Sync {
-    /// The codes of the findings it may hand in.
+    /// The codes of the findings that it may return.
     fn codes(&self) -> &'static [Code];
 
-    /// Looks, and hands in what it finds. `so_far` are the findings of the checks before it in [`ALL`].
+    /// Returns what it finds. `so_far` are the findings of the checks before it in [`ALL`].
     fn run(&self, ctx: &Context<'_>, so_far: &[FindingDraft]) -> Vec<FindingDraft>;
 }
 
-/// All checks. Those that need no other's answer come first.
+/// All checks, in the order in which they run: each sees the findings of those before it.
 pub(crate) const ALL: &[&dyn Check] = &[
     &group_mismatch::GroupMismatch,
     &mismatch::Mismatch,

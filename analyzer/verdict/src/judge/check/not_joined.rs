@@ -1,7 +1,7 @@
-//! E101: a rank left a record, others wait for it, and it waits for no other: it never came.
+//! E101: a rank left a record, others wait for it, and it waits for no other rank: it never arrived.
 //!
-//! It is stuck in its own code, or went another way. Of all the places where it is missed, the first
-//! in the order of the program is named; the other waits are consequences.
+//! It is stuck in its own code or took another branch. Of all the places where it is missed, the finding names the
+//! first in the order of the program; the other waits are consequences.
 
 use super::Check;
 use crate::align::retiring_is_all;
@@ -23,7 +23,7 @@ impl Check for NotJoined {
     }
 
     fn run(&self, ctx: &Context<'_>, so_far: &[FindingDraft]) -> Vec<FindingDraft> {
-        // Ranks missed first at the same place are one finding.
+        // Ranks that are first missed at the same place share one finding.
         let mut by_place: BTreeMap<usize, Vec<(Node, Missing)>> = BTreeMap::new();
         for wait_root in &ctx.wait_roots {
             let &WaitRoot::Idle(node) = wait_root else {
@@ -85,7 +85,7 @@ fn draft(ctx: &Context<'_>, place: usize, nodes: &[(Node, Missing)]) -> FindingD
     draft.age_ms = ctx.waited_ms(place);
     draft.confidence = confidence(ctx, arrived.len(), nodes);
     if nodes.len() > arrived.len() && arrived.len() * 3 <= nodes.len() {
-        // A few wait for many: they may have issued one that no other would.
+        // A few wait for many: they may have issued an operation that no other rank was to issue.
         draft.alternatives.push(ctx.ranks(arrived));
     }
     draft.evidence = ctx.evidence_of_place(place, 2);
@@ -139,7 +139,7 @@ fn confidence(ctx: &Context<'_>, arrived: usize, nodes: &[(Node, Missing)]) -> f
     if lossy { sure * 0.9 } else { sure }
 }
 
-/// Gloo's own recorder shows no send and no receive: a rank that seems to wait for nothing may be in one.
+/// Gloo's own recorder records no sends and no receives: a rank that seems to wait for nothing may be in one.
 fn records_no_messages(ctx: &Context<'_>, nodes: &[(Node, Missing)]) -> bool {
     nodes.iter().any(|&(node, _)| {
         let mut records = ctx.aligned.records_of(ctx.rank(node));
@@ -147,8 +147,8 @@ fn records_no_messages(ctx: &Context<'_>, nodes: &[(Node, Missing)]) -> bool {
     })
 }
 
-/// Ranks without a record, ascending, that may be the ones waited for: gloo's recorder names neither members
-/// nor completions. Empty where the recorder names them.
+/// Ranks without a record, ascending, that may be the missing ones, since gloo's recorder names neither members nor
+/// completions. Empty if the recorder of these nodes names them.
 fn unread_and_vague(ctx: &Context<'_>, nodes: &[(Node, Missing)]) -> Vec<Rank> {
     let vague = nodes.iter().any(|&(node, _)| {
         let mut records = ctx.aligned.records_of(ctx.rank(node));

@@ -1,8 +1,8 @@
-//! E120, and E121 of what the rings no longer pair: the siblings of a rank show that it left a half of a message out, posted one too many, or went to
-//! another step first.
+//! E120, and E121 if the rings no longer show which halves belong together: the siblings of a rank show that it left
+//! out a send or a receive, posted one too many, or went to another step first.
 //!
-//! What the two ends of the message recorded is not enough: each waits for the other, and the next messages
-//! of the two, which are of other sizes, meet in its place. So this comes before what compares the ends.
+//! The records of the two ends are not enough: each waits for the other, and later messages of the two, of other sizes,
+//! are matched in place of the one left out. So this check runs before those that compare the ends.
 
 use super::Check;
 use super::p2p_size_mismatch::both_ends;
@@ -43,16 +43,16 @@ impl Check for OddMessage {
             let Some(odd) = siblings::odd(ctx.aligned, end.record, end.group, end.peer) else {
                 continue;
             };
-            // Where both halves are there, they are compared with each other.
+            // If both halves are posted, `p2p_size_mismatch` compares them with each other.
             let resized = matches!(odd.deviation, Deviation::Resized { .. });
             if resized && end.paired {
                 continue;
             }
-            // What a rank at fault did shows nothing of what others should have done.
+            // A rank that is itself at fault does not show what others should have done.
             if odd.siblings.iter().all(accused) {
                 continue;
             }
-            // One against one: it decides only where all that the sibling posted itself fits.
+            // With a single sibling, the comparison decides only if all messages of the sibling itself fit.
             if odd.siblings.len() < 2 && (end.met || open.contains(&odd.shown_by.0)) {
                 continue;
             }
@@ -68,25 +68,25 @@ impl Check for OddMessage {
     }
 }
 
-/// One end of a message that does not complete: what a rank exchanges with a peer.
+/// One end of a message that does not complete, as a rank and its peer.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 struct MessageEnd {
-    /// Both halves are posted and fit.
+    /// Both halves are posted and have the same size.
     met: bool,
-    /// Both halves are posted, and no other pairing fits.
+    /// Both halves are posted, and no other pairing is possible.
     paired: bool,
     group: GroupIx,
     record: RecordIx,
     /// Member of the group.
     peer: u32,
-    /// The half that waits, whichever end posted it.
+    /// Record and position of the half that waits, whichever end posted it.
     waiting: (RecordIx, u32),
 }
 
-/// So many ends are compared with their siblings.
+/// At most this many ends are compared with their siblings.
 const MOST: usize = 256;
 
-/// Both ends of every message that waits, those whose halves do not fit first.
+/// Both ends of every waiting message, at most [`MOST`]; ends whose halves do not fit come first.
 fn suspicious_ends(ctx: &Context<'_>) -> Vec<MessageEnd> {
     let mut ends: BTreeMap<(GroupIx, RecordIx, u32), MessageEnd> = BTreeMap::new();
     for place in &ctx.graph.places {
@@ -141,7 +141,7 @@ fn ends_of(
     [Some(mine), theirs]
 }
 
-/// Whether the other half is posted and of the same size.
+/// Whether the other half is posted and has the same size.
 fn fits(ctx: &Context<'_>, group: GroupIx, record: RecordIx, half: Half) -> bool {
     let size = |(record, half): (RecordIx, Half)| {
         let call = ctx.aligned.op(record, half.position).call;
@@ -251,14 +251,14 @@ fn sentence(ctx: &Context<'_>, odd: &Odd, end: MessageEnd, peer: u32) -> String 
     )
 }
 
-/// `512 elements`: the size of a message.
+/// The size of a message, like `512 elements`.
 fn elements(ctx: &Context<'_>, record: RecordIx, position: u32) -> String {
     let call = ctx.aligned.op(record, position).call;
     let size = ctx.aligned.shared.calls.key(call).size;
     size.map_or("no size".to_owned(), |size| count(size, "element"))
 }
 
-/// Both ends, and all that wait with them in a circle.
+/// Both ends, and all ranks that wait with them in a cycle.
 fn targets(ctx: &Context<'_>, rank: u32, peer: u32) -> Vec<Node> {
     let mut targets: Vec<Node> = [rank, peer]
         .into_iter()

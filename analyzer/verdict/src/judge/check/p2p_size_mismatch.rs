@@ -46,7 +46,7 @@ impl Check for P2pSizeMismatch {
                 else {
                     continue;
                 };
-                // A message that was left out moves all later ones of its pair.
+                // A message that was left out shifts all later ones of its pair.
                 if explained(sender) || explained(receiver) {
                     continue;
                 }
@@ -59,7 +59,8 @@ impl Check for P2pSizeMismatch {
     }
 }
 
-/// The record and half of the sender, then of the receiver, if both are posted and no other pairing fits.
+/// The record and half of the sender, then of the receiver; `None` unless both are posted and no other pairing is
+/// possible.
 pub(super) fn both_ends(
     ctx: &Context<'_>,
     group: usize,
@@ -99,7 +100,7 @@ pub(super) fn both_ends(
     })
 }
 
-/// The element type of a message, as it was recorded.
+/// The element type of a message as recorded; empty if it was not.
 fn type_of(calls: &Calls, op: &Op) -> String {
     let signature = &calls.get(op.call).signature;
     let types = signature.input_dtypes.iter();
@@ -107,7 +108,7 @@ fn type_of(calls: &Calls, op: &Op) -> String {
     first.cloned().unwrap_or_default()
 }
 
-/// Whether each of the two sizes occurs at the other end too: then the halves may belong to two messages.
+/// Whether each of the two sizes also occurs at the other end: then the halves may belong to two different messages.
 fn both_usual(
     ctx: &Context<'_>,
     group: usize,
@@ -153,7 +154,7 @@ fn judge(
     let bytes =
         |record: usize, half: Half| calls.get(aligned.op(record, half.position).call).bytes();
     let same_bytes = bytes(send.0, send.1) == bytes(receive.0, receive.1);
-    // Equal bytes of another type are legal for most backends: where one refused them, the halves failed.
+    // Most backends accept equal bytes of another type. If one refused them, both halves failed.
     let failed = [send, receive]
         .iter()
         .all(|&(record, half)| aligned.op(record, half.status_op).state == EntryState::Failed);

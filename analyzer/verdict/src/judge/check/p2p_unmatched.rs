@@ -1,8 +1,8 @@
-//! E120: a send or receive whose peer never posted the other half.
+//! E120: the peer of a send or receive never posted the other half.
 //!
-//! Either the peer waits for no other: then the message is the first thing that it left out. Or the peer
-//! waits in turn, within the same group, for the one that posted the message: a cycle that rests on
-//! the half-open message.
+//! Either the peer waits for no other rank: then this message is the first thing that it left out. Or the peer waits,
+//! within the same group, for the rank that posted the message: then both are in a cycle that the missing half keeps
+//! closed.
 
 use super::Check;
 use crate::align::record::{ANY, Op};
@@ -26,7 +26,7 @@ impl Check for P2pUnmatched {
     fn run(&self, ctx: &Context<'_>, so_far: &[FindingDraft]) -> Vec<FindingDraft> {
         let explained = |node: Node| so_far.iter().any(|draft| draft.targets.contains(&node));
         let mut drafts = Vec::new();
-        // Ranks that wait for no other, missed first in a message.
+        // Ranks that wait for no other and are first missed in a message.
         let mut by_place: BTreeMap<usize, Vec<(Node, Missing)>> = BTreeMap::new();
         for wait_root in &ctx.wait_roots {
             match wait_root {
@@ -58,7 +58,7 @@ impl Check for P2pUnmatched {
     }
 }
 
-/// A cycle in which every place is of one group, and one is a message whose other half is missing.
+/// The finding on a cycle within one group with a message whose other half is missing; `None` for any other cycle.
 pub(super) fn in_cycle(
     ctx: &Context<'_>,
     ranks: &[Node],
@@ -89,9 +89,9 @@ pub(super) fn in_cycle(
         .iter()
         .copied()
         .min_by_key(|&place| (ctx.waiting_since(place), place))?;
-    // The ranks that do the same elsewhere may show which one left its half out.
+    // Ranks that do the same elsewhere may show which rank left its half out.
     let odd = super::cross_group_deadlock::strongest_minority(ctx, ranks, places);
-    // One that left out a collective is no matter of messages.
+    // A rank that left out a collective belongs to another check.
     let in_collective = |one: &super::cross_group_deadlock::MinorityRank| {
         matches!(ctx.graph.places[one.instead], Place::Collective { .. })
     };
@@ -99,8 +99,8 @@ pub(super) fn in_cycle(
         return None;
     }
     let decided = !odd.is_empty() && odd.len() < ranks.len();
-    // Others are missed in a collective of the same cycle: a rank whose message comes after something
-    // else than ever before may have left that collective out.
+    // Others are missed in a collective of the same cycle. If this message does not follow what such messages followed
+    // before, its rank may have left that collective out.
     if !decided
         && absent(places) != culprits
         && (is_out_of_turn(ctx, first) || comes_too_early(ctx, first, places))
@@ -129,7 +129,7 @@ pub(super) fn in_cycle(
         .unwrap_or(first);
     let mut draft = draft(ctx, first, &culprits, false);
     if !decided {
-        // The other end may have posted a message that none expects, and left the collective out.
+        // The other end may have left the collective out and posted a message that no rank expects.
         draft.confidence = 0.6;
         draft.alternatives = ctx
             .ranks(ranks)
@@ -147,7 +147,7 @@ pub(super) fn in_cycle(
     Some(draft)
 }
 
-/// Ranks of one group that wait for each other, and no other ranks show which of them is wrong.
+/// The finding on ranks of one group that wait for each other, where no other rank shows which of them is wrong.
 fn undecided(
     ctx: &Context<'_>,
     ranks: &[Node],
@@ -185,7 +185,8 @@ fn undecided(
         "compare the order in which {all} post their sends and receives, or post both in one batch"
     );
     draft.ruled_out = vec!["not_joined: every rank of the cycle waits itself".to_owned()];
-    // A rank that left out something else than a message may have come to its own too early.
+    // The ranks that are not absent remain possible: one may have left out another step and so posted its message too
+    // early.
     let others = ranks.iter().filter(|node| !absent.contains(node));
     draft.alternatives = absent
         .iter()
@@ -200,10 +201,10 @@ fn undecided(
     draft
 }
 
-/// So many ranks of a cycle are described one by one.
+/// At most this many ranks of a cycle are described one by one.
 const SHOWN: usize = 4;
 
-/// What a rank did at a place, where others wait for something else of it: `posted send #5 to rank 4 first`.
+/// What a rank did instead of what its peers wait for, like `posted send #5 to rank 4 first`.
 fn posted_first(ctx: &Context<'_>, place: usize) -> Option<String> {
     let Place::Batch {
         group,
@@ -229,7 +230,7 @@ fn posted_first(ctx: &Context<'_>, place: usize) -> Option<String> {
     } else {
         ("receive", "from")
     };
-    // In one batch neither comes first.
+    // The messages of a batch have no order.
     let first = if halves.len() == 1 { " first" } else { "" };
     Some(format!(
         "posted {mine} #{} {towards} rank {peer}{first}",
@@ -237,7 +238,7 @@ fn posted_first(ctx: &Context<'_>, place: usize) -> Option<String> {
     ))
 }
 
-/// Whether a message is one that its receiver takes from any source.
+/// Whether the receiver of a message takes it from any source.
 fn is_from_any(ctx: &Context<'_>, place: usize, op: &Op) -> bool {
     let receives = |member: u32| {
         let key = (ctx.group_at(place), member);
@@ -250,8 +251,8 @@ fn is_from_any(ctx: &Context<'_>, place: usize, op: &Op) -> bool {
     }
 }
 
-/// The rank that posted the batch of a place, the position of its first message, and what else it did
-/// in its group.
+/// The record that posted the batch of a place, the position of the batch's first message, and the record's lane in
+/// that group. `None` if the place is a collective.
 fn batch_at<'a>(ctx: &'a Context<'_>, place: usize) -> Option<(RecordIx, u32, &'a Lane)> {
     let Place::Batch {
         group,
@@ -266,14 +267,15 @@ fn batch_at<'a>(ctx: &'a Context<'_>, place: usize) -> Option<(RecordIx, u32, &'
     Some((record, ctx.first_of_batch(record, pending), lane))
 }
 
-/// Whether messages like that of a batch always came after something else of their group before.
+/// Whether earlier messages of the same kind and peer never followed the operation that this batch follows. `false` if
+/// there were none.
 fn is_out_of_turn(ctx: &Context<'_>, place: usize) -> bool {
     let aligned = ctx.aligned;
     let Some((record, first, lane)) = batch_at(ctx, place) else {
         return false;
     };
     let upto = |list: &[u32], at: u32| list.partition_point(|&other| other < at);
-    // What the rank did in the group before a message, but for the rest of its batch.
+    // The newest operation of the group before a message, leaving out the message's own batch.
     let before = |message: u32| {
         let seq = aligned.op(record, message).p2p_seq;
         let collectives = &lane.collectives[..upto(&lane.collectives, message)];
@@ -296,8 +298,8 @@ fn is_out_of_turn(ctx: &Context<'_>, place: usize) -> bool {
     before(first).is_some_and(|now| !past.is_empty() && !past.contains(&now))
 }
 
-/// Whether, by what the rank did in the group before, a collective of these places would have come
-/// instead of this message: what followed the longest row of steps that was like the newest.
+/// Whether the rank's past in the group predicts a collective of these places instead of this message. The prediction
+/// is the step that followed the longest earlier run of steps equal to the newest ones.
 fn comes_too_early(ctx: &Context<'_>, place: usize, places: &[usize]) -> bool {
     const LEAST: usize = 4;
     const MOST: usize = 64;
@@ -336,7 +338,7 @@ fn comes_too_early(ctx: &Context<'_>, place: usize, places: &[usize]) -> bool {
         })
 }
 
-/// So many earlier messages show what such a message comes after.
+/// At most this many earlier messages are looked at.
 const PAST: usize = 64;
 
 fn draft(ctx: &Context<'_>, place: usize, nodes: &[Node], possible: bool) -> FindingDraft {
@@ -350,7 +352,7 @@ fn draft(ctx: &Context<'_>, place: usize, nodes: &[Node], possible: bool) -> Fin
         return FindingDraft::new(Code::E120, String::new());
     };
     let waiting = ctx.aligned.records[record].rank;
-    // Of a batch, the message that the culprit's half is missing for.
+    // Of a batch, the message whose other half the culprit did not post.
     let position = ctx
         .halves(record, pending)
         .iter()
@@ -400,7 +402,7 @@ fn draft(ctx: &Context<'_>, place: usize, nodes: &[Node], possible: bool) -> Fin
     );
     draft.targets = nodes.to_vec();
     if is_from_any(ctx, place, op) {
-        // The one that waits may have posted one too many.
+        // The waiting rank may have posted one too many.
         draft.confidence = draft.confidence.min(0.6);
         draft.alternatives = vec![culprits.clone(), vec![waiting]];
         draft.doubts.push(format!(

@@ -1,9 +1,9 @@
 //! E150: a rank failed by itself: its process is gone, or an operation of its own ended with an error.
 //!
-//! A process that is gone left its ring behind, and others wait for what it will not issue. An
-//! operation that fails at its time-out is a victim's, and when one rank dies its peers' operations
-//! fail soon after: so a recorded error is held against its rank only if it came long before the
-//! time-out, before every other rank's, and nothing else explains why the others wait.
+//! A process that is gone left its ring behind, and others wait for operations that it will never issue. An operation
+//! that fails at its time-out belongs to a victim, and when one rank dies, its peers' operations fail soon after. So a
+//! recorded error counts against its rank only if it came long before the time-out and before every other rank's, and
+//! nothing else explains why the others wait.
 
 use super::Check;
 use super::recorded_failure::gave_up_before;
@@ -18,7 +18,7 @@ use crate::report::format::{count_ranks, format_ranks, format_time};
 use crate::report::{Code, Finding};
 use rcomm_recorder::model::{EntryState, Rank};
 
-/// The owner of a ring is gone, and others wait for it.
+/// The process of a ring is gone, and others wait for it.
 pub(super) struct ProcessGone;
 
 impl Check for ProcessGone {
@@ -42,8 +42,8 @@ impl Check for ProcessGone {
     }
 }
 
-/// All members came, and the process of some of them is gone, so none finishes. Where all are gone they
-/// were killed together, because of the hang.
+/// All members arrived, and the processes of some are gone, so no member finishes. `None` if more than half are gone:
+/// those were killed together, because of the hang.
 fn gone_inside(ctx: &Context<'_>, place: usize) -> Option<FindingDraft> {
     let inside = &ctx.graph.arrived[place];
     let record = |node: Node| ctx.record_at(place, node);
@@ -139,8 +139,8 @@ fn gone_draft(ctx: &Context<'_>, node: Node) -> Option<FindingDraft> {
     Some(draft)
 }
 
-/// Processes are gone that no other rank waits for: they were inside an operation, or the others have gone
-/// on without them for so long, or they were the first of a job that is over.
+/// Processes are gone that no other rank waits for: they were in an operation, or the others have gone on without them
+/// for longer than the threshold for overdue operations, or they were the first to end in a job that is over.
 pub(super) struct Unmissed;
 
 impl Check for Unmissed {
@@ -150,8 +150,8 @@ impl Check for Unmissed {
 
     fn run(&self, ctx: &Context<'_>, so_far: &[FindingDraft]) -> Vec<FindingDraft> {
         let explained = so_far.iter().any(|draft| draft.is_root);
-        // How a job ended that was stuck before is in the sentence about the hang, and so is how ranks ended
-        // after they had given up.
+        // If the job was stuck before it ended, or ranks ended after they had given up, the finding on the hang says
+        // so.
         let after = |end: &End| explained || gave_up_before(ctx, end.first_ns);
         if ctx.life.end.as_ref().is_some_and(after) {
             return Vec::new();
@@ -178,8 +178,8 @@ impl Check for Unmissed {
     }
 }
 
-/// Whether the end of a record's process is worth a finding although no rank waits for it. A job that
-/// ends looks like this, too, until the others have gone on without it.
+/// Whether the end of a record's process is worth a finding although no rank waits for it. A job that is ending
+/// normally looks the same at first, so the others must have gone on without it for some time.
 fn is_noticed(ctx: &Context<'_>, record: usize) -> bool {
     let whole = &ctx.aligned.records[record];
     if !ctx.went_first(record) {
@@ -198,7 +198,7 @@ fn is_noticed(ctx: &Context<'_>, record: usize) -> bool {
         && since.is_some_and(|since| u128::try_from(since).is_ok_and(|since| since >= overdue))
 }
 
-/// The newest operation that a process was inside when it ended.
+/// The newest operation that a process was in when it ended.
 fn unfinished<'a>(ctx: &'a Context<'_>, record: usize) -> Option<&'a Op> {
     let mut ops = ctx.aligned.records[record].ops.iter().rev();
     ops.find(|op| !op.retired && op.state < EntryState::Completed)
@@ -228,7 +228,7 @@ fn unmissed_draft(ctx: &Context<'_>, gone: &[(Rank, usize)]) -> FindingDraft {
     draft
 }
 
-/// `; it was killed by SIGKILL`, where the launcher knows.
+/// The end of a sentence, like `; it was killed by SIGKILL`; empty if no launcher reported how the processes ended.
 fn how_they_ended(ctx: &Context<'_>, ranks: &[Rank]) -> String {
     let known = ranks.iter().find_map(|&rank| {
         let end = ctx.life.gone(rank)?.exit?;
@@ -244,16 +244,16 @@ fn how_they_ended(ctx: &Context<'_>, ranks: &[Rank]) -> String {
 /// An operation ended with an error although no member was missing.
 pub(super) struct OperationFailed;
 
-/// An operation that ended within this share of its time-out was not ended by it.
+/// An operation that ended within this share of its time-out was not ended by the time-out.
 const BEFORE_TIMEOUT: f64 = 0.9;
-/// Errors nearer to the first than this may be that one's echo or its cause, ns.
+/// Errors closer to the first than this, ns, may be its consequence or its cause.
 const TOGETHER_NS: i64 = 50_000_000;
 
 /// One failed operation.
 pub(super) struct Failure {
     record: usize,
     position: u32,
-    /// When, common time, ns.
+    /// When it failed, common time, ns.
     at_ns: i64,
 }
 
@@ -284,7 +284,7 @@ impl Check for OperationFailed {
     }
 }
 
-/// The first operation of a record that failed long before its time-out, if its group went no further.
+/// The first pending operation of a record that failed long before its time-out.
 pub(super) fn first_failure(ctx: &Context<'_>, record: usize) -> Option<Failure> {
     let pending = ctx.graph.pending[record].iter().enumerate();
     pending

@@ -1,9 +1,9 @@
 //! E151: a rank that others wait for is stopped, or gets no processor.
 //!
-//! A process that does nothing issues nothing, and inside of an operation it holds up all members. What
-//! the system reports of a process on the same host is proof, where the watchdog's rounds have stopped,
-//! too: a tracer holds a process for moments. Where the process cannot be seen, rounds that stopped long
-//! ago on one rank and go on at its peers are evidence.
+//! A stopped process issues nothing, and in an operation it holds up all members. If the system reports that a process
+//! on the same host is stopped, that is proof once its watchdog has stopped too: a tracer stops a process for moments
+//! only. If the process cannot be seen, a watchdog that stopped long ago on one rank while its peers' go on is
+//! evidence.
 
 use super::Check;
 use crate::align::record::Stop;
@@ -16,12 +16,12 @@ use crate::report::format::{count_ranks, format_ranks, format_time, time_of_day}
 
 pub(super) struct RankFrozen;
 
-/// A stopped process makes no round for as long; ten are due.
+/// The watchdog of a stopped process makes no round for at least this long; ten would be due.
 const STOPPED_NS: i64 = 1_000_000_000;
-/// Rounds that are missing for as long are no matter of a busy host.
+/// A busy host does not delay the watchdog's rounds for this long.
 const SILENT_NS: i64 = 5_000_000_000;
 
-/// Why a rank does nothing.
+/// Why a rank makes no progress.
 #[derive(Clone, Copy, PartialEq)]
 enum Frozen {
     Stopped(Stop),
@@ -50,7 +50,7 @@ impl Check for RankFrozen {
     }
 }
 
-/// Why a record's rank does nothing, if that is so.
+/// Why a record's rank is frozen; `None` if it is not.
 fn frozen(ctx: &Context<'_>, record: usize) -> Option<Frozen> {
     let whole = &ctx.aligned.records[record];
     let silent = silence(ctx, record);
@@ -66,8 +66,8 @@ fn frozen(ctx: &Context<'_>, record: usize) -> Option<Frozen> {
     (alone && silent.is_some_and(|ns| ns >= SILENT_NS)).then_some(Frozen::Silent)
 }
 
-/// How long the watchdog had made no round when the record was taken, or when the process ended, where
-/// that is known, ns.
+/// How long the watchdog had made no round when the record was taken or the process ended, ns; `None` if that is
+/// unknown.
 fn silence(ctx: &Context<'_>, record: usize) -> Option<i64> {
     let whole = &ctx.aligned.records[record];
     let beat = whole.status.as_ref()?.heartbeat_ns;
@@ -76,7 +76,7 @@ fn silence(ctx: &Context<'_>, record: usize) -> Option<i64> {
         (Some(_), _) if !whole.died() => return None,
         (Some(gone), end) => match (gone.exit, end) {
             (Some(exit), _) => exit.time_ns,
-            // All were ended together.
+            // All processes ended together.
             (None, Some(end)) if end.first.is_empty() => {
                 end.last_ns.saturating_add(ctx.aligned.offsets_ns[record])
             }
@@ -87,7 +87,7 @@ fn silence(ctx: &Context<'_>, record: usize) -> Option<i64> {
     (beat > 0 && until > 0).then(|| until.saturating_sub(beat))
 }
 
-/// The rank never came to where others wait.
+/// The finding on a frozen rank that never arrived where others wait.
 fn idle(ctx: &Context<'_>, node: Node) -> Option<FindingDraft> {
     let rank = ctx.rank(node);
     let mut records = ctx.aligned.records_of(rank);
@@ -120,7 +120,7 @@ fn idle(ctx: &Context<'_>, node: Node) -> Option<FindingDraft> {
     Some(draft)
 }
 
-/// All members came, and some of them do nothing.
+/// The finding on frozen ranks in an operation that all members have reached.
 fn inside(ctx: &Context<'_>, place: usize) -> Option<FindingDraft> {
     let here = &ctx.graph.arrived[place];
     let stopped: Vec<(Node, usize, Frozen)> = here
@@ -130,8 +130,8 @@ fn inside(ctx: &Context<'_>, place: usize) -> Option<FindingDraft> {
             Some((node, record, frozen(ctx, record)?))
         })
         .collect();
-    // The peers may have completed it, and wait for those ranks elsewhere. Where no rank waits, the whole
-    // job is held.
+    // The peers may have completed the operation and wait for those ranks elsewhere. If no rank waits, the whole job is
+    // stopped.
     let waits = |node: &Node| {
         let is_stopped = stopped.iter().any(|one| one.0 == *node);
         !is_stopped && !ctx.graph.waits_in[*node].is_empty()

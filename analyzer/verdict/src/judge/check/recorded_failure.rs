@@ -1,9 +1,9 @@
-//! What the runtime recorded as the failure of an operation, where the waits alone show no cause.
+//! E101 and E150 from failures that the runtime recorded, used if the waits alone show no cause.
 //!
-//! A rank that is gone leaves its survivors' records of it, also where its own is lost; a rank that came
-//! after its peers had given up has completed its operation, and only their records name it; the program
-//! that aborted a group gave a reason. Those who were named first are the cause: a rank that failed since
-//! it lost another is named by its peers in turn.
+//! The survivors record that a rank is gone, even if its own record is lost. A rank that arrived after its peers had
+//! given up has completed its operation, and only their records name it. A program that aborted a group gave a reason.
+//! The ranks that were named first are the cause: a rank that failed because it lost another is named by its own peers
+//! later.
 
 use super::Check;
 use crate::align::Presence;
@@ -43,17 +43,17 @@ impl Check for RecordedFailure {
     }
 }
 
-/// A failure, and which record has it.
+/// A failure with the record that holds it.
 #[derive(Clone, Copy)]
 struct Recorded<'a> {
     record: usize,
-    /// Common time, ns.
+    /// When it happened, common time, ns.
     at_ns: i64,
     failure: &'a Failure,
 }
 
-/// When the first rank gave up at a time-out, or aborted a group: who is lost after that has left because of
-/// it; ns, `i64::MAX` if none did.
+/// When the first rank gave up at a time-out or aborted a group, common time, ns; `i64::MAX` if none did. Ranks that
+/// are lost later left because of that.
 fn given_up_ns(recorded: &[Recorded<'_>]) -> i64 {
     let mut all = recorded.iter();
     let first = all.find(|one| match one.failure.kind {
@@ -63,12 +63,12 @@ fn given_up_ns(recorded: &[Recorded<'_>]) -> i64 {
     first.map_or(i64::MAX, |one| one.at_ns)
 }
 
-/// Whether ranks gave up, at a time-out that names others or by an abort, before this time, common time, ns.
+/// Whether ranks gave up before this common time, ns: at a time-out that names others, or by an abort.
 pub(super) fn gave_up_before(ctx: &Context<'_>, at_ns: i64) -> bool {
     given_up_ns(&recorded(ctx)) < at_ns
 }
 
-/// All failures that can be judged, in order of their times.
+/// All failures that can be judged, ordered by time.
 fn recorded<'a>(ctx: &'a Context<'_>) -> Vec<Recorded<'a>> {
     let mut all: Vec<Recorded<'a>> = Vec::new();
     for (record, whole) in ctx.aligned.records.iter().enumerate() {
@@ -90,7 +90,7 @@ fn recorded<'a>(ctx: &'a Context<'_>) -> Vec<Recorded<'a>> {
     all
 }
 
-/// E150: peers that survivors lost. A rank that was lost by one that had lost no other before is the first.
+/// E150: peers that survivors lost. The culprits are the lost ranks that did not lose a peer themselves.
 fn gone(ctx: &Context<'_>, failures: &[Recorded<'_>]) -> Option<FindingDraft> {
     let named: BTreeSet<Rank> = failures
         .iter()
@@ -100,7 +100,7 @@ fn gone(ctx: &Context<'_>, failures: &[Recorded<'_>]) -> Option<FindingDraft> {
     let rank_of = |one: &Recorded<'_>| ctx.aligned.records[one.record].rank;
     let suffered: BTreeSet<Rank> = failures.iter().map(rank_of).collect();
     let first: Vec<Rank> = named.difference(&suffered).copied().collect();
-    // Where each of them lost another, the first report is the nearest to the cause.
+    // If each of them lost another, the first report is closest to the cause.
     let culprits = match first.is_empty() {
         true => failures.first()?.failure.ranks.clone(),
         false => first,
@@ -125,15 +125,15 @@ fn gone(ctx: &Context<'_>, failures: &[Recorded<'_>]) -> Option<FindingDraft> {
     Some(draft)
 }
 
-/// What a rank was waiting in when another gave up.
+/// The operation that a rank was waiting in when another gave up.
 struct OwnWait<'a> {
     record: usize,
     group: usize,
     op: &'a Op,
 }
 
-/// The wait of a rank that a time-out names: an operation of its own, other than the one that timed out, which it had issued
-/// by then and not completed.
+/// The wait of a rank that a time-out names: its oldest operation, other than the one that timed out, that it had
+/// issued and not completed at that time.
 fn own_wait<'a>(ctx: &'a Context<'_>, rank: Rank, witness: &Recorded<'_>) -> Option<OwnWait<'a>> {
     let record = ctx.aligned.record_of(rank)?;
     let timed_out = operation(ctx, witness).map(|(group, op)| (group, op.seq, op.is_p2p));
@@ -151,7 +151,7 @@ fn own_wait<'a>(ctx: &'a Context<'_>, rank: Rank, witness: &Recorded<'_>) -> Opt
     waits.min_by_key(|wait| ctx.aligned.created_ns(wait.record, wait.op))
 }
 
-/// The members that had not issued the collective of a wait by then, if all records show that.
+/// The members whose records show that they had not issued the collective of a wait by that time, common time, ns.
 fn absent(ctx: &Context<'_>, wait: &OwnWait<'_>, at_ns: i64) -> Vec<Rank> {
     if wait.op.is_p2p {
         return Vec::new();
@@ -175,10 +175,11 @@ fn absent(ctx: &Context<'_>, wait: &OwnWait<'_>, at_ns: i64) -> Vec<Rank> {
         .collect()
 }
 
-/// From the time-out that came first along the waits of the ranks that it names: a rank that was itself waiting for others
-/// is no cause. `None` if the waits form a circle.
+/// Starts at the first time-out and follows the waits of the ranks that it names: a rank that was itself waiting for
+/// others is not the cause. `None` if the waits form a cycle.
 ///
-/// Returns the time-out that names the cause, or the wait in which the cause was absent; and the ranks.
+/// Returns the last time-out on this path, the wait in which the cause was absent (`None` if the time-out itself names
+/// the cause), and the ranks that are the cause.
 fn first_cause<'f, 'a>(
     ctx: &'f Context<'_>,
     failures: &[Recorded<'a>],
@@ -204,7 +205,7 @@ fn first_cause<'f, 'a>(
                 None if !absent.is_empty() && !absent.contains(&rank) => {
                     Some((witness, Some(wait), absent))
                 }
-                // Whatever it was in, it waited for no member that is known.
+                // It waited for no member that is known.
                 None => continue,
             };
             break;
@@ -219,7 +220,7 @@ fn first_cause<'f, 'a>(
     }
 }
 
-/// E101: ranks that had not arrived when the others' time was over.
+/// E101: ranks that had not arrived when the others timed out.
 fn late(ctx: &Context<'_>, failures: &[Recorded<'_>]) -> Option<FindingDraft> {
     let (witness, within, culprits) = first_cause(ctx, failures)?;
     let witness = &witness;
@@ -258,7 +259,7 @@ fn late(ctx: &Context<'_>, failures: &[Recorded<'_>]) -> Option<FindingDraft> {
     Some(not_arrived(ctx, culprits, sentence, witness))
 }
 
-/// E101 of ranks that had not arrived in an operation, whose waits are completed from the time-out.
+/// E101 on ranks that had not arrived in an operation; place and targets come from the time-out.
 fn not_arrived(
     ctx: &Context<'_>,
     culprits: Vec<Rank>,
@@ -276,7 +277,7 @@ fn not_arrived(
     draft
 }
 
-/// E101, where the rank that a time-out names was itself waiting for others, which recorded no time-out.
+/// E101 where the rank that a time-out names was itself waiting for others and recorded no time-out.
 fn absent_elsewhere(
     ctx: &Context<'_>,
     witness: &Recorded<'_>,
@@ -296,7 +297,7 @@ fn absent_elsewhere(
     draft
 }
 
-/// E101, where the others waited in no operation: for the start of the job, or for its end.
+/// E101 where the others waited outside of any operation: for the start of the job or for its end.
 fn never_came(
     ctx: &Context<'_>,
     witness: &Recorded<'_>,
@@ -321,7 +322,8 @@ fn never_came(
     draft
 }
 
-/// How long after the time-out the culprits' own records show the operation, for the end of a sentence.
+/// The end of a sentence: how long after the time-out the culprit's own record shows the operation. Empty if that is
+/// unknown or there are several culprits.
 fn came_after(ctx: &Context<'_>, witness: &Recorded<'_>, culprits: &[Rank]) -> String {
     let &[rank] = culprits else {
         return String::new();
@@ -419,14 +421,14 @@ fn operation<'a>(ctx: &'a Context<'_>, one: &Recorded<'_>) -> Option<(usize, &'a
     Some((group, op))
 }
 
-/// ` in all_reduce #5 on group dp`, where the operation is recorded.
+/// A part of a sentence, like ` in all_reduce #5 on group dp`; empty if the operation is not recorded.
 fn inside(ctx: &Context<'_>, one: &Recorded<'_>) -> String {
     operation(ctx, one).map_or(String::new(), |(_, op)| {
         format!(" in {}", ctx.describe_op(one.record, op))
     })
 }
 
-/// Adds the place, and whose waits are consequences.
+/// Adds the place of the failed operation, and the nodes whose waits are consequences.
 fn complete(ctx: &Context<'_>, draft: &mut FindingDraft, witness: &Recorded<'_>) {
     let nodes: Vec<Node> = draft
         .culprits

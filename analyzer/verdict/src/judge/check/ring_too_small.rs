@@ -1,10 +1,8 @@
 //! W160: a ring overwrites records that the analysis needs, or could not keep records.
 //!
-//! A ring that has wrapped is the normal case, so that alone is no finding. It is one where the ring
-//! has dropped the very operation that the rank is in, or the entries that show whether it came to a
-//! place
-//! where others wait; where the program names its steps and one has more operations than the ring
-//! holds; and where records were lost because writers met.
+//! A ring that has wrapped is the normal case and no finding. It is one if the ring has dropped the operation that the
+//! rank is in, or the entries that show whether it arrived where others wait; if the program reports its steps and one
+//! step has more operations than the ring holds; or if records were lost because several threads wrote at once.
 
 use super::Check;
 use crate::align::UnknownReason;
@@ -43,7 +41,7 @@ fn short_rings(ctx: &Context<'_>) -> Option<FindingDraft> {
         .collect();
     let mut short: Vec<&Record> = Vec::new();
     let mut needed: Option<u64> = None;
-    // Where not all was given, the contents of the ring are unknown.
+    // If only the newest entries were read, the size of the ring is unknown.
     let newest = ctx.policy.newest.unwrap_or(usize::MAX);
     let wrapped = |one: &&Record| one.wrapped() && one.ops.len() < newest;
     for record in ctx.aligned.records.iter().filter(wrapped) {
@@ -78,10 +76,10 @@ fn short_rings(ctx: &Context<'_>) -> Option<FindingDraft> {
     Some(draft)
 }
 
-/// How many operations a step of the program has, where it names its steps.
+/// The number of operations in one step of the program; `None` if the program reports no steps.
 ///
-/// A job that goes on from a checkpoint counts steps that this record never saw: then the number is
-/// too small, never too large.
+/// A job that resumed from a checkpoint counts steps that this record never saw: then the number is too small, never
+/// too large.
 fn operations_of_a_step(record: &Record) -> Option<u64> {
     let step = u64::try_from(record.status.as_ref()?.step).ok()?;
     let issued = record.first_id.saturating_add(record.ops.len() as u64);

@@ -1,9 +1,8 @@
-//! E103, E104, E113: from some number on, a rank's calls match the others' shifted, or in another order.
+//! E103, E104, E113: from some number on, a rank's calls match the others' only when shifted or reordered.
 //!
-//! A rank that left out one collective is one ahead of its peers ever after; one that issued an extra
-//! one is behind; one that swapped two is right again after both. Each needs at least one later
-//! operation that matches so. Without it the finding is a plain
-//! [mismatch](super::mismatch).
+//! A rank that left out one collective is one ahead of its peers from then on; a rank that issued an extra one is one
+//! behind; a rank that swapped two matches again after both. Each needs at least one later operation that matches in
+//! this way. Without it the finding is a plain [mismatch](super::mismatch).
 
 use super::Check;
 use super::mismatch::{confidence, describe};

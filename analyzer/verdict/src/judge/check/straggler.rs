@@ -1,6 +1,6 @@
-//! W220: a rank, or a whole host, arrives late again and again. N306: ranks do, by turns.
+//! W220: a rank or a whole host repeatedly arrives late. N306: ranks take turns at being late.
 //!
-//! Asked only where nothing is stuck. Who is late, and what it costs, is what [`Lateness`] found.
+//! Runs only if nothing is stuck. [`Lateness`] has found which ranks are late and what that costs.
 
 use super::Check;
 use crate::align::retiring_is_all;
@@ -29,13 +29,13 @@ impl Check for Straggler {
     }
 }
 
-/// What a job lost before it got stuck is not what it suffers from.
+/// The time that a job lost before it got stuck is not its problem.
 fn is_stuck(drafts: &[FindingDraft]) -> bool {
     let mut drafts = drafts.iter();
     drafts.any(|draft| draft.code.severity() == Severity::Error)
 }
 
-/// N306, where ranks are late by turns.
+/// N306, if ranks take turns at being late.
 pub(crate) fn note_turns(ctx: &Context<'_>) -> Option<Problem> {
     let lateness = ctx.lateness;
     if lateness.pattern != Pattern::ByTurns {
@@ -57,13 +57,13 @@ pub(crate) fn note_turns(ctx: &Context<'_>) -> Option<Problem> {
     })
 }
 
-/// What chance would have to do.
+/// Why the lateness is not chance, for `ruled_out`.
 fn no_chance(late: &Late, stretches: usize, stretch_ms: f64, among: usize, what: &str) -> String {
     format!(
         "chance: of the {stretches} stretches of {} that lost most it bears {}; among {among} {what} that are alike, \
          chance does as much in less than one of {:.0} records",
         format_lateness(stretch_ms),
-        late.won,
+        late.stretches,
         1.0 / ERROR_RATE
     )
 }
@@ -114,7 +114,7 @@ fn late_rank(ctx: &Context<'_>, late: &Late) -> FindingDraft {
     draft
 }
 
-/// A recorder without durations and completions leaves only the clocks to judge by.
+/// The ranks and the gap, ns, if the finding rests on clocks alone: the recorder has neither durations nor completions.
 fn by_clock(ctx: &Context<'_>, record: usize, typical_ms: f64) -> Option<([Rank; 2], i64)> {
     let whole = &ctx.aligned.records[record];
     let mut records = ctx.aligned.records.iter();
@@ -133,7 +133,7 @@ fn ruled_out(lateness: &Lateness, late: &Late) -> Vec<String> {
         lateness.among,
         "ranks",
     )];
-    // Between two ranks there is no third to measure the noise by.
+    // With two ranks only, there is no third to measure the noise.
     if let Some(usual) = lateness.usual_ms {
         all.push(format!(
             "noise: the second and the third last to come are typically {} apart",
@@ -143,10 +143,10 @@ fn ruled_out(lateness: &Lateness, late: &Late) -> Vec<String> {
     all
 }
 
-/// The newest collective in which the rank waited least of all it took part in, as an example.
+/// The collective before which the rank spent the longest time outside of operations, as an example.
 fn latest<'a>(ctx: &'a Context<'_>, record: usize) -> Option<&'a crate::align::record::Op> {
     let ops = &ctx.aligned.records[record].ops;
-    // Where it spent the longest time before the call, it was late for the call.
+    // The longer the time before the call, the later the rank was.
     let pairs = ops
         .windows(2)
         .filter(|pair| pair[1].completed() && !pair[1].kind.is_p2p());

@@ -1,7 +1,7 @@
-//! W250: operations that succeeded came near their time-out.
+//! W250: operations that succeeded came close to their time-out.
 //!
-//! The next one that is a little slower will be killed as a hang. Each completed operation's time from
-//! issue to completion is held against the time-out that it was issued with.
+//! The next operation that is a little slower will be ended as a hang. The check compares the time of each completed
+//! operation, from issue to completion, with the time-out that it was issued with.
 
 use super::Check;
 use crate::align::record::Op;
@@ -11,7 +11,7 @@ use crate::report::{Code, Severity};
 
 pub(super) struct TimeoutTooClose;
 
-/// From this share of the time-out on.
+/// Reported from this share of the time-out on.
 const NEAR: f64 = 0.7;
 
 impl Check for TimeoutTooClose {
@@ -20,7 +20,7 @@ impl Check for TimeoutTooClose {
     }
 
     fn run(&self, ctx: &Context<'_>, so_far: &[FindingDraft]) -> Vec<FindingDraft> {
-        // In a job that hangs, the hang is what counts.
+        // In a job that hangs, only the hang matters.
         let stuck = |draft: &FindingDraft| draft.code.severity() == Severity::Error;
         if so_far.iter().any(stuck) {
             return Vec::new();
@@ -35,7 +35,7 @@ impl Check for TimeoutTooClose {
         let mut worst: Option<(f64, usize, u32)> = None;
         for (record, whole) in ctx.aligned.records.iter().enumerate() {
             for (position, op) in whole.ops.iter().enumerate() {
-                // Later than its time-out and completed: no watchdog was running, or it had no time-out.
+                // An operation that completed after its time-out had no running watchdog, or no time-out at all.
                 let Some(share) = share(op).filter(|share| (NEAR..=1.0).contains(share)) else {
                     continue;
                 };
@@ -48,7 +48,7 @@ impl Check for TimeoutTooClose {
         let late = so_far.iter().any(|draft| draft.code == Code::W220);
         let draft = worst.map(|(share, record, position)| {
             let mut draft = draft(ctx, near, share, record, position);
-            // A late rank makes the others wait: that is the cause.
+            // If a rank is late, that is the cause.
             draft.is_root = !late;
             draft
         });

@@ -1,9 +1,8 @@
-//! W240: a part of the job's time that matters goes into collectives too small to be worth their latency.
+//! W240: collectives too small to be worth their latency take a considerable part of the job's time.
 //!
-//! Small collectives are normal: norms, flags, barriers. They are wasteful where they come in long
-//! rows of one operation on one group, which one larger operation could replace, and where the time
-//! that the rank spends in them is a share of its time. Both are asked, so that a program of nothing
-//! but a few small operations is left in peace.
+//! Small collectives are normal: norms, flags, barriers. They are wasteful if they come in long rows of one operation
+//! on one group, which one larger operation could replace, and if the rank spends a considerable share of its time in
+//! them. Both are required: a program with only a few small operations is no finding.
 
 use super::Check;
 use crate::align::record::{Op, Record};
@@ -12,13 +11,13 @@ use crate::report::{Code, Severity};
 
 pub(super) struct TinyCollectives;
 
-/// What latency and not bandwidth decides, bytes.
+/// Up to this size, bytes, latency and not bandwidth decides the duration.
 const TINY: u64 = 16 << 10;
-/// As many in a row could have been one.
+/// A row of at least this many could have been one operation.
 const ROW: usize = 8;
-/// Fewer in all are not worth a word.
+/// Fewer in all are no finding.
 const LEAST: usize = 512;
-/// From this share of a rank's time on.
+/// Reported from this share of a rank's time on.
 const SHARE: f64 = 0.1;
 
 /// What one rank spends on rows of small collectives.
@@ -45,7 +44,7 @@ impl Check for TinyCollectives {
             .enumerate()
             .filter_map(|(at, record)| Some((at, waste(ctx, record)?)))
             .collect();
-        // One rank that does it alone would be late for the others': that is another finding.
+        // If only a few ranks did so, they would be late for the others: that is another finding.
         if wasteful.len() * 2 < records.len() {
             return Vec::new();
         }
@@ -84,7 +83,7 @@ fn waste<'a>(ctx: &Context<'_>, record: &'a Record) -> Option<Waste<'a>> {
         .newest_ns()
         .saturating_sub(record.ops.first()?.created_ns) as f64
         / 1e6;
-    // Operations in flight together are counted each: the share cannot be more than all.
+    // Operations in flight at the same time are each counted in full, so the sum may exceed the span.
     let share = (spent_ms / span).min(1.0);
     (operations >= LEAST && span > 0.0 && share >= SHARE).then_some(Waste {
         rows,

@@ -1,10 +1,10 @@
-//! E114 and E112: what one member of a collective sends is not what another expects of it.
+//! E114 and E112: one member of a collective sends other sizes than another member expects.
 //!
-//! In an exchange each member names a size for each other one: what rank 2 sends to rank 5 has to be
-//! what rank 5 takes from rank 2. Where the record holds these sizes (split sizes, or one tensor for
-//! each member) every pair is compared; where it holds sums only, what all send together has to be what
-//! all take. In a gather or a scatter exactly one member is the root, and only the root names all
-//! parts. All this is asked where members wait: an exchange that completed was right.
+//! In an exchange each member names a size for each other member: the size that rank 2 sends to rank 5 must be the one
+//! that rank 5 receives from rank 2. If the record holds these sizes (split sizes, or one tensor for each member),
+//! every pair is compared; if it holds only sums, the sum of all sends must be the sum of all receives. In a gather or
+//! a scatter exactly one member is the root, and only the root names all parts. Only places where members wait are
+//! checked: an exchange that completed was right.
 
 use super::Check;
 use crate::align::signature::Call;
@@ -17,7 +17,7 @@ use rcomm_recorder::model::{Layout, OpType, Pattern, Rank};
 
 pub(super) struct UnequalParts;
 
-/// Larger exchanges are compared by their sums only: pairs grow with the square.
+/// Larger exchanges are compared by their sums only: the number of pairs grows with the square of the members.
 const MOST_MEMBERS: usize = 2048;
 
 impl Check for UnequalParts {
@@ -61,7 +61,7 @@ impl Check for UnequalParts {
     }
 }
 
-/// One instance: of each member the call that it issued, where its record has it.
+/// One instance of a collective: for each member the call that it issued, if its record shows it.
 struct InstanceCalls<'a> {
     group: GroupIx,
     seq: u32,
@@ -98,27 +98,28 @@ impl<'a> InstanceCalls<'a> {
             .map(|(_, _, call)| call.op)
     }
 
-    /// Every member has issued it.
+    /// Whether every member has issued it.
     fn is_full(&self) -> bool {
         self.calls.iter().all(Option::is_some)
     }
 }
 
-/// What was found, before it is put into words.
+/// A disagreement from which the finding is made.
 struct Found {
     code: Code,
-    /// Members at fault; none if that is unknown.
+    /// Members at fault; empty if that is unknown.
     culprits: Vec<usize>,
     /// Sets of members, one of which is at fault.
     alternatives: Vec<Vec<usize>>,
     confidence: f64,
-    /// What is wrong, as the end of a sentence that begins with the place.
+    /// What is wrong: the end of a sentence that begins with the place.
     what: String,
-    /// Members whose entries prove it.
+    /// Members whose entries are the evidence.
     proof: Vec<usize>,
 }
 
-/// Elements that a member sends to each other one, or takes from it, where its record has them.
+/// The number of elements that a member sends to each member, or receives from it; `None` if its record has no such
+/// sizes.
 fn parts(call: &Call, members: usize, sends: bool) -> Option<Vec<u64>> {
     let signature = &call.signature;
     let (splits, sizes) = if sends {
@@ -187,8 +188,8 @@ fn pairs(row: &InstanceCalls<'_>, members: usize) -> Option<Found> {
     })
 }
 
-/// The member at fault in conflicts between pairs: the one that is part of all of them, if there is one
-/// such; else either end of one.
+/// The culprits and alternatives of conflicts between pairs: the one member that is part of all conflicts; two
+/// alternatives if there are two such members; nothing if there is none.
 fn blame(conflicts: &[(usize, usize, u64, u64)], members: usize) -> (Vec<usize>, Vec<Vec<usize>>) {
     let mut part_of = vec![0usize; members];
     for &(from, to, ..) in conflicts {
@@ -205,7 +206,7 @@ fn blame(conflicts: &[(usize, usize, u64, u64)], members: usize) -> (Vec<usize>,
     }
 }
 
-/// Where pairs are not recorded: what all send together and what all take.
+/// Compares the sum of all sends with the sum of all receives, for records without sizes of pairs.
 fn sums(row: &InstanceCalls<'_>) -> Option<Found> {
     if !row.is_full() {
         return None;
@@ -227,7 +228,7 @@ fn sums(row: &InstanceCalls<'_>) -> Option<Found> {
     if sent == taken {
         return None;
     }
-    // Where most members do the same, the odd ones are wrong.
+    // If most members issued the same sizes, the others are wrong.
     let usual = own
         .iter()
         .copied()
@@ -244,7 +245,7 @@ fn sums(row: &InstanceCalls<'_>) -> Option<Found> {
     })
 }
 
-/// Members that name all parts: the root, and every other that takes itself for it.
+/// Members that name all parts: the root, and every other member that takes itself for the root.
 fn roots_of(row: &InstanceCalls<'_>) -> Vec<usize> {
     let names_parts = |call: &Call| {
         let signature = &call.signature;
@@ -309,7 +310,8 @@ fn roots(ctx: &Context<'_>, row: &InstanceCalls<'_>) -> Option<Found> {
     }
 }
 
-/// The root of the group's newest earlier operation of that kind that all agree on.
+/// The root of the group's newest earlier operation of the same kind on whose root all members agree; the last 8 are
+/// looked at.
 fn past_root(ctx: &Context<'_>, row: &InstanceCalls<'_>) -> Option<usize> {
     let op = row.op()?;
     let &(record, ..) = row.calls.iter().flatten().next()?;

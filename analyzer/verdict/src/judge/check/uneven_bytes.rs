@@ -1,8 +1,8 @@
 //! W230: some ranks of a group move far more bytes than the others.
 //!
-//! Only operations whose members may differ in size count, and of these only instances that all
-//! members completed: an exchange between experts, a gather of pieces of any length. Rooted operations
-//! are uneven by their nature. Little data is no matter how it is spread, nor are a few instances.
+//! Only operations whose members may differ in size count (an exchange between experts, a gather of pieces of any
+//! length), and of these only instances that all members completed. Rooted operations are always uneven. Small amounts
+//! of data and few instances are ignored.
 
 use super::Check;
 use crate::align::{Aligned, GroupIx};
@@ -13,11 +13,11 @@ use rcomm_recorder::model::{OpType, Parts, Pattern, Rank};
 
 pub(super) struct UnevenBytes;
 
-/// So many times the median is very different.
+/// A member that moves this many times the median is reported.
 const TIMES_MEDIAN: u64 = 4;
-/// Less than this above the median costs little time on any link, bytes.
+/// A smaller excess over the median, bytes, costs little time on any link.
 const LEAST_EXCESS: u64 = 64 << 20;
-/// Fewer instances are chance.
+/// Fewer instances may differ by chance.
 const LEAST_INSTANCES: usize = 16;
 
 impl Check for UnevenBytes {
@@ -76,8 +76,9 @@ fn judge(ctx: &Context<'_>, group: GroupIx) -> Option<FindingDraft> {
     Some(draft)
 }
 
-/// Bytes that each member moved in the instances that may be uneven and that all completed, and how
-/// many those were; `None` if they are too few, or a member's record is missing.
+/// Bytes that each member moved in the instances that may be uneven and that all completed, and the number of these
+/// instances. `None` if there are fewer than [`LEAST_INSTANCES`], fewer than three members, or a member's record is
+/// missing.
 fn moved_bytes(aligned: &Aligned<'_>, group: GroupIx) -> Option<(Vec<u64>, usize)> {
     let lanes: Vec<_> = aligned.groups[group]
         .lanes

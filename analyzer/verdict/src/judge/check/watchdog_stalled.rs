@@ -1,9 +1,8 @@
-//! E140: the thread that watches a rank's operations stopped making its rounds.
+//! E140: the watchdog of a rank stopped making its rounds.
 //!
-//! Derived from the rank's own record: its heartbeat is long before the moment at which
-//! the record was taken, both by the clock of its host, or the record was written because the
-//! heartbeat monitor raised the alarm. A process that is gone makes no rounds either: that is
-//! [`rank_failed`](super::rank_failed)'s. A stalled watchdog holds up no rank, so this finding
+//! Derived from the rank's own record: its heartbeat is much older than the record, both by the clock of its host, or
+//! the heartbeat monitor had the record written because it raised the alarm. [`rank_failed`](super::rank_failed) covers
+//! a process that is gone, whose watchdog makes no rounds either. A stalled watchdog holds up no rank, so this finding
 //! is listed under the cause of the waits, if there is one.
 
 use super::Check;
@@ -14,9 +13,9 @@ use crate::report::format::format_time;
 
 pub(super) struct WatchdogStalled;
 
-/// Rounds are made several times a second; the runtime's own monitor raises the alarm after as long.
+/// The watchdog makes several rounds a second; the runtime's heartbeat monitor raises the alarm after this time, ns.
 const STALLED_NS: i64 = 60_000_000_000;
-/// What the runtime's heartbeat monitor gives as the reason of the dump that it asks for.
+/// The reason that the runtime's heartbeat monitor gives for the dump that it requests.
 const ALARM: &str = "the watchdog is stuck";
 
 impl Check for WatchdogStalled {
@@ -38,7 +37,7 @@ impl Check for WatchdogStalled {
     }
 }
 
-/// How long the watchdog had been silent, ns, if that is too long.
+/// How long the watchdog had made no round when the record was taken, ns; `None` if it had not stalled.
 fn silence(record: &Record) -> Option<i64> {
     let status = record.status.as_ref()?;
     let (beat, taken) = (status.heartbeat_ns, record.identity.dump_time_ns);

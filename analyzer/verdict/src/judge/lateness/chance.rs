@@ -1,73 +1,72 @@
-//! Whether the same one is last too often for chance.
+//! Whether one rank or host is last too often for chance.
 //!
-//! The record is cut into stretches. Of those that lost most, the test asks how often one and the same
-//! cost most: if all are alike, each is as likely as any other, so that the number follows the binomial
-//! distribution. Where there are few stretches, it counts as well how alike the losses are: what a loaded
-//! host does to its ranks differs widely in length. The result is corrected for the number of ranks.
+//! The time of the job is cut into stretches. The test takes the stretches that lost most and counts in how many of
+//! them each rank (or host) cost most. If all are alike, each is equally likely to do so, and the count follows the
+//! binomial distribution. With few stretches, the test also uses how equal the losses are: the delays that a loaded
+//! host causes differ widely in length. The result is corrected for the number of ranks.
 
 use std::collections::BTreeMap;
 
-/// A stretch of the record is no shorter, ns, where hosts are compared: what a scheduler does to a rank
-/// lasts as long.
+/// The shortest stretch, ns, if waits are measured by hosts: a scheduler can delay a rank for this long.
 const HOST_STRETCH_NS: i64 = 100_000_000;
-/// And where devices are: none takes turns with others.
+/// The shortest stretch, ns, if waits are measured by devices, which a scheduler does not interrupt.
 const DEVICE_STRETCH_NS: i64 = 20_000_000;
-/// Nor are there more of them.
+/// The largest number of stretches.
 const STRETCHES: i64 = 256;
-/// So often at most a job without a late rank has one that passes the test.
+/// The test accuses a rank in at most this share of the jobs that have no late rank.
 pub(crate) const ERROR_RATE: f64 = 1e-4;
-/// As for a rank that was late in the look before.
-const STILL: f64 = 1e-2;
-/// This share of what was lost decides.
+/// The same for a rank that was late in the previous snapshot.
+const REPEATED_RATE: f64 = 1e-2;
+/// The stretches that together hold this share of the loss decide.
 const DECIDES: f64 = 0.8;
-/// The late bear at least this share of the stretches that decide,
-const MOST: f64 = 0.6;
-/// or this, where they were late in the look before.
-const STILL_MOST: f64 = 0.4;
-/// The least of the late costs so many times what the first of the others does.
+/// Late ranks cost most in at least this share of the deciding stretches.
+const LATE_SHARE: f64 = 0.6;
+/// The same if one of them was late in the previous snapshot.
+const REPEATED_SHARE: f64 = 0.4;
+/// The cheapest of the late ranks costs at least this many times what the most expensive of the others costs.
 const STANDS_OUT: f64 = 2.0;
 /// Losses nearer to each other than this, as a logarithm, count as equal.
 const EQUAL: f64 = 0.02;
-/// Fewer stretches show no turns.
+/// With fewer deciding stretches, ranks are not said to take turns.
 const LEAST_TURNS: usize = 6;
-/// Up to so many stretches their likeness counts.
+/// Up to this many stretches, the test uses how equal their losses are.
 const FEW: usize = 8;
 
-/// What one instance lost to the last to come.
+/// The time that one instance lost because of its last member.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Loss {
-    /// When, common time, ns.
+    /// When that member issued it, common time, ns.
     pub(crate) at_ns: i64,
-    /// Who came last: a rank's first record, or a host.
+    /// The last to arrive: the index of the rank's first record, or of the host.
     pub(crate) unit: usize,
     pub(crate) ms: f32,
-    /// Both measured by devices; else by hosts.
+    /// Whether devices measured the waits; else hosts did.
     pub(crate) by_device: bool,
-    /// For how long the device had still been busy when the host issued this, ms, and how far that may
-    /// be off; not asked where durations are recorded.
+    /// How long the device was still busy when the host issued this operation, and the error of that, ms. `None` if
+    /// durations are recorded or the busy time is unknown.
     pub(crate) busy_ms: Option<[f32; 2]>,
 }
 
-/// One that is late again and again.
+/// A rank or host that is repeatedly late.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Late {
     pub(crate) unit: usize,
-    /// In so many of the stretches that decide it cost most.
-    pub(crate) won: usize,
+    /// The number of deciding stretches in which it cost most.
+    pub(crate) stretches: usize,
 }
 
-/// What the losses of a job show.
+/// The losses of a job, summed by stretch and by rank or host.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Tally {
-    /// Stretches that decide.
+    /// The number of deciding stretches.
     pub(crate) stretches: usize,
-    /// How long one is, ms.
+    /// The length of a stretch, ms.
     pub(crate) stretch_ms: f64,
-    /// What each unit cost in the stretches in which no other cost more, ms: summed over all units, what
-    /// the job lost.
+    /// For each unit, its cost in the stretches in which no other cost more, ms. The sum over all units is the job's
+    /// loss.
     price_ms: BTreeMap<usize, f64>,
-    /// Of each unit, the losses of the stretches that decide and that it bears.
-    won: BTreeMap<usize, Vec<f64>>,
+    /// For each unit, its cost in each deciding stretch in which no other cost more, ms.
+    borne_ms: BTreeMap<usize, Vec<f64>>,
 }
 
 impl Tally {
@@ -100,7 +99,7 @@ impl Tally {
         for &(unit, ms) in worst.values() {
             *tally.price_ms.entry(unit).or_default() += ms;
         }
-        // No matter how much was lost: more than all of the time cannot be.
+        // A job cannot lose more than all of its time.
         let total: f64 = tally.price_ms.values().sum();
         if total > span_ms && total > 0.0 {
             let part = span_ms / total;
@@ -110,8 +109,8 @@ impl Tally {
         tally
     }
 
-    /// The stretches that lost most decide; what is beyond three quarters of them in size counts no more
-    /// than these, so that one long halt does not stand for the whole record.
+    /// Selects the deciding stretches: those that lost most, until they hold the share [`DECIDES`] of the loss. Losses
+    /// above the upper quartile count as much as the quartile, or one long halt would decide alone.
     fn decide(&mut self, mut worst: Vec<(usize, f64)>) {
         worst.sort_by(|a, b| b.1.total_cmp(&a.1));
         let cap = worst.get(worst.len() / 4).map_or(0.0, |&(_, ms)| ms);
@@ -123,53 +122,55 @@ impl Tally {
             }
             seen += ms.min(cap);
             self.stretches += 1;
-            self.won.entry(unit).or_default().push(ms);
+            self.borne_ms.entry(unit).or_default().push(ms);
         }
     }
 
-    /// What a unit cost, ms.
+    /// The cost of a unit, ms.
     pub(crate) fn price(&self, unit: usize) -> f64 {
         self.price_ms.get(&unit).copied().unwrap_or(0.0)
     }
 
-    /// What all units cost together, ms.
+    /// The cost of all units together, ms.
     pub(crate) fn total_ms(&self) -> f64 {
         self.price_ms.values().sum()
     }
 
-    /// How many bear the stretches that decide.
+    /// The number of units that cost most in at least one deciding stretch.
     pub(crate) fn bearers(&self) -> usize {
-        self.won.len()
+        self.borne_ms.len()
     }
 
-    /// Whether what was lost is spread over several: each bears a part of the stretches that decide, and
-    /// none more than half.
-    pub(crate) fn goes_round(&self) -> bool {
-        let most = self.won.values().map(Vec::len).max().unwrap_or(0);
+    /// Whether units take turns at being late: none cost most in more than half of the deciding stretches, and there
+    /// are at least [`LEAST_TURNS`] of these.
+    pub(crate) fn is_by_turns(&self) -> bool {
+        let most = self.borne_ms.values().map(Vec::len).max().unwrap_or(0);
         self.stretches >= LEAST_TURNS && most * 2 <= self.stretches
     }
 
-    /// Those that are late too often for chance, among so many; `before` were so in the look before.
+    /// The units that are late too often for chance. `among` is the number of units compared, `least_ms` the smallest
+    /// cost that is reported, `before` the units that were late in the previous snapshot. Empty if the late units do
+    /// not clearly cost more than all others.
     pub(crate) fn late(&self, among: usize, least_ms: f64, before: &[usize]) -> Vec<Late> {
         let mut late: Vec<Late> = Vec::new();
-        let (mut of_the_late, mut known) = (0, false);
-        for (&unit, sizes) in &self.won {
+        let (mut of_the_late, mut repeated) = (0, false);
+        for (&unit, sizes) in &self.borne_ms {
             let was = before.contains(&unit);
             let (rate, least_ms) = if was {
-                (STILL, least_ms / 2.0)
+                (REPEATED_RATE, least_ms / 2.0)
             } else {
                 (ERROR_RATE, least_ms)
             };
             if self.price(unit) >= least_ms && self.by_chance(sizes, among) <= rate {
                 of_the_late += sizes.len();
-                known |= was;
+                repeated |= was;
                 late.push(Late {
                     unit,
-                    won: sizes.len(),
+                    stretches: sizes.len(),
                 });
             }
         }
-        let most = if known { STILL_MOST } else { MOST };
+        let most = if repeated { REPEATED_SHARE } else { LATE_SHARE };
         let is_late = |unit: &usize| late.iter().any(|one| one.unit == *unit);
         let least = late.iter().map(|one| self.price(one.unit));
         let least = least.fold(f64::MAX, f64::min);
@@ -185,8 +186,8 @@ impl Tally {
         }
     }
 
-    /// How probable it is that, among so many that are alike, one bears so many of the stretches, of
-    /// losses as equal as these.
+    /// The probability, 0..1, that one of `among` equal units costs most in as many stretches as `sizes` has entries,
+    /// with losses as equal as these.
     fn by_chance(&self, sizes: &[f64], among: usize) -> f64 {
         let among = among.max(1) as f64;
         let often = among * at_least(sizes.len(), self.stretches, 1.0 / among);
@@ -194,7 +195,7 @@ impl Tally {
             let least = sizes.iter().copied().fold(f64::MAX, f64::min);
             let most = sizes.iter().copied().fold(0.0, f64::max);
             let range = (most / least).ln().max(EQUAL);
-            // So many numbers, drawn alike from one stretch of unit length, lie within `range`.
+            // The probability that this many numbers, uniform in an interval of length 1, lie within `range`.
             (sizes.len() as f64 * range.powi(sizes.len() as i32 - 1)).min(1.0)
         } else {
             1.0
@@ -203,7 +204,7 @@ impl Tally {
     }
 }
 
-/// The probability of at least `k` of `n`, each of probability `p`.
+/// The probability that at least `k` of `n` independent events of probability `p` happen.
 fn at_least(k: usize, n: usize, p: f64) -> f64 {
     if p >= 1.0 || k == 0 {
         return 1.0;
@@ -226,7 +227,7 @@ fn at_least(k: usize, n: usize, p: f64) -> f64 {
 mod tests {
     use super::*;
 
-    /// A loss in each of so many stretches, of the unit and size that a function gives.
+    /// One loss in each of `n` stretches; `of` gives its unit and its size, ms.
     fn losses(n: usize, of: impl Fn(usize) -> (usize, f32)) -> Vec<Loss> {
         let loss = |at: usize| {
             let (unit, ms) = of(at);
@@ -248,7 +249,7 @@ mod tests {
     }
 
     #[test]
-    fn the_binomial_tail_is_that_of_tables() {
+    fn the_binomial_tail_agrees_with_published_tables() {
         assert!((at_least(8, 8, 0.25) - 0.25f64.powi(8)).abs() < 1e-12);
         assert!((at_least(1, 4, 0.5) - 15.0 / 16.0).abs() < 1e-12);
         assert!((at_least(15, 20, 0.5) - 0.020_695).abs() < 1e-6);
@@ -256,7 +257,7 @@ mod tests {
     }
 
     #[test]
-    fn who_is_always_last_is_late_and_who_is_last_by_turns_is_not() {
+    fn a_rank_that_is_always_last_is_late_and_ranks_that_take_turns_are_not() {
         assert_eq!(late(&losses(20, |_| (3, 20.0)), 4), [3]);
         assert!(late(&losses(20, |at| (at % 4, 20.0)), 4).is_empty());
     }
@@ -270,7 +271,7 @@ mod tests {
     }
 
     #[test]
-    fn no_one_is_late_where_another_costs_as_much() {
+    fn no_rank_is_late_if_another_costs_as_much() {
         let two = losses(40, |at| (usize::from(at % 5 == 0 || at % 2 == 0), 20.0));
         assert!(late(&two, 4).is_empty(), "two of four");
     }
@@ -284,7 +285,7 @@ mod tests {
     }
 
     #[test]
-    fn who_was_late_stays_so_while_it_is_the_most_frequent_by_far() {
+    fn a_late_rank_stays_late_while_it_is_last_far_more_often_than_others() {
         let fewer = losses(20, |at| {
             if at % 2 == 0 {
                 (3, 20.0)

@@ -1,20 +1,19 @@
-//! Who arrives late, what that costs, and whether it is more than chance.
+//! Which ranks arrive late, what that costs, and whether it is more than chance.
 //!
-//! In a collective that needs every member, all leave together, so the last to arrive waits least: where
-//! durations are recorded, a member's *lag* is the longest in the instance less its own. That needs no
-//! clock in common and no watchdog. Without durations, issue times in common time take their place
-//! ([`rows`]), and nothing is taken from them that the estimate of the clocks leaves in doubt.
+//! In a collective that needs every member, all leave together, so the last to arrive waits least. If durations are
+//! recorded, a member's *lag* is the longest duration in the instance minus its own; this needs neither a common clock
+//! nor a watchdog. Otherwise lags come from issue times in common time ([`rows`]), and differences below the error of
+//! the clocks are ignored.
 //!
-//! What an instance *lost* to its last member is how much earlier it would have begun had that member come
-//! with the second last. A rank may be late only because it waited for another before, in a message or
-//! on another group, and what it was late for already is not lost again: what it waited, and what others
-//! waited for it, since the members' previous common operation, beyond that of the second last, is taken
-//! off. Arrivals are not compared across messages, unless their waits are recorded and both ranks passed
-//! the same ones.
+//! The *loss* of an instance is how much earlier it would have begun if its last member had arrived together with the
+//! second last. A rank may be late only because it waited for another rank before, in a message or on another group,
+//! and a delay that was already counted is not counted again. So the times that it waited, and that others waited for
+//! it, since the members' previous common operation are subtracted as far as they exceed those of the second last.
+//! Arrivals are not compared across messages unless both ranks passed the same messages.
 //!
-//! Losses that exceed the usual spread are tested against chance ([`chance`]): a rank or a host that
-//! bears too many of them is late again and again; if none does, they are late by turns. This is the one
-//! rule for reports, screens, metrics and alerts.
+//! Losses that exceed the usual spread are tested against chance ([`chance`]): a rank or a host that causes too many of
+//! them is repeatedly late; if none does, ranks take turns at being late. Reports, screens, metrics and alerts all use
+//! this rule.
 
 mod chance;
 mod rows;
@@ -29,34 +28,34 @@ use rcomm_recorder::model::Rank;
 use rows::{ArrivalReader, Arrived, InstanceArrivals};
 use std::collections::BTreeMap;
 
-/// Newest lags of a rank, and newest worst lags of a group, that percentiles are made from.
+/// Percentiles are made from at most this many lags of a rank, and worst lags of a group.
 const SAMPLES: usize = 1024;
-/// Less than this is never late, ms, where the device measures,
+/// Smaller losses never count, ms, if devices measure the waits.
 const LEAST_DEVICE_MS: f32 = 0.2;
-/// and where the host does: the members of a collective do not leave it at quite the same time.
+/// The same if hosts measure them: the members of a collective do not leave it at exactly the same time.
 const LEAST_HOST_MS: f32 = 1.0;
-/// So many times the usual spread is late.
+/// A loss counts from this many times the usual spread.
 const STANDS_OUT: f32 = 3.0;
-/// Operations that are looked through for the one before.
-const LOOKED_BACK: usize = 256;
-/// Hosts that are compared in one instance.
+/// At most this many operations are searched for the previous compared one.
+const MAX_LOOKED_BACK: usize = 256;
+/// Instances with more hosts than this are not compared by host.
 const MOST_HOSTS: usize = 64;
 
-/// One rank's lateness.
+/// The lateness of one rank.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct RankLateness {
-    /// Instances that it took part in.
+    /// The number of instances that it took part in.
     pub(crate) instances: usize,
-    /// What instances lost to it, ms, beyond the usual spread.
+    /// The losses that it caused beyond the usual spread, ms.
     pub(crate) lost: Vec<f32>,
-    /// In the group that is looked at.
+    /// Its lags in the group that is being measured, ms.
     lags: Vec<f32>,
     lag_p50_ms: Option<f64>,
 }
 
 impl RankLateness {
-    /// Median lag in the group where that is largest, ms: a rank that is late for one group out of
-    /// three is in time for most operations.
+    /// The largest of its median lags in its groups, ms: a rank that is late in one group out of three is in time for
+    /// most operations. `None` if it took part in no instance.
     pub(crate) fn lag_p50_ms(&self) -> Option<f64> {
         self.lag_p50_ms
     }
@@ -71,55 +70,55 @@ impl RankLateness {
     }
 }
 
-/// Who is late.
+/// Which ranks or hosts are late.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) enum Pattern {
-    /// Too little is lost to ask, or too few instances show who loses it.
+    /// None: too little is lost, or too few instances show which rank is late.
     #[default]
     None,
-    /// These ranks, by their first records.
+    /// These ranks, as indices of their first records.
     Ranks(Vec<Late>),
-    /// All ranks of these hosts, by their places among the hosts' names.
+    /// All ranks of these hosts, as indices into [`Lateness::hosts`].
     Hosts(Vec<Late>),
-    /// Ranks by turns.
+    /// Ranks take turns.
     ByTurns,
 }
 
 /// The lateness of all ranks.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Lateness {
-    /// By record.
+    /// By record, at the first record of a rank.
     pub(crate) ranks: Vec<RankLateness>,
     /// Names of the hosts, ascending.
     pub(crate) hosts: Vec<String>,
     pub(crate) pattern: Pattern,
-    /// Ranks that took part in an instance.
+    /// The number of ranks that took part in an instance.
     pub(crate) among: usize,
-    /// What ranks cost, and what hosts do.
+    /// What each rank cost.
     pub(crate) by_rank: Tally,
     pub(crate) by_host: Tally,
-    /// How many instances each host was last in as a whole, beyond the usual spread.
+    /// For each host, the number of instances in which it was last as a whole, beyond the usual spread.
     pub(crate) host_losses: BTreeMap<usize, usize>,
-    /// By group: worst lags, ms.
+    /// By group: the worst lag of each instance, ms.
     groups: Vec<Vec<f32>>,
-    /// Median difference between the second and the third last, ms: what is usual. `None` where no
-    /// instance had three members.
+    /// The usual spread: the median difference between the second and the third last to arrive, ms. `None` if no
+    /// instance had three members that compare.
     pub(crate) usual_ms: Option<f64>,
-    /// What the records span, ms: the job's time.
+    /// The job's time, ms: the median over the records of the time that each spans.
     pub(crate) span_ms: f64,
 }
 
-/// What is gathered before anything is judged.
+/// The losses of all instances, before they are judged.
 #[derive(Default)]
 struct Gathered {
     usual: Vec<f32>,
-    /// By rank: a loss, and what is never late there.
+    /// Losses by rank, each with the loss that never counts there, ms.
     ranks: Vec<(Loss, f32)>,
     hosts: Vec<(Loss, f32)>,
 }
 
 impl Lateness {
-    /// Measures all completed collectives.
+    /// Measures all completed collectives and judges the losses.
     pub(crate) fn new(aligned: &Aligned<'_>, clocks: &[Option<Offset>], policy: &Policy) -> Self {
         let mut lateness = Self {
             ranks: vec![RankLateness::default(); aligned.records.len()],
@@ -130,8 +129,8 @@ impl Lateness {
         };
         let rows = ArrivalReader::new(aligned, clocks);
         let mut row = InstanceArrivals::default();
-        // What each operation cost its rank, or others for its rank's sake.
-        let mut bore = rows.message_waits();
+        // For each operation: how long its rank waited in it, ms, or, if negative, how long others waited for the rank.
+        let mut borne_ms = rows.message_waits();
         for group in 0..aligned.groups.len() {
             rows.each(group, &mut row, |row| {
                 let [last, second, _] = latest(row);
@@ -139,16 +138,16 @@ impl Lateness {
                     return;
                 };
                 for one in &row.members {
-                    bore[one.record][one.position as usize] = one.wait_ms - last.wait_ms;
+                    borne_ms[one.record][one.position as usize] = one.wait_ms - last.wait_ms;
                 }
-                // Below zero: others waited for this one.
-                bore[last.record][last.position as usize] = last.wait_ms - second.wait_ms;
+                // Negative: the others waited for this member.
+                borne_ms[last.record][last.position as usize] = last.wait_ms - second.wait_ms;
             });
         }
         let mut gathered = Gathered::default();
         for group in 0..aligned.groups.len() {
             rows.each(group, &mut row, |row| {
-                lateness.take(aligned, &rows, group, row, &bore, &mut gathered);
+                lateness.take(aligned, &rows, group, row, &borne_ms, &mut gathered);
             });
             for &(record, _) in aligned.groups[group].lanes.iter().flatten() {
                 lateness.ranks[record].end_group();
@@ -158,12 +157,13 @@ impl Lateness {
         lateness
     }
 
-    /// A group's worst lag of an instance, ms, at a percentile (0..1).
+    /// A percentile (0..1) of the worst lags of a group's instances, ms; `None` if none was measured.
     pub(crate) fn group_lag_ms(&self, group: GroupIx, at: f64) -> Option<f64> {
         percentile(&self.groups[group], at)
     }
 
-    /// The share of the job's time that was lost to a rank, 0..1; summed over all ranks, to any.
+    /// The share of the job's time that was lost because of a rank, 0..1; the shares of all ranks add up to the share
+    /// that was lost in all. `None` if the rank took part in no instance.
     pub(crate) fn share(&self, aligned: &Aligned<'_>, rank: Rank) -> Option<f64> {
         let mut records = aligned.records_of(rank);
         let first = records.start;
@@ -189,28 +189,28 @@ impl Lateness {
         rows: &ArrivalReader<'_>,
         group: GroupIx,
         row: &InstanceArrivals,
-        bore: &[Vec<f32>],
+        borne_ms: &[Vec<f32>],
         gathered: &mut Gathered,
     ) {
         let [Some(last), Some(second), third] = latest(row) else {
             return;
         };
-        let (doubt, bar) = (
-            rows.doubt_ms(row, last, second),
-            rows.bar_ms(row, last, second),
+        let (error, threshold) = (
+            rows.error_ms(row, last, second),
+            rows.threshold_ms(row, last, second),
         );
         let most = row.members.iter().map(|one| one.wait_ms);
         let most = most.fold(0.0, f32::max);
-        let known = |lag: f32| if lag > bar { lag } else { 0.0 };
+        let significant = |lag: f32| if lag > threshold { lag } else { 0.0 };
         for one in &row.members {
             let rank = &mut self.ranks[one.record];
             rank.instances += 1;
             if rank.lags.len() < SAMPLES {
-                rank.lags.push(known(most - one.wait_ms));
+                rank.lags.push(significant(most - one.wait_ms));
             }
         }
         if self.groups[group].len() < SAMPLES {
-            self.groups[group].push(known(most - last.wait_ms));
+            self.groups[group].push(significant(most - last.wait_ms));
         }
         if let Some(third) = third
             && rows.compare(second, third)
@@ -225,20 +225,20 @@ impl Lateness {
         let op = aligned.op(last.record, last.position);
         let at_ns = aligned.created_ns(last.record, op);
         let borne = |one: &Arrived| -> f32 {
-            let since = bore[one.record].get(one.since as usize..one.position as usize);
+            let since = borne_ms[one.record].get(one.since as usize..one.position as usize);
             since.map_or(0.0, |since| since.iter().map(|ms| ms.abs()).sum())
         };
         let gap = second.wait_ms - last.wait_ms;
         let mut lost = 0.0;
-        if gap > bar {
+        if gap > threshold {
             let excused = (borne(last) - borne(second)).max(0.0);
             let carried = if row.measured {
                 0.0
             } else {
-                carried(aligned, bore, last, second)
+                carried(aligned, borne_ms, last, second)
             };
-            lost = (gap - excused.max(carried)).min(gap - doubt);
-            lost = lost.min(rows.own_ms(row, last, second) - doubt);
+            lost = (gap - excused.max(carried)).min(gap - error);
+            lost = lost.min(rows.own_ms(row, last, second) - error);
         }
         let loss = Loss {
             at_ns,
@@ -265,8 +265,9 @@ impl Lateness {
         self.hosts.binary_search(host).ok()
     }
 
-    /// The host that was last as a whole, and what that lost, ms: a host is late if all its ranks are, so
-    /// its earliest counts, and one that waited for another rank since, on whatever host, excuses it.
+    /// The host that was last as a whole and the loss that it caused, ms. A host is late if all its ranks are, so its
+    /// earliest rank counts; a rank of it that had to wait for another rank since excuses the host. `None` if a host
+    /// has only one rank in the instance, or the order is within the error of the clocks.
     fn late_host(
         &self,
         aligned: &Aligned<'_>,
@@ -296,7 +297,7 @@ impl Lateness {
                 return None;
             }
         }
-        // One rank is no measure of its host.
+        // A single rank does not show how its host does.
         if hosts.len() < 2 || hosts.iter().any(|part| part.ranks < 2) {
             return None;
         }
@@ -305,11 +306,11 @@ impl Lateness {
         let excused = (last.excuse_ms - second.least_excuse_ms).max(0.0);
         let (one, other) = (last.earliest, second.earliest);
         let gap = other.wait_ms - one.wait_ms;
-        if gap <= rows.bar_ms(row, one, other) {
+        if gap <= rows.threshold_ms(row, one, other) {
             return None;
         }
-        let doubt = rows.doubt_ms(row, one, other);
-        let own = rows.own_ms(row, one, other).min(gap) - doubt;
+        let error = rows.error_ms(row, one, other);
+        let own = rows.own_ms(row, one, other).min(gap) - error;
         Some((last.host, own.min(gap - excused)))
     }
 
@@ -347,8 +348,7 @@ impl Lateness {
         let before: Vec<usize> = (0..self.hosts.len()).filter(was_late).collect();
         let mut hosts = self.by_host.late(self.hosts.len(), least_ms, &before);
         hosts.retain(|late| ranks_of_host(aligned, &self.hosts[late.unit]).len() > 1);
-        // A rank that is late makes its host's others late; the ranks of a host that is late as a whole
-        // share what it costs.
+        // One late rank makes the others of its host late. If the host is late as a whole, its ranks share the cost.
         hosts.retain(|late| {
             let ranks = ranks_of_host(aligned, &self.hosts[late.unit]).into_iter();
             let costs = ranks.map(|rank| self.by_rank.price(aligned.records_of(rank).start));
@@ -363,7 +363,7 @@ impl Lateness {
             self.pattern = Pattern::Ranks(ranks);
         } else if !hosts.is_empty() {
             self.pattern = Pattern::Hosts(hosts);
-        } else if lost_ms >= least_ms && self.by_rank.goes_round() {
+        } else if lost_ms >= least_ms && self.by_rank.is_by_turns() {
             self.pattern = Pattern::ByTurns;
         }
     }
@@ -373,14 +373,14 @@ impl Lateness {
 struct HostPart<'a> {
     host: usize,
     earliest: &'a Arrived,
-    /// The most that any of its ranks bore since the members' previous common operation.
+    /// The most that any of its ranks waited, or made others wait, since the members' previous common operation, ms.
     excuse_ms: f32,
-    /// And the least.
+    /// The least that any of them did, ms.
     least_excuse_ms: f32,
     ranks: usize,
 }
 
-/// Leaves out whose device was still busy for most of what it was late: it delayed nothing.
+/// Removes the losses of ranks or hosts whose device was mostly still busy when they were late: they delayed nothing.
 fn leave_out_ahead(losses: &mut Vec<(Loss, f32)>) {
     let mut by_unit: BTreeMap<usize, [f32; 2]> = BTreeMap::new();
     for (loss, _) in losses.iter() {
@@ -398,12 +398,13 @@ fn leave_out_ahead(losses: &mut Vec<(Loss, f32)>) {
     losses.retain(|(loss, _)| loss.busy_ms.is_none() || !ahead(loss.unit));
 }
 
-/// How late the last was already when it issued what it issued before this: a host that others are ahead
-/// of stays behind without being late again. One that the others wait for begins anew.
-fn carried(aligned: &Aligned<'_>, bore: &[Vec<f32>], last: &Arrived, second: &Arrived) -> f32 {
+/// How late the last member already was when it issued its previous compared operation, ms: a rank that the others are
+/// ahead of stays behind without being late again. 0 if the second last issued this operation after that one: then the
+/// others had waited, and the delay is new.
+fn carried(aligned: &Aligned<'_>, borne_ms: &[Vec<f32>], last: &Arrived, second: &Arrived) -> f32 {
     let ops = &aligned.records[last.record].ops[..last.position as usize];
-    let compared = |at: &usize| bore[last.record][*at] != 0.0 && !is_message(&ops[*at]);
-    let mut before = (0..ops.len()).rev().take(LOOKED_BACK);
+    let compared = |at: &usize| borne_ms[last.record][*at] != 0.0 && !is_message(&ops[*at]);
+    let mut before = (0..ops.len()).rev().take(MAX_LOOKED_BACK);
     let Some(at) = before.find(compared) else {
         return 0.0;
     };
@@ -411,13 +412,13 @@ fn carried(aligned: &Aligned<'_>, bore: &[Vec<f32>], last: &Arrived, second: &Ar
         |record: RecordIx, at: usize| aligned.created_ns(record, aligned.op(record, at as u32));
     let ahead = issued(second.record, second.position as usize) < issued(last.record, at);
     if ahead {
-        (-bore[last.record][at]).max(0.0)
+        (-borne_ms[last.record][at]).max(0.0)
     } else {
         0.0
     }
 }
 
-/// The last to arrive, the second last and the third last.
+/// The last to arrive, the second last and the third last; `None` for members that the instance lacks.
 fn latest(row: &InstanceArrivals) -> [Option<&Arrived>; 3] {
     let mut by_wait: [Option<&Arrived>; 3] = [None; 3];
     for one in &row.members {
@@ -435,7 +436,7 @@ fn latest(row: &InstanceArrivals) -> [Option<&Arrived>; 3] {
     by_wait
 }
 
-/// The names of all hosts, ascending; none if a record does not name its host.
+/// The names of all hosts, ascending; empty if a record does not name its host.
 fn hosts_of(aligned: &Aligned<'_>) -> Vec<String> {
     let names = aligned.records.iter().map(|record| &record.identity.host);
     let mut names: Vec<String> = names.cloned().collect();
@@ -447,7 +448,7 @@ fn hosts_of(aligned: &Aligned<'_>) -> Vec<String> {
     names
 }
 
-/// Ranks of a host, ascending.
+/// The ranks of a host, ascending.
 pub(crate) fn ranks_of_host(aligned: &Aligned<'_>, host: &str) -> Vec<Rank> {
     let records = aligned.records.iter();
     let mut ranks: Vec<Rank> = records
@@ -478,7 +479,7 @@ fn span_ms(aligned: &Aligned<'_>) -> f64 {
         .map_or(0.0, |&span| f64::from(span))
 }
 
-/// The value at this place (0..1) among the values.
+/// A percentile (0..1) of the values; `None` if there are none.
 pub(crate) fn percentile(values: &[f32], at: f64) -> Option<f64> {
     if values.is_empty() {
         return None;

@@ -1,67 +1,68 @@
-//! The members' waits in each completed instance of a group.
+//! Reads the members' waits in each completed instance of a group.
 
 use crate::align::clocks::Offset;
 use crate::align::record::Op;
 use crate::align::{Aligned, GroupIx, Lane, RecordIx, retiring_is_all};
 use rcomm_recorder::model::OpType;
 
-/// Issue times of a recorder that shows no completion resolve no less than this, ms.
+/// Issue times of a recorder that records no completions are not compared below this, ms.
 const ISSUE_NOISE_MS: f32 = 20.0;
-/// So many standard errors a clock may be off.
-const ERRORS: f32 = 4.0;
-/// Completions that are noticed at one moment are no further apart, µs.
-const ONE_LOOK_US: i64 = 100;
-/// Messages that are compared between two ranks.
-const PASSED: usize = 256;
-/// No watchdog looks more seldom, ms: what seems a longer step is the program's.
+/// A clock may be wrong by this many standard errors.
+const STANDARD_ERRORS: f32 = 4.0;
+/// Completions that a watchdog notices in one round are at most this far apart, µs.
+const ONE_ROUND_US: i64 = 100;
+/// At most this many messages are compared between two ranks.
+const MAX_MESSAGES: usize = 256;
+/// The longest time between two rounds of a watchdog, ms: a longer step is the program's.
 const LONGEST_STEP_MS: f32 = 110.0;
-/// Completions that a record's grain is estimated from.
-const LOOKS: usize = 512;
+/// The grain of a record is estimated from at most this many completions.
+const MAX_COMPLETIONS: usize = 512;
 
-/// One member's part in one instance.
+/// One member's arrival in one instance.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Arrived {
     pub(super) record: RecordIx,
     /// Position in the record's operations.
     pub(super) position: u32,
-    /// After the newest operation before it that all members of the group took part in.
+    /// The position after the newest earlier operation that all members of the group took part in.
     pub(super) since: u32,
     pub(super) wait_ms: f32,
 }
 
-/// All members' parts in one instance.
+/// The arrivals of all members in one instance.
 #[derive(Default)]
 pub(super) struct InstanceArrivals {
     pub(super) members: Vec<Arrived>,
-    /// Waits are durations that the backend measured; else they come from issue times.
+    /// Whether the waits are durations that the backend measured; else they come from issue times.
     pub(super) measured: bool,
-    /// Durations come from the device.
+    /// Whether the durations come from the device.
     pub(super) by_device: bool,
 }
 
-/// One member's lane, and how far the operations that it shares with all of them were walked.
-struct Seat {
+/// A member's lane, and how far its operations on wider groups have been read.
+struct MemberCursor {
     record: RecordIx,
     lane: usize,
-    /// Lanes of groups that contain this one, and the first collective there that was not passed yet.
+    /// Its lanes in groups that contain this one, each with the index of the first collective there that was not
+    /// passed.
     wider: Vec<(usize, usize)>,
 }
 
-/// Reads rows.
+/// Reads the instances of all groups.
 pub(super) struct ArrivalReader<'a> {
     aligned: &'a Aligned<'a>,
-    /// Of each record: how far its clock may be off, ms.
+    /// For each record: the error of its clock, ms; `f32::MAX` if unknown.
     clock_ms: Vec<f32>,
-    /// Of each record: between two looks at what has completed, ms.
+    /// For each record: the time between two rounds that notice completions, ms.
     grain_ms: Vec<f32>,
-    /// Of each record: positions of messages and of the markers that end batches of them.
+    /// For each record: the positions of messages and of the markers that end batches of them.
     messages: Vec<Vec<u32>>,
 }
 
 impl<'a> ArrivalReader<'a> {
     pub(super) fn new(aligned: &'a Aligned<'a>, clocks: &[Option<Offset>]) -> Self {
         let clock_ms = |record: RecordIx| match clocks[record].and_then(|clock| clock.error_ns) {
-            Some(ns) => ns as f32 / 1e6 * ERRORS,
+            Some(ns) => ns as f32 / 1e6 * STANDARD_ERRORS,
             None => f32::MAX,
         };
         let spread_ms = |record: RecordIx| {
@@ -69,7 +70,7 @@ impl<'a> ArrivalReader<'a> {
             spread_ns.unwrap_or(0) as f32 / 1e6
         };
         let records = 0..aligned.records.len();
-        // Completions that are noticed in steps lie apart by up to a step.
+        // The times of completions that are noticed in rounds differ by up to the time between two rounds.
         let grain = |record: RecordIx| {
             let steps_ms = grain_ms(&aligned.records[record].ops);
             steps_ms.min(LONGEST_STEP_MS).max(spread_ms(record) * 2.0)
@@ -90,19 +91,24 @@ impl<'a> ArrivalReader<'a> {
         }
     }
 
-    /// Below this, ms, the order of two members says nothing: clocks that are known from completions are
-    /// not relied on for less than twice the step in which these are noticed.
-    pub(super) fn bar_ms(&self, row: &InstanceArrivals, one: &Arrived, other: &Arrived) -> f32 {
-        let doubt_ms = self.doubt_ms(row, one, other);
-        if doubt_ms == 0.0 {
+    /// Differences of arrival below this, ms, are ignored. Clocks that were estimated from completions are not trusted
+    /// below twice the time between two rounds that notice completions.
+    pub(super) fn threshold_ms(
+        &self,
+        row: &InstanceArrivals,
+        one: &Arrived,
+        other: &Arrived,
+    ) -> f32 {
+        let error_ms = self.error_ms(row, one, other);
+        if error_ms == 0.0 {
             return 0.0;
         }
         let grain_ms = self.grain_ms[one.record].max(self.grain_ms[other.record]);
-        doubt_ms.max(grain_ms * 2.0)
+        error_ms.max(grain_ms * 2.0)
     }
 
-    /// How far the difference of two members' arrivals may be off, ms.
-    pub(super) fn doubt_ms(&self, row: &InstanceArrivals, one: &Arrived, other: &Arrived) -> f32 {
+    /// The error of the difference of two members' arrivals, ms; 0 for durations and on one host.
+    pub(super) fn error_ms(&self, row: &InstanceArrivals, one: &Arrived, other: &Arrived) -> f32 {
         if row.measured {
             0.0
         } else if retiring_is_all(self.aligned.records[one.record].recorder) {
@@ -110,8 +116,8 @@ impl<'a> ArrivalReader<'a> {
         } else if self.one_host(one.record, other.record) {
             0.0
         } else {
-            let doubt_ms = self.clock_ms[one.record].hypot(self.clock_ms[other.record]);
-            doubt_ms.max(f32::MIN_POSITIVE)
+            let error_ms = self.clock_ms[one.record].hypot(self.clock_ms[other.record]);
+            error_ms.max(f32::MIN_POSITIVE)
         }
     }
 
@@ -121,8 +127,9 @@ impl<'a> ArrivalReader<'a> {
         same && !host(one).is_empty() && host(one) == host(other)
     }
 
-    /// For how long the rank's device was still busy with what came before when its host issued this, ms,
-    /// and how far that may be off: a host that is so far ahead delays nothing.
+    /// How long the rank's device was still busy with earlier operations when its host issued this one, and the error
+    /// of that, ms: a host that is so far ahead delays nothing. `None` if durations are recorded or no earlier
+    /// completion is known.
     pub(super) fn busy_ms(&self, row: &InstanceArrivals, one: &Arrived) -> Option<[f32; 2]> {
         if row.measured {
             return None;
@@ -131,21 +138,22 @@ impl<'a> ArrivalReader<'a> {
         let before = ops[..one.position as usize].iter().rev();
         let end = before.take(64).find_map(Op::completed_ns)?;
         let busy_ms = end.saturating_sub(ops[one.position as usize].created_ns) as f32 / 1e6;
-        // On average, completion is noticed half a step late.
+        // On average a completion is noticed half a round late.
         let grain_ms = self.grain_ms[one.record];
         Some([busy_ms - grain_ms / 2.0, grain_ms])
     }
 
-    /// The messages of the rank since the operation before that all members took part in.
+    /// Positions of the rank's messages since the previous operation that all members took part in.
     fn messages_since(&self, one: &Arrived) -> &[u32] {
         let all = &self.messages[one.record];
         let at = |position: u32| all.partition_point(|&message| message < position);
         &all[at(one.since)..at(one.position)]
     }
 
-    /// How late the first was by itself at most, ms, as far as messages show: across these, arrivals do
-    /// not compare unless both ranks passed the same ones. Then their recorded waits are known; without
-    /// durations, what counts is by how much later it issued the first of them.
+    /// An upper bound, ms, of the delay of `one` against `other` that is its own. If neither passed messages, or both
+    /// passed the same ones and durations are recorded, there is no bound (`f32::MAX`). If both passed the same
+    /// messages without durations, it is by how much later `one` issued the first of them. If the messages differ,
+    /// arrivals do not compare (0).
     pub(super) fn own_ms(&self, row: &InstanceArrivals, one: &Arrived, other: &Arrived) -> f32 {
         if self.compare(one, other) {
             return f32::MAX;
@@ -158,7 +166,7 @@ impl<'a> ArrivalReader<'a> {
             let members = self.aligned.groups[group].ranks.len().max(1) as u32;
             (op.kind, op.peer.wrapping_sub(member) % members)
         };
-        let mut pairs = a.iter().zip(b).take(PASSED);
+        let mut pairs = a.iter().zip(b).take(MAX_MESSAGES);
         if a.len() != b.len() || pairs.any(|(&a, &b)| role(one.record, a) != role(other.record, b))
         {
             return 0.0;
@@ -173,12 +181,12 @@ impl<'a> ArrivalReader<'a> {
         issued(one, a[0]).saturating_sub(issued(other, b[0])) as f32 / 1e6
     }
 
-    /// Whether no messages came between the two.
+    /// Whether neither of the two passed messages since the previous common operation.
     pub(super) fn compare(&self, one: &Arrived, other: &Arrived) -> bool {
         self.messages_since(one).is_empty() && self.messages_since(other).is_empty()
     }
 
-    /// What each rank waited in messages, by position; the rest is zero.
+    /// For each record, how long it waited in each message, by position, ms; 0 for other operations.
     pub(super) fn message_waits(&self) -> Vec<Vec<f32>> {
         let of_record = |record: &crate::align::record::Record| {
             let wait = |op: &Op| {
@@ -190,41 +198,42 @@ impl<'a> ArrivalReader<'a> {
         self.aligned.records.iter().map(of_record).collect()
     }
 
-    /// Walks a group's completed instances that all members recorded.
+    /// Calls `visit` with each completed instance of a group that all members recorded. `row` is a buffer.
     pub(super) fn each(
         &self,
         group: GroupIx,
         row: &mut InstanceArrivals,
-        mut see: impl FnMut(&InstanceArrivals),
+        mut visit: impl FnMut(&InstanceArrivals),
     ) {
         let aligned = self.aligned;
         let lanes = aligned.groups[group].lanes.iter().flatten().copied();
-        let mut seats: Vec<Seat> = lanes
-            .map(|(record, lane)| Seat {
+        let mut cursors: Vec<MemberCursor> = lanes
+            .map(|(record, lane)| MemberCursor {
                 record,
                 lane,
                 wider: self.wider(group, record),
             })
             .collect();
-        if seats.len() < 2 || seats.len() < aligned.groups[group].ranks.len() {
+        if cursors.len() < 2 || cursors.len() < aligned.groups[group].ranks.len() {
             return;
         }
-        let length = |seat: &&Seat| aligned.lanes[seat.record][seat.lane].collectives.len();
-        let Some(first) = seats.iter().min_by_key(length) else {
+        let length =
+            |cursor: &&MemberCursor| aligned.lanes[cursor.record][cursor.lane].collectives.len();
+        let Some(first) = cursors.iter().min_by_key(length) else {
             return;
         };
         let (first, reference) = (first.record, &aligned.lanes[first.record][first.lane]);
         let mut at = 0;
         while at < reference.pending_from {
             let op = aligned.op(first, reference.collectives[at]);
-            if op.kind.needs_all_members() && self.read(&mut seats, op.seq, row) {
-                see(row);
+            if op.kind.needs_all_members() && self.read(&mut cursors, op.seq, row) {
+                visit(row);
             }
             at = aligned.block(first, reference, at).end;
         }
     }
 
-    /// The record's lanes in groups that have all members of this one, and more.
+    /// The record's lanes in groups that have all members of this one and others, each with index 0 to start from.
     fn wider(&self, group: GroupIx, record: RecordIx) -> Vec<(usize, usize)> {
         let ranks = &self.aligned.groups[group].ranks;
         let contains = |lane: &Lane| {
@@ -240,14 +249,14 @@ impl<'a> ArrivalReader<'a> {
             .collect()
     }
 
-    /// The waits of all members in one instance; `false` if one is not known.
-    fn read(&self, seats: &mut [Seat], seq: u32, row: &mut InstanceArrivals) -> bool {
+    /// Reads the waits of all members in one instance into `row`; `false` if one is unknown.
+    fn read(&self, cursors: &mut [MemberCursor], seq: u32, row: &mut InstanceArrivals) -> bool {
         let aligned = self.aligned;
         row.members.clear();
         (row.measured, row.by_device) = (true, true);
         let mut newest = i64::MIN;
-        for seat in seats.iter_mut() {
-            let (record, lane) = (seat.record, &aligned.lanes[seat.record][seat.lane]);
+        for cursor in cursors.iter_mut() {
+            let (record, lane) = (cursor.record, &aligned.lanes[cursor.record][cursor.lane]);
             let Ok(at) = aligned.find(record, lane, seq) else {
                 return false;
             };
@@ -262,7 +271,7 @@ impl<'a> ArrivalReader<'a> {
             let before = at.checked_sub(1);
             let position = lane.collectives[at];
             let mut since = before.map_or(0, |before| lane.collectives[before] + 1);
-            for (wider, passed) in &mut seat.wider {
+            for (wider, passed) in &mut cursor.wider {
                 let collectives = &aligned.lanes[record][*wider].collectives;
                 while collectives.get(*passed).is_some_and(|&at| at < position) {
                     *passed += 1;
@@ -284,9 +293,9 @@ impl<'a> ArrivalReader<'a> {
             });
         }
         if !row.measured {
-            // The order of issue, in common time, takes the place of durations.
-            for (one, seat) in row.members.iter_mut().zip(seats.iter()) {
-                let lane = &aligned.lanes[one.record][seat.lane];
+            // Without durations, waits come from the issue times in common time.
+            for (one, cursor) in row.members.iter_mut().zip(cursors.iter()) {
+                let lane = &aligned.lanes[one.record][cursor.lane];
                 if let Ok(at) = aligned.find(one.record, lane, seq) {
                     let issued =
                         aligned.created_ns(one.record, aligned.status_op(one.record, lane, at));
@@ -297,8 +306,9 @@ impl<'a> ArrivalReader<'a> {
         true
     }
 
-    /// How long at most an operation waited by itself: a group's operations end one after the other, and
-    /// what is in flight together waits together for who is late, which counts once.
+    /// An upper bound, ms, of the time that an operation waited by itself: the time since the group's previous
+    /// operation completed. Operations in flight at the same time wait for the same late rank, which counts once.
+    /// `f32::MAX` if a completion is unknown.
     fn alone_ms(&self, record: RecordIx, lane: &Lane, op: &Op, before: Option<usize>) -> f32 {
         let before = before.map(|before| self.aligned.op(record, lane.collectives[before]));
         match (before.and_then(Op::completed_ns), op.completed_ns()) {
@@ -308,12 +318,16 @@ impl<'a> ArrivalReader<'a> {
     }
 }
 
-/// The time between two looks at what has completed, ms; 0 where completions are noticed one by one.
+/// The time between two rounds that notice completions, ms; 0 if completions are noticed one by one.
 ///
-/// A watchdog notices at one moment what has completed since it looked before: moments that several
-/// completions share show its steps.
+/// A watchdog notices all operations that completed since its last round at one moment: moments that several
+/// completions share show its rounds.
 fn grain_ms(ops: &[Op]) -> f32 {
-    let newest = ops.iter().rev().filter_map(Op::completed_ns).take(LOOKS);
+    let newest = ops
+        .iter()
+        .rev()
+        .filter_map(Op::completed_ns)
+        .take(MAX_COMPLETIONS);
     let mut ends: Vec<i64> = newest.collect();
     ends.sort_unstable();
     let mut steps = Vec::new();
@@ -321,7 +335,7 @@ fn grain_ms(ops: &[Op]) -> f32 {
     for end in ends {
         if let Some(last) = last {
             let step_us = (end - last) / 1000;
-            if step_us <= ONE_LOOK_US {
+            if step_us <= ONE_ROUND_US {
                 here += 1;
             } else {
                 steps.push(step_us);

@@ -15,13 +15,13 @@ import { drawFindings, drawVerdict } from "./verdict.js";
 const upload = location.pathname.startsWith("/reports/") ? location.pathname.split("/")[2] : null;
 
 const state = {
-  /** @type {?Picture} the newest */ live: null,
-  /** @type {?Picture} what is shown */ shown: null,
+  /** @type {?Picture} the newest snapshot */ live: null,
+  /** @type {?Picture} the snapshot on display */ shown: null,
   connected: upload != null,
   paused: false,
   problemsOnly: false,
   filter: "",
-  /** @type {?object} indices of matching rows, and of which snapshot */ selected: null,
+  /** @type {?object} indices of the matching rows, and the number of their snapshot */ selected: null,
   /** @type {?number} */ rank: null,
   /** @type {?object} group whose matrix is shown */ group: null,
 };
@@ -78,7 +78,7 @@ function showAge() {
   at("live").hidden = upload != null || !(past || state.paused);
 }
 
-// What is shown ------------------------------------------------------------------------------------
+// The displayed snapshot------------------------------------------------------------------------------------
 
 /** @param {Picture} picture */
 function take(picture) {
@@ -208,7 +208,7 @@ addEventListener("keydown", (event) => {
 
 // Start -------------------------------------------------------------------------------------------
 
-/** Applies what changed. @param {Picture} picture @param {object} delta */
+/** Applies a delta to a snapshot. @param {Picture} picture @param {object} delta */
 function changed(picture, { status, focus, set, rows }) {
   const report = { ...picture.report, ...set };
   for (const [section, places] of Object.entries(rows)) {

@@ -11,7 +11,7 @@ export function make(name, attributes = {}, ...children) {
   return element;
 }
 
-/** The same in SVG. @param {string} name @param {object} [attributes] @param {...(Node|string)} children */
+/** Makes an SVG element. @param {string} name @param {object} [attributes] @param {...(Node|string)} children */
 export function draw(name, attributes = {}, ...children) {
   const element = document.createElementNS("http://www.w3.org/2000/svg", name);
   for (const [key, value] of Object.entries(attributes)) element.setAttribute(key, value);
@@ -22,7 +22,7 @@ export function draw(name, attributes = {}, ...children) {
 /** @param {string} id */
 export const at = (id) => document.getElementById(id);
 
-/** A colour of the style sheet as a canvas understands it: the sheet's own depend on light and dark. */
+/** Resolves a colour of the style sheet for a canvas, since it depends on the theme. */
 export function colour(name) {
   const probe = at("probe");
   probe.style.color = `var(${name})`;
@@ -63,7 +63,7 @@ export function size(n) {
   return `${n < 10 && unit > 0 ? n.toFixed(1) : n.toFixed(0)} ${units[unit]}`;
 }
 
-/** A group in a word. @param {{name: string, desc: string}} group */
+/** Short name of a group. @param {{name: string, desc: string}} group */
 export function label(group) {
   if (!group.desc || group.desc === "undefined" || group.name.startsWith(group.desc)) return group.name;
   return group.desc === "default_pg" ? group.desc : `${group.desc}/${group.name}`;
@@ -72,8 +72,8 @@ export function label(group) {
 /** @param {number} share */
 export const percent = (share) => `${(share * 100).toFixed(share < 0.1 ? 1 : 0)} %`;
 
-/** Makes a place show a table; numbers are right-aligned, and cells may be elements. Only cells that differ
- * are touched: what the reader has scrolled to stays, and a table that is the same costs no layout.
+/** Shows a table in `place`; numbers are right-aligned, and cells may be elements. Only cells that differ
+ * are touched: the scroll position is kept, and an unchanged table causes no layout.
  * @param {HTMLElement} place @param {string[]} heads @param {(string|number|Node)[][]} rows
  * @param {string} empty text for a table without rows @param {number} [more] number of omitted rows */
 export function fillTable(place, heads, rows, empty, more = 0) {
@@ -105,7 +105,7 @@ export function fillTable(place, heads, rows, empty, more = 0) {
   if (place.lastChild.textContent !== rest) place.lastChild.textContent = rest;
 }
 
-/** Asks the server. @param {string} path @param {object} [query] */
+/** Requests a path from the server. @param {string} path @param {object} [query] */
 export async function ask(path, query = {}) {
   const asked = new URLSearchParams(Object.entries(query).filter(([, value]) => value != null && value !== ""));
   const answer = await fetch(`/api/v1/${path}${asked.size ? `?${asked}` : ""}`);

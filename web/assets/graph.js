@@ -3,9 +3,9 @@
 
 import { at, draw, label, make, rankSet, ranksInWords } from "./format.js";
 
-const WIDTH = 210, HEIGHT = 52, GAP_X = 46, GAP_Y = 14, MOST_IN_COLUMN = 10;
+const WIDTH = 210, HEIGHT = 52, GAP_X = 46, GAP_Y = 14, MAX_IN_COLUMN = 10;
 
-/** Boxes with the boxes that they wait for. @param {object} report */
+/** Groups waiting ranks into boxes; each box lists the boxes that it waits for. @param {object} report */
 export function boxes(report) {
   const byOperation = new Map();
   const waiters = new Set(report.waits.map((wait) => wait.rank));
@@ -42,7 +42,7 @@ function columns(all) {
       const known = box.before.map((j) => column[j]).filter((c) => c >= 0);
       if (column[i] < 0 && known.length > 0) { column[i] = Math.min(...known) + 1; changed = true; }
     });
-    // A cycle that nothing leads to begins with its first box.
+    // A cycle without an entry point begins with its first box.
     const left = column.indexOf(-1);
     if (!changed && left >= 0) { column[left] = 0; changed = true; }
   }
@@ -63,9 +63,9 @@ export function drawGraph(report) {
   const place = all.map((_, i) => {
     const row = height[column[i]] ?? 0;
     height[column[i]] = row + 1;
-    return { x: 6 + column[i] * (WIDTH + GAP_X), y: 6 + row * (HEIGHT + GAP_Y), shown: row < MOST_IN_COLUMN };
+    return { x: 6 + column[i] * (WIDTH + GAP_X), y: 6 + row * (HEIGHT + GAP_Y), shown: row < MAX_IN_COLUMN };
   });
-  const rows = Math.min(MOST_IN_COLUMN + 1, Math.max(...height.filter(Boolean)));
+  const rows = Math.min(MAX_IN_COLUMN + 1, Math.max(...height.filter(Boolean)));
   const w = height.length * (WIDTH + GAP_X), h = rows * (HEIGHT + GAP_Y) + 10;
   const svg = draw("svg", { width: w, height: h, viewBox: `0 0 ${w} ${h}`, role: "img", "aria-label": "wait-for graph" },
     draw("defs", {}, draw("marker", { id: "tip", viewBox: "0 0 8 8", refX: 8, refY: 4, markerWidth: 7, markerHeight: 7, orient: "auto" },
@@ -90,8 +90,8 @@ export function drawGraph(report) {
       draw("text", { x: x + 9, y: y + 33 }, cut(box.title)), draw("text", { x: x + 9, y: y + 46 }, cut(box.text))));
   });
   height.forEach((count, c) => {
-    if (count > MOST_IN_COLUMN) {
-      svg.append(draw("text", { x: 6 + c * (WIDTH + GAP_X), y: h - HEIGHT / 2 }, `and ${count - MOST_IN_COLUMN} more boxes`));
+    if (count > MAX_IN_COLUMN) {
+      svg.append(draw("text", { x: 6 + c * (WIDTH + GAP_X), y: h - HEIGHT / 2 }, `and ${count - MAX_IN_COLUMN} more boxes`));
     }
   });
   at("graph").replaceChildren(make("div", { class: "scroll", tabindex: "0" }, svg));

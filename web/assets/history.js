@@ -3,8 +3,8 @@
 import uPlot from "./vendor/uPlot.esm.js";
 import { age, ask, at, colour } from "./format.js";
 
-/** Points in the browser at most; the server keeps its own bound. */
-const MOST_POINTS = 7200;
+/** Maximum number of points in the browser; the server has its own limit. */
+const MAX_POINTS = 7200;
 const HEIGHT = 150;
 
 /** @type {object[]} */
@@ -33,7 +33,7 @@ function build() {
   });
 }
 
-/** A line at the snapshot that is shown. */
+/** Marks the displayed snapshot with a line. */
 function mark(it) {
   const point = points.find((one) => one.number === shown);
   if (!point) return;
@@ -54,7 +54,7 @@ function paint() {
   slider.setAttribute("aria-valuetext", point ? `${point.verdict}, ${new Date(point.at_ns / 1e6).toLocaleTimeString()}` : "no snapshot");
 }
 
-/** Loads what the server keeps. @param {(number: ?number) => void} goTo */
+/** Loads the points that the server keeps. @param {(number: ?number) => void} goTo */
 export async function prepareHistory(goTo) {
   go = goTo;
   build();
@@ -77,14 +77,14 @@ export function remember(status, report) {
     number: status.number, at_ns: status.judged_at_ns, verdict: report.verdict, in_flight: report.in_flight.length,
     oldest_ms: Math.max(0, ...report.in_flight.map((i) => i.age_ms ?? 0)),
   });
-  if (points.length > MOST_POINTS) points.shift();
+  if (points.length > MAX_POINTS) points.shift();
   paint();
 }
 
 /** @param {?number} number null = live */
 export function showing(number) { shown = number; paint(); }
 
-/** The snapshot some steps away. @param {number} by */
+/** Moves by some snapshots. @param {number} by */
 export function step(by) {
   const here = shown == null ? points.length - 1 : points.findIndex((p) => p.number === shown);
   const there = Math.max(0, Math.min(points.length - 1, here + by));

@@ -1,4 +1,4 @@
-// One group's rank × sequence matrix; alike members share a row.
+// One group's rank × sequence matrix; members with equal cells share a row.
 
 import { at, label, make, rankSet } from "./format.js";
 
@@ -32,7 +32,7 @@ export function drawMatrix(focus) {
     })));
   const legend = Object.entries(CELLS).filter(([name]) => seen.has(name)).map(([, [glyph, words]]) => `${glyph} ${words}`).join("   ");
   at("matrix").replaceChildren(
-    // The style sheet keeps the newest end in sight.
+    // The style sheet keeps the newest columns visible.
     make("div", { class: "scroll newest", tabindex: "0" }, make("table", { class: "matrix" }, make("thead", {}, head), make("tbody", {}, ...rows))),
     make("p", { class: "empty" }, `${legend}   newest on the right; hover a column head for its operation`));
 }

@@ -1,4 +1,4 @@
-// The heat map: one cell a rank, one row a host. A cell has a glyph and a word, never colour alone.
+// The heat map: one cell per rank, one row per host. A cell has a glyph and a word, never colour alone.
 
 import { age, at, make, percent, rankSet } from "./format.js";
 
@@ -13,7 +13,7 @@ const METRICS = {
   lost: { of: (r) => r.lost, steps: [1, 1000, 100000], words: String, title: "records lost" },
 };
 const GLYPHS = [".", "o", "O", "@"];
-/** From how many ranks on cells are small, so that more hosts are in sight. */
+/** Number of ranks from which on cells are small, so that more hosts are visible. */
 const MANY = 256;
 
 /** @type {Map<number, HTMLElement>} */
@@ -31,7 +31,7 @@ function states(report, status) {
     : waiting.has(rank.rank) ? "waits" : late.has(rank.rank) ? "late" : rank.pending > 0 ? "busy" : "ok";
 }
 
-/** What a cell looks like: class, glyph, words. */
+/** Class, glyph and label of a cell. */
 function look(rank, state) {
   const words = STATES[state][1];
   if (metric === "state") return [state, STATES[state][0], words];
@@ -75,7 +75,7 @@ export function drawRanks(report, status, passes, choose) {
     if (of === "root") atFault.push(rank.rank);
     const [kind, glyph, words] = look(rank, of);
     const shown = passes("ranks", place) ? kind : `${kind} dim`;
-    // Only what changed touches the document: a thousand cells cost nothing while a job runs.
+    // Only changed cells touch the document: a thousand cells cost nothing while a job runs.
     if (cell.className !== shown) cell.className = shown;
     if (cell.textContent !== glyph) cell.textContent = glyph;
     const title = `rank ${rank.rank}: ${words}; last call ${rank.last_call ?? "unknown"}`;
@@ -102,7 +102,7 @@ export function walk(event) {
 /** @param {string} name */
 export function chooseMetric(name) { metric = name; }
 
-/** Everything about one rank. @param {object} report @param {number} number */
+/** Details of one rank. @param {object} report @param {number} number */
 export function describe(report, number) {
   const rank = report.ranks.find((it) => it.rank === number);
   if (!rank) return make("p", { class: "empty" }, `Rank ${number} is not in this snapshot.`);

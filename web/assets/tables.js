@@ -2,13 +2,13 @@
 
 import { age, at, fillTable, label, make, percent, rankSet, size } from "./format.js";
 
-/** Rows of a table at most; the filter finds the others. */
-const MOST_ROWS = 200;
+/** Maximum number of rows of a table; the filter finds the others. */
+const MAX_ROWS = 200;
 
 /** @param {object[]} rows @param {string} section @param {(section: string, place: number) => boolean} passes */
 function passing(rows, section, passes) {
   const all = rows.map((row, place) => [row, place]).filter(([, place]) => passes(section, place)).map(([row]) => row);
-  return { shown: all.slice(0, MOST_ROWS), more: all.length - MOST_ROWS };
+  return { shown: all.slice(0, MAX_ROWS), more: all.length - MAX_ROWS };
 }
 
 /** Names groups; a group that shares its label with others gets its ranks appended.
@@ -81,7 +81,7 @@ function frame(node, depth) {
     ...node.children.map((child) => frame(child, depth + 1)));
 }
 
-/** @type {?object} what is drawn: what did not change stays the same object */
+/** @type {?object} the displayed stacks; the same object as long as they are unchanged */
 let stacks = null;
 
 /** @param {object} report */

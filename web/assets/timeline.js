@@ -1,4 +1,4 @@
-// The newest operations of each rank on a canvas. Only the lanes in sight are drawn, so that a thousand
+// The newest operations of each rank on a canvas. Only visible lanes are drawn, so that a thousand
 // ranks scroll as easily as ten.
 
 import { age, ask, at, colour } from "./format.js";
@@ -16,7 +16,7 @@ let again = false;
 
 const canvas = () => at("timeline-canvas");
 
-/** Asks for the newest operations, unless the timeline is out of sight. @param {object} [query] */
+/** Requests the newest operations, unless the timeline is not visible. @param {object} [query] */
 export async function refresh(query = {}) {
   Object.assign(wanted, query);
   if (wanted.past) {
@@ -44,7 +44,7 @@ export async function refresh(query = {}) {
 
 const x = (us, width) => LEFT + ((us - view.from) / (view.to - view.from)) * (width - LEFT - 8);
 
-/** Draws the lanes in sight. */
+/** Draws the visible lanes. */
 export function paint() {
   const pane = at("timeline-pane");
   const lanes = drawn?.lanes ?? [];
@@ -68,7 +68,7 @@ export function paint() {
   if (lanes.length === 0) { context.fillText("No operations to draw.", 8, 12); return; }
   const span = view.to - view.from;
   const tick = [1, 2, 5].flatMap((n) => [1, 10, 100, 1e3, 1e4, 1e5, 1e6, 1e7, 1e8, 1e9].map((p) => n * p)).sort((a, b) => a - b).find((n) => span / n < Math.max(2, width / 110)) ?? span;
-  // At round ages, counted back from the newest.
+  // Ticks are at round ages, counted back from the newest operation.
   for (let us = drawn.length - Math.floor((drawn.length - view.from) / tick) * tick; us < view.to; us += tick) {
     const px = x(us, width);
     context.fillStyle = line;
@@ -91,7 +91,7 @@ export function paint() {
       const wide = Math.max(1, b - a);
       context.fillStyle = COLOURS[slice.op % COLOURS.length];
       if (slice.length == null) {
-        // Pending: an outline, with a bar at its end that it has not reached.
+        // A pending operation is an outline with a bar at its open end.
         context.globalAlpha = 0.25;
         context.fillRect(a, y + 2, wide, LANE - 4);
         context.globalAlpha = 1;
@@ -167,7 +167,7 @@ export function prepareTimeline() {
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", soon);
 }
 
-/** Hands the trace to Perfetto's own page, which asks for it by message. Needs a network: the download does not. */
+/** Passes the trace to Perfetto's page, which requests it by a message. Unlike the download, this needs a network. */
 export async function openInPerfetto(upload) {
   const origin = "https://ui.perfetto.dev";
   const page = open(origin);

@@ -1,4 +1,4 @@
-// Uploads dumps that are dropped onto the page or chosen; the server answers with the report's address.
+// Uploads dumps that are dropped onto the page or chosen; the server returns the address of the report.
 
 import { at } from "./format.js";
 
@@ -10,7 +10,7 @@ async function files(entry, path = "") {
   }
   const reader = entry.createReader();
   const found = [];
-  // A reader gives some at a time, and nothing at the end.
+  // A reader returns some entries at a time, and an empty list at the end.
   for (;;) {
     const some = await new Promise((take, fail) => reader.readEntries(take, fail));
     if (some.length === 0) return found;
@@ -21,7 +21,7 @@ async function files(entry, path = "") {
 /** @param {[File, string][]} all */
 async function send(all) {
   const note = at("note");
-  if (all.length === 0) { note.textContent = "It contained no file."; return; }
+  if (all.length === 0) { note.textContent = "There was no file to upload."; return; }
   note.textContent = `Sending ${all.length} files…`;
   const form = new FormData();
   for (const [file, path] of all) form.append("dump", file, path);

@@ -30,7 +30,7 @@ export function drawVerdict(report) {
   document.title = `${report.verdict}: rcomm`;
 }
 
-/** @param {object} finding @param {boolean} isHeadline its sentence is shown above already */
+/** @param {object} finding @param {boolean} isHeadline whether the headline already shows its sentence */
 function article(finding, isHeadline) {
   const kind = finding.caused_by == null ? "" : " consequence";
   const element = make("article", { class: finding.severity + kind },

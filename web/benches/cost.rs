@@ -1,4 +1,4 @@
-//! What the view costs: a scrape of a large job, and the share of a core without viewers.
+//! Costs of the view: a scrape of a large job, and the CPU time spent without viewers.
 //!
 //! ```text
 //! cargo bench -p rcomm-web --bench cost
@@ -66,8 +66,8 @@ fn ticks() -> u64 {
     next() + next()
 }
 
-/// Watching eight rings, with default pace: while nothing happens, and while each rank issues 100
-/// operations a second (whose own cost is in the figure).
+/// CPU time of watching eight rings at the default pace: idle, and while each rank issues 100 operations a second
+/// (whose own cost is included).
 fn idle() {
     let folder = tempfile::tempdir().expect("a directory");
     let recorders: Vec<FlightRecorder> = (0..RANKS)

@@ -15,12 +15,12 @@
 //! | room | holds |
 //! |---|---|
 //! | `serve` | the server and its routes |
-//! | `api` | the answers |
-//! | `http` | what all answers need: access, limits, errors, files of the page |
+//! | `api` | the handlers of the API |
+//! | `http` | shared by all routes: access control, limits, errors, the page's files, request counters |
 //! | `otel` | traces, metrics and logs for OpenTelemetry |
-//! | `state` | snapshots and their history |
+//! | `state` | the newest snapshot and a history of earlier ones |
 //! | `metrics` | counters, and metrics for Prometheus |
-//! | `nodes` | other instances as sources |
+//! | `nodes` | other `rcomm-web` instances as sources |
 #![forbid(unsafe_code)]
 
 mod api;

@@ -1,4 +1,4 @@
-//! A collector over many nodes: real servers, real sockets, some of them dead, some of them slow.
+//! A collector over many nodes: real servers and sockets; some nodes are dead, some slow.
 
 use rcomm_analyzer::simulate::{Simulation, Situation};
 use rcomm_analyzer::source::{
@@ -24,9 +24,9 @@ const NODES: u32 = 64;
 const RANKS_PER_NODE: u32 = 8;
 /// Operations that each rank's ring keeps.
 const WINDOW: usize = 48;
-/// When anything that a test waits for must have happened, however slow the machine.
+/// Time limit for every awaited condition, on a slow machine too.
 const DEADLINE: Duration = Duration::from_secs(120);
-/// How late a slow node hears each question.
+/// Delay of each request to a slow node.
 const SLOW: Duration = Duration::from_millis(1500);
 
 fn threads() -> Runtime {
@@ -39,7 +39,7 @@ fn threads() -> Runtime {
 
 fn options() -> LiveOptions {
     LiveOptions {
-        // On a machine that is busy with other tests a look may come late.
+        // On a busy machine a read may come late.
         silent_after: Duration::from_secs(40),
         ..LiveOptions::default()
     }
@@ -126,7 +126,7 @@ impl Source for NodeRings {
     }
 }
 
-/// Passes connections on to a node: keeps questions back for a while, and counts what is answered.
+/// Forwards connections to a node: delays requests, and counts the bytes of the answers.
 async fn pass_on(
     listener: TcpListener,
     node: SocketAddr,
@@ -161,24 +161,24 @@ async fn pass_on(
     }
 }
 
-/// What becomes of a node.
+/// How a node behaves.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Fate {
     Lives,
     /// Reads every request late.
-    IsSlow,
+    Slow,
     /// No process listens.
-    IsGone,
+    Gone,
     /// Accepts connections and never answers.
-    IsFrozen,
+    Frozen,
 }
 
-/// Of ten nodes one is dead and one is slow; the one whose rank stops is neither.
+/// Of ten nodes one is dead and one is slow; the node of the rank at fault is neither.
 fn fate(node: u32) -> Fate {
     match (node % 10, node % 20) {
-        (3, 3) => Fate::IsGone,
-        (3, _) => Fate::IsFrozen,
-        (7, _) => Fate::IsSlow,
+        (3, 3) => Fate::Gone,
+        (3, _) => Fate::Frozen,
+        (7, _) => Fate::Slow,
         _ => Fate::Lives,
     }
 }
@@ -213,7 +213,7 @@ impl Cluster {
         let (mut urls, mut watches, mut gone) = (Vec::new(), Vec::new(), Vec::new());
         let any = SocketAddr::from(([127, 0, 0, 1], 0));
         for node in 0..NODES {
-            if fate(node) == Fate::IsGone {
+            if fate(node) == Fate::Gone {
                 // Bound without listening, so that no other program gets the port.
                 let socket = TcpSocket::new_v4().expect("a socket");
                 socket.bind(any).expect("a free port");
@@ -227,9 +227,9 @@ impl Cluster {
             let address = listener.local_addr().expect("bound");
             urls.push(format!("http://{address}"));
             let delay = match fate(node) {
-                Fate::IsSlow => SLOW,
-                Fate::Lives | Fate::IsGone => Duration::ZERO,
-                Fate::IsFrozen => {
+                Fate::Slow => SLOW,
+                Fate::Lives | Fate::Gone => Duration::ZERO,
+                Fate::Frozen => {
                     runtime.spawn(async move {
                         let mut held = Vec::new();
                         while let Ok((stream, _)) = listener.accept().await {
@@ -276,7 +276,7 @@ fn a_collector_over_64_nodes_of_which_some_are_dead_and_some_slow_names_the_rank
     let cluster = Cluster::start();
     let simulation = &cluster.job.simulation;
     let living: Vec<Rank> = (0..NODES)
-        .filter(|&node| matches!(fate(node), Fate::Lives | Fate::IsSlow))
+        .filter(|&node| matches!(fate(node), Fate::Lives | Fate::Slow))
         .flat_map(ranks_of)
         .collect();
     let stuck = wait_until("the verdict", || {
@@ -306,7 +306,7 @@ fn a_collector_over_64_nodes_of_which_some_are_dead_and_some_slow_names_the_rank
     // Unreachable nodes are reported with the reason.
     let failing: Vec<bool> = stuck.sources.iter().map(|it| it.error.is_some()).collect();
     let dead: Vec<bool> = (0..NODES)
-        .map(|node| matches!(fate(node), Fate::IsGone | Fate::IsFrozen))
+        .map(|node| matches!(fate(node), Fate::Gone | Fate::Frozen))
         .collect();
     assert_eq!(failing, dead);
     assert_eq!(dead.iter().filter(|dead| **dead).count(), 7);
@@ -328,7 +328,7 @@ fn a_collector_over_64_nodes_of_which_some_are_dead_and_some_slow_names_the_rank
     is_pulled_in_small_messages(&cluster, living.len() as u64);
 }
 
-/// Where nothing changes, a look costs a small message a rank, however many ranks the groups have.
+/// While nothing changes, a read costs one small message per rank, whatever the size of the groups.
 fn is_pulled_in_small_messages(cluster: &Cluster, ranks: u64) {
     let number = || cluster.collector.newest().map(|snapshot| snapshot.at);
     let (first, then) = (number(), cluster.answered.load(Relaxed));
@@ -343,12 +343,12 @@ fn is_pulled_in_small_messages(cluster: &Cluster, ranks: u64) {
         "{ranks} ranks: {} bytes a rank and second",
         bytes / looks / ranks
     );
-    // A whole record is of some twenty thousand bytes.
+    // A whole record has about twenty thousand bytes.
     assert!(bytes / looks / ranks < 4096, "{bytes} bytes in {looks} s");
 }
 
 #[test]
-fn a_wrong_token_is_told_as_such() {
+fn a_wrong_token_is_reported() {
     let runtime = threads();
     let whole = SimulatedSource::new(Simulation::new(Situation::Healthy, 4, 0), || 5_000_000_000);
     let (store, _watch) =

@@ -1,4 +1,4 @@
-//! The files that users deploy with are what their programs read.
+//! The files for deployment are valid for the programs that read them.
 
 mod common;
 
@@ -26,13 +26,13 @@ fn succeed(command: &mut Command) -> String {
 }
 
 #[test]
-fn systemd_reads_the_unit_and_finds_nothing_to_say() {
+fn systemd_accepts_the_unit_without_warnings() {
     if !runs(Path::new("systemd-analyze"), &["--version"]) {
         return skip("systemd-analyze is not installed");
     }
     let folder = tempfile::tempdir().expect("a directory");
     let unit = std::fs::read_to_string(deploy().join("systemd/rcomm-web.service"));
-    // What it names need not be there where this test runs.
+    // The program and the files that the unit names need not exist where this test runs.
     let unit = unit
         .expect("readable")
         .replace("/usr/local/bin/rcomm-web", "/bin/true");
@@ -42,7 +42,7 @@ fn systemd_reads_the_unit_and_finds_nothing_to_say() {
     assert!(!said.contains("rcomm-web.service:"), "{said}");
 }
 
-/// The options that the deployed files give are options of this program.
+/// Every option in the deployed files is an option of this program.
 #[test]
 fn deployed_commands_use_options_that_exist() {
     let help = succeed(Command::new(env!("CARGO_BIN_EXE_rcomm-web")).arg("--help"));
@@ -99,7 +99,7 @@ fn kubernetes_schemas_accept_the_manifests() {
     let text = text.expect("readable");
     let parts: Vec<&str> = text.split("\n---\n").collect();
     assert_eq!(parts.len(), 3);
-    // The monitor is a resource of an operator, of which these schemas know nothing: see the next test.
+    // The monitor is a resource of an operator, for which these schemas have no rules: see the next test.
     let files = tempfile::tempdir().expect("a directory");
     for (number, part) in parts[..2].iter().enumerate() {
         let path = files.path().join(format!("{number}.yml"));
@@ -111,7 +111,7 @@ fn kubernetes_schemas_accept_the_manifests() {
 
 /// The monitor, validated by the operator's own types.
 #[test]
-fn the_monitor_is_what_prometheus_operator_reads() {
+fn the_monitor_is_valid_for_prometheus_operator() {
     if !runs(Path::new("node"), &["--version"]) {
         return skip("node is not installed");
     }
@@ -136,7 +136,7 @@ fn the_monitor_is_what_prometheus_operator_reads() {
         String::from_utf8_lossy(&output.stdout).into_owned()
     };
     assert_eq!(validate(monitor), "valid\n");
-    // The check is one: it finds what is misspelt and what is no duration.
+    // Proof that the check works: it finds a misspelt field and an invalid duration.
     let misspelt = validate(&monitor.replace("type: Bearer", "typ: Bearer"));
     assert!(
         misspelt.contains("authorization.typ is no field"),

@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 
 const CLIENTS: usize = 200;
 
-/// For how long clients are served.
+/// How long clients are served.
 #[derive(Clone, Copy)]
 enum Span {
     Pictures(u64),
@@ -50,7 +50,7 @@ fn serve_streams(ranks: u32, span: Span) {
         )
         .expect("it listens");
         let received = received.clone();
-        // Ends with the server's end of the stream.
+        // Ends when the server closes the stream.
         std::thread::spawn(move || {
             let mut buffer = [0; 16 * 1024];
             while let Ok(read @ 1..) = stream.read(&mut buffer) {
@@ -95,12 +95,12 @@ fn serve_streams(ranks: u32, span: Span) {
         more >> 20
     );
     assert!(more > CLIENTS as u64 * pictures * 100, "{more} bytes came");
-    // History may grow by some kilobytes a picture.
+    // The history may grow by some kilobytes per snapshot.
     assert!(most < before + 24 * 1024, "{before} KiB grew to {most} KiB");
     assert_eq!(web.sample("rcomm_web_slow_clients_dropped_total"), 0.0);
 }
 
-/// A server within this process, that is patient for a moment only.
+/// A server within this process with a short limit for clients that do not read.
 struct Impatient {
     address: SocketAddr,
     _watch: rcomm_analyzer::Watch,
@@ -122,7 +122,7 @@ impl Impatient {
         let any = SocketAddr::from(([127, 0, 0, 1], 0));
         let server = runtime.block_on(Server::bind(any, store, Access::open()));
         let server = server.expect("a free port").limits(Limits {
-            patience: Duration::from_millis(300),
+            idle_timeout: Duration::from_millis(300),
             ..Limits::default()
         });
         let address = server.address();
@@ -156,14 +156,14 @@ fn a_client_that_does_not_read_is_dropped_and_counted_and_the_others_are_served(
     let server = Impatient::start();
     let dropped = || server.sample("rcomm_web_slow_clients_dropped_total ");
     assert_eq!(dropped(), 0);
-    // It asks for more than sockets hold, and reads nothing.
+    // The client requests more than the sockets can hold, and reads nothing.
     let mut slow = TcpStream::connect(server.address).expect("it listens");
     let host = server.address;
     let question = format!("GET /assets/vendor/uPlot.esm.js HTTP/1.1\r\nHost: {host}\r\n\r\n");
     slow.set_write_timeout(Some(Duration::from_secs(1)))
         .expect("a time-out");
     for _ in 0..200 {
-        // It may be dropped before it has asked for all of that.
+        // The server may drop the client before it has sent all requests.
         if slow.write_all(question.as_bytes()).is_err() {
             break;
         }
@@ -174,10 +174,10 @@ fn a_client_that_does_not_read_is_dropped_and_counted_and_the_others_are_served(
         (dropped() == 1).then_some(())
     });
     wait_until("its place to be free", || {
-        // The one that asks.
+        // The connection of this scrape.
         (server.sample("rcomm_web_connections ") == 1).then_some(())
     });
-    // What it left unread is all that is left of it.
+    // After the unread bytes, the stream ends.
     slow.set_read_timeout(Some(Duration::from_secs(20)))
         .expect("a time-out");
     let mut buffer = vec![0; 1 << 20];
@@ -186,7 +186,7 @@ fn a_client_that_does_not_read_is_dropped_and_counted_and_the_others_are_served(
 }
 
 #[test]
-fn tls_is_spoken_and_plain_http_is_not() {
+fn a_tls_server_refuses_plain_http() {
     let there = ["openssl", "curl"].iter().all(|program| {
         let version = if *program == "openssl" {
             "version"
@@ -271,13 +271,13 @@ fn tls_is_spoken_and_plain_http_is_not() {
         .write_all(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
         .expect("it listens");
     let mut answer = Vec::new();
-    // The connection may be reset.
+    // The server may reset the connection.
     let _ = plain.read_to_end(&mut answer);
     assert!(!answer.starts_with(b"HTTP/"), "{answer:?}");
 }
 
 #[test]
-fn a_key_that_does_not_fit_is_told_at_the_start() {
+fn an_invalid_certificate_is_reported_at_start() {
     let folder = tempfile::tempdir().expect("a directory");
     let file = folder.path().join("nonsense.pem");
     std::fs::write(&file, "no certificate").expect("writable");

@@ -18,7 +18,7 @@ fn status_of(web: &Web, request: &[u8]) -> Option<u16> {
 }
 
 #[test]
-fn malformed_and_outsized_requests_are_refused_and_the_server_lives_on() {
+fn malformed_and_outsized_requests_are_refused_and_the_server_survives() {
     let web = Web::on_dumps("healthy-w4", &["--no-token"]);
     let host = web.address;
     let head = |path: &str, more: &str| {
@@ -140,7 +140,7 @@ fn uploads_are_limited_and_never_leave_their_folder() {
     let (kind, mut body) = form(&[("rank_0", b"0123456789")]);
     body.truncate(body.len() / 2);
     assert!((400..500).contains(&web.ask("POST", "/api/v1/uploads", &[&kind], &body).status));
-    // What was written is gone, and lay in one private folder.
+    // The uploaded files are removed, and the one private folder is empty.
     let folders: Vec<_> = std::fs::read_dir(scratch.path())
         .expect("readable")
         .flatten()
@@ -159,7 +159,7 @@ fn uploads_are_limited_and_never_leave_their_folder() {
     );
 }
 
-/// One sample of `/metrics`, if there is a place to ask from: the last one may not be free yet.
+/// One sample of `/metrics`; `None` if the server refuses the connection, since no place may be free yet.
 fn scrape(web: &Web, name: &str) -> Option<f64> {
     let mut stream = web.connect();
     write!(stream, "GET /metrics HTTP/1.0\r\nHost: localhost\r\n\r\n").ok()?;
@@ -181,7 +181,7 @@ fn one_connection_too_many_is_closed_and_counted() {
         let mut more = web.connect();
         more.set_read_timeout(Some(std::time::Duration::from_millis(200)))
             .expect("a time-out");
-        // A refused stream is closed; an open one got a place, which it keeps.
+        // A refused stream is closed; an open one has taken a place, which it keeps.
         if let Ok(0) = more.read(&mut [0]) {
             return Some(());
         }
@@ -195,7 +195,7 @@ fn one_connection_too_many_is_closed_and_counted() {
 }
 
 #[test]
-fn doors_are_not_opened_beyond_this_machine_by_mistake() {
+fn exposure_beyond_this_machine_needs_explicit_options() {
     let start = |args: &[&str], token: Option<&str>| {
         let mut command = Command::new(env!("CARGO_BIN_EXE_rcomm-web"));
         command

@@ -1,4 +1,4 @@
-// Drives the page in a headless Chromium. Arguments: folder of playwright-core, Chromium, address of a job
+// Drives the page in a headless Chromium. Arguments: folder of playwright-core, Chromium, URL of a job
 // that gets stuck, rank at fault, folder of dumps, rank at fault in them, folder for pictures.
 import assert from "node:assert/strict";
 import { createRequire } from "node:module";
@@ -15,7 +15,7 @@ const context = await browser.newContext({ viewport: { width: 1280, height: 860 
 const page = await context.newPage();
 page.setDefaultTimeout(120000);
 const complaints = [];
-// A browser notes every answer that is no success. One filter cannot be read, and is asked anew with every picture.
+// The browser logs every failed request. The invalid filter is sent again for each snapshot.
 let refused = 0;
 page.on("console", (message) => {
   if (!["error", "warning"].includes(message.type())) return;
@@ -28,7 +28,7 @@ const said = (what) => process.stdout.write(`${what}\n`);
 const number = () => page.evaluate(() => Number(document.body.dataset.number));
 const text = (selector) => page.locator(selector).first().textContent();
 
-// Live: pictures come by themselves, and the hang is told with its rank.
+// Live: snapshots arrive on their own, and the hang is reported with its rank.
 await page.goto(url);
 await page.waitForFunction(() => document.body.dataset.number);
 assert.equal(new URL(page.url()).search, "", "the token left the address bar");
@@ -46,7 +46,7 @@ assert.ok(await page.locator("#history-plot canvas").count() === 1);
 said(`hang shown with rank ${culprit}: ok`);
 await page.screenshot({ path: join(pictures, "live.png") });
 
-// The timeline has drawn something: not all of its pixels are alike.
+// The timeline is drawn: its pixels differ.
 await page.locator("#timeline").scrollIntoViewIfNeeded();
 await page.waitForFunction(() => {
   const canvas = document.getElementById("timeline-canvas");
@@ -59,12 +59,12 @@ await page.waitForFunction(() => {
 await page.screenshot({ path: join(pictures, "timeline.png") });
 said("timeline: ok");
 
-// A rank's own page, and the filter from there; then a filter that cannot be read.
+// The details of a rank, and the filter from there; then an invalid filter.
 await page.evaluate(() => scrollTo(0, 0));
 await page.locator("#ranks .root").click();
 assert.match(await text("#rank"), /last call/);
 await page.locator("#rank-filter").click();
-// In one look: a picture newer than the filter's answer shows all ranks until the next answer.
+// Both in one query: a snapshot newer than the filter's answer shows all ranks until the next answer.
 await page.waitForFunction(() => {
   const all = document.querySelectorAll("#ranks .cells button").length;
   return all > 1 && document.querySelectorAll("#ranks .dim").length === all - 1;
@@ -76,7 +76,7 @@ await page.keyboard.press("Escape");
 await page.waitForFunction(() => document.querySelectorAll("#ranks .dim").length === 0);
 said("filter: ok");
 
-// Keys: help, problems only, pause, step back into the past, and back to the present.
+// Keys: help, problems only, pause, step back in history, and return to live.
 await page.keyboard.press("?");
 assert.match(await text("#help"), /rank:/);
 await page.keyboard.press("Escape");
@@ -94,7 +94,7 @@ await page.keyboard.press("L");
 await page.waitForFunction(() => document.querySelector("#verdict .stuck"));
 said("scrub: ok");
 
-// Dark, by the system's choice and by the key.
+// Dark theme, by the system's setting and by the key.
 await page.emulateMedia({ colorScheme: "dark" });
 const background = () => page.evaluate(() => getComputedStyle(document.body).backgroundColor);
 const dark = await background();
@@ -108,7 +108,7 @@ await page.emulateMedia({ colorScheme: "light" });
 await page.keyboard.press("t");
 said("dark and light: ok");
 
-// A window 80 % narrower: nothing sticks out but what scrolls on its own.
+// In a window 80 % narrower, only scrollable parts are wider than the page.
 await page.setViewportSize({ width: 256, height: 700 });
 await page.waitForTimeout(300);
 const width = await page.evaluate(() => document.documentElement.scrollWidth);
@@ -118,7 +118,7 @@ await page.screenshot({ path: join(pictures, "phone.png") });
 await page.setViewportSize({ width: 1280, height: 860 });
 said("narrow window: ok");
 
-// Dropping a folder of dumps leads to their report, under an address that lasts.
+// Dropping a folder of dumps leads to their report, at an address that stays valid.
 const files = readdirSync(dumps).map((name) => [name, readFileSync(join(dumps, name)).toString("base64")]);
 await page.evaluate((files) => {
   const transfer = new DataTransfer();
@@ -137,7 +137,7 @@ assert.match(await text("#age"), /report on dumps/);
 await page.screenshot({ path: join(pictures, "dumps.png") });
 said("dropped dumps: ok");
 
-assert.ok(refused > 0, "the browser noted the filter that cannot be read");
+assert.ok(refused > 0, "the browser logged the invalid filter");
 assert.deepEqual(complaints, [], "the browser complained");
 said("no console error: ok");
 await browser.close();

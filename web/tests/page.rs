@@ -1,7 +1,7 @@
 //! The page in a real browser: headless Chromium, driven by playwright-core.
 //!
-//! `RCOMM_TEST_PLAYWRIGHT` names a folder below which playwright-core is installed; without it npm is asked
-//! to install it into the target folder. Pictures stay in `RCOMM_TEST_PICTURES`, if that is set.
+//! `RCOMM_TEST_PLAYWRIGHT` names a folder below which playwright-core is installed; without it, npm installs it into
+//! the target folder. Pictures are kept in `RCOMM_TEST_PICTURES`, if that is set.
 
 mod common;
 
@@ -18,7 +18,7 @@ fn runs(program: &str) -> bool {
     output.is_ok_and(|output| output.status.success())
 }
 
-/// Where playwright-core is installed; prints why if it is not available.
+/// Folder in which playwright-core is installed; `None`, with the reason printed, if it is not available.
 fn playwright() -> Option<PathBuf> {
     if !runs("node") || !runs("chromium") {
         skip("node and chromium are not installed");
@@ -71,7 +71,7 @@ fn drive(script: &str, modules: &Path, args: &[&str]) -> String {
 }
 
 #[test]
-fn page_shows_a_hang_as_it_happens_and_all_that_goes_with_it() {
+fn page_shows_a_hang_as_it_happens() {
     let Some(modules) = playwright() else { return };
     let web = Web::demo("stuck", 64, &[]);
     let token = web.token.clone().expect("printed");
@@ -91,7 +91,7 @@ fn page_draws_a_thousand_ranks() {
     let pictures = pictures.to_str().expect("plain text");
     let url = format!("http://{}/", web.address);
     let text = drive("page_scale.mjs", &modules, &[&url, pictures]);
-    // What it measured is for people: a shared machine proves nothing about time.
+    // The measurements are printed for people; a shared machine proves nothing about time.
     let measured: serde_json::Value = serde_json::from_str(&text).expect("JSON");
     assert!(
         measured["draw_ms"]["median"]

@@ -1,4 +1,4 @@
-// How long the page takes to draw one picture of a large job, and whether it scrolls smoothly. Arguments:
+// Measures how long the page takes to draw one snapshot of a large job, and whether it scrolls smoothly. Arguments:
 // folder of playwright-core, Chromium, address, folder for pictures. Prints one JSON object.
 import { createRequire } from "node:module";
 import { join } from "node:path";
@@ -11,7 +11,7 @@ page.setDefaultTimeout(120000);
 await page.goto(url);
 await page.waitForFunction(() => document.body.dataset.number);
 const draws = [];
-// "Problems only" draws the whole picture again.
+// "Problems only" draws the whole snapshot again.
 for (let n = 0; n < 8; n += 1) {
   await page.evaluate(() => { document.body.dataset.drawMs = ""; });
   await page.keyboard.press("z");

@@ -1,4 +1,4 @@
-//! `rcomm-web` as a user runs it: a process on real dumps, asked over a real socket.
+//! `rcomm-web` as a user runs it: a process on real dumps, queried over a real socket.
 
 mod common;
 
@@ -34,7 +34,7 @@ fn healthy_dumps_have_no_finding() {
 }
 
 #[test]
-fn nothing_is_told_without_the_token() {
+fn requests_without_the_token_are_refused() {
     let web = Web::on_dumps("healthy-w4", &[]);
     for path in [
         "/",
@@ -89,7 +89,7 @@ fn printed_address_leads_to_the_page_and_leaves_the_token_in_a_cookie() {
 }
 
 #[test]
-fn names_and_origins_of_others_are_refused() {
+fn foreign_hosts_and_origins_are_refused() {
     let web = Web::on_dumps("healthy-w4", &["--host-name", "n07.cluster"]);
     let token = web.authorized();
     assert_eq!(
@@ -112,7 +112,7 @@ fn names_and_origins_of_others_are_refused() {
 }
 
 #[test]
-fn event_stream_begins_with_the_present_picture() {
+fn event_stream_begins_with_the_current_snapshot() {
     let web = Web::on_dumps("cascade-2x2x2", &[]);
     let mut stream = web.connect();
     let request = format!(
@@ -277,7 +277,7 @@ fn events(web: &Web) -> impl Iterator<Item = (String, Value)> {
 }
 
 #[test]
-fn deltas_applied_to_the_first_picture_give_the_later_ones() {
+fn deltas_applied_to_the_first_snapshot_give_the_later_ones() {
     let web = Web::demo("stuck", 16, &["--no-token"]);
     let mut events = events(&web);
     let (name, mut picture) = events.next().expect("an event");
@@ -312,7 +312,7 @@ fn deltas_applied_to_the_first_picture_give_the_later_ones() {
 }
 
 #[test]
-fn the_past_can_be_asked_for() {
+fn earlier_snapshots_can_be_requested() {
     let web = Web::demo("stuck", 16, &["--no-token"]);
     let points = wait_until("the job to be stuck", || {
         let history = web.get("/api/v1/history", &[]).json();
@@ -340,7 +340,7 @@ fn a_filter_that_cannot_be_read_is_refused_with_its_column() {
 
 /// Every answer matches the OpenAPI description, which covers every route.
 #[test]
-fn answers_are_as_the_description_says() {
+fn answers_match_the_description() {
     let web = Web::on_dumps("cascade-2x2x2", &["--no-token"]);
     let api = web.get("/api/v1/openapi.json", &[]).json();
     let mut described: Vec<&String> = api["paths"].as_object().expect("paths").keys().collect();
@@ -370,7 +370,7 @@ fn answers_are_as_the_description_says() {
         compared += 1;
     }
     assert!(compared >= 10, "{compared}");
-    // Bytes follow this head.
+    // The records follow this head as bytes.
     let records = web.get("/api/v1/records", &[]).body;
     let (head, rest) = records.split_once('\n').expect("a head");
     let head: Value = serde_json::from_str(head).expect("JSON");
@@ -427,7 +427,7 @@ fn uploaded_dumps_get_a_report_of_their_own() {
             .as_array()
             .is_some_and(|it| it.len() > 20)
     );
-    // The live picture is another one still.
+    // The live snapshot is still another one.
     assert_eq!(web.get("/api/v1/report", &[]).json()["verdict"], "healthy");
     assert_eq!(web.get("/api/v1/report?upload=0123", &[]).status, 404);
 }

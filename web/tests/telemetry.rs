@@ -1,5 +1,4 @@
-//! What goes out to OpenTelemetry, received over a real socket and decoded with OpenTelemetry's own Python
-//! classes.
+//! The exported telemetry, received over a real socket and decoded with OpenTelemetry's own Python classes.
 
 mod common;
 
@@ -27,7 +26,7 @@ fn start(endpoint: &str, more: &[(&str, &str)]) -> Web {
 }
 
 #[test]
-fn spans_metrics_and_logs_are_what_opentelemetry_reads() {
+fn opentelemetry_decodes_the_spans_metrics_and_logs() {
     let Some(python) = python() else { return };
     let collector = Collector::start();
     let web = start(&format!("http://{}", collector.address), &[]);
@@ -41,7 +40,7 @@ fn spans_metrics_and_logs_are_what_opentelemetry_reads() {
     });
     let decoded = collector.decoded(&python);
 
-    // All ranks' spans of one all-reduce meet in one trace.
+    // The spans that all ranks export of one all-reduce share a trace.
     let mut traces: HashMap<&str, BTreeSet<String>> = HashMap::new();
     let mut pending = 0;
     for (resource, span) in each(&decoded["traces"], ["resourceSpans", "scopeSpans", "spans"]) {
@@ -63,7 +62,7 @@ fn spans_metrics_and_logs_are_what_opentelemetry_reads() {
         assert!(ns("startTimeUnixNano") < ns("endTimeUnixNano"), "{span}");
     }
     assert!(traces.len() > 5, "{traces:?}");
-    // dp_5 is of ranks 5 and 13; each trace is of one sequence number.
+    // dp_5 consists of ranks 5 and 13; each trace belongs to one sequence number.
     assert!(
         traces.values().filter(|spans| spans.len() == 2).count() >= traces.len() - 2,
         "{traces:?}"
@@ -106,7 +105,7 @@ fn spans_metrics_and_logs_are_what_opentelemetry_reads() {
     assert_eq!(web.sample("rcomm_otel_spans_dropped_total"), 0.0);
 }
 
-/// A collector that people run, ended when dropped.
+/// A real collector, stopped when dropped.
 struct Rotel(Child);
 
 impl Drop for Rotel {
@@ -116,7 +115,7 @@ impl Drop for Rotel {
     }
 }
 
-/// The program of rotel, a collector from PyPI; prints why if there is none.
+/// The program of rotel, a collector from PyPI; `None`, with the reason printed, if there is none.
 fn rotel() -> Option<PathBuf> {
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("rotel-python");
     let place = folder.to_str()?;
@@ -142,8 +141,8 @@ fn rotel() -> Option<PathBuf> {
     path
 }
 
-/// A port without a listener that the kernel does not hand out: below the range from which it
-/// takes ports by itself, and from sixteen that belong to this process alone.
+/// A port without a listener that the kernel does not assign: it lies below the range of ephemeral ports, among sixteen
+/// that belong to this process alone.
 fn free_port() -> u16 {
     static NEXT: AtomicU32 = AtomicU32::new(0);
     let mut own = (0..16).map(|_| {
@@ -155,7 +154,7 @@ fn free_port() -> u16 {
 }
 
 #[test]
-fn a_collector_that_people_run_takes_all_of_it_and_passes_it_on() {
+fn a_real_collector_accepts_and_forwards_all_signals() {
     let (Some(python), Some(rotel)) = (python(), rotel()) else {
         return;
     };
@@ -210,8 +209,8 @@ fn a_collector_that_people_run_takes_all_of_it_and_passes_it_on() {
 }
 
 #[test]
-fn a_collector_that_takes_nothing_costs_nothing_but_what_is_dropped() {
-    // One that refuses connections, and one that takes them and never answers.
+fn an_unusable_collector_causes_only_dropped_items() {
+    // One collector refuses connections; the other accepts them and never answers.
     let silent = TcpListener::bind("127.0.0.1:0").expect("a free port");
     let silent_url = format!("http://{}", silent.local_addr().expect("bound"));
     for endpoint in ["http://127.0.0.1:9", silent_url.as_str()] {
@@ -230,7 +229,7 @@ fn a_collector_that_takes_nothing_costs_nothing_but_what_is_dropped() {
 }
 
 #[test]
-fn a_variable_that_cannot_be_used_is_named_at_the_start() {
+fn an_invalid_variable_is_named_at_start() {
     let output = Command::new(env!("CARGO_BIN_EXE_rcomm-web"))
         .args(["--listen", "127.0.0.1:0", "--demo", "healthy"])
         .env("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:9")

@@ -1,5 +1,5 @@
-// Holds a ServiceMonitor against the schema of Prometheus Operator's resource. Arguments: folder below which
-// @kubernetes-models/prometheus-operator and yaml are installed, file. Says what is wrong, and exits with 1.
+// Validates a ServiceMonitor against the schema of Prometheus Operator's resource. Arguments: folder below which
+// @kubernetes-models/prometheus-operator and yaml are installed, file. Prints the errors, and exits with 1 if there are any.
 import { createRequire } from "node:module";
 import { readFileSync } from "node:fs";
 import { join } from "node:path";
@@ -12,7 +12,7 @@ const { ServiceMonitor } = await import(pathToFileURL(models));
 const { parse } = find("yaml");
 const wrong = [];
 
-// A schema asks for every field that it knows: a field that nobody asked for is one that it does not know.
+// A schema reads every field that it defines, so a field that was never read is unknown.
 const unread = new Set();
 const watched = (value, path) => {
   if (value === null || typeof value !== "object") return value;

@@ -1,7 +1,6 @@
 //! The event stream: first the whole snapshot, then deltas.
 //!
-//! A client slower than the snapshots skips some and then gets a whole one, so nothing is queued for
-//! it.
+//! A client slower than the snapshots skips some and then gets a whole one, so no queue grows for it.
 
 use crate::api::app_state::AppState;
 use crate::http::traffic::GaugeGuard;
@@ -14,7 +13,7 @@ use std::time::Duration;
 use tokio_stream::wrappers::WatchStream;
 use tokio_stream::{Stream, StreamExt};
 
-/// The event for a client that has the snapshot `last`.
+/// The event for a client that has the snapshot `last`: a delta if it applies to that one, else the whole snapshot.
 fn event(frame: &Frame, last: Option<u64>) -> Event {
     let (name, text) = match &frame.delta {
         Some((base, delta)) if Some(*base) == last => ("delta", delta),

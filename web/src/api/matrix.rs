@@ -10,18 +10,18 @@ use rcomm_analyzer::matrix::{Rows, matrix};
 use rcomm_recorder::model::Rank;
 use serde::Deserialize;
 
-/// Columns at most.
-const MOST_COLUMNS: usize = 256;
+/// Maximum number of columns in an answer.
+const MAX_COLUMNS: usize = 256;
 
 #[derive(Debug, Deserialize)]
 pub(crate) struct MatrixQuery {
     /// Name of the group.
     group: String,
-    /// Any member: groups may share a name.
+    /// Rank of any member, which distinguishes groups of the same name.
     rank: Option<Rank>,
-    /// Newest collectives to show.
+    /// Number of newest collectives to show.
     columns: Option<usize>,
-    /// One row for each rank, instead of one for those alike.
+    /// Whether every rank gets a row of its own; otherwise ranks with equal cells share one.
     #[serde(default)]
     each: bool,
     at: Option<u64>,
@@ -42,7 +42,7 @@ pub(crate) async fn group_matrix(
         .filter(|group| group.name == wanted.group)
         .find(|group| wanted.rank.is_none_or(|rank| group.ranks.contains(&rank)))
         .ok_or(Refusal::NoGroup(wanted.group))?;
-    let columns = wanted.columns.unwrap_or(32).clamp(1, MOST_COLUMNS);
+    let columns = wanted.columns.unwrap_or(32).clamp(1, MAX_COLUMNS);
     let rows = if wanted.each {
         Rows::Each
     } else {

@@ -17,7 +17,7 @@ use rcomm_analyzer::{Report, Snapshot};
 use serde::Deserialize;
 use std::sync::Arc;
 
-/// Selects a snapshot: the newest, a past one, or an upload's.
+/// Selects a snapshot: the newest, an earlier one, or that of an upload.
 #[derive(Clone, Debug, Default, Deserialize)]
 pub(crate) struct Which {
     /// Number of a kept snapshot.
@@ -27,7 +27,7 @@ pub(crate) struct Which {
 }
 
 impl Which {
-    /// The snapshot with its records; past ones have none.
+    /// The snapshot with its records; earlier snapshots are kept without them.
     pub(crate) fn frame(&self, app: &AppState) -> Result<Arc<Frame>, Refusal> {
         match (&self.upload, self.at) {
             (Some(_), Some(_)) => Err(Refusal::Query(

@@ -31,14 +31,14 @@ pub(crate) struct RecordsQuery {
 
 type CursorKey = (Rank, u8, u32, u32);
 
-/// What the collector has of a record: the first id that it lacks, and the number of the groups.
+/// State of a record at the collector: the first id that it lacks, and the hash of the groups that it has.
 #[derive(Clone, Copy, Debug)]
 struct Cursor {
     next: u64,
     groups: Option<u64>,
 }
 
-/// Reads `ranks`.
+/// Parses `first-last`; `None` if the text has another form.
 fn range(ranks: &str) -> Option<RangeInclusive<Rank>> {
     let (first, last) = ranks.split_once('-')?;
     Some(first.parse().ok()?..=last.parse().ok()?)
@@ -159,7 +159,7 @@ fn record(
     (head, body)
 }
 
-/// The record without its entries before this place.
+/// A copy of the record without the entries before index `from`.
 fn since_entry(dump: &Dump, from: usize) -> Dump {
     Dump {
         version: dump.version,
@@ -179,7 +179,7 @@ fn since_entry(dump: &Dump, from: usize) -> Dump {
     }
 }
 
-/// See [`RecordHead::groups`]. 53 bits: what reads JSON may have floating point numbers only.
+/// Hash of the groups, see [`RecordHead::groups`]. 53 bits, since some JSON readers have only floating point numbers.
 fn number_of(groups: &[DumpGroup]) -> u64 {
     let mut hash = DefaultHasher::new();
     for DumpGroup { info, .. } in groups {
@@ -215,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_known_is_not_told_again() {
+    fn known_entries_are_not_sent_again() {
         let mut live = Live::new(LiveOptions::default(), analyze, vec!["test".into()]);
         let first = encode(&seen(&mut live, 10_000_000_000), &ALL, &HashMap::new());
         let head = head_of(&first);
@@ -240,7 +240,7 @@ mod tests {
     }
 
     #[test]
-    fn a_part_of_the_ranks_can_be_asked_for() {
+    fn a_range_of_ranks_can_be_requested() {
         let mut live = Live::new(LiveOptions::default(), analyze, vec!["test".into()]);
         let wanted = range("2-4").expect("two ranks");
         let part = encode(&seen(&mut live, 10_000_000_000), &wanted, &HashMap::new());

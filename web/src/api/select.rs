@@ -54,7 +54,7 @@ pub(crate) async fn filter_keys() -> Json<Vec<FilterKey>> {
     )
 }
 
-fn places<T>(rows: &[T], passes: impl Fn(&T) -> bool) -> Vec<usize> {
+fn matching_indices<T>(rows: &[T], passes: impl Fn(&T) -> bool) -> Vec<usize> {
     let rows = rows.iter().enumerate();
     rows.filter(|(_, row)| passes(row))
         .map(|(at, _)| at)
@@ -69,7 +69,7 @@ fn selected(report: &Report, filter: &Filter) -> Selected {
     let unknown = |ms: Option<f64>| Some(ms.unwrap_or(f64::NAN));
     let pending = |rank: Rank| report.waits.iter().any(|wait| wait.rank == rank);
     Selected {
-        findings: places(&report.findings, |row| {
+        findings: matching_indices(&report.findings, |row| {
             filter.matches(&Subject {
                 ranks: &row.culprit_ranks,
                 group: row.group.as_ref(),
@@ -81,7 +81,7 @@ fn selected(report: &Report, filter: &Filter) -> Selected {
                 ..Subject::default()
             })
         }),
-        groups: places(&report.groups, |row| {
+        groups: matching_indices(&report.groups, |row| {
             filter.matches(&Subject {
                 ranks: &row.group.ranks,
                 group: Some(&row.group),
@@ -94,7 +94,7 @@ fn selected(report: &Report, filter: &Filter) -> Selected {
                 ..Subject::default()
             })
         }),
-        ranks: places(&report.ranks, |row| {
+        ranks: matching_indices(&report.ranks, |row| {
             let state = match row {
                 _ if !row.read => "silent",
                 _ if pending(row.rank) => "waiting",
@@ -110,7 +110,7 @@ fn selected(report: &Report, filter: &Filter) -> Selected {
                 ..Subject::default()
             })
         }),
-        in_flight: places(&report.in_flight, |row| {
+        in_flight: matching_indices(&report.in_flight, |row| {
             let state = match row.state {
                 InstanceState::Running => "running",
                 InstanceState::Waiting => "waiting",

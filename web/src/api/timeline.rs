@@ -11,15 +11,15 @@ use rcomm_analyzer::{GroupRef, Snapshot};
 use rcomm_recorder::model::{Entry, EntryState, Rank};
 use serde::{Deserialize, Serialize};
 
-/// Operations in an answer.
-const MOST_SLICES: usize = 20_000;
+/// Maximum number of operations in an answer.
+const MAX_SLICES: usize = 20_000;
 
 #[derive(Debug, Deserialize)]
 pub(crate) struct TimelineQuery {
-    /// Of what is drawn; the filter language.
+    /// Selects the operations, in the filter language.
     #[serde(default)]
     filter: String,
-    /// How much time up to the end of the record.
+    /// Length of the timeline in seconds, up to the end of the record.
     seconds: Option<f64>,
     at: Option<u64>,
     upload: Option<String>,
@@ -28,11 +28,11 @@ pub(crate) struct TimelineQuery {
 /// One operation on one rank.
 #[derive(Debug, PartialEq, Serialize)]
 pub(crate) struct Slice {
-    /// From the origin, µs.
+    /// Start in µs after the origin.
     start: i64,
-    /// µs; none while it is pending.
+    /// Duration in µs; `None` while it is pending.
     length: Option<i64>,
-    /// Places in the lists of groups and operations.
+    /// Indices into the lists of groups and operations.
     group: usize,
     op: usize,
     seq: u64,
@@ -51,13 +51,13 @@ pub(crate) struct RankLane {
     slices: Vec<Slice>,
 }
 
-/// What is drawn.
+/// The answer: the operations of all ranks.
 #[derive(Debug, Default, PartialEq, Serialize)]
 pub(crate) struct Timeline {
     /// Start of the timeline, wall clock, ns since the epoch; as text, since it exceeds JavaScript's
     /// exact integers.
     origin_ns: String,
-    /// From there to its end, µs.
+    /// Length in µs.
     length: i64,
     groups: Vec<String>,
     ops: Vec<String>,
@@ -123,7 +123,7 @@ fn drawn(snapshot: &Snapshot, filter: &Filter, window_ns: i64) -> Timeline {
         length: last.saturating_sub(origin) / 1000,
         ..Timeline::default()
     };
-    let share = (MOST_SLICES / snapshot.ranks.len().max(1)).max(4);
+    let share = (MAX_SLICES / snapshot.ranks.len().max(1)).max(4);
     let host_of =
         |rank: Rank| -> &str { snapshot.rank(rank).map_or("", |view| view.host.as_ref()) };
     for (rank, dump) in snapshot.dumps() {
@@ -216,7 +216,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_pending_is_drawn_without_an_end() {
+    fn pending_operations_have_no_length() {
         let timeline = seen("group:dp_5", 16);
         let open = |lane: &&RankLane| lane.slices.iter().any(|slice| slice.length.is_none());
         let open: Vec<_> = timeline
@@ -232,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn an_operation_of_a_graph_is_drawn_with_the_graph_and_no_other_is() {
+    fn only_operations_of_a_graph_carry_its_id() {
         let mut snapshot = snapshot(4);
         let dump = Arc::make_mut(&mut Arc::make_mut(&mut snapshot.ranks)[2].dumps[0]);
         let newest = dump.entries.last_mut().expect("it has operations");
@@ -246,11 +246,11 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_is_bounded_and_says_what_it_left_out() {
+    fn an_answer_is_bounded_and_counts_omitted_operations() {
         let timeline = seen("", 1024);
         let slices: usize = timeline.lanes.iter().map(|lane| lane.slices.len()).sum();
         assert!(
-            slices <= MOST_SLICES && timeline.omitted > 0,
+            slices <= MAX_SLICES && timeline.omitted > 0,
             "{slices} {}",
             timeline.omitted
         );

@@ -19,16 +19,16 @@ use std::sync::{Arc, Mutex, PoisonError};
 use tokio::io::AsyncWriteExt as _;
 use tokio::sync::Semaphore;
 
-/// Uploads that are kept.
-const MOST_KEPT: usize = 8;
-/// Files of one upload.
-const MOST_FILES: usize = 16 * 1024;
-/// Operations of one upload that are held in memory, over all ranks.
-const MOST_ENTRIES: usize = 8_000_000;
-/// The longest name that is kept, in bytes.
+/// Number of uploads that are kept.
+const MAX_KEPT: usize = 8;
+/// Maximum number of files in one upload.
+const MAX_FILES: usize = 16 * 1024;
+/// Maximum number of operations of one upload that are held in memory, over all ranks.
+const MAX_ENTRIES: usize = 8_000_000;
+/// Maximum length of a stored file name, in bytes.
 const LONGEST_NAME: usize = 200;
 
-/// See the module.
+/// The newest uploads, analysed.
 pub(crate) struct Uploads {
     kept: Mutex<VecDeque<(String, Arc<Frame>)>>,
     folder: tempfile::TempDir,
@@ -51,7 +51,7 @@ impl Uploads {
         })
     }
 
-    /// An upload that is kept.
+    /// The report and records of an upload; `None` if it is not kept.
     pub(crate) fn get(&self, id: &str) -> Option<Arc<Frame>> {
         let kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
         kept.iter()
@@ -79,7 +79,7 @@ impl Uploads {
         let frame = Arc::new(Frame::of(Arc::new(snapshot?)));
         let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
         kept.push_back((id.clone(), frame));
-        if kept.len() > MOST_KEPT {
+        if kept.len() > MAX_KEPT {
             kept.pop_front();
         }
         Ok(id)
@@ -92,8 +92,8 @@ impl Uploads {
         };
         while let Some(mut field) = form.next_field().await.map_err(broken)? {
             files += 1;
-            if files > MOST_FILES {
-                return Err(Refusal::Upload(format!("more than {MOST_FILES} files")));
+            if files > MAX_FILES {
+                return Err(Refusal::Upload(format!("more than {MAX_FILES} files")));
             }
             let name = plain_name(field.file_name().unwrap_or_default(), files);
             let mut options = tokio::fs::File::options();
@@ -171,12 +171,10 @@ fn judge(folder: &Path, most_bytes: u64) -> Result<Snapshot, Refusal> {
             return;
         };
         entries += loaded.dump.entries.len();
-        if entries > MOST_ENTRIES {
+        if entries > MAX_ENTRIES {
             unusable.push(Problem::unreadable_dump(
                 path,
-                format!(
-                    "skipped: the upload has more than {MOST_ENTRIES} operations; use rcomm-fr"
-                ),
+                format!("skipped: the upload has more than {MAX_ENTRIES} operations; use rcomm-fr"),
             ));
             return;
         }
@@ -217,7 +215,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_stay_in_the_folder_and_keep_what_tells_ranks_apart() {
+    fn names_stay_in_the_folder_and_still_distinguish_ranks() {
         for (path, name) in [
             ("nccl_trace_rank_3", "nccl_trace_rank_3"),
             ("dumps/rank0/trace.json", "dumps_rank0_trace.json"),

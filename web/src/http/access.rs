@@ -14,17 +14,17 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use subtle::ConstantTimeEq;
 
-/// How the cookie's name begins that is set when a browser passes the token in the address. The port follows:
-/// browsers share the cookies of a host among all its ports.
+/// Prefix of the name of the cookie that is set when a browser passes the token in the address. The port follows it,
+/// since browsers share the cookies of a host among all its ports.
 const COOKIE: &str = "rcomm_session_";
 
 /// Requirements for a request.
 #[derive(Clone)]
 pub struct Access {
     token: Option<Arc<str>>,
-    /// Allowed host names in addition to loopback addresses, `localhost` and the listening address.
+    /// Allowed host names in addition to `localhost` and IP addresses.
     hosts: Arc<[String]>,
-    /// Answers go over TLS alone, and so may the cookie.
+    /// Whether the server uses TLS only, so that the cookie is marked as secure.
     secure: bool,
 }
 
@@ -96,15 +96,15 @@ impl Access {
     }
 }
 
-/// What the cookie of this port holds: proof that the browser once had the token, from which the token cannot
-/// be computed, and which no other port takes.
+/// The value of the cookie for this port. It proves that the browser once had the token; the token cannot be computed
+/// from it, and no other port accepts it.
 fn session(token: &str, port: u16) -> String {
     Secret::from_text(token)
         .derive(&format!("cookie of port {port}"))
         .to_hex()
 }
 
-/// The port that the client addressed, which a browser leaves out where it is the scheme's own.
+/// The port in the `Host` header; 0 if it has none, as for the default port of the scheme.
 fn port_of(headers: &HeaderMap) -> u16 {
     let host = headers
         .get(header::HOST)
@@ -226,7 +226,7 @@ mod tests {
     }
 
     #[test]
-    fn addresses_and_named_hosts_are_known_and_rebound_names_are_not() {
+    fn addresses_and_allowed_hosts_pass_and_rebound_names_do_not() {
         let access = Access::open().also_as(vec!["n07.cluster".into()]);
         for known in ["localhost", "127.0.0.1", "[::1]", "N07.cluster"] {
             assert!(access.knows_host(known), "{known}");

@@ -37,7 +37,7 @@ pub(crate) fn page() -> Response {
     )
 }
 
-/// The description of the interface.
+/// The description of the API (OpenAPI).
 pub(crate) fn description() -> Response {
     answer(
         "application/json",

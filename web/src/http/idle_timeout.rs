@@ -12,7 +12,7 @@ use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::time::{Sleep, sleep};
 
-/// See the module.
+/// A stream whose writes fail once they have been blocked for the limit.
 pub(crate) struct IdleTimeout<S> {
     stream: S,
     limit: Duration,

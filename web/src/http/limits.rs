@@ -9,11 +9,11 @@ pub struct Limits {
     pub connections: usize,
     /// How long a client may take to send a request's head, or to finish a TLS handshake.
     pub head: Duration,
-    /// How long an answer may take, event streams apart.
+    /// How long the server may take to answer; event streams have no such limit.
     pub answer: Duration,
     /// How long a client may leave an answer unread before it is dropped.
-    pub patience: Duration,
-    /// Bytes of an upload, packed or not.
+    pub idle_timeout: Duration,
+    /// Maximum size of an upload in bytes, both as sent and unpacked.
     pub upload: u64,
 }
 
@@ -23,7 +23,7 @@ impl Default for Limits {
             connections: 512,
             head: Duration::from_secs(10),
             answer: Duration::from_secs(30),
-            patience: Duration::from_secs(20),
+            idle_timeout: Duration::from_secs(20),
             upload: 256 << 20,
         }
     }

@@ -1,4 +1,4 @@
-//! What all answers need: who may ask, limits, errors, files of the page, counts of requests.
+//! Shared by all routes: access control, limits, errors, the page's files, and request counters.
 
 pub(crate) mod access;
 pub(crate) mod assets;

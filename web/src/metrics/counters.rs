@@ -12,15 +12,15 @@ use rcomm_recorder::publish::Dump;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 
-/// Upper bounds of the buckets of both histograms, seconds; one more has no bound.
+/// Upper bounds of the buckets of both histograms, in seconds; one more bucket has no bound.
 pub(crate) const BOUNDS: [f64; 13] = [
     1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0,
 ];
 /// Descriptions of groups that have series of their own; those beyond share [`OTHERS`].
-const MOST_DESCRIPTIONS: usize = 64;
-/// Collectives of one group that are kept until their last member is seen to leave.
-const MOST_OPEN: usize = 1024;
-/// Label of what has no series of its own.
+const MAX_DESCRIPTIONS: usize = 64;
+/// Maximum number of collectives of one group that are tracked until their last member completes them.
+const MAX_OPEN: usize = 1024;
+/// Description under which further groups are counted.
 const OTHERS: &str = "(others)";
 
 /// Identity of a group: two groups may share a name.
@@ -39,7 +39,7 @@ pub(crate) struct Example {
     pub(crate) group: Arc<GroupId>,
     /// Its sequence number.
     pub(crate) seq: u64,
-    /// What was measured, seconds.
+    /// The measured value, in seconds.
     pub(crate) value: f64,
     /// When it ended, wall clock, ns since the epoch.
     pub(crate) at_ns: i64,
@@ -48,9 +48,9 @@ pub(crate) struct Example {
 /// Counts by bucket.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Histogram {
-    /// Not cumulated; the last is above every bound.
+    /// Not cumulated; the last bucket holds values above every bound.
     pub(crate) counts: [u64; BOUNDS.len() + 1],
-    /// Of all values, seconds.
+    /// Sum of all values, in seconds.
     pub(crate) sum: f64,
     /// The newest collective in each bucket.
     pub(crate) examples: [Option<Example>; BOUNDS.len() + 1],
@@ -69,17 +69,17 @@ impl Histogram {
 /// All operations of one kind on groups of one description.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Series {
-    /// Completed, counted on each rank.
+    /// Operations that completed, counted on each rank.
     pub(crate) completed: u64,
-    /// Ended with an error or a time-out, counted on each rank.
+    /// Operations that ended with an error or a time-out, counted on each rank.
     pub(crate) failed: u64,
-    /// Failed after at least their time-out.
+    /// Operations that failed after at least their time-out, counted on each rank.
     pub(crate) timed_out: u64,
     /// Input bytes of completed operations, over all ranks.
     pub(crate) bytes: u64,
-    /// From the last arrival to the end, one value a collective.
+    /// From the arrival of the last member to the end, one value per collective.
     pub(crate) duration: Histogram,
-    /// How late the last member came, one value a collective.
+    /// From the arrival of the first member to that of the last, one value per collective.
     pub(crate) lag: Histogram,
 }
 
@@ -90,14 +90,14 @@ pub(crate) type SeriesKey = (Arc<str>, &'static str);
 #[derive(Clone, Copy, Debug)]
 struct Open {
     members: usize,
-    /// Shortest and longest wait as the backend measured them, if it measured all; seconds.
+    /// Shortest and longest wait in seconds as the backends measured them; `None` if a member has no measurement.
     measured: Option<(f64, f64)>,
-    /// The same from issue to the notice of the end.
+    /// Shortest and longest wait in seconds from the issue to the end that the recorder noticed.
     noted: (f64, f64),
     ended_ns: i64,
 }
 
-/// See the module.
+/// Counters and histograms of all records since start-up.
 #[derive(Debug, Default)]
 pub(crate) struct Counters {
     new_entries: NewEntries,
@@ -109,7 +109,7 @@ pub(crate) struct Counters {
 }
 
 impl Counters {
-    /// By description and operation.
+    /// All series, by group description and operation.
     pub(crate) fn series(&self) -> &BTreeMap<SeriesKey, Series> {
         &self.series
     }
@@ -128,7 +128,7 @@ impl Counters {
     pub(crate) fn take(&mut self, snapshot: &Snapshot) {
         for rank in &snapshot.report.ranks {
             let last = self.lost_now.insert(rank.rank, rank.lost).unwrap_or(0);
-            // A number that fell belongs to a new ring, which begins at zero.
+            // A number that decreased belongs to a new ring, which begins at zero.
             self.lost += rank.lost.checked_sub(last).unwrap_or(rank.lost);
         }
         let mut read: HashMap<(&str, &[Rank]), usize> = HashMap::new();
@@ -213,7 +213,7 @@ impl Counters {
             .map(|(span, wait)| widen(span, wait));
         open.ended_ns = open.ended_ns.max(entry.time_discovered_completed_ns);
         if open.members < wanted {
-            if group.len() > MOST_OPEN {
+            if group.len() > MAX_OPEN {
                 group.pop_first();
             }
             return;
@@ -244,7 +244,7 @@ impl Counters {
         if let Some(known) = self.descriptions.get(desc) {
             return known.clone();
         }
-        if self.descriptions.len() >= MOST_DESCRIPTIONS {
+        if self.descriptions.len() >= MAX_DESCRIPTIONS {
             return OTHERS.into();
         }
         let desc: Arc<str> = desc.into();
@@ -340,7 +340,7 @@ mod tests {
     }
 
     #[test]
-    fn what_came_and_went_between_two_looks_is_told() {
+    fn operations_lost_between_two_reads_are_counted() {
         let simulation = Simulation::new(Situation::Healthy, 8, 0).with_window(16);
         let counters = tallied(&simulation, [1_000_000_000, 9_000_000_000]);
         assert!(counters.unread() > 100, "{}", counters.unread());
@@ -349,7 +349,7 @@ mod tests {
     #[test]
     fn descriptions_beyond_the_limit_share_a_series() {
         let mut counters = Counters::default();
-        for n in 0..MOST_DESCRIPTIONS {
+        for n in 0..MAX_DESCRIPTIONS {
             assert_eq!(&*counters.description(&n.to_string()), n.to_string());
         }
         assert_eq!(&*counters.description("one more"), OTHERS);

@@ -1,12 +1,12 @@
-//! Gauges of single groups: the first [`MOST_GROUPS`] have series of their own.
+//! Gauges of single groups: the first [`MAX_GROUPS`] have series of their own.
 
 use super::list::{self, Metric};
 use super::writer::Writer;
 use rcomm_analyzer::Snapshot;
 use std::collections::BTreeMap;
 
-/// Groups with series of their own.
-const MOST_GROUPS: usize = 512;
+/// Maximum number of groups with series of their own.
+const MAX_GROUPS: usize = 512;
 
 /// Sums and extremes over the groups of one name and description: groups may share both, and a series
 /// must not appear twice.
@@ -47,7 +47,7 @@ const GROUP_METRICS: [GroupMetric; 9] = [
     }),
 ];
 
-/// By group name: the newest collective that all members have completed.
+/// The newest collective that all members have completed, by name of the group.
 fn completed(snapshot: &Snapshot) -> BTreeMap<&str, i64> {
     let mut least = BTreeMap::new();
     for (_, dump) in snapshot.dumps() {
@@ -67,7 +67,7 @@ pub(super) fn groups(w: &mut Writer, snapshot: &Snapshot) {
     let completed = completed(snapshot);
     let mut sums: BTreeMap<(&str, &str), GroupSums> = BTreeMap::new();
     let reports = &snapshot.report.groups;
-    for group in reports.iter().take(MOST_GROUPS) {
+    for group in reports.iter().take(MAX_GROUPS) {
         let row = sums
             .entry((&group.group.name, &group.group.desc))
             .or_default();
@@ -93,6 +93,6 @@ pub(super) fn groups(w: &mut Writer, snapshot: &Snapshot) {
     }
     w.gauge(
         &list::GROUPS_OMITTED,
-        reports.len().saturating_sub(MOST_GROUPS) as f64,
+        reports.len().saturating_sub(MAX_GROUPS) as f64,
     );
 }

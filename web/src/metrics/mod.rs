@@ -3,7 +3,7 @@
 //! Sequence numbers and sizes are values, never labels, and no series has both a rank and a group. With
 //! D descriptions of groups (at most 64) and O operations (a fixed set), there are at most D × O × (4 +
 //! 2 × 16) series of counters and histograms, 512 × 9 of single groups, one for each code of a finding,
-//! [`MOST_RANKS`] × 3 of single ranks, [`MOST_SOURCES`] × 3 of sources, and some forty of the job. What
+//! [`MAX_RANKS`] × 3 of single ranks, [`MAX_SOURCES`] × 3 of sources, and some forty of the job. What
 //! exceeds a limit is counted in `rcomm_groups_omitted` or stays in the sums.
 
 mod collectives;
@@ -24,10 +24,10 @@ use rcomm_analyzer::source::Liveness;
 use rcomm_analyzer::{Code, InstanceState, RankView, Severity, Snapshot, Verdict};
 use rcomm_recorder::model::Rank;
 
-/// Ranks with series of their own: culprits, and the ranks that the job waits for longest.
-const MOST_RANKS: usize = 16;
-/// Sources with series of their own.
-const MOST_SOURCES: usize = 256;
+/// Maximum number of ranks with series of their own: culprits, and the ranks that the job waits for longest.
+const MAX_RANKS: usize = 16;
+/// Maximum number of sources with series of their own.
+const MAX_SOURCES: usize = 256;
 
 const STATES: [(InstanceState, &str); 4] = [
     (InstanceState::Running, "running"),
@@ -42,11 +42,11 @@ pub enum Exemplars {
     /// No: traces are not exported.
     #[default]
     Without,
-    /// Yes: the ids are those of the exported spans.
+    /// Yes: the ids of the exported spans.
     OfTraces,
 }
 
-/// Writes every metric. Without a snapshot only the build info, so that a scrape still succeeds.
+/// Writes every metric; without a snapshot only the build info, so that a scrape still succeeds.
 pub(crate) fn write(
     snapshot: Option<&Snapshot>,
     counters: &Counters,
@@ -146,7 +146,7 @@ fn recorders(w: &mut Writer, snapshot: &Snapshot, counters: &Counters) {
 }
 
 fn sources(w: &mut Writer, snapshot: &Snapshot) {
-    let sources = || snapshot.sources.iter().take(MOST_SOURCES);
+    let sources = || snapshot.sources.iter().take(MAX_SOURCES);
     w.family(&list::SOURCE_ANSWERED_RANKS);
     for source in sources() {
         let labels = [("source", source.name.as_str())];
@@ -181,7 +181,7 @@ fn ranks(w: &mut Writer, snapshot: &Snapshot) {
             blamed.extend(culprits.map(|&rank| (rank, finding.code)));
         }
     }
-    blamed.truncate(MOST_RANKS);
+    blamed.truncate(MAX_RANKS);
     blamed.sort_unstable();
     blamed.dedup();
     for (rank, code) in blamed {
@@ -200,7 +200,7 @@ fn ranks(w: &mut Writer, snapshot: &Snapshot) {
         .filter_map(|rank| Some((rank.lag_share?, rank)))
         .collect();
     late.sort_by(|a, b| b.0.total_cmp(&a.0));
-    late.truncate(MOST_RANKS);
+    late.truncate(MAX_RANKS);
     w.family(&list::RANK_STRAGGLER_TIME_RATIO);
     for (share, rank) in &late {
         let labels = [("rank", &*rank.rank.to_string()), ("host", &*rank.host)];
@@ -268,12 +268,12 @@ mod tests {
             lines.filter(|line| !line.contains("group=\"")).count()
         };
         let (small, large) = (series(64), series(1024));
-        assert!(large <= small + 2 * MOST_RANKS, "{small} {large}");
+        assert!(large <= small + 2 * MAX_RANKS, "{small} {large}");
         assert!(large < 400, "{large}");
     }
 
     #[test]
-    fn the_rank_at_fault_and_the_stuck_group_have_their_numbers() {
+    fn the_rank_at_fault_and_the_stuck_group_have_gauges() {
         let text = written(16, Form::Text, Exemplars::Without);
         for line in [
             "rcomm_verdict_info{verdict=\"stuck\"} 1",

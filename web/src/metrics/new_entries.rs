@@ -1,4 +1,4 @@
-//! Yields every operation of a repeatedly read record once, when it has ended.
+//! Yields every operation of a repeatedly read record once, after it has ended.
 //!
 //! Record ids ascend in order of issue. Everything up to the highest id has been seen; operations that
 //! were pending then are looked up again by id until they have ended or are gone.
@@ -9,10 +9,10 @@ use rcomm_recorder::publish::{Dump, Recorder};
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 
-/// Pending operations of one record that are tracked.
-const MOST_PENDING: usize = 16 * 1024;
+/// Maximum number of pending operations tracked per record.
+const MAX_PENDING: usize = 16 * 1024;
 
-/// One recorder of one process.
+/// Identity of a record: rank, recorder, and the process that wrote it.
 type RecordKey = (Rank, Recorder, u32, u32);
 
 /// Position in one record.
@@ -26,7 +26,7 @@ pub(crate) struct RecordCursor {
     last: Option<Arc<Dump>>,
 }
 
-/// See the module.
+/// Positions in all records of a live view.
 #[derive(Debug, Default)]
 pub(crate) struct NewEntries {
     read: HashMap<RecordKey, RecordCursor>,
@@ -94,7 +94,7 @@ impl RecordCursor {
             self.up_to = self.up_to.max(entry.record_id);
             if is_settled(entry) {
                 each(entry);
-            } else if self.pending.len() < MOST_PENDING {
+            } else if self.pending.len() < MAX_PENDING {
                 self.pending.insert(entry.record_id);
             }
         }

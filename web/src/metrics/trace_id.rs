@@ -22,7 +22,7 @@ pub(crate) struct SharedOp<'a> {
 }
 
 impl SharedOp<'_> {
-    /// The trace; never all zero, which would mean none.
+    /// The trace id; never all zero, which is no valid id.
     pub(crate) fn trace_id(&self) -> [u8; 16] {
         let mut hash = Sha256::new();
         for text in ["rcomm", self.job, self.group, self.kind] {
@@ -39,7 +39,7 @@ impl SharedOp<'_> {
         id
     }
 
-    /// The span of one rank in that trace; never all zero.
+    /// The id of one rank's span in that trace; never all zero, which is no valid id.
     pub(crate) fn span_id(&self, rank: Rank, record_id: u64) -> [u8; 8] {
         let mut hash = Sha256::new();
         hash.update(self.trace_id());

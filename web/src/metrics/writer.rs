@@ -59,14 +59,14 @@ impl Form {
 /// The last line of an OpenMetrics text.
 const END: &str = "# EOF\n";
 
-/// What an exemplar points at.
+/// One collective as an example of the values in a bucket, with the id of its trace.
 pub(crate) struct Exemplar {
     pub(crate) trace_id: String,
     pub(crate) value: f64,
     pub(crate) at_s: f64,
 }
 
-/// A text that is being written. Families begin with [`Writer::family`], samples follow.
+/// A metrics text under construction. [`Writer::family`] begins a family; its samples follow.
 pub(crate) struct Writer {
     form: Form,
     out: String,

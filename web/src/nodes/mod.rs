@@ -14,9 +14,9 @@ use std::io::{self, Read as _};
 use std::time::Instant;
 
 /// The longest answer of a node, bytes.
-const MOST_BYTES: u64 = 1 << 30;
+const MAX_BYTES: u64 = 1 << 30;
 
-/// One node's part of a job. See the module.
+/// One node of a job, as a source of the records of its ranks.
 pub struct NodeSource {
     place: NodeAddress,
     /// The last known address; `None` = look it up.
@@ -139,7 +139,7 @@ fn query_node(
         }
         let mut body = Vec::new();
         let reader = answer.body_mut().as_reader();
-        let read = reader.take(MOST_BYTES).read_to_end(&mut body);
+        let read = reader.take(MAX_BYTES).read_to_end(&mut body);
         read.map_err(|error| format!("its answer was cut off: {error}"))?;
         let size = records.take(&question, &body, observations)?;
         world_size = size.max(world_size);

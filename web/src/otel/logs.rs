@@ -11,13 +11,13 @@ use rcomm_analyzer::{Code, Finding, SeqKind, Severity, Snapshot, Verdict};
 use rcomm_recorder::model::Rank;
 use std::collections::HashSet;
 
-/// Ranks that a record lists at most.
-const MOST_RANKS: usize = 64;
+/// Maximum number of ranks that a log record lists.
+const MAX_RANKS: usize = 64;
 
-/// Identity of a finding; its sentence is not part of it, since ages change all the time.
+/// Identity of a finding. Its sentence is not part of it, since the ages in it change all the time.
 type LoggedFinding = (Code, Vec<Rank>, Option<String>, Option<u64>);
 
-/// See the module.
+/// The verdict and the findings that were logged last.
 #[derive(Default)]
 pub(super) struct Logs {
     verdict: Option<Verdict>,
@@ -25,7 +25,7 @@ pub(super) struct Logs {
 }
 
 impl Logs {
-    /// A request, and how many records it holds; `None` if there is nothing new.
+    /// Returns a request and the number of its records; `None` if there is nothing new.
     pub(super) fn take(
         &mut self,
         snapshot: &Snapshot,
@@ -110,7 +110,7 @@ fn record(snapshot: &Snapshot, finding: &Finding) -> LogRecord {
         Severity::Warning => (SeverityNumber::Warn, "WARN"),
         Severity::Note => (SeverityNumber::Info, "INFO"),
     };
-    let culprits = finding.culprit_ranks.iter().take(MOST_RANKS);
+    let culprits = finding.culprit_ranks.iter().take(MAX_RANKS);
     let culprits = culprits.map(|&rank| AnyValue {
         value: Some(number(rank)),
     });

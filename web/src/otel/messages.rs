@@ -6,7 +6,7 @@ use rcomm_recorder::publish::{Dump, Recorder};
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
-/// One recorder of one process.
+/// Identity of a record: rank, recorder, and the process that wrote it.
 type RecordKey = (Rank, Recorder, u32, u32);
 
 /// The messages of all records of a live view.
@@ -16,7 +16,7 @@ pub(super) struct Messages {
 }
 
 impl Messages {
-    /// Counts what is new.
+    /// Numbers the messages that are new in the snapshot.
     pub(super) fn take(&mut self, snapshot: &Snapshot) {
         let mut present = HashSet::new();
         for (rank, dump) in snapshot.ranks.iter().flat_map(|view| {
@@ -35,7 +35,7 @@ impl Messages {
         self.records.retain(|key, _| present.contains(key));
     }
 
-    /// The message of an operation of a record, if its number is known.
+    /// The message that an operation of a record sends or receives; `None` if its number is unknown.
     pub(super) fn of(&self, rank: Rank, dump: &Dump, record_id: u64) -> Option<Message> {
         let (counted, _) = self.records.get(&key(rank, dump))?;
         counted.of(record_id)

@@ -14,7 +14,7 @@ use opentelemetry_proto::tonic::metrics::v1::{
 };
 use rcomm_analyzer::Snapshot;
 
-/// A request, and how many metrics it holds.
+/// Returns a request and the number of its metrics.
 pub(super) fn request(
     snapshot: &Snapshot,
     counters: &Counters,

@@ -31,10 +31,10 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// Interval between two looks at the newest snapshot.
+/// Interval between two exports of what is new in the newest snapshot.
 const ROUND: Duration = Duration::from_millis(250);
 
-/// What was sent and what was dropped.
+/// Numbers of exported and of dropped items, by signal.
 #[derive(Debug, Default)]
 pub(crate) struct Counts {
     pub(crate) spans_sent: AtomicU64,
@@ -60,7 +60,7 @@ pub struct Telemetry {
 }
 
 impl Telemetry {
-    /// Exports what `store` shows from now on. Operations that ended before are not exported.
+    /// Exports the snapshots of `store` from now on. Operations that ended before are not exported.
     ///
     /// # Errors
     /// If the thread cannot be started.
@@ -98,7 +98,7 @@ impl Telemetry {
         })
     }
 
-    /// Whether traces are among what is exported.
+    /// Whether traces are exported.
     pub fn exports_traces(&self) -> bool {
         self.traces
     }
@@ -210,7 +210,7 @@ impl Exporter {
 /// Counts the result of a request.
 fn count_result(
     signal: &str,
-    result: Result<(), send::Unsent>,
+    result: Result<(), send::SendError>,
     items: u64,
     sent: &AtomicU64,
     dropped: &AtomicU64,

@@ -12,9 +12,9 @@ pub(super) struct Operation<'a> {
     pub(super) rank: Rank,
     pub(super) dump: &'a Dump,
     pub(super) entry: &'a Entry,
-    /// The message that it is an end of, if known.
+    /// The message that this operation sends or receives, if its number is known.
     pub(super) message: Option<Message>,
-    /// Ranks that identify its trace where the group's ranks do not.
+    /// The ends of a message, which identify its trace in place of the group's ranks.
     ends: [Rank; 2],
 }
 
@@ -60,7 +60,7 @@ impl<'a> Operation<'a> {
         })
     }
 
-    /// Operation and what the group is for.
+    /// Name of the span: the operation and the description of the group.
     pub(super) fn name(&self) -> String {
         let group = self.dump.groups.get(self.entry.group as usize);
         let desc = group.map_or("", |group| group.info.desc.as_str());
@@ -68,7 +68,7 @@ impl<'a> Operation<'a> {
         name.trim_end().to_owned()
     }
 
-    /// Attributes of its span.
+    /// Attributes of the span.
     pub(super) fn facts(&self) -> Vec<(&'static str, Fact)> {
         let (dump, entry) = (self.dump, self.entry);
         let text = |text: &str| Fact::Text(text.to_owned());
@@ -114,12 +114,12 @@ impl<'a> Operation<'a> {
         facts
     }
 
-    /// When it began, wall clock, ns since the epoch.
+    /// Time of the issue, wall clock, ns since the epoch.
     pub(super) fn began_ns(&self) -> i64 {
         self.entry.time_created_ns
     }
 
-    /// When it was seen to end.
+    /// When the recorder noticed the end, wall clock, ns since the epoch; not before the issue.
     pub(super) fn ended_ns(&self) -> i64 {
         let entry = self.entry;
         match entry.time_discovered_completed_ns {
@@ -131,14 +131,14 @@ impl<'a> Operation<'a> {
         }
     }
 
-    /// How long it took, as the backend measured it, else as it was noted; seconds.
+    /// Duration in seconds: the backend's measurement if there is one, else from the issue to the noticed end.
     pub(super) fn wait_s(&self) -> f64 {
         let noted = self.ended_ns().saturating_sub(self.began_ns()) as f64 / 1e9;
         let measured = self.entry.duration_ms;
         measured.map_or(noted, |ms| f64::from(ms) / 1e3)
     }
 
-    /// Why its span is an error, if it ended and is one.
+    /// Error message for the span of an operation that has ended; `None` if it completed.
     pub(super) fn error(&self) -> Option<&'static str> {
         let failed = !is_completed(self.dump, self.entry);
         failed.then_some("ended with an error or a time-out")

@@ -27,28 +27,29 @@ use tracing::span::Id;
 use tracing_opentelemetry::get_otel_context;
 use tracing_subscriber::layer::{self, Layer};
 
-/// How often the ring is looked at.
+/// Interval between two reads of the ring.
 const ROUND: Duration = Duration::from_millis(250);
-/// Stretches kept per thread until their operations have ended; beyond that the oldest are dropped.
-const MOST_STRETCHES: usize = 16 * 1024;
+/// Maximum number of visits kept per thread until their operations have ended; beyond that the oldest are
+/// dropped.
+const MAX_VISITS: usize = 16 * 1024;
 
-/// A span that was entered, until it was left.
-struct Stretch {
+/// One visit of a thread to a span.
+struct SpanVisit {
     span: Id,
-    /// Records that were begun before it was entered.
+    /// Number of records that existed when the span was entered.
     after: u64,
-    /// Records that were begun when it was left.
+    /// Number of records that existed when it was left; `None` while the thread is in it.
     until: Option<u64>,
-    /// Context of the span, once it was needed.
+    /// The OpenTelemetry context of the span, once it has been queried.
     context: Option<Context>,
 }
 
-/// State that the layer writes and the thread reads.
+/// The spans that threads have entered: the layer writes them, the exporting thread reads them.
 struct Notes {
     recorder: Arc<FlightRecorder>,
     dispatch: OnceLock<WeakDispatch>,
-    /// By thread, as the ring names it, in the order in which they were entered.
-    threads: Mutex<HashMap<u32, Vec<Stretch>>>,
+    /// By thread number as in the ring, in order of entry.
+    threads: Mutex<HashMap<u32, Vec<SpanVisit>>>,
 }
 
 impl Notes {
@@ -60,18 +61,18 @@ impl Notes {
         get_otel_context(span, &self.dispatch.get()?.upgrade()?)
     }
 
-    fn with<T>(&self, change: impl FnOnce(&mut HashMap<u32, Vec<Stretch>>) -> T) -> T {
+    fn with<T>(&self, change: impl FnOnce(&mut HashMap<u32, Vec<SpanVisit>>) -> T) -> T {
         change(&mut self.threads.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
     fn enter(&self, span: &Id) {
         let after = self.begun();
         self.with(|threads| {
-            let stretches = threads.entry(own_thread()).or_default();
-            if stretches.len() >= MOST_STRETCHES {
-                stretches.remove(0);
+            let visits = threads.entry(own_thread()).or_default();
+            if visits.len() >= MAX_VISITS {
+                visits.remove(0);
             }
-            stretches.push(Stretch {
+            visits.push(SpanVisit {
                 span: span.clone(),
                 after,
                 until: None,
@@ -85,50 +86,50 @@ impl Notes {
         // The span is alive, so the reading thread finds its context under the lock. Query it outside
         // of the lock: the code that builds a span may hold locks of its own.
         let thread = own_thread();
-        let open = |it: &&mut Stretch| it.until.is_none() && it.span == *span;
+        let open = |it: &&mut SpanVisit| it.until.is_none() && it.span == *span;
         let needed = self.with(|threads| {
-            let stretches = threads.get_mut(&thread)?;
-            let stretch = stretches.iter_mut().rev().find(open)?;
-            Some(stretch.after < begun && stretch.context.is_none())
+            let visits = threads.get_mut(&thread)?;
+            let visit = visits.iter_mut().rev().find(open)?;
+            Some(visit.after < begun && visit.context.is_none())
         });
         let context = needed
             .is_some_and(|needed| needed)
             .then(|| self.context(span));
         self.with(|threads| {
-            let Some(stretches) = threads.get_mut(&thread) else {
+            let Some(visits) = threads.get_mut(&thread) else {
                 return;
             };
-            if let Some(stretch) = stretches.iter_mut().rev().find(open) {
-                stretch.until = Some(begun);
-                stretch.context = stretch.context.take().or(context.flatten());
+            if let Some(visit) = visits.iter_mut().rev().find(open) {
+                visit.until = Some(begun);
+                visit.context = visit.context.take().or(context.flatten());
             }
             // Most spans issue nothing.
-            stretches.retain(|it| it.until.is_none_or(|until| it.after < until));
+            visits.retain(|it| it.until.is_none_or(|until| it.after < until));
         });
     }
 
     /// The innermost span that this thread was in when it began this record.
     fn parent(&self, thread: u32, record_id: u64) -> Option<Context> {
         self.with(|threads| {
-            let stretches = threads.get_mut(&thread)?.iter_mut().rev();
+            let visits = threads.get_mut(&thread)?.iter_mut().rev();
             let inside =
-                |it: &Stretch| it.after < record_id && it.until.is_none_or(|it| record_id <= it);
-            let mut holding = stretches.filter(|it| inside(it));
-            let stretch = holding.next()?;
-            if stretch.context.is_none() && stretch.until.is_none() {
+                |it: &SpanVisit| it.after < record_id && it.until.is_none_or(|it| record_id <= it);
+            let mut holding = visits.filter(|it| inside(it));
+            let visit = holding.next()?;
+            if visit.context.is_none() && visit.until.is_none() {
                 // The span cannot be left, and so cannot end, before this lock is released.
-                stretch.context = self.context(&stretch.span);
+                visit.context = self.context(&visit.span);
             }
-            stretch.context.clone()
+            visit.context.clone()
         })
     }
 
-    /// Drops stretches that ended before this record was issued.
+    /// Drops visits that ended before this record was issued.
     fn forget(&self, record_id: u64) {
         self.with(|threads| {
-            threads.retain(|_, stretches| {
-                stretches.retain(|it| it.until.is_none_or(|until| until >= record_id));
-                !stretches.is_empty()
+            threads.retain(|_, visits| {
+                visits.retain(|it| it.until.is_none_or(|until| until >= record_id));
+                !visits.is_empty()
             });
         });
     }
@@ -163,8 +164,7 @@ impl<S: tracing::Subscriber> Layer<S> for ProgramSpansLayer {
     }
 }
 
-/// Creates the spans of a program's collectives. When dropped, reads the ring once more and joins its
-/// thread.
+/// Creates the spans of a program's collectives. When dropped, it reads the ring once more and joins its thread.
 pub struct ProgramSpans {
     stop: Option<Sender<()>>,
     thread: Option<JoinHandle<()>>,
@@ -193,7 +193,7 @@ impl ProgramSpans {
             notes: notes.clone(),
         };
         let (stop, stopped) = channel();
-        let mut maker = Maker {
+        let mut maker = SpanMaker {
             notes,
             tracer,
             read: RecordCursor::default(),
@@ -220,15 +220,15 @@ impl Drop for ProgramSpans {
     }
 }
 
-/// The thread that makes spans.
-struct Maker<T> {
+/// The state of the thread that creates the spans.
+struct SpanMaker<T> {
     notes: Arc<Notes>,
     tracer: T,
     read: RecordCursor,
     messages: MessageNumbers,
 }
 
-impl<T: Tracer> Maker<T> {
+impl<T: Tracer> SpanMaker<T> {
     fn run(&mut self, stopped: &Receiver<()>) {
         loop {
             let told = stopped.recv_timeout(ROUND);

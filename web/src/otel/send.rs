@@ -4,9 +4,9 @@ use super::settings::Destination;
 use prost::Message;
 use std::io::Read as _;
 
-/// Why a request was not taken.
+/// Why a request could not be exported.
 #[derive(Debug, thiserror::Error)]
-pub(super) enum Unsent {
+pub(super) enum SendError {
     /// The connection failed, or no answer arrived in time.
     #[error("{url}: {source}")]
     Failed {
@@ -38,12 +38,12 @@ impl Sender {
         }
     }
 
-    /// Sends, and waits for the answer until the destination's time-out.
+    /// Sends a request. Blocks until it is answered, at most for the destination's time-out.
     pub(super) fn send(
         &self,
         destination: &Destination,
         message: &impl Message,
-    ) -> Result<(), Unsent> {
+    ) -> Result<(), SendError> {
         let url = || destination.url.clone();
         let mut request = self
             .agent
@@ -56,7 +56,7 @@ impl Sender {
             request = request.header(name, value);
         }
         let answer = request.send(message.encode_to_vec());
-        let mut answer = answer.map_err(|error| Unsent::Failed {
+        let mut answer = answer.map_err(|error| SendError::Failed {
             url: url(),
             source: Box::new(error),
         })?;
@@ -70,7 +70,7 @@ impl Sender {
             .as_reader()
             .take(200)
             .read_to_string(&mut text);
-        Err(Unsent::Refused {
+        Err(SendError::Refused {
             url: url(),
             status: answer.status().as_u16(),
             text: text.escape_debug().to_string(),

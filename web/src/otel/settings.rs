@@ -6,7 +6,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-/// Where one kind of signal goes.
+/// Destination of one signal.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Destination {
     pub(crate) url: String,
@@ -24,13 +24,13 @@ pub struct Settings {
     pub(crate) service: Option<String>,
     /// `OTEL_RESOURCE_ATTRIBUTES`.
     pub(crate) resource: Vec<(String, String)>,
-    /// Between two exports of metrics.
+    /// Interval between two exports of metrics.
     pub(crate) interval: Duration,
-    /// Share of the traces that is kept although nothing about them is remarkable, 0 to 1.
+    /// Share of the ordinary traces that is kept, 0 to 1; remarkable ones are always kept.
     pub(crate) ratio: f64,
 }
 
-/// A variable that cannot be used.
+/// A variable with an invalid value.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{variable} is {value:?}: expected {expected}")]
 pub struct SettingsError {
@@ -40,10 +40,10 @@ pub struct SettingsError {
 }
 
 impl Settings {
-    /// From the environment; `None` where no endpoint is named, or `OTEL_SDK_DISABLED` is true.
+    /// Reads the settings from the environment. Returns `None` if no endpoint is set or `OTEL_SDK_DISABLED` is true.
     ///
     /// # Errors
-    /// The first variable that cannot be used.
+    /// The first variable whose value is invalid.
     pub fn from_environment() -> Result<Option<Self>, SettingsError> {
         Self::from_variables(
             &std::env::vars()
@@ -230,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_used_is_named() {
+    fn an_invalid_variable_is_named() {
         let endpoint = ("OTEL_EXPORTER_OTLP_ENDPOINT", "http://c");
         for (name, value) in [
             ("OTEL_EXPORTER_OTLP_PROTOCOL", "grpc"),

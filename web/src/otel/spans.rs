@@ -20,16 +20,16 @@ use rcomm_recorder::publish::Dump;
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-/// Spans of one round at most; what is remarkable goes first.
-const MOST_SPANS: usize = 16 * 1024;
-/// Spans of one request.
-const MOST_IN_REQUEST: usize = 2048;
-/// Remarkable traces that are remembered for the members that come later.
-const MOST_REMEMBERED: usize = 16 * 1024;
-/// An operation is slow from this multiple of the usual time on, if it also exceeds [`LEAST_SLOW_S`].
+/// Maximum number of spans per round; remarkable ones go first.
+const MAX_SPANS: usize = 16 * 1024;
+/// Maximum number of spans per request.
+const MAX_IN_REQUEST: usize = 2048;
+/// Maximum number of remarkable traces that are remembered for members that end later.
+const MAX_REMEMBERED: usize = 16 * 1024;
+/// An operation is slow if it takes this multiple of the usual time and more than [`LEAST_SLOW_S`].
 const SLOW: f64 = 4.0;
 const LEAST_SLOW_S: f64 = 0.001;
-/// A pending operation of this age is stuck.
+/// A pending operation of at least this age is stuck.
 const STUCK: Duration = Duration::from_secs(5);
 
 type TraceId = [u8; 16];
@@ -38,30 +38,30 @@ type TraceId = [u8; 16];
 struct Candidate<'a> {
     operation: Operation<'a>,
     trace: TraceId,
-    /// End of the span of an operation that is still pending: now.
+    /// Current time if the operation is still pending: its span ends there.
     until_ns: Option<i64>,
 }
 
 /// Spans of one round.
 #[derive(Default)]
 pub(super) struct Batch {
-    /// Requests, with how many spans each holds.
+    /// Requests, each with the number of its spans.
     pub(super) requests: Vec<(ExportTraceServiceRequest, u64)>,
-    /// Spans that are too many.
+    /// Number of spans beyond the limit, which are not sent.
     pub(super) dropped: u64,
 }
 
-/// See the module.
+/// The state from which each round selects spans.
 pub(super) struct Spans {
     new_entries: NewEntries,
     messages: Messages,
     ratio: f64,
-    /// Operations that ended before this are not exported: an earlier instance did, if one ran.
+    /// Operations that ended before this are not exported: an earlier instance, if one ran, did so.
     since_ns: i64,
     /// Usual wait by description and operation, seconds.
     usual: HashMap<(String, &'static str), f64>,
     remarkable: HashSet<TraceId>,
-    /// The same, oldest first.
+    /// The same traces, oldest first.
     order: VecDeque<TraceId>,
     /// Stuck operations that were exported.
     exported: HashSet<(Rank, u64)>,
@@ -108,12 +108,12 @@ impl Spans {
         let ratio = self.ratio;
         candidates.retain(|it| self.remarkable.contains(&it.trace) || is_sampled(&it.trace, ratio));
         let mut batch = Batch::default();
-        if candidates.len() > MOST_SPANS {
+        if candidates.len() > MAX_SPANS {
             candidates.sort_by_key(|it| !self.remarkable.contains(&it.trace));
-            batch.dropped = (candidates.len() - MOST_SPANS) as u64;
-            candidates.truncate(MOST_SPANS);
+            batch.dropped = (candidates.len() - MAX_SPANS) as u64;
+            candidates.truncate(MAX_SPANS);
         }
-        for some in candidates.chunks(MOST_IN_REQUEST) {
+        for some in candidates.chunks(MAX_IN_REQUEST) {
             let request = request(snapshot, settings, some);
             batch.requests.push((request, some.len() as u64));
         }
@@ -130,7 +130,7 @@ impl Spans {
         let desc = desc.map_or(String::new(), |group| group.info.desc.clone());
         let usual = self.usual.entry((desc, it.entry.op.name())).or_insert(wait);
         let slow = wait > LEAST_SLOW_S && wait > SLOW * *usual;
-        // One that is slow moves the usual only a little, many of them do.
+        // A single slow operation changes the usual wait only a little; many change it.
         *usual += (wait.min(2.0 * *usual + 1e-6) - *usual) / 32.0;
         slow
     }
@@ -139,7 +139,7 @@ impl Spans {
         if self.remarkable.insert(trace) {
             self.order.push_back(trace);
         }
-        if self.order.len() > MOST_REMEMBERED
+        if self.order.len() > MAX_REMEMBERED
             && let Some(oldest) = self.order.pop_front()
         {
             self.remarkable.remove(&oldest);
@@ -158,7 +158,7 @@ impl Spans {
             for entry in dump.entries.iter().filter(open) {
                 let stuck = now.saturating_sub(entry.time_created_ns) >= limit;
                 if !stuck
-                    || self.exported.len() > MOST_SPANS
+                    || self.exported.len() > MAX_SPANS
                     || !self.exported.insert((rank, entry.record_id))
                 {
                     continue;
@@ -174,7 +174,7 @@ impl Spans {
     }
 }
 
-/// By the id's last eight bytes, as the SDKs' ratio samplers do.
+/// Whether ratio sampling keeps a trace. Uses the last eight bytes of its id, as the SDKs' samplers do.
 fn is_sampled(trace: &TraceId, ratio: f64) -> bool {
     let mut low = [0; 8];
     low.copy_from_slice(&trace[8..]);
@@ -282,7 +282,7 @@ mod tests {
     use rcomm_analyzer::{Live, LiveOptions, Moment, analyze};
     use std::time::Instant;
 
-    /// All spans of a job that was looked at at these times, ns.
+    /// All spans of a job that is read at these times, ns.
     fn spans(situation: Situation, ratio: f64, looks: &[i64]) -> Vec<Span> {
         let simulation = Simulation::new(situation, 16, 0);
         let mut live = Live::new(LiveOptions::default(), analyze, vec!["test".into()]);
@@ -340,7 +340,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_stuck_is_kept_and_told_once() {
+    fn stuck_operations_are_exported_once() {
         let all = spans(
             Situation::StuckRank,
             0.0,

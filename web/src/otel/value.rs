@@ -1,4 +1,4 @@
-//! Values, attributes and resources as OTLP has them.
+//! Converts values, attributes and resources into their OTLP forms.
 
 use super::settings::Settings;
 use opentelemetry_proto::tonic::common::v1::any_value::Value;
@@ -43,7 +43,7 @@ pub(super) fn resource(job: &str, settings: &Settings, more: Vec<KeyValue>) -> O
     })
 }
 
-/// A wall clock time as OTLP has it; 0 if unknown.
+/// A wall clock time, ns since the epoch, in its OTLP form; 0 if it is negative.
 pub(super) fn unix(ns: i64) -> u64 {
     u64::try_from(ns).unwrap_or(0)
 }

@@ -15,17 +15,17 @@ use tokio::sync::oneshot;
 /// Options of an embedded page.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// Where to listen: a loopback address; port 0 takes any free one.
+    /// Loopback address to listen on; port 0 picks a free one.
     pub listen: SocketAddr,
-    /// Only the rings of this job; otherwise the newest of the folder.
+    /// The job whose rings are read; by default the newest job of the folder.
     pub job: Option<String>,
-    /// Folder of the rings; otherwise the usual one of this user.
+    /// Folder of the rings; by default the one that this user's programs write to.
     pub ring_dir: Option<PathBuf>,
     /// Token that requests must carry; by default one is generated.
     pub token: Option<String>,
-    /// How often records are looked at.
+    /// How often the records are read.
     pub pace: Pace,
-    /// How they are judged.
+    /// How the records are analysed.
     pub live: LiveOptions,
 }
 
@@ -54,7 +54,7 @@ pub enum ServeError {
     /// A thread or the socket could not be created.
     #[error("failed to serve on {address}: {source}")]
     Io {
-        /// Where it should have listened.
+        /// The address to listen on.
         address: SocketAddr,
         /// The system's error.
         source: std::io::Error,
@@ -71,7 +71,7 @@ pub struct Page {
 }
 
 impl Page {
-    /// Where it listens.
+    /// The address on which it listens.
     pub fn address(&self) -> SocketAddr {
         self.address
     }
@@ -81,7 +81,7 @@ impl Page {
         &self.token
     }
 
-    /// The address for a browser, token included.
+    /// The URL for a browser, token included.
     pub fn url(&self) -> String {
         format!("http://{}/?token={}", self.address, self.token)
     }

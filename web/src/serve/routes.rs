@@ -6,10 +6,10 @@
 //! | `GET /assets/{file}` | its files |
 //! | `GET /api/v1` | the list of the routes below, as JSON |
 //! | `GET /api/v1/openapi.json` | their description, OpenAPI 3.1 |
-//! | `GET /api/v1/picture` | report, freshness and the matrix of the group in question |
+//! | `GET /api/v1/picture` | the report, its age, and the matrix of the group that matters most |
 //! | `GET /api/v1/report` | the report, `rcomm.report/1` |
 //! | `GET /api/v1/status` | job, age and sources of the snapshot |
-//! | `GET /api/v1/events` | server-sent events: `picture` first, then `delta` whenever it changes |
+//! | `GET /api/v1/events` | server-sent events: `picture` first, then `delta` for each new snapshot |
 //! | `GET /api/v1/history` | the snapshots that are kept |
 //! | `GET /api/v1/select?filter=` | rows that match a filter |
 //! | `GET /api/v1/filter-keys` | the terms of the filter language |
@@ -61,14 +61,14 @@ pub(crate) const API: [&str; 17] = [
     "/api/v1",
 ];
 
-/// Longest accepted URI, bytes.
+/// Maximum length of a URI, in bytes.
 const LONGEST_ADDRESS: usize = 8 * 1024;
-/// Longest request body other than an upload, bytes.
+/// Maximum length of a request body other than an upload, in bytes.
 const LONGEST_BODY: usize = 64 * 1024;
-/// Size of an upload's form in addition to its files, bytes.
+/// Size of an upload's form in addition to its files, in bytes.
 const FORM: u64 = 8 << 20;
 
-/// The whole server, without its socket.
+/// The whole server without its socket: routes, limits and access control.
 pub(crate) fn router(app: AppState, access: Access, limits: Limits) -> Router {
     let form = usize::try_from(limits.upload.saturating_add(FORM)).unwrap_or(usize::MAX);
     let bounds = Bounds {

@@ -42,10 +42,10 @@ pub struct Tls {
 }
 
 impl Tls {
-    /// From PEM files: the chain, the server's own certificate first, and its private key.
+    /// Loads PEM files: the chain, with the server's own certificate first, and its private key.
     ///
     /// # Errors
-    /// If a file cannot be read, or the two do not fit.
+    /// If a file cannot be read, or the key does not match the certificate.
     pub fn from_files(certificates: &Path, key: &Path) -> io::Result<Self> {
         let unreadable = |path: &Path, error: &dyn std::fmt::Display| {
             io::Error::other(format!("{}: {error}", path.display()))
@@ -128,7 +128,7 @@ impl Server {
         self
     }
 
-    /// Where it listens.
+    /// The address on which it listens.
     pub fn address(&self) -> SocketAddr {
         self.address
     }
@@ -153,7 +153,7 @@ impl Server {
         let shared = AppState::new(store, uploads, traffic.clone(), exemplars, exported);
         let router = router(shared, access, limits);
         let places = Arc::new(Semaphore::new(limits.connections));
-        let (say, said) = watch::channel(false);
+        let (stop_sender, stop_receiver) = watch::channel(false);
         let mut connections = JoinSet::new();
         tokio::pin!(stop);
         loop {
@@ -173,17 +173,17 @@ impl Server {
             };
             // Best effort: without TCP_NODELAY small answers are delayed.
             let _ = stream.set_nodelay(true);
-            let stream = IdleTimeout::new(stream, limits.patience, traffic.clone());
-            let (router, said, tls) = (router.clone(), said.clone(), tls.clone());
+            let stream = IdleTimeout::new(stream, limits.idle_timeout, traffic.clone());
+            let (router, stop_receiver, tls) = (router.clone(), stop_receiver.clone(), tls.clone());
             let counted = GaugeGuard::connection(&traffic);
             connections.spawn(async move {
                 match tls {
-                    None => converse(stream, router, limits, said).await,
+                    None => serve_connection(stream, router, limits, stop_receiver).await,
                     Some(tls) => {
                         let shaken = tls.acceptor.accept(stream);
                         // A failed handshake has already sent a TLS alert.
                         if let Ok(Ok(stream)) = tokio::time::timeout(limits.head, shaken).await {
-                            converse(stream, router, limits, said).await;
+                            serve_connection(stream, router, limits, stop_receiver).await;
                         }
                     }
                 }
@@ -191,7 +191,7 @@ impl Server {
             });
         }
         drop(listener);
-        say.send_replace(true);
+        stop_sender.send_replace(true);
         let ended = async { while connections.join_next().await.is_some() {} };
         // Event streams do not end by themselves: drop them after the grace period.
         let _ = tokio::time::timeout(GRACE, ended).await;
@@ -200,8 +200,12 @@ impl Server {
 }
 
 /// Serves one connection until the client goes or the server stops.
-async fn converse<S>(stream: S, router: Router, limits: Limits, mut said: watch::Receiver<bool>)
-where
+async fn serve_connection<S>(
+    stream: S,
+    router: Router,
+    limits: Limits,
+    mut stop_receiver: watch::Receiver<bool>,
+) where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
     let connection = http1::Builder::new()
@@ -211,7 +215,7 @@ where
         .max_buf_size(32 * 1024)
         .serve_connection(TokioIo::new(stream), TowerToHyperService::new(router));
     tokio::pin!(connection);
-    let stopping = async { drop(said.wait_for(|stopping| *stopping).await) };
+    let stopping = async { drop(stop_receiver.wait_for(|stopping| *stopping).await) };
     // A client that disconnects early ends only its own connection.
     tokio::select! {
         _ = &mut connection => {}

@@ -7,17 +7,17 @@ use flate2::write::DeflateEncoder;
 use std::collections::VecDeque;
 use std::io::{Read, Write};
 
-/// Compressed bytes that are kept; the oldest snapshots are dropped first.
-const MOST_BYTES: usize = 48 << 20;
-/// Snapshots that are kept, however small.
-const MOST_PICTURES: usize = 7200;
+/// Maximum size of the compressed snapshots, in bytes; the oldest are dropped first.
+const MAX_BYTES: usize = 48 << 20;
+/// Maximum number of snapshots, however small.
+const MAX_SNAPSHOTS: usize = 7200;
 
 struct KeptSnapshot {
     point: Point,
     deflated: Box<[u8]>,
 }
 
-/// See the module.
+/// The kept snapshots.
 pub(crate) struct History {
     kept: VecDeque<KeptSnapshot>,
     bytes: usize,
@@ -29,7 +29,7 @@ impl Default for History {
         Self {
             kept: VecDeque::new(),
             bytes: 0,
-            most_bytes: MOST_BYTES,
+            most_bytes: MAX_BYTES,
         }
     }
 }
@@ -50,7 +50,7 @@ impl History {
             point,
             deflated: deflated.into(),
         });
-        while self.kept.len() > MOST_PICTURES
+        while self.kept.len() > MAX_SNAPSHOTS
             || (self.bytes > self.most_bytes && self.kept.len() > 1)
         {
             if let Some(gone) = self.kept.pop_front() {
@@ -64,7 +64,7 @@ impl History {
         self.kept.iter().map(|kept| kept.point.clone()).collect()
     }
 
-    /// The compressed JSON form of a snapshot.
+    /// The compressed JSON form of a snapshot; `None` if it is not kept.
     pub(crate) fn deflated(&self, number: u64) -> Option<Vec<u8>> {
         let at = self
             .kept
@@ -74,7 +74,7 @@ impl History {
     }
 }
 
-/// What [`History::deflated`] gave, as text.
+/// Decompresses a result of [`History::deflated`].
 pub(crate) fn inflate(deflated: &[u8]) -> std::io::Result<String> {
     let mut text = String::new();
     DeflateDecoder::new(deflated).read_to_string(&mut text)?;
@@ -99,12 +99,12 @@ mod tests {
     }
 
     #[test]
-    fn pictures_come_back_as_they_were_and_the_oldest_go_first() {
+    fn snapshots_are_restored_unchanged_and_the_oldest_dropped_first() {
         let mut history = History::default();
-        for number in 1..=MOST_PICTURES as u64 + 3 {
+        for number in 1..=MAX_SNAPSHOTS as u64 + 3 {
             history.add(point(number), &format!("picture {number}"));
         }
-        assert_eq!(history.points().len(), MOST_PICTURES);
+        assert_eq!(history.points().len(), MAX_SNAPSHOTS);
         assert!(history.deflated(3).is_none());
         let kept = history.deflated(4).expect("kept");
         assert_eq!(inflate(&kept).expect("ours"), "picture 4");
@@ -112,7 +112,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_is_bounded_also_where_nothing_compresses() {
+    fn memory_is_bounded_even_for_incompressible_snapshots() {
         let mut history = History {
             most_bytes: 1 << 20,
             ..History::default()

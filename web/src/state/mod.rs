@@ -1,4 +1,4 @@
-//! What the server knows of the job: the newest snapshots, and a history of them.
+//! The state that the server shows: the newest snapshot of the job, and a history of earlier ones.
 
 mod history;
 pub(crate) mod snapshot;

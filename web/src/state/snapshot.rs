@@ -24,7 +24,7 @@ pub(crate) struct Status {
     pub(crate) number: u64,
     /// Time of the analysis, wall clock, ns since the epoch.
     pub(crate) judged_at_ns: i64,
-    /// Duration of the analysis.
+    /// Duration of the analysis in milliseconds.
     pub(crate) judging_took_ms: f64,
     /// Ranks known, with a record or without.
     pub(crate) ranks: usize,
@@ -43,18 +43,18 @@ pub(crate) struct SourceState {
     pub(crate) answered: usize,
     /// Ranks known to the source.
     pub(crate) known: usize,
-    /// Since its last answer; `None` if it never answered.
+    /// Milliseconds since its last answer; `None` if it never answered.
     pub(crate) silent_for_ms: Option<f64>,
     /// Error of the last round, if it failed.
     pub(crate) error: Option<String>,
 }
 
-/// The matrix of the group that matters most: the one of the first finding, else the largest.
+/// The matrix of the group that matters most: that of the first finding, else the largest group.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub(crate) struct Focus {
     /// Which group.
     pub(crate) group: GroupRef,
-    /// Its newest collectives; alike members share a row.
+    /// Its newest collectives; members with equal cells share a row.
     #[serde(flatten)]
     pub(crate) matrix: Matrix,
 }
@@ -123,7 +123,7 @@ pub(crate) struct Point {
     pub(crate) verdict: Verdict,
     /// Operations that were pending.
     pub(crate) in_flight: usize,
-    /// Age of the oldest of them.
+    /// Age of the oldest of them in milliseconds.
     pub(crate) oldest_ms: f64,
     /// Findings that are errors, and warnings.
     pub(crate) errors: usize,
@@ -207,7 +207,7 @@ mod tests {
     use serde_json::json;
 
     #[test]
-    fn only_what_changed_is_sent_rows_by_their_place() {
+    fn only_changes_are_sent_and_rows_by_index() {
         let old = json!({"status": {"number": 7}, "focus": null, "report": {
             "verdict": "running", "findings": [], "ranks": [{"rank": 0, "pending": 0}, {"rank": 1, "pending": 0}],
             "groups": [1, 2]}});

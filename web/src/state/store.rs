@@ -9,7 +9,7 @@ use rcomm_analyzer::{Anchor, Live, LiveOptions, Pace, Snapshot, Watch, analyze};
 use std::sync::{Arc, Mutex, PoisonError};
 use tokio::sync::watch;
 
-/// One snapshot in all forms that are served. Immutable.
+/// One snapshot in all served forms. Immutable.
 pub(crate) struct Frame {
     pub(crate) snapshot: Arc<Snapshot>,
     pub(crate) body: ApiSnapshot,
@@ -106,7 +106,7 @@ impl SnapshotStore {
         Ok((store, watch))
     }
 
-    /// The newest snapshot; `None` before the sources were read for the first time.
+    /// The newest snapshot; `None` before the first read of the sources.
     pub fn newest(&self) -> Option<Arc<Snapshot>> {
         self.frame().map(|frame| frame.snapshot.clone())
     }
@@ -133,12 +133,12 @@ impl SnapshotStore {
         look(&lock(&self.counters))
     }
 
-    /// A point for each kept snapshot, oldest first.
+    /// One point for each kept snapshot, oldest first.
     pub(crate) fn points(&self) -> Vec<Point> {
         lock(&self.history).points()
     }
 
-    /// The JSON form of a kept snapshot.
+    /// The JSON form of a kept snapshot; `None` if it is not kept any more.
     pub(crate) fn past(&self, number: u64) -> Option<String> {
         let deflated = lock(&self.history).deflated(number)?;
         inflate(&deflated).ok()

@@ -1,4 +1,4 @@
-//! `rcomm-web` as a process, asked over real sockets.
+//! Runs `rcomm-web` as a process and queries it over real sockets.
 #![allow(dead_code, unreachable_pub, reason = "each test program uses a part")]
 
 pub mod npm;
@@ -9,7 +9,7 @@ use std::net::{SocketAddr, TcpStream};
 use std::process::{Child, ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// When anything that a test waits for must have happened, however slow the machine.
+/// Time limit for every awaited condition, on a slow machine too.
 pub const DEADLINE: Duration = Duration::from_secs(60);
 
 /// A running server; killed when dropped.
@@ -58,7 +58,7 @@ impl Web {
         web
     }
 
-    /// A job that does not exist.
+    /// Serves a simulated job.
     pub fn demo(situation: &str, ranks: u32, args: &[&str]) -> Self {
         let ranks = ranks.to_string();
         let mut all = vec!["--demo", situation, "--ranks", &ranks, "--refresh", "200ms"];
@@ -81,7 +81,7 @@ impl Web {
         )
     }
 
-    /// One request on a connection of its own.
+    /// Sends one request on a connection of its own.
     pub fn get(&self, path: &str, headers: &[&str]) -> Answer {
         self.ask("GET", path, headers, &[])
     }
@@ -191,7 +191,7 @@ impl Answer {
     }
 }
 
-/// The folder of a labelled job's dumps.
+/// The folder with the dumps of a labelled job.
 pub fn dumps_of(scenario: &str) -> String {
     format!(
         "{}/../tests/fixtures/dumps/{scenario}/pickle",

@@ -4,9 +4,10 @@ use super::skip;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// The folder of this name with these packages in its `node_modules`; prints why if they are not available.
+/// The folder of this name with these packages in its `node_modules`; `None`, with the reason printed, if npm cannot
+/// provide them.
 ///
-/// They are installed in a temporary folder that is then renamed, so that a folder of that name is complete.
+/// They are installed in a temporary folder that is then renamed, so that a folder of that name is always complete.
 pub fn installed_by_npm(name: &str, packages: &[&str]) -> Option<PathBuf> {
     let target = Path::new(env!("CARGO_TARGET_TMPDIR"));
     let folder = target.join(name);

@@ -1,7 +1,7 @@
 //! A fake OTLP collector; its requests are decoded by OpenTelemetry's own Python classes.
 //!
-//! `RCOMM_TEST_OTEL_PYTHON` names a Python that has `opentelemetry-proto`; without it one is made in the
-//! target folder, if pip can.
+//! `RCOMM_TEST_OTEL_PYTHON` names a Python that has `opentelemetry-proto`; without it, one is installed in the target
+//! folder if pip can do so.
 #![allow(dead_code, unreachable_pub, reason = "each test program uses a part")]
 
 use serde_json::Value;
@@ -13,7 +13,7 @@ use std::process::Command;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, LazyLock};
 
-/// Takes every request, and leaves its body in a folder.
+/// Accepts every request and stores its body in a folder.
 pub struct Collector {
     pub address: SocketAddr,
     folder: tempfile::TempDir,
@@ -47,7 +47,7 @@ impl Collector {
         named.count()
     }
 
-    /// All that came, as JSON: requests by signal.
+    /// All received requests as JSON, by signal.
     pub fn decoded(&self, python: &Path) -> Value {
         let script = Path::new(env!("CARGO_MANIFEST_DIR"))
             .ancestors()
@@ -100,7 +100,7 @@ fn receive(stream: &TcpStream, folder: &Path, taken: &AtomicUsize) -> Option<()>
     write!(stream, "HTTP/1.1 {answer}\r\nContent-Length: 0\r\n\r\n").ok()
 }
 
-/// A Python that knows OpenTelemetry's messages; prints why if there is none.
+/// A Python with OpenTelemetry's messages; `None`, with the reason printed, if there is none.
 pub fn python() -> Option<PathBuf> {
     // Tests run in parallel: one of them installs, and the others wait for it.
     static FOUND: LazyLock<Option<PathBuf>> = LazyLock::new(find_python);

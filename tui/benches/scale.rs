@@ -1,11 +1,11 @@
-//! What a large job costs: time to take a snapshot in and to draw it, time to judge, memory; what the
-//! program itself costs while it only displays: time to the first screen, share of a core, memory;
-//! and how long after the first overdue operation it shows a hang.
+//! Costs of a large job: time to process and draw a snapshot, time to analyse it, memory. Costs of the program while it
+//! only displays: time to the first screen, CPU time, memory. Delay from the first overdue operation to the displayed
+//! hang.
 //!
-//! `cargo bench -p rcomm-top --bench scale [judge] [watch] [hang] [RANKS...]` (all of them, with 1,024
-//! and 16,384 ranks, if none are given). `endure MINUTES` instead looks at eight ranks for so long, and
-//! prints the cost every minute; `remember MINUTES` does the same looks one right after the other,
-//! to show the memory of that many minutes in a few seconds.
+//! `cargo bench -p rcomm-top --bench scale [judge] [watch] [hang] [RANKS...]` (all of them, with 1,024 and 16,384
+//! ranks, by default). `endure MINUTES` instead watches eight ranks for that time and prints the cost every minute;
+//! `remember MINUTES` reads them as often without waiting in between, which shows the memory after that many minutes in
+//! a few seconds.
 
 use portable_pty::{CommandBuilder, PtySize, native_pty_system};
 use rcomm_analyzer::simulate::{Simulation, Situation};
@@ -29,7 +29,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 const SIZE: (u16, u16) = (200, 50);
-/// How often each frame is taken in and drawn.
+/// How often each frame is processed and drawn.
 const ROUNDS: usize = 3;
 
 fn main() -> std::io::Result<()> {
@@ -72,12 +72,12 @@ fn main() -> std::io::Result<()> {
 }
 
 fn watch_small() -> std::io::Result<()> {
-    beside_a_job(|rings| watch("8 ranks on this node", &["--ring-dir", rings], "bench-job"))
+    with_a_job(|rings| watch("8 ranks on this node", &["--ring-dir", rings], "bench-job"))
 }
 
-/// What looking for so many minutes costs, minute by minute.
+/// Prints the cost of watching eight ranks, minute by minute.
 fn endure(minutes: u32) -> std::io::Result<()> {
-    beside_a_job(|rings| {
+    with_a_job(|rings| {
         let mut running = Running::start(&["--ring-dir", rings])?;
         running.wait_for("bench-job")?;
         let pid = running.pid();
@@ -85,7 +85,7 @@ fn endure(minutes: u32) -> std::io::Result<()> {
             let used = cpu_seconds(pid);
             let since = Instant::now();
             while since.elapsed() < Duration::from_secs(60) {
-                // What is drawn is taken, so that drawing never waits.
+                // Read the output, so that drawing never blocks.
                 let _ = running.bytes.recv_timeout(Duration::from_secs(1));
             }
             let share = (cpu_seconds(pid) - used) / since.elapsed().as_secs_f64();
@@ -101,8 +101,8 @@ fn endure(minutes: u32) -> std::io::Result<()> {
     })
 }
 
-/// Memory over so many minutes of looks at the rings of eight ranks, one a second: everything that the
-/// program keeps of them, in this process.
+/// Memory after reading the rings of eight ranks once a second for so many minutes: everything that the program keeps
+/// of them, in this process.
 fn remember(minutes: u32) -> std::io::Result<()> {
     let directory = tempfile::tempdir()?;
     let members: Vec<_> = (0..8).map(|rank| member(directory.path(), rank)).collect();
@@ -138,8 +138,8 @@ fn remember(minutes: u32) -> std::io::Result<()> {
     Ok(())
 }
 
-/// Does something while eight ranks run whose rings are in the given directory.
-fn beside_a_job(look: impl FnOnce(&str) -> std::io::Result<()>) -> std::io::Result<()> {
+/// Calls `look` with the directory of the rings of eight running ranks.
+fn with_a_job(look: impl FnOnce(&str) -> std::io::Result<()>) -> std::io::Result<()> {
     let directory = tempfile::tempdir()?;
     let place = directory.path().display().to_string();
     let stop = AtomicBool::new(false);
@@ -152,12 +152,12 @@ fn beside_a_job(look: impl FnOnce(&str) -> std::io::Result<()>) -> std::io::Resu
     })
 }
 
-/// How long after its first operation became overdue the demonstration's hang is on the screen.
+/// Measures the delay from the first overdue operation of the simulated job to the displayed hang.
 fn show_hang(ranks: u32) -> std::io::Result<()> {
     let text = ranks.to_string();
     let mut running = Running::start(&["demo", "stuck", "--ranks", &text])?;
     running.wait_for("STUCK")?;
-    // Begins ten seconds after the start and 150 ms, and is overdue after five more.
+    // The first operation begins 10.15 s after the start and is overdue after five more seconds.
     let late = running.began.elapsed().as_secs_f64() - 15.15;
     let peak = peak_mib(&running.pid().to_string());
     running.end()?;
@@ -168,11 +168,11 @@ fn show_hang(ranks: u32) -> std::io::Result<()> {
     )
 }
 
-/// Operations of each rank before the first read: more than a ring holds, as in a job that runs for long.
+/// Operations of each rank before the first read: more than a ring holds, as in a long job.
 const BEFORE: u64 = 20_000;
-/// And then.
+/// Operations per second after the first read.
 const STEPS_A_SECOND: u32 = 100;
-/// No look takes so long.
+/// Time limit of a read, longer than any takes.
 const LONG: Duration = Duration::from_secs(60);
 
 /// Eight ranks that each begin and complete a hundred operations a second.
@@ -221,13 +221,13 @@ fn member(directory: &Path, rank: u32) -> (FlightRecorder, GroupHandle) {
     (recorder, group)
 }
 
-/// Starts the program on a terminal, waits for `word`, and then looks at what it uses.
+/// Starts the program on a terminal, waits for `word`, and then measures its use of CPU and memory.
 fn watch(what: &str, arguments: &[&str], word: &str) -> std::io::Result<()> {
     let mut running = Running::start(arguments)?;
     running.wait_for(word)?;
     let first = running.began.elapsed().as_secs_f64() * 1e3;
     let pid = running.pid();
-    // Past the beginning, over a few reads; output drawn during that time waits in the terminal.
+    // Measure after the start, over a few reads; output drawn in the meantime waits in the terminal.
     std::thread::sleep(Duration::from_secs(2));
     let (used, since) = (cpu_seconds(pid), Instant::now());
     std::thread::sleep(Duration::from_secs(10));
@@ -276,7 +276,7 @@ impl Running {
         drop(pair.slave);
         let (sender, bytes) = channel();
         let reader = std::thread::spawn(move || {
-            // The master stays open while a reader has it.
+            // The master stays open while the reader has it.
             let _master = pair.master;
             let mut buffer = vec![0; 1 << 16];
             while let Ok(n @ 1..) = output.read(&mut buffer) {
@@ -307,20 +307,20 @@ impl Running {
     }
 
     fn end(mut self) -> std::io::Result<()> {
-        // It may have ended on its own.
+        // The program may have ended on its own.
         let _ = self.child.kill();
         self.child.wait()?;
         drop(self.bytes);
-        // It reads until the terminal is gone; its result is of no interest.
+        // The reader runs until the terminal is closed; its result is not needed.
         let _ = self.reader.join();
         Ok(())
     }
 }
 
-/// Processor time that a process has used.
+/// CPU time in seconds that a process has used.
 fn cpu_seconds(pid: u32) -> f64 {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-    // After the name in brackets: state, then eleven fields, then user and system time.
+    // The name in brackets is followed by the state, eleven fields, and user and system time.
     let after = stat.rsplit(')').next().unwrap_or_default();
     let ticks = after.split_whitespace().skip(11).take(2);
     let ticks: f64 = ticks.filter_map(|field| field.parse::<f64>().ok()).sum();
@@ -353,7 +353,7 @@ fn measure(ranks: u32) -> std::io::Result<()> {
     let mut live = Live::new(LiveOptions::default(), analyze, vec!["simulated".into()]);
     let mut state = State::new(options(), SIZE, Moment::default());
     let (mut judging, mut taking, mut drawing) = (vec![], vec![], vec![]);
-    // Before the hang, when all records change from look to look, and in it.
+    // Before the hang, when all records change between reads, and during it.
     for ms in [-18_000, -12_000, -6_000, 60_000, 66_000, 72_000, 78_000] {
         let now = at(ms);
         let mut source = SimulatedSource::new(simulation.clone(), move || now.wall_ns);
@@ -389,7 +389,7 @@ fn measure(ranks: u32) -> std::io::Result<()> {
     )
 }
 
-/// The largest resident size of a process so far.
+/// The largest resident size of a process so far, in MiB.
 fn peak_mib(process: &str) -> u64 {
     resident_mib(process, "VmHWM:")
 }

@@ -11,13 +11,13 @@ fn main() -> ExitCode {
         Ok(status) => ExitCode::from(status),
         Err(error) => {
             // The terminal is restored by now; standard error is the only output left.
-            let _ = complain(&error);
+            let _ = print_error(&error);
             ExitCode::from(2)
         }
     }
 }
 
-fn complain(error: &anyhow::Error) -> std::io::Result<()> {
+fn print_error(error: &anyhow::Error) -> std::io::Result<()> {
     use std::io::Write as _;
     writeln!(std::io::stderr(), "rcomm-top: {error:#}")
 }

@@ -1,4 +1,4 @@
-//! What keys and commands do, on the state alone.
+//! Effects of keys and commands on the state.
 
 mod common;
 
@@ -34,7 +34,7 @@ fn enter_drills_from_the_finding_to_the_rank_and_esc_comes_back() {
 }
 
 #[test]
-fn a_filter_applies_while_it_is_typed_and_esc_takes_it_back() {
+fn a_filter_applies_while_it_is_typed_and_esc_restores_the_former() {
     let mut state = stuck();
     press(&mut state, "2");
     let all = state.page.rows(0);
@@ -50,7 +50,7 @@ fn a_filter_applies_while_it_is_typed_and_esc_takes_it_back() {
 }
 
 #[test]
-fn a_filter_that_cannot_be_read_is_explained_and_hides_nothing() {
+fn an_invalid_filter_is_explained_and_hides_nothing() {
     let mut state = stuck();
     press(&mut state, "2");
     let all = state.page.rows(0);
@@ -61,7 +61,7 @@ fn a_filter_that_cannot_be_read_is_explained_and_hides_nothing() {
 }
 
 #[test]
-fn problems_only_hides_what_is_in_order() {
+fn problems_only_hides_rows_without_problems() {
     let mut state = stuck();
     press(&mut state, "2");
     let all = state.page.rows(0);
@@ -70,7 +70,7 @@ fn problems_only_hides_what_is_in_order() {
 }
 
 #[test]
-fn pausing_holds_the_picture_and_stepping_goes_through_frames() {
+fn pausing_keeps_the_frame_and_stepping_goes_through_frames() {
     let mut state = showing(recorded(Situation::Healthy), (100, 30));
     let at = state.snapshot().expect("shown").at;
     press(&mut state, " ");
@@ -139,7 +139,7 @@ fn sorting_goes_by_columns_and_back_to_the_views_own_order() {
 }
 
 #[test]
-fn writing_needs_leave_and_a_yes() {
+fn writing_needs_permission_and_confirmation() {
     let mut state = stuck();
     assert_eq!(press(&mut state, "d"), None);
     assert!(text::of(&state).contains("--allow-actions"));
@@ -153,7 +153,7 @@ fn writing_needs_leave_and_a_yes() {
 }
 
 #[test]
-fn copy_and_export_are_asked_of_the_outside() {
+fn copy_and_export_are_commands_to_the_event_loop() {
     let mut state = stuck();
     press(&mut state, "2");
     let Some(Command::Copy(line)) = press(&mut state, "y") else {
@@ -166,7 +166,7 @@ fn copy_and_export_are_asked_of_the_outside() {
 }
 
 #[test]
-fn n_goes_from_problem_to_problem_and_says_where_there_is_none() {
+fn n_goes_from_problem_to_problem_and_reports_if_there_is_none() {
     let mut state = stuck();
     press(&mut state, "2Gn");
     assert!(state.table().expect("a table").rows[state.selection().row].problem);
@@ -197,7 +197,7 @@ fn the_footer_and_the_help_show_changed_keys() {
 }
 
 #[test]
-fn what_a_record_says_cannot_move_the_cursor_of_the_terminal() {
+fn texts_in_records_cannot_move_the_cursor_of_the_terminal() {
     let mut snapshot = recorded(Situation::StuckRank);
     snapshot.job = "evil\x1b[2J\x07job".into();
     let state = showing(snapshot, (100, 30));
@@ -212,7 +212,7 @@ fn what_a_record_says_cannot_move_the_cursor_of_the_terminal() {
 }
 
 #[test]
-fn an_operation_of_a_graph_is_listed_with_the_graph() {
+fn an_operation_of_a_graph_is_listed_with_the_graph_id() {
     let mut snapshot = recorded(Situation::Healthy);
     let dump = Arc::make_mut(&mut Arc::make_mut(&mut snapshot.ranks)[3].dumps[0]);
     let newest = dump.entries.last_mut().expect("it has operations");
@@ -228,7 +228,7 @@ fn an_operation_of_a_graph_is_listed_with_the_graph() {
 }
 
 #[test]
-fn every_way_out_ends_the_program() {
+fn every_quit_key_ends_the_program() {
     let mut state = stuck();
     assert_eq!(press(&mut state, "q"), Some(Command::Quit));
     assert_eq!(press(&mut state, ":quit<enter>"), Some(Command::Quit));
@@ -279,7 +279,7 @@ fn columns_and_panes_are_those_of_the_configuration() {
 }
 
 #[test]
-fn ranks_are_asked_for_their_own_dumps_only_where_they_can_be() {
+fn ranks_are_asked_for_dumps_only_if_they_support_it() {
     let mut state = stuck();
     state.options.allow_actions = true;
     press(&mut state, "d");

@@ -1,4 +1,4 @@
-//! The verdict live at a moment is the verdict of dumps cut at that moment.
+//! The live verdict at a moment equals the verdict on dumps taken at that moment.
 
 mod common;
 
@@ -52,7 +52,7 @@ proptest! {
         policy.world_size = Some(16);
         let dumps = simulation.dumps_at(now);
         let cut = analyze(&dumps, &policy);
-        // A report is made anew when something changes or falls due, so an unchanged one is as good.
+        // A report is renewed only when something changes or becomes overdue, so an unchanged one is as good.
         prop_assert_eq!(live.verdict, cut.verdict, "{:?}", situation);
         let blamed = |report: &rcomm_analyzer::Report| -> Vec<_> {
             report.findings.iter().map(|f| (f.code, f.culprit_ranks.clone())).collect()

@@ -17,7 +17,7 @@ const BUDGET: usize = 32 << 20;
 const RANKS: u32 = 8;
 const WINDOW: usize = 600;
 
-/// Bytes of the operations that these frames hold, each record once.
+/// Bytes of the operations in these frames; a record that frames share counts once.
 fn held<'a>(frames: impl Iterator<Item = &'a Arc<Snapshot>>) -> usize {
     let mut records = BTreeMap::new();
     for view in frames.flat_map(|frame| frame.ranks.iter()) {
@@ -30,14 +30,14 @@ fn held<'a>(frames: impl Iterator<Item = &'a Arc<Snapshot>>) -> usize {
 }
 
 #[test]
-fn hours_of_looks_stay_within_the_budget_and_the_newest_frames_stay_whole() {
+fn hours_of_frames_stay_within_the_budget_and_the_newest_stay_whole() {
     let simulation = Simulation::new(Situation::Healthy, RANKS, common::START_NS);
     let simulation = simulation.with_window(WINDOW);
     let mut live = Live::new(LiveOptions::default(), analyze, vec!["simulated".into()]);
     let mut state = showing(Snapshot::empty(Default::default()), (80, 24));
     state.history = rcomm_top::state::history::History::new(BUDGET);
     let mut most = 0;
-    // Three hours, a look every twenty seconds.
+    // Three hours, with one read every twenty seconds.
     for look in 0..540 {
         let now = simulation.fault_ns() + 60_000_000_000 + look * 20_000_000_000;
         let mut source = SimulatedSource::new(simulation.clone(), move || now);
@@ -73,7 +73,7 @@ fn hours_of_looks_stay_within_the_budget_and_the_newest_frames_stay_whole() {
 }
 
 #[test]
-fn a_pause_that_lasts_keeps_what_is_looked_at_and_nothing_without_bound() {
+fn a_long_pause_keeps_its_frame_within_the_budget() {
     let simulation = Simulation::new(Situation::Healthy, RANKS, common::START_NS);
     let simulation = simulation.with_window(WINDOW);
     let mut live = Live::new(LiveOptions::default(), analyze, vec!["simulated".into()]);

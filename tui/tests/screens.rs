@@ -13,7 +13,7 @@ use rcomm_top::view::text;
 use std::fmt::Write as _;
 use std::sync::Arc;
 
-/// Every view with the keys that lead there from the first screen.
+/// Every view with the keys that open it from the first screen.
 const VIEWS: &[(&str, &str)] = &[
     ("overview", ""),
     ("groups", "2"),
@@ -41,7 +41,7 @@ fn all_views(situation: Situation, size: (u16, u16)) -> String {
     let mut all = String::new();
     for (name, keys) in VIEWS {
         let mut state = showing(recorded(situation), size);
-        // Unfold and metric stay as they are between views of one state; each view starts anew.
+        // Fold and metric persist between the views of one state, so each view gets a new state.
         press(&mut state, keys);
         let _ = writeln!(all, "=== {name}\n{}", text::of(&state));
     }
@@ -81,7 +81,7 @@ views! {
 }
 
 #[test]
-fn no_view_panics_at_any_tiny_size_and_the_answer_is_the_last_thing_to_go() {
+fn no_view_panics_at_tiny_sizes_and_the_verdict_is_dropped_last() {
     for &(situation, _) in Situation::ALL {
         for (columns, rows) in [
             (0, 0),
@@ -104,7 +104,7 @@ fn no_view_panics_at_any_tiny_size_and_the_answer_is_the_last_thing_to_go() {
     assert!(text::of(&state).contains("STUCK"));
 }
 
-/// Another job of this node with the verdict of a recorded situation.
+/// Another job of this node with the report of a recorded situation.
 fn job(name: &str, situation: Situation) -> NodeJob {
     NodeJob {
         name: name.into(),
@@ -187,7 +187,7 @@ fn ascii_screens_hold_nothing_but_ascii() {
 }
 
 #[test]
-fn every_situation_is_judged_for_what_it_is() {
+fn every_situation_gets_its_verdict() {
     for &(situation, name) in Situation::ALL {
         let simulation = simulation(situation);
         let snapshot = judged(&simulation, simulation.fault_ns() + 30_000_000_000);
@@ -251,7 +251,7 @@ fn nothing_is_drawn_again_while_nothing_changes() {
 }
 
 #[test]
-fn a_job_that_is_not_there_is_told_with_what_to_do() {
+fn a_missing_job_is_reported_with_advice() {
     let mut snapshot = Snapshot::empty(Default::default());
     snapshot.sources.push(rcomm_analyzer::SourceStatus {
         name: "rings of the newest job in /dev/shm/rcomm-0".into(),
@@ -297,7 +297,7 @@ fn thousands_of_ranks_do_not_make_a_longer_first_screen() {
 
 #[test]
 #[ignore = "writes the recorded reports anew"]
-fn record_the_situations_anew() {
+fn rewrite_the_recorded_situations() {
     for &(situation, _) in Situation::ALL {
         let simulation = simulation(situation);
         let now = simulation.fault_ns() + common::LATER_S * 1_000_000_000;
@@ -308,7 +308,7 @@ fn record_the_situations_anew() {
 }
 
 #[test]
-fn what_is_pending_is_in_flight_at_once_with_its_age_and_nobody_is_accused() {
+fn pending_operations_are_in_flight_at_once_and_no_rank_is_accused() {
     let simulation = simulation(Situation::StuckRank);
     let snapshot = judged(&simulation, simulation.fault_ns() + 1_000_000_000);
     let mut state = showing(snapshot, (120, 40));
@@ -330,7 +330,7 @@ fn what_is_pending_is_in_flight_at_once_with_its_age_and_nobody_is_accused() {
 }
 
 #[test]
-fn groups_that_share_a_label_are_told_apart_by_their_ranks() {
+fn groups_that_share_a_label_are_distinguished_by_their_ranks() {
     let mut snapshot = recorded(Situation::StuckRank);
     let mut report = Report::clone(&snapshot.report);
     let same = |group: &mut rcomm_analyzer::GroupRef| {

@@ -46,14 +46,13 @@ impl Default for Inbox {
 }
 
 impl Inbox {
-    /// A way into it.
+    /// Returns a sender of events to this inbox.
     pub fn sender(&self) -> Sender<Event> {
         self.sender.clone()
     }
 }
 
-/// Runs the view until the user quits; `asked` are the ranks that can be asked for dumps and call
-/// stacks.
+/// Runs the view until the user quits. `asked` holds the ranks to which requests for dumps and call stacks can be sent.
 ///
 /// # Errors
 ///
@@ -68,7 +67,7 @@ pub fn run(
     run_drawing(state, inbox, anchor, mouse, asked, view::draw)
 }
 
-/// As [`run`], with a function that draws.
+/// Like [`run`], with a custom drawing function.
 ///
 /// # Errors
 ///
@@ -94,7 +93,7 @@ pub fn run_drawing(
     let mut failed = false;
     while !failed {
         let now = Instant::now();
-        // The first event after a pause is drawn at once, a burst of events ten times a second.
+        // The first event after a pause is drawn at once; during a burst of events, ten frames a second are drawn.
         let wait = match drawn {
             _ if state.changed => drawn.map_or(Duration::ZERO, |at| FRAME.saturating_sub(now - at)),
             _ => until_next_second(anchor),
@@ -179,7 +178,7 @@ fn suspend(guard: &mut Guard, away: &AtomicBool) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// A panic on any thread restores the terminal before it is reported, and ends the program.
+/// Makes a panic on any thread restore the terminal before it is reported, and end the program.
 fn restore_on_panic(sender: Sender<Event>) {
     let report = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |info| {
@@ -190,7 +189,7 @@ fn restore_on_panic(sender: Sender<Event>) {
     }));
 }
 
-/// The threads of this program; stopped and joined when dropped, files written to their end.
+/// The threads of this program. When dropped, they are stopped and joined, after pending files are written.
 struct Threads {
     stop: Arc<AtomicBool>,
     away: Arc<AtomicBool>,

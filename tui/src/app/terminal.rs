@@ -1,4 +1,4 @@
-//! The terminal as a guard: restored when dropped, also after a panic.
+//! The terminal as a guard: restored when dropped, even after a panic.
 
 use ratatui::Terminal;
 use ratatui::backend::CrosstermBackend;
@@ -13,14 +13,14 @@ use std::io::{self, Stdout, stdout};
 /// Whether the mouse is captured. Selecting text in the terminal then needs the shift key.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Mouse {
-    /// It is the terminal's.
+    /// The terminal handles the mouse.
     #[default]
     Off,
-    /// It is ours.
+    /// The program receives mouse events.
     On,
 }
 
-/// The terminal while it is ours.
+/// The terminal while this program draws on it.
 pub struct Guard {
     terminal: Terminal<CrosstermBackend<Stdout>>,
     mouse: Mouse,
@@ -31,7 +31,7 @@ impl Guard {
     ///
     /// # Errors
     ///
-    /// If standard output is no terminal, or refuses.
+    /// If standard output is not a terminal, or the terminal cannot be configured.
     pub fn enter(mouse: Mouse) -> io::Result<Self> {
         take(mouse).inspect_err(|_| give_back())?;
         Ok(Self {
@@ -40,16 +40,16 @@ impl Guard {
         })
     }
 
-    /// Draws through this.
+    /// The terminal to draw on.
     pub fn terminal(&mut self) -> &mut Terminal<CrosstermBackend<Stdout>> {
         &mut self.terminal
     }
 
-    /// Gives the terminal back while `away` runs, then takes it again.
+    /// Restores the terminal while `away` runs, then takes it over again.
     ///
     /// # Errors
     ///
-    /// If it cannot be taken again.
+    /// If the terminal cannot be taken over again.
     pub fn lend(&mut self, away: impl FnOnce()) -> io::Result<()> {
         give_back();
         away();
@@ -61,7 +61,7 @@ impl Guard {
     ///
     /// # Errors
     ///
-    /// If the terminal refuses.
+    /// If writing to the terminal fails.
     pub fn clear(&mut self) -> io::Result<()> {
         // `Terminal::clear` would query the cursor position, and the thread that reads keys would take
         // the answer for key presses.

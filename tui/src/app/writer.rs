@@ -1,5 +1,4 @@
-//! Writes files and sends requests to ranks on a thread of its own, so that a slow disk or rank delays
-//! no key.
+//! Writes files and sends requests to ranks on a thread of its own, so that a slow disk or rank delays no key press.
 
 use crate::state::State;
 use crate::state::event::{Command, Event, ExportFormat};
@@ -16,19 +15,19 @@ use std::sync::mpsc::Sender;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// What a view can ask of its sources.
+/// The ranks and jobs to which the view can send requests.
 #[derive(Default)]
 pub struct RequestTargets {
-    /// Ranks that can write their dumps.
+    /// Ranks that can be asked to write dumps.
     pub dumps: Vec<Box<dyn DumpRequests>>,
     /// Ranks that can be asked for their call stacks.
     pub stacks: Vec<Box<dyn StackRequests>>,
-    /// Which job of this node is shown, where rings are.
+    /// Selects the job of this node to show; `None` if no rings are read.
     pub job: Option<JobChoice>,
 }
 
-/// Time limit for ranks' answers to a request for dumps.
-const PATIENCE: Duration = Duration::from_secs(10);
+/// Time limit for the ranks' answers to a request.
+const WAIT_LIMIT: Duration = Duration::from_secs(10);
 
 /// Starts `command` on the contents of `state`; the result arrives as [`Event::Done`].
 ///
@@ -56,9 +55,9 @@ pub fn start(
             Command::AskForDumps => ask_for_dumps(&asked.dumps),
             Command::TakeStacks => match take_stacks(&asked.stacks) {
                 Ok(stacks) => {
-                    let all_answers = stacks_told(&stacks);
+                    let all_answers = format_stacks(&stacks);
                     let taken = Event::Stacks(Arc::new(stacks), anchor.moment());
-                    // As below.
+                    // This fails if the program has quit since.
                     let _ = sender.send(taken);
                     all_answers
                 }
@@ -66,7 +65,7 @@ pub fn start(
             },
             _ => return,
         };
-        // The program may have quit since.
+        // This fails if the program has quit since.
         let _ = sender.send(Event::Done(done));
     };
     let builder = std::thread::Builder::new().name("rcomm-top/writer".into());
@@ -123,10 +122,10 @@ fn write_records(folder: &Path, snapshot: &Snapshot) -> Result<String, String> {
     }
 }
 
-/// Asks ranks for dumps; returns how many wrote one, of how many, and the location of the first.
+/// Asks ranks for dumps. Returns a sentence with the number of ranks that wrote one, or an error with the first reason.
 fn ask_for_dumps(asked: &[Box<dyn DumpRequests>]) -> Result<String, String> {
     let mut all_answers = DumpAnswers::default();
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + WAIT_LIMIT;
     for ranks in asked {
         let answers = ranks.ask(deadline).map_err(|error| error.to_string())?;
         all_answers.written.extend(answers.written);
@@ -166,10 +165,10 @@ fn format_answers(all_answers: &DumpAnswers) -> Result<String, String> {
     Ok(text)
 }
 
-/// Takes the processes' current stacks, from the first source that provides any: call stacks before
-/// threads.
+/// Takes the current stacks of the processes from the first source that provides any; call stacks are preferred to
+/// kernel threads.
 fn take_stacks(asked: &[Box<dyn StackRequests>]) -> Result<TakenStacks, String> {
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + WAIT_LIMIT;
     let mut failure = "no source can provide call stacks".to_owned();
     for ranks in asked {
         match ranks.take(deadline) {
@@ -180,10 +179,10 @@ fn take_stacks(asked: &[Box<dyn StackRequests>]) -> Result<TakenStacks, String> 
     Err(failure)
 }
 
-fn stacks_told(stacks: &TakenStacks) -> Result<String, String> {
-    let told = stacks.taken.len();
-    let all = told + stacks.refused.len();
-    let text = format!("{told} of {all} ranks: {}", stacks.what);
+fn format_stacks(stacks: &TakenStacks) -> Result<String, String> {
+    let taken = stacks.taken.len();
+    let all = taken + stacks.refused.len();
+    let text = format!("{taken} of {all} ranks: {}", stacks.what);
     match stacks.refused.first() {
         None => Ok(text),
         Some((rank, reason)) => Err(format!("{text}; rank {rank} did not: {reason}")),

@@ -59,17 +59,17 @@ pub enum Action {
 /// Section of the help.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Section {
-    /// Going somewhere.
+    /// Going to a view.
     Views,
     /// Moving within a view.
     Move,
-    /// Choosing what is shown.
+    /// Choosing which rows and columns are shown.
     Show,
-    /// Looking at another time.
+    /// Showing another point in time.
     Time,
-    /// Asking about what is selected.
+    /// Details about the selection.
     Ask,
-    /// Taking something away.
+    /// Copying, exporting and quitting.
     Take,
 }
 
@@ -88,17 +88,17 @@ impl Section {
 /// One action with its keys.
 #[derive(Clone, Copy, Debug)]
 pub struct Binding {
-    /// What it does.
+    /// The action.
     pub action: Action,
     /// Its name in the configuration file.
     pub name: &'static str,
     /// Keys as `key_name` spells them; two keys in a row are separated by a space.
     pub keys: &'static [&'static str],
-    /// A word for the footer; empty = not shown there.
+    /// Short text for the footer; empty if it is not shown there.
     pub hint: &'static str,
-    /// A line for the help.
+    /// Text for the help.
     pub help: &'static str,
-    /// Where in the help.
+    /// Section of the help.
     pub section: Section,
 }
 

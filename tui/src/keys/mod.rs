@@ -40,7 +40,7 @@ pub fn key_name(key: &KeyEvent) -> Option<String> {
     })
 }
 
-/// Key bindings after the configuration was applied.
+/// Key bindings with the changes of the configuration.
 #[derive(Clone, Debug)]
 pub struct Keymap {
     actions: HashMap<String, Action>,
@@ -50,11 +50,11 @@ pub struct Keymap {
 /// Meaning of a key press.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Pressed {
-    /// It does this.
+    /// The key triggers this action.
     Action(Action),
-    /// It is the first of a pair.
+    /// The key is the first of a pair.
     Pending(String),
-    /// It does nothing.
+    /// The key is not bound.
     Nothing,
 }
 
@@ -73,7 +73,7 @@ impl Default for Keymap {
 }
 
 impl Keymap {
-    /// The default keys, with those of some actions replaced: action name → keys.
+    /// The default keys, with those of some actions replaced by `changes`: action name → keys.
     ///
     /// # Errors
     ///
@@ -107,7 +107,7 @@ impl Keymap {
         self.shown.insert(action, keys);
     }
 
-    /// What `key` does after `pending` (the first key of a pair, or nothing).
+    /// The meaning of `key` after `pending`, the first key of a pair if one was pressed.
     pub fn press(&self, pending: Option<&str>, key: &str) -> Pressed {
         if let Some(first) = pending
             && let Some(&action) = self.actions.get(&format!("{first} {key}"))
@@ -137,7 +137,7 @@ mod tests {
     use std::collections::HashSet;
 
     #[test]
-    fn no_key_and_no_name_is_given_twice() {
+    fn keys_and_names_are_unique() {
         let keys: Vec<_> = BINDINGS.iter().flat_map(|b| b.keys).collect();
         assert_eq!(keys.len(), keys.iter().collect::<HashSet<_>>().len());
         let names: HashSet<_> = BINDINGS.iter().map(|b| b.name).collect();

@@ -23,13 +23,13 @@ impl Layout {
     }
 }
 
-/// Where things go on a screen of this size.
+/// Computes the layout of a page on a screen of this size.
 pub(crate) fn of(page: &Page, area: Rect) -> Layout {
     let row = |y: u16, height: u16| {
         let y = y.min(area.bottom());
         Rect::new(area.x, y, area.width, height.min(area.bottom() - y))
     };
-    // The first things to go on a tiny screen are the bars: the head has the answer.
+    // On a tiny screen the bars are dropped first: the head has the answer.
     let header = u16::from(area.height >= 4);
     let footer = u16::from(area.height >= 3);
     let room = area.height - header - footer;
@@ -64,7 +64,7 @@ pub(crate) fn of(page: &Page, area: Rect) -> Layout {
     }
 }
 
-/// Lines for one wrapped line, so that a sentence is shown whole if there is room.
+/// Maximum number of lines that one wrapped line may take, so that a sentence is shown whole if there is room.
 fn lines_for_one(rows: u16) -> usize {
     match rows {
         0..20 => 2,
@@ -72,7 +72,7 @@ fn lines_for_one(rows: u16) -> usize {
     }
 }
 
-/// A line over at most so many.
+/// Wraps a line to at most `most` lines.
 fn wrap(line: &Line, width: usize, most: usize) -> Vec<Line> {
     let whole: usize = line.iter().map(|w| text_width(&w.text)).sum();
     if whole <= width || width < 20 {
@@ -102,7 +102,7 @@ fn wrap(line: &Line, width: usize, most: usize) -> Vec<Line> {
     lines
 }
 
-/// How many rows a pane would like.
+/// Number of rows that a pane needs to show everything.
 fn natural(pane: &Pane, width: u16) -> u16 {
     let title = usize::from(!pane.title.is_empty());
     let rows = match &pane.body {
@@ -140,7 +140,7 @@ fn share(wanted: &[u16], room: u16) -> Vec<u16> {
         if hungry.is_empty() {
             break;
         }
-        // Round by round, from the bottom up: the short ones at the bottom are served first.
+        // Distribute row by row, from the bottom up: the short panes at the bottom are served first.
         for &i in hungry.iter().rev() {
             if left > 0 {
                 given[i] += 1;
@@ -157,18 +157,18 @@ fn share(wanted: &[u16], room: u16) -> Vec<u16> {
     given
 }
 
-/// Lines that the heads of the columns take.
+/// Number of lines of the column heads.
 pub(crate) fn heads(table: &Table) -> usize {
     usize::from(table.heads == Heads::Shown && !table.rows.is_empty())
 }
 
-/// A pane without its title line.
+/// The area of a pane without its title line.
 pub(crate) fn below_title(pane: &Pane, area: Rect) -> Rect {
     let title = u16::from(!pane.title.is_empty() && area.height > 1);
     Rect::new(area.x, area.y + title, area.width, area.height - title)
 }
 
-/// The pane and its row under column `x`, row `y` of a terminal of this size.
+/// The pane and row under column `x`, row `y` of a terminal of this size; `None` if there is no row.
 pub fn hit(
     page: &Page,
     selection: Selection,
@@ -212,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn a_long_line_goes_on_in_a_second_one() {
+    fn a_long_line_is_wrapped() {
         let line = vec![styled(
             "a sentence of several words that is long",
             crate::page::theme::Tone::Plain,

@@ -15,11 +15,11 @@ use rcomm_recorder::model::Rank;
 pub struct StyledText {
     /// The text.
     pub text: String,
-    /// What it means.
+    /// Its meaning, which determines its style.
     pub tone: Tone,
 }
 
-/// Text of this tone.
+/// A text with this meaning.
 pub fn styled(text: impl Into<String>, tone: Tone) -> StyledText {
     StyledText {
         text: text.into(),
@@ -40,22 +40,22 @@ pub type Line = Vec<StyledText>;
 pub struct Pane {
     /// Its title; empty = none.
     pub title: String,
-    /// What it holds.
+    /// Its content.
     pub body: Body,
 }
 
-/// What a pane holds.
+/// The content of a pane.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Body {
     /// Rows under columns.
     Table(Table),
-    /// One cell per host or rank, as small as can be.
+    /// One cell per host or rank, as compact as possible.
     Strip(Strip),
     /// Cells in rows and columns.
     Grid(Grid),
     /// Lanes along time.
     Timeline(Timeline),
-    /// Lines to read.
+    /// Lines of text.
     Text(Vec<Line>),
 }
 
@@ -64,7 +64,7 @@ pub enum Body {
 pub struct Dot {
     /// Its character.
     pub glyph: char,
-    /// What it means.
+    /// Its meaning.
     pub tone: Tone,
 }
 
@@ -73,7 +73,7 @@ pub struct Dot {
 pub struct Strip {
     /// Unit of one cell: `host`, `rank`.
     pub unit: &'static str,
-    /// One per unit, with how bad it is: where several share a cell, the worst is shown.
+    /// One dot per unit with its severity: if several units share a cell, the worst is shown.
     pub dots: Vec<(u8, Dot)>,
 }
 
@@ -84,15 +84,15 @@ pub struct Grid {
     pub columns: Vec<String>,
     /// Heads of the rows.
     pub rows: Vec<String>,
-    /// Row by row: whose cell, and how it looks; `None` = there is no such cell.
+    /// Row by row: the rank and the look of each cell; `None` if there is no cell.
     pub dots: Vec<Vec<Option<(Rank, Dot)>>>,
-    /// What the characters mean.
+    /// Explanation of the characters.
     pub legend: Line,
 }
 
-/// In a timeline: in an operation.
+/// Timeline glyph: within an operation.
 pub const INSIDE: char = '█';
-/// In a timeline: in an operation that is not over.
+/// Timeline glyph: within an operation that has not ended.
 pub const PENDING: char = '▒';
 
 /// Lanes along time.
@@ -102,18 +102,18 @@ pub struct Timeline {
     pub from_ns: i64,
     /// Right edge, wall clock, ns.
     pub to_ns: i64,
-    /// One per rank.
+    /// One lane per rank.
     pub lanes: Vec<Lane>,
 }
 
-/// One rank's time.
+/// The operations of one rank along time.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Lane {
-    /// Whose.
+    /// The rank.
     pub rank: Rank,
     /// Label of the lane.
     pub label: String,
-    /// How the label looks.
+    /// Tone of the label.
     pub tone: Tone,
     /// Operations, oldest first.
     pub spans: Vec<Span>,
@@ -122,9 +122,9 @@ pub struct Lane {
 /// One operation.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Span {
-    /// From its issue, ns.
+    /// Time of issue, wall clock, ns.
     pub from_ns: i64,
-    /// To its completion; `None` = pending.
+    /// Time of completion, wall clock, ns; `None` while it is pending.
     pub to_ns: Option<i64>,
 }
 
@@ -133,12 +133,12 @@ pub struct Span {
 pub struct Page {
     /// Lines above everything.
     pub head: Vec<Line>,
-    /// Parts, from top to bottom.
+    /// Panes, from top to bottom.
     pub panes: Vec<Pane>,
 }
 
 impl Pane {
-    /// Its name in the configuration: its title up to where facts begin.
+    /// Its name in the configuration: its title up to the first colon or comma.
     pub fn name(&self) -> String {
         let title = self.title.split([':', ',']).next().unwrap_or("");
         let title = title.split("  ").next().unwrap_or("");
@@ -147,7 +147,7 @@ impl Pane {
 }
 
 impl Page {
-    /// One table under a few lines.
+    /// A page with a single table below some lines.
     pub fn of(head: Vec<Line>, title: impl Into<String>, table: Table) -> Self {
         Self {
             head,
@@ -166,7 +166,7 @@ impl Page {
         }
     }
 
-    /// Rows that a selection can move over.
+    /// Number of rows that a selection can move over.
     pub fn rows(&self, pane: usize) -> usize {
         match self.panes.get(pane).map(|pane| &pane.body) {
             Some(Body::Table(table)) => table.rows.len(),

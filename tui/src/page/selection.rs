@@ -1,4 +1,4 @@
-//! What is selected on each screen.
+//! The selection on each screen.
 
 use crate::page::table::Sort;
 
@@ -7,7 +7,7 @@ use crate::page::table::Sort;
 pub struct Selection {
     /// Selected row of the focused pane.
     pub row: usize,
-    /// Selected column, where a screen has any to select (heat map).
+    /// Selected column, on screens whose columns can be selected (heat map).
     pub column: usize,
     /// Focused pane.
     pub pane: usize,
@@ -28,9 +28,9 @@ impl Selection {
     }
 }
 
-/// The first row shown so that the selected one is among `height` shown rows of `rows`.
+/// Returns the first row to show so that the selected one is among the `height` shown rows of `rows`.
 ///
-/// A function of the selection alone: the selected row is kept in the middle, except near the ends.
+/// It depends on the selection alone: the selected row is kept in the middle, except near the ends.
 pub fn first_shown(selected: usize, rows: usize, height: usize) -> usize {
     let last = rows.saturating_sub(height);
     selected.saturating_sub(height / 2).min(last)

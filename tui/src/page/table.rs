@@ -18,7 +18,7 @@ pub enum Target {
     Rank(Rank),
     /// Several ranks.
     Ranks(Arc<[Rank]>),
-    /// The finding of this number in the report.
+    /// The finding at this index in the report.
     Finding(u32),
     /// Another job of this node.
     Job(Arc<str>),
@@ -38,11 +38,11 @@ pub enum Align {
 pub struct Column {
     /// Its head.
     pub name: Cow<'static, str>,
-    /// How it is laid out.
+    /// Alignment of its cells.
     pub align: Align,
-    /// Narrow terminals leave out the columns with the largest number; 0 = never.
+    /// Priority: narrow terminals leave out the columns with the largest number; 0 is never left out.
     pub rank: u8,
-    /// Takes what width is left.
+    /// Takes the remaining width.
     pub grows: bool,
 }
 
@@ -66,7 +66,7 @@ pub const fn number(name: &'static str, rank: u8) -> Column {
     }
 }
 
-/// A column of text that takes what width is left.
+/// A column of text that takes the remaining width.
 pub const fn rest(name: &'static str, rank: u8) -> Column {
     Column {
         name: Cow::Borrowed(name),
@@ -76,19 +76,19 @@ pub const fn rest(name: &'static str, rank: u8) -> Column {
     }
 }
 
-/// What one cell holds.
+/// The content of a cell.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Cell {
-    /// As shown.
+    /// Text as displayed.
     pub text: String,
-    /// As sorted, where it is a number; NaN sorts as text.
+    /// Value to sort by; NaN sorts by the text.
     pub value: f64,
-    /// How it looks; `Plain` = as the row.
+    /// Its tone; `Plain` uses the tone of the row.
     pub tone: Tone,
 }
 
 impl Cell {
-    /// A word.
+    /// A cell with a text.
     pub fn word(text: impl Into<String>) -> Self {
         Self {
             text: text.into(),
@@ -97,7 +97,7 @@ impl Cell {
         }
     }
 
-    /// A number, shown as `text`.
+    /// A cell with a number, displayed as `text`.
     pub fn number(text: impl Into<String>, value: f64) -> Self {
         Self {
             text: text.into(),
@@ -106,7 +106,7 @@ impl Cell {
         }
     }
 
-    /// The same in another tone.
+    /// The same cell in another tone.
     pub fn toned(mut self, tone: Tone) -> Self {
         self.tone = tone;
         self
@@ -118,7 +118,7 @@ impl Cell {
 pub struct Mark {
     /// The character.
     pub glyph: char,
-    /// How it looks.
+    /// Its tone.
     pub tone: Tone,
 }
 
@@ -139,11 +139,11 @@ pub struct Row {
     pub mark: Mark,
     /// One cell per column.
     pub cells: Vec<Cell>,
-    /// How it looks.
+    /// Its tone.
     pub tone: Tone,
-    /// What it is about.
+    /// The subject of the row, if it has one.
     pub target: Option<Target>,
-    /// It shows a problem: `n` goes there, and problems-only keeps it.
+    /// Whether it shows a problem: `n` goes there, and problems-only keeps it.
     pub problem: bool,
 }
 
@@ -167,7 +167,7 @@ pub struct Table {
     pub columns: Vec<Column>,
     /// The rows.
     pub rows: Vec<Row>,
-    /// Text of an empty table.
+    /// Text shown if the table has no rows.
     pub empty: String,
     /// Whether the heads of the columns are shown.
     pub heads: Heads,
@@ -186,9 +186,9 @@ pub enum Heads {
 /// The order of rows.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Sort {
-    /// By which column; `None` = the view's own order, most pressing first.
+    /// Index of the column; `None` is the view's own order, most pressing rows first.
     pub column: Option<usize>,
-    /// In reverse order.
+    /// Whether the order is reversed.
     pub reversed: bool,
 }
 
@@ -208,7 +208,7 @@ impl Table {
         }
     }
 
-    /// Puts the rows in order; equal ones stay as they were.
+    /// Sorts the rows; the sort is stable.
     pub fn sort(&mut self, sort: Sort) {
         if let Some(column) = sort.column {
             self.rows.sort_by(|a, b| compare(a, b, column));

@@ -5,35 +5,35 @@
 use ratatui::style::{Color, Modifier, Style};
 use serde::{Deserialize, Serialize};
 
-/// What a piece of text means.
+/// The meaning of a text.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Tone {
-    /// Nothing in particular.
+    /// No particular meaning.
     #[default]
     Plain,
-    /// Of less interest.
+    /// Less important.
     Dim,
     /// A title or a column's head.
     Title,
     /// A key, or something to be acted on.
     Accent,
-    /// In order.
+    /// In good state.
     Good,
-    /// Waits for others.
+    /// Waiting for others.
     Waiting,
     /// The cause of a problem, or an error.
     Bad,
     /// Late, or a warning.
     Late,
-    /// Not known: silent, lost, never read.
+    /// Unknown: silent, lost, or never read.
     Silent,
 }
 
-/// How many colours a terminal shows.
+/// Number of colours that a terminal shows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
 #[serde(rename_all = "lowercase")]
 pub enum Depth {
-    /// None: bold, dim and reverse only.
+    /// No colours: bold, dim and reverse only.
     None,
     /// The sixteen of the terminal's own palette.
     #[value(name = "16")]
@@ -74,11 +74,11 @@ pub enum ThemeName {
     Dark,
     /// For light backgrounds, with the same hues.
     Light,
-    /// As much contrast as the terminal has.
+    /// The highest contrast that the terminal has.
     Contrast,
 }
 
-/// A theme at a depth: tones to styles.
+/// A theme at a colour depth: maps tones to styles.
 #[derive(Clone, Copy, Debug)]
 pub struct Theme {
     name: ThemeName,
@@ -88,17 +88,17 @@ pub struct Theme {
 type Rgb = (u8, u8, u8);
 
 impl Theme {
-    /// A theme as this depth shows it.
+    /// A theme for this colour depth.
     pub fn new(name: ThemeName, depth: Depth) -> Self {
         Self { name, depth }
     }
 
-    /// How many colours it has.
+    /// The colour depth.
     pub fn depth(&self) -> Depth {
         self.depth
     }
 
-    /// How a tone looks.
+    /// The style of a tone.
     pub fn style(&self, tone: Tone) -> Style {
         let style = match tone {
             Tone::Title | Tone::Bad => Style::new().add_modifier(Modifier::BOLD),
@@ -119,7 +119,7 @@ impl Theme {
         }
     }
 
-    /// How the selected row looks, on top of its own style.
+    /// The style of the selected row, applied on top of its own style.
     pub fn selected(&self) -> Style {
         Style::new().add_modifier(Modifier::REVERSED)
     }

@@ -1,11 +1,11 @@
-//! How wide texts are, in columns.
+//! Display widths of texts, in terminal columns.
 
-/// How many columns a text takes.
+/// Number of terminal columns that a text takes.
 pub(crate) fn text_width(text: &str) -> usize {
     ratatui::text::Span::raw(text).width()
 }
 
-/// A text cut to at most `width` columns, with an ellipsis if it was cut.
+/// Cuts a text to at most `width` columns, with an ellipsis if it was cut.
 pub(crate) fn fit(text: &str, width: usize) -> String {
     if text_width(text) <= width {
         return text.to_owned();
@@ -31,7 +31,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_does_not_fit_ends_with_an_ellipsis() {
+    fn cut_texts_end_with_an_ellipsis() {
         assert_eq!(fit("abcdef", 6), "abcdef");
         assert_eq!(fit("abcdef", 4), "abc…");
         assert_eq!(fit("日本語", 4), "日…");

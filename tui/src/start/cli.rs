@@ -215,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn view_options_stand_before_or_after_the_command() {
+    fn view_options_are_allowed_before_and_after_the_command() {
         for line in [
             &["rcomm-top", "--json", "replay", "d"][..],
             &["rcomm-top", "replay", "--once", "--json", "d"],

@@ -6,28 +6,27 @@ use serde::Deserialize;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-/// Settings of the file. Everything has a default; an unknown key is an error.
+/// Settings of the file. Every setting has a default; an unknown key is an error.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Config {
-    /// Between two looks at a source: `1s`, `500ms`.
+    /// Interval between two reads of a source: `1s`, `500ms`.
     pub refresh: Option<String>,
-    /// The colours.
+    /// The colour theme.
     pub theme: Option<ThemeName>,
     /// Colour depth; detected from the terminal if absent.
     pub colours: Option<Depth>,
-    /// Characters of ASCII only.
+    /// Draw with ASCII characters only.
     pub ascii: Option<bool>,
-    /// Listen to the mouse.
+    /// Enable the mouse.
     pub mouse: Option<bool>,
     /// Memory for recorded frames, MiB.
     pub history_mib: Option<usize>,
-    /// From which age on a pending operation counts as stuck; from half of its own time-out on, where
-    /// that is shorter.
+    /// Age at which a pending operation counts as stuck, or half of its own time-out if that is shorter.
     pub overdue: Option<String>,
-    /// From which silence on a rank counts as silent.
+    /// Duration without an answer after which a rank counts as silent.
     pub silent_after: Option<String>,
-    /// Keys of actions.
+    /// Keys by name of the action.
     pub keys: BTreeMap<String, Vec<String>>,
     /// Warnings by code.
     pub warnings: BTreeMap<String, Warning>,
@@ -39,11 +38,11 @@ pub struct Config {
     pub actions: Actions,
 }
 
-/// One code's settings.
+/// Settings of one code.
 #[derive(Clone, Copy, Debug, PartialEq, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Warning {
-    /// Shown, or muted from the beginning.
+    /// Whether its findings are shown; if not, it is muted at start.
     pub enabled: bool,
     /// Threshold of codes that have one: for W220 a share of the job's time, from 0 to 1.
     pub threshold: Option<f64>,
@@ -53,7 +52,7 @@ pub struct Warning {
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct LayoutConfig {
-    /// Panes of the first screen, from top to bottom; none: as many as the terminal has room for.
+    /// Panes of the first screen, from top to bottom; if empty, as many as the terminal has room for.
     pub overview: Vec<OverviewPane>,
 }
 
@@ -70,7 +69,7 @@ impl Default for Warning {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Actions {
-    /// Actions that write.
+    /// Allow actions that write.
     pub allow: bool,
 }
 
@@ -119,7 +118,7 @@ const TABLES: &str = r#"
 #overview = ["warnings", "groups", "ranks"]
 "#;
 
-/// The whole of the default file.
+/// The whole default file.
 pub fn generated() -> String {
     let mut text = DEFAULTS.to_owned();
     for binding in crate::keys::BINDINGS {
@@ -135,7 +134,7 @@ pub fn generated() -> String {
     text
 }
 
-/// Where the file is looked for, given `XDG_CONFIG_HOME` and `HOME`.
+/// Path of the file, given `XDG_CONFIG_HOME` and `HOME`; `None` if neither is set.
 pub fn default_path(xdg: Option<&str>, home: Option<&str>) -> Option<PathBuf> {
     let base = match xdg.filter(|path| !path.is_empty()) {
         Some(path) => PathBuf::from(path),
@@ -149,7 +148,7 @@ impl Config {
     ///
     /// # Errors
     ///
-    /// What is wrong with it, and where.
+    /// Says what is wrong in the file, and where.
     pub fn parse(text: &str) -> Result<Self, String> {
         toml::from_str(text).map_err(|error| error.to_string())
     }
@@ -161,10 +160,10 @@ mod tests {
     use crate::keys::Keymap;
 
     #[test]
-    fn the_generated_file_is_read_as_the_defaults_and_so_is_what_it_comments_out() {
+    fn the_generated_file_and_its_commented_settings_are_the_defaults() {
         let text = generated();
         assert_eq!(Config::parse(&text), Ok(Config::default()));
-        // A comment that begins without a space is a setting.
+        // A comment without a space after the `#` is a setting.
         let active: String = text
             .lines()
             .map(|line| match line.strip_prefix('#') {
@@ -183,13 +182,13 @@ mod tests {
     }
 
     #[test]
-    fn a_word_that_is_not_known_is_named() {
+    fn an_unknown_word_is_named() {
         let error = Config::parse("refrehs = \"1s\"").expect_err("misspelt");
         assert!(error.contains("refrehs"), "{error}");
     }
 
     #[test]
-    fn the_place_follows_the_environment() {
+    fn the_path_follows_the_environment() {
         let path = default_path(Some("/c"), Some("/h")).expect("given");
         assert_eq!(path, Path::new("/c/rcomm/top.toml"));
         let path = default_path(None, Some("/h")).expect("given");

@@ -57,7 +57,7 @@ pub fn start(cli: Cli, env: impl Fn(&str) -> Option<String>) -> anyhow::Result<u
     }
 }
 
-/// The recording that is to be replayed, if it is one.
+/// The recording to replay; `None` if the paths are dumps, or nothing is replayed.
 fn recording(cli: &Cli) -> anyhow::Result<Option<(RecordingReader, String)>> {
     let Some(CliCommand::Replay { paths, .. }) = &cli.command else {
         return Ok(None);
@@ -165,7 +165,7 @@ fn view_sources(
             let sender = inbox.sender();
             let directory = sources::ring_directory(&cli.from);
             let sink = move |jobs: Vec<NodeJob>| {
-                // As below.
+                // This fails if the loop has ended.
                 let _ = sender.send(Event::Jobs(jobs.into()));
             };
             Some(JobsWatch::start(directory, anchor, sink).context("failed to start a thread")?)
@@ -367,7 +367,7 @@ fn print_result(cli: &Cli, mut state: State, snapshot: &Snapshot) -> anyhow::Res
         update(&mut state, Event::Resize(columns, 24));
         let rows = layout::needed(&state.page, state.size).min(500);
         update(&mut state, Event::Resize(columns, rows));
-        // The last line lists keys, which are of no use to a script.
+        // The last line lists keys, which a script cannot press.
         let screen = text::of(&state);
         let lines: Vec<&str> = screen.lines().take(usize::from(rows) - 1).collect();
         writeln!(out, "{}", lines.join("\n").trim_end())

@@ -1,4 +1,4 @@
-//! The sources that the command line asks for.
+//! The sources that the command line selects.
 
 use crate::app::writer::RequestTargets;
 use crate::start::cli::{Cli, CliCommand, SourceOptions};
@@ -23,12 +23,12 @@ pub(crate) fn of(
     match &cli.command {
         Some(CliCommand::Demo { situation, ranks }) => {
             let now = anchor.moment().wall_ns;
-            // The share of one rank in the number of entries that are kept.
+            // The number of entries that can be kept for one rank.
             let window = LiveOptions::default().entry_budget / *ranks as usize;
             let simulation =
                 Simulation::new(*situation, *ranks, 0).with_window(window.clamp(64, 256));
-            // Start ten seconds before the fault, so that the healthy state is seen; for a script,
-            // start long after it.
+            // Start ten seconds before the fault, so that the healthy state is seen; in a script, start long after the
+            // fault.
             let lead = if cli.view.once || cli.view.json {
                 -60
             } else {
@@ -46,7 +46,7 @@ pub(crate) fn of(
     }
 }
 
-/// The ranks that can be asked for dumps and stacks.
+/// The ranks that can be asked for dumps and call stacks.
 pub(crate) fn asked(cli: &Cli, job: &JobChoice) -> anyhow::Result<RequestTargets> {
     let from = &cli.from;
     let mut asked = RequestTargets::default();
@@ -127,7 +127,7 @@ fn rings(from: &SourceOptions, job: &JobChoice) -> Option<RingSource> {
         .then(|| RingSource::showing(ring_directory(from), job.clone()))
 }
 
-/// Where the rings of this node's jobs are.
+/// Directory of the rings of this node's jobs.
 pub(crate) fn ring_directory(from: &SourceOptions) -> PathBuf {
     from.ring_dir.clone().unwrap_or_else(default_directory)
 }

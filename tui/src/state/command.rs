@@ -9,7 +9,7 @@ use rcomm_recorder::model::Rank;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-/// Every command: how it is written, and what it does.
+/// Every command: its form, and what it does.
 pub const COMMANDS: &[(&str, &str)] = &[
     ("overview, groups, ...", "go to a view by its name"),
     ("rank N", "go to a rank"),
@@ -46,7 +46,7 @@ pub const COMMANDS: &[(&str, &str)] = &[
 /// A parsed command.
 #[derive(Clone, Debug, PartialEq)]
 #[expect(missing_docs, reason = "each is explained by its line in COMMANDS")]
-pub enum Order {
+pub enum TypedCommand {
     Go(Screen),
     Group(String),
     Why,
@@ -73,7 +73,7 @@ const NAMES: &[&str] = &[
 /// # Errors
 ///
 /// A sentence with the expected form.
-pub fn parse(text: &str) -> Result<Order, String> {
+pub fn parse(text: &str) -> Result<TypedCommand, String> {
     let text = text.trim();
     let (name, rest) = text.split_once(char::is_whitespace).unwrap_or((text, ""));
     let rest = rest.trim();
@@ -82,39 +82,39 @@ pub fn parse(text: &str) -> Result<Order, String> {
             .map_err(|_| format!("`{name}` needs a rank, as in `:{name} 118`"))
     };
     if let Some((screen, _)) = VIEWS.iter().find(|(_, view)| *view == name) {
-        return Ok(Order::Go(screen.clone()));
+        return Ok(TypedCommand::Go(screen.clone()));
     }
     Ok(match name {
-        "rank" => Order::Go(Screen::Rank(rank()?)),
+        "rank" => TypedCommand::Go(Screen::Rank(rank()?)),
         "group" if rest.is_empty() => return Err("`group` needs a name".into()),
-        "group" => Order::Group(rest.into()),
-        "why" => Order::Why,
-        "stacks" => Order::Go(Screen::Stacks),
-        "filter" => Order::Filter(rest.into()),
-        "sort" => Order::Sort((!rest.is_empty()).then(|| rest.into())),
-        "mark" => Order::Mark(rank()?),
-        "compare" => Order::Go(Screen::Compare),
-        "mute" => Order::Mute(Code::parse(rest).ok_or_else(|| {
+        "group" => TypedCommand::Group(rest.into()),
+        "why" => TypedCommand::Why,
+        "stacks" => TypedCommand::Go(Screen::Stacks),
+        "filter" => TypedCommand::Filter(rest.into()),
+        "sort" => TypedCommand::Sort((!rest.is_empty()).then(|| rest.into())),
+        "mark" => TypedCommand::Mark(rank()?),
+        "compare" => TypedCommand::Go(Screen::Compare),
+        "mute" => TypedCommand::Mute(Code::parse(rest).ok_or_else(|| {
             format!("`{rest}` is not a code; codes look like E101 or not_joined")
         })?),
         "save" => export(&format!("text {rest}"))?,
         "export" => export(rest)?,
-        "dump" => Order::Dump(if rest.is_empty() { "rcomm-dumps" } else { rest }.into()),
+        "dump" => TypedCommand::Dump(if rest.is_empty() { "rcomm-dumps" } else { rest }.into()),
         "job" if rest.is_empty() => return Err("`job` needs a name; [9] lists the jobs".into()),
-        "job" => Order::Job(rest.into()),
-        "pause" => Order::Pause,
-        "live" => Order::Live,
-        "theme" => Order::Theme(
+        "job" => TypedCommand::Job(rest.into()),
+        "pause" => TypedCommand::Pause,
+        "live" => TypedCommand::Live,
+        "theme" => TypedCommand::Theme(
             ThemeName::from_str(rest, true)
                 .map_err(|_| format!("`{rest}` is not a theme: dark, light or contrast"))?,
         ),
-        "help" => Order::Go(Screen::Help),
-        "q" | "quit" => Order::Quit,
+        "help" => TypedCommand::Go(Screen::Help),
+        "q" | "quit" => TypedCommand::Quit,
         _ => return Err(format!("unknown command `{name}`; [?] lists them")),
     })
 }
 
-fn export(rest: &str) -> Result<Order, String> {
+fn export(rest: &str) -> Result<TypedCommand, String> {
     let (format, path) = rest.split_once(char::is_whitespace).unwrap_or((rest, ""));
     let found = ExportFormat::ALL
         .iter()
@@ -122,13 +122,13 @@ fn export(rest: &str) -> Result<Order, String> {
     let &(format, _, default) =
         found.ok_or_else(|| format!("`{format}` is not a format: text, json or perfetto"))?;
     let path = path.trim();
-    Ok(Order::Export(
+    Ok(TypedCommand::Export(
         format,
         if path.is_empty() { default } else { path }.into(),
     ))
 }
 
-/// Names in the job that completion offers.
+/// Names in the job that completion can offer.
 #[derive(Clone, Debug, Default)]
 pub struct Facts {
     /// Labels of groups.
@@ -139,9 +139,9 @@ pub struct Facts {
     pub ops: Vec<String>,
     /// Codes of findings.
     pub codes: Vec<String>,
-    /// Ranks worth going to: the root, the marked.
+    /// Ranks that the user is likely to go to: root causes and marked ranks.
     pub ranks: Vec<String>,
-    /// Heads of the columns of the table in focus.
+    /// Column names of the focused table.
     pub columns: Vec<String>,
 }
 
@@ -181,15 +181,15 @@ mod tests {
 
     #[test]
     fn commands_are_understood_or_explained() {
-        assert_eq!(parse("rank 118"), Ok(Order::Go(Screen::Rank(118))));
-        assert_eq!(parse(" inflight "), Ok(Order::Go(Screen::InFlight)));
-        assert_eq!(parse("mute not_joined"), Ok(Order::Mute(Code::E101)));
+        assert_eq!(parse("rank 118"), Ok(TypedCommand::Go(Screen::Rank(118))));
+        assert_eq!(parse(" inflight "), Ok(TypedCommand::Go(Screen::InFlight)));
+        assert_eq!(parse("mute not_joined"), Ok(TypedCommand::Mute(Code::E101)));
         let path = PathBuf::from("a b.json");
         assert_eq!(
             parse("export json a b.json"),
-            Ok(Order::Export(ExportFormat::Json, path))
+            Ok(TypedCommand::Export(ExportFormat::Json, path))
         );
-        assert_eq!(parse("sort"), Ok(Order::Sort(None)));
+        assert_eq!(parse("sort"), Ok(TypedCommand::Sort(None)));
         for (text, part) in [
             ("rank x", ":rank 118"),
             ("mute X9", "E101"),
@@ -212,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn arguments_complete_from_what_the_job_has() {
+    fn arguments_complete_from_names_in_the_job() {
         let facts = Facts {
             groups: vec!["dp_0".into(), "tp_0".into()],
             ..Facts::default()

@@ -1,7 +1,7 @@
 //! Applies actions and commands to the state.
 
 use super::State;
-use super::command::{self, Order};
+use super::command::{self, TypedCommand};
 use super::filter::{Input, Purpose};
 use super::screen::Screen;
 use super::screens::{Fold, OverviewPane};
@@ -44,7 +44,7 @@ impl State {
         }
     }
 
-    /// Types into the line at the bottom.
+    /// Edits the input line.
     fn edit(&mut self, key: &KeyEvent) -> Option<Command> {
         let facts = self.facts();
         let mut input = self.input.take()?;
@@ -99,7 +99,7 @@ impl State {
                 }
             },
             Purpose::Command => match command::parse(&input.text) {
-                Ok(order) => return self.obey(order),
+                Ok(order) => return self.execute(order),
                 Err(error) => self.show_message(error, Tone::Bad),
             },
         }
@@ -107,27 +107,27 @@ impl State {
         None
     }
 
-    fn obey(&mut self, order: Order) -> Option<Command> {
+    fn execute(&mut self, order: TypedCommand) -> Option<Command> {
         match order {
-            Order::Go(screen) => self.go(screen),
-            Order::Group(name) => self.go_to_group(&name),
-            Order::Why => self.go(Screen::Why(None)),
-            Order::Filter(text) => match Filter::parse(&text) {
+            TypedCommand::Go(screen) => self.go(screen),
+            TypedCommand::Group(name) => self.go_to_group(&name),
+            TypedCommand::Why => self.go(Screen::Why(None)),
+            TypedCommand::Filter(text) => match Filter::parse(&text) {
                 Ok(filter) => self.filter = filter,
                 Err(error) => self.show_message(error.to_string(), Tone::Bad),
             },
-            Order::Sort(name) => self.sort_by_name(name.as_deref()),
-            Order::Mark(rank) => self.mark(rank),
-            Order::Mute(code) => self.mute(code),
-            Order::Export(format, path) => return Some(Command::Export(format, path)),
-            Order::Dump(folder) => self.ask_to_write(folder),
-            Order::Job(name) => return self.show_job(name),
-            Order::Pause => self.history.pause(),
-            Order::Live => return self.dispatch(Action::Live),
-            Order::Theme(name) => {
+            TypedCommand::Sort(name) => self.sort_by_name(name.as_deref()),
+            TypedCommand::Mark(rank) => self.mark(rank),
+            TypedCommand::Mute(code) => self.mute(code),
+            TypedCommand::Export(format, path) => return Some(Command::Export(format, path)),
+            TypedCommand::Dump(folder) => self.ask_to_write(folder),
+            TypedCommand::Job(name) => return self.show_job(name),
+            TypedCommand::Pause => self.history.pause(),
+            TypedCommand::Live => return self.dispatch(Action::Live),
+            TypedCommand::Theme(name) => {
                 self.options.theme = Theme::new(name, self.options.theme.depth());
             }
-            Order::Quit => return Some(Command::Quit),
+            TypedCommand::Quit => return Some(Command::Quit),
         }
         self.rebuild();
         None
@@ -230,7 +230,7 @@ impl State {
     }
 
     fn go(&mut self, screen: Screen) {
-        // A detail starts at its top; a view is found as it was left.
+        // A details screen starts at its top; a view keeps its selection.
         if Screen::parent(&screen).is_some_and(|parent| parent != Screen::Overview) {
             self.selections.remove(&screen.kind());
         }
@@ -281,7 +281,7 @@ impl State {
         selection.sort = crate::page::table::Sort::default();
     }
 
-    /// The pane in focus as a view of its own.
+    /// Opens the focused pane as a view of its own.
     fn expand(&mut self) {
         if *self.screen() == Screen::Overview {
             let panes = OverviewPane::shown(&self.options.layout, self.size.1);
@@ -307,14 +307,14 @@ impl State {
         None
     }
 
-    /// The first screen, and another job on it from the next look on.
+    /// Goes to the first screen, which shows another job from the next read on.
     fn show_job(&mut self, name: Arc<str>) -> Option<Command> {
         self.go(Screen::Overview);
         self.rebuild();
         Some(Command::ShowJob(name))
     }
 
-    /// What the selected row is about; on a rank's or group's own screen, that.
+    /// The subject of the selected row; on the screen of a rank or group, that rank or group.
     fn target(&self) -> Option<Target> {
         let selection = self.selection();
         match self.page.panes.get(selection.pane).map(|pane| &pane.body) {
@@ -358,7 +358,7 @@ impl State {
         }
     }
 
-    /// Starts to type a filter, from the one that holds, or a command.
+    /// Starts the input of a filter, with the current one as its text, or of a command.
     fn type_into(&mut self, purpose: Purpose) {
         let text = match purpose {
             Purpose::Filter => self.filter.text(),
@@ -367,7 +367,7 @@ impl State {
         self.input = Some(Input::new(purpose, text, self.filter.clone()));
     }
 
-    /// Starts to type a command that goes on.
+    /// Starts the input of a command with this text.
     fn begin(&mut self, text: &str) {
         self.input = Some(Input::new(Purpose::Command, text, self.filter.clone()));
     }
@@ -396,7 +396,7 @@ impl State {
             Some(at) if at + 1 < columns => Some(at + 1),
             _ => None,
         };
-        self.tell_sort();
+        self.show_sort();
     }
 
     fn sort_by_name(&mut self, name: Option<&str>) {
@@ -416,10 +416,10 @@ impl State {
             }
         };
         self.selection_mut().sort.column = column;
-        self.tell_sort();
+        self.show_sort();
     }
 
-    fn tell_sort(&mut self) {
+    fn show_sort(&mut self) {
         let column = self.selection().sort.column;
         let name = column.and_then(|at| self.table()?.columns.get(at).map(|c| c.name.clone()));
         match name {
@@ -471,7 +471,7 @@ impl State {
                 let findings = &snapshot.report.findings;
                 findings.iter().find(|f| f.id == id).map(|f| f.code)
             }),
-            // Rows of codes that nothing was found for.
+            // The row may belong to a code without findings.
             _ => self.table().and_then(|table| {
                 let row = table.rows.get(self.selection().row)?;
                 row.cells

@@ -17,7 +17,7 @@ pub enum Event {
     Scroll(isize),
     /// The terminal has a new size: columns, rows.
     Resize(u16, u16),
-    /// Time passed.
+    /// Time has passed.
     Tick(Moment),
     /// A new analysis of the job.
     Observed(Arc<Snapshot>),
@@ -40,15 +40,15 @@ pub enum Event {
 /// A request of the state to the event loop.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Command {
-    /// Quit.
+    /// Quit the program.
     Quit,
-    /// Suspend.
+    /// Suspend the program.
     Suspend,
-    /// Clear the terminal and draw everything.
+    /// Clear the terminal and draw the whole screen.
     Redraw,
     /// Put text on the clipboard.
     Copy(String),
-    /// Write something to a file.
+    /// Write something to a file in this format.
     Export(ExportFormat, PathBuf),
     /// Write every rank's record to a folder.
     WriteRecords(PathBuf),
@@ -62,7 +62,7 @@ pub enum Command {
     Fail,
 }
 
-/// What `:export` writes.
+/// The content that `:export` writes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ExportFormat {
     /// The screen, without colours.
@@ -74,7 +74,7 @@ pub enum ExportFormat {
 }
 
 impl ExportFormat {
-    /// Every format with its name and the file it goes to by default.
+    /// Every format with its name and its default file.
     pub const ALL: &'static [(Self, &'static str, &'static str)] = &[
         (Self::Text, "text", "rcomm-top.txt"),
         (Self::Json, "json", "rcomm-report.json"),

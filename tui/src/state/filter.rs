@@ -15,23 +15,23 @@ pub enum Purpose {
 /// A line being typed.
 #[derive(Clone, Debug)]
 pub struct Input {
-    /// What it will be.
+    /// Its purpose.
     pub purpose: Purpose,
-    /// The text so far.
+    /// The current text.
     pub text: String,
     /// Position of the cursor, in characters.
     pub cursor: usize,
-    /// What is wrong with the text, if anything.
+    /// The error in the text, if there is one.
     pub error: Option<String>,
-    /// The filter to go back to.
+    /// The filter to restore on cancel.
     before: Filter,
-    /// Completions being stepped through, and which one is shown.
+    /// Completions to cycle through, and the index of the current one.
     choices: Vec<String>,
     choice: usize,
 }
 
 impl Input {
-    /// Starts to type, from `text` on.
+    /// Starts the input with `text`.
     pub fn new(purpose: Purpose, text: &str, before: Filter) -> Self {
         Self {
             purpose,
@@ -44,7 +44,7 @@ impl Input {
         }
     }
 
-    /// The filter from before the typing.
+    /// The filter from before the input.
     pub fn before(&self) -> &Filter {
         &self.before
     }
@@ -54,7 +54,7 @@ impl Input {
         places.nth(at).unwrap_or(self.text.len())
     }
 
-    /// Puts a character at the cursor.
+    /// Inserts a character at the cursor.
     pub fn insert(&mut self, c: char) {
         let at = self.byte(self.cursor);
         self.text.insert(at, c);
@@ -62,7 +62,7 @@ impl Input {
         self.choices.clear();
     }
 
-    /// Takes away the character before the cursor.
+    /// Deletes the character before the cursor.
     pub fn backspace(&mut self) {
         if self.cursor > 0 {
             self.cursor -= 1;
@@ -72,7 +72,7 @@ impl Input {
         self.choices.clear();
     }
 
-    /// Takes away the word before the cursor.
+    /// Deletes the word before the cursor.
     pub fn delete_word(&mut self) {
         let end = self.byte(self.cursor);
         let head = self.text[..end].trim_end();
@@ -84,7 +84,7 @@ impl Input {
         self.choices.clear();
     }
 
-    /// Takes away everything.
+    /// Deletes the whole text.
     pub fn clear(&mut self) {
         self.text.clear();
         self.cursor = 0;
@@ -97,7 +97,7 @@ impl Input {
         self.cursor = self.cursor.saturating_add_signed(delta).min(last);
     }
 
-    /// Completions of the text, for the hint.
+    /// Completions of the text, shown as a hint.
     pub fn candidates(&self, facts: &Facts) -> Vec<String> {
         match self.purpose {
             Purpose::Command => command::complete(&self.text, facts),
@@ -105,7 +105,7 @@ impl Input {
         }
     }
 
-    /// Completes the text; again: the next completion.
+    /// Completes the text; repeated calls cycle through the completions.
     pub fn complete(&mut self, facts: &Facts) {
         if self.choices.is_empty() {
             self.choices = self.candidates(facts);
@@ -172,7 +172,7 @@ mod tests {
     }
 
     #[test]
-    fn completion_goes_round_through_what_fits() {
+    fn completion_cycles_through_the_matches() {
         let facts = Facts {
             groups: vec!["dp_0".into(), "dp_1".into(), "tp_0".into()],
             ..Facts::default()

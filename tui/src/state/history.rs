@@ -6,33 +6,33 @@ use rcomm_recorder::publish::{Dump, DumpGroup};
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-/// How many of the newest frames are kept whole.
+/// Number of the newest frames that are kept whole.
 const WHOLE: usize = 30;
-/// Operations of each record that older frames keep, in addition to the pending ones.
+/// Number of newest operations that older frames keep of each record, in addition to the pending ones.
 const NEWEST: usize = 256;
 
 /// Recorded snapshots, oldest first, within a budget of memory.
 #[derive(Debug)]
 pub struct History {
     frames: VecDeque<Frame>,
-    /// The frame that was cut last, as it was and as it is.
+    /// The frame that was cut last: the original and the cut one.
     cut: Option<(Arc<Snapshot>, Arc<Snapshot>)>,
     bytes: usize,
     budget: usize,
-    /// Which frame is shown; `None` = always the newest.
+    /// Index of the displayed frame; `None` is always the newest.
     at: Option<usize>,
 }
 
 #[derive(Debug)]
 struct Frame {
     snapshot: Arc<Snapshot>,
-    /// What it holds beyond the frame before it.
+    /// Bytes that it holds beyond what it shares with the frame before it.
     bytes: usize,
     is_whole: bool,
 }
 
 impl History {
-    /// Remembers about `budget` bytes, and at least the newest frame.
+    /// Creates a history with a budget in bytes. The newest frame is always kept.
     pub fn new(budget: usize) -> Self {
         Self {
             frames: VecDeque::new(),
@@ -43,12 +43,12 @@ impl History {
         }
     }
 
-    /// Bytes that the frames hold.
+    /// Number of bytes that the frames hold.
     pub fn bytes(&self) -> usize {
         self.bytes
     }
 
-    /// Adds the newest frame; the oldest give way.
+    /// Adds the newest frame, and drops the oldest if the budget is exceeded.
     pub fn push(&mut self, snapshot: Arc<Snapshot>) {
         self.frames.push_back(Frame {
             snapshot,
@@ -57,7 +57,7 @@ impl History {
         });
         self.count(self.frames.len() - 1);
         self.cut_old();
-        // The frame that is looked at stays, and so does the newest.
+        // The displayed frame is kept, and so is the newest.
         while self.bytes > self.budget && self.frames.len() > 1 && self.at != Some(0) {
             self.remove(0);
             self.at = self.at.map(|at| at - 1);
@@ -72,7 +72,7 @@ impl History {
         if let Some(frame) = self.frames.remove(at) {
             self.bytes -= frame.bytes;
         }
-        // What it shared with the next frame is now held by that frame alone.
+        // Data shared with the next frame is now held by that frame alone.
         self.count(at);
     }
 
@@ -107,31 +107,31 @@ impl History {
         }
     }
 
-    /// The frame shown.
+    /// The displayed frame; `None` if there is none.
     pub fn shown(&self) -> Option<&Arc<Snapshot>> {
         let at = self.at.unwrap_or(self.frames.len().checked_sub(1)?);
         self.frames.get(at).map(|frame| &frame.snapshot)
     }
 
-    /// Whether a frame is held while newer ones come.
+    /// Whether a frame is kept on display while newer ones arrive.
     pub fn is_paused(&self) -> bool {
         self.at.is_some()
     }
 
-    /// Number of the frame shown, from 1, and how many there are.
+    /// Number of the displayed frame, from 1, and the number of frames.
     pub fn position(&self) -> (usize, usize) {
         let newest = self.frames.len();
         (self.at.map_or(newest, |at| at + 1), newest)
     }
 
-    /// Holds the newest frame.
+    /// Keeps the newest frame on display.
     pub fn pause(&mut self) {
         if self.at.is_none() {
             self.at = self.frames.len().checked_sub(1);
         }
     }
 
-    /// Shows the newest frame again, always.
+    /// Always displays the newest frame again.
     pub fn live(&mut self) {
         self.at = None;
     }
@@ -222,14 +222,14 @@ fn bytes_of_record(dump: &Dump) -> usize {
 }
 
 fn bytes_of_report(report: &Report) -> usize {
-    // Members of a group are shared by all that name it.
+    // The members of a group are shared by all references to it.
     let group = |group: &GroupRef| group.name.len() + group.desc.len();
     let ranks = |ranks: &[Rank]| size_of_val(ranks);
     let groups = report.groups.iter();
     let groups: usize = groups
         .map(|it| size_of_val(it) + group(&it.group) + it.backend.len())
         .sum();
-    let told = report.ranks.iter().map(|it| {
+    let sizes = report.ranks.iter().map(|it| {
         let words =
             it.phase.as_ref().map_or(0, String::len) + it.last_call.as_ref().map_or(0, String::len);
         size_of_val(it) + it.host.len() + words
@@ -248,7 +248,7 @@ fn bytes_of_report(report: &Report) -> usize {
     let problems = report.problems.iter();
     let problems = problems.map(|it| size_of_val(it) + it.path.len() + it.sentence.len());
     groups
-        + told.sum::<usize>()
+        + sizes.sum::<usize>()
         + in_flight.sum::<usize>()
         + waits.sum::<usize>()
         + findings.sum::<usize>()

@@ -10,23 +10,23 @@ use rcomm_recorder::model::Rank;
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 
-/// State of a rank, from good to bad.
+/// State of a rank, from best to worst.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum RankState {
-    /// In order.
+    /// No problem.
     Ok,
-    /// Waits for others.
+    /// Waiting for others.
     Waits,
-    /// Arrives late again and again.
+    /// Arrives late repeatedly.
     Late,
-    /// No record, or none any more.
+    /// Has no record, or has stopped answering.
     Silent,
-    /// The cause.
+    /// A root cause.
     Root,
 }
 
 impl RankState {
-    /// Every state with its character, its tone and its word.
+    /// Every state with its character, its tone and its name.
     pub const ALL: &'static [(Self, char, Tone, &'static str)] = &[
         (Self::Ok, '#', Tone::Good, "ok"),
         (Self::Waits, '.', Tone::Waiting, "waits"),
@@ -48,22 +48,22 @@ impl RankState {
         Mark::new(glyph, tone)
     }
 
-    /// Its word.
+    /// Its name.
     pub fn word(self) -> &'static str {
         self.row().2
     }
 }
 
-/// State of a group, from bad to good.
+/// State of a group, from worst to best.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum GroupState {
-    /// The cause shows here.
+    /// The root cause is in this group.
     Bad,
-    /// Members wait here.
+    /// Members are blocked in this group.
     Waiting,
-    /// Something is in flight.
+    /// Operations are in flight.
     Busy,
-    /// Nothing is.
+    /// No operation is in flight.
     Idle,
 }
 
@@ -77,7 +77,7 @@ impl GroupState {
         }
     }
 
-    /// Its word.
+    /// Its name.
     pub fn word(self) -> &'static str {
         match self {
             Self::Bad => "stuck",
@@ -88,29 +88,29 @@ impl GroupState {
     }
 }
 
-/// Ranks of one host: positions in the snapshot's ranks, by local rank.
+/// Ranks of one host: indices into the snapshot's ranks, by local rank.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Host {
-    /// Its name; empty where the records name none.
+    /// Its name; empty if the records have none.
     pub name: Arc<str>,
-    /// Positions in the snapshot's ranks.
+    /// Indices into the snapshot's ranks.
     pub ranks: Vec<usize>,
 }
 
-/// Index of one snapshot. See the module.
+/// Index of one snapshot, see the module.
 #[derive(Debug, Default)]
 pub struct FrameIndex {
-    /// One per rank of the snapshot.
+    /// One state per rank of the snapshot.
     pub states: Vec<RankState>,
-    /// The ranks at the root, ascending.
+    /// Ranks that are root causes, ascending.
     pub roots: Vec<Rank>,
-    /// Position of the finding that the headline is about.
+    /// Index of the finding that the headline is about.
     pub head: Option<usize>,
     /// Hosts in order of their first rank.
     pub hosts: Vec<Host>,
     groups: HashMap<GroupRef, GroupState>,
     /// Labels that several groups share.
-    namesakes: HashSet<String>,
+    shared_labels: HashSet<String>,
     oldest: HashMap<GroupRef, usize>,
     reports: HashMap<Rank, usize>,
 }
@@ -119,13 +119,13 @@ impl FrameIndex {
     /// Computes the index, without findings whose code is muted.
     pub fn new(snapshot: &Snapshot, muted: &BTreeSet<Code>) -> Self {
         let report = &snapshot.report;
-        let heard: Vec<&Finding> = report
+        let unmuted: Vec<&Finding> = report
             .findings
             .iter()
             .filter(|finding| !muted.contains(&finding.code))
             .collect();
         let root = |f: &&&Finding| f.caused_by.is_none() && f.severity != Severity::Note;
-        let head = heard
+        let head = unmuted
             .iter()
             .filter(root)
             .min_by_key(|finding| finding.severity)
@@ -142,7 +142,7 @@ impl FrameIndex {
             }
         }
         let mut roots = BTreeSet::new();
-        for finding in &heard {
+        for finding in &unmuted {
             let state = match finding.code {
                 Code::W220 => RankState::Late,
                 Code::W150 => RankState::Silent,
@@ -161,18 +161,18 @@ impl FrameIndex {
                 }
             }
         }
-        // A collector holds the records that its report is about.
+        // With a collector as source the records are not here; the report says which ranks were read.
         let read: HashSet<Rank> = (report.ranks.iter())
             .filter(|rank| rank.read)
             .map(|rank| rank.rank)
             .collect();
         let states = snapshot.ranks.iter().map(|view| {
-            let told = by_rank.get(&view.rank).copied().unwrap_or(RankState::Ok);
+            let reported = by_rank.get(&view.rank).copied().unwrap_or(RankState::Ok);
             let read = !view.dumps.is_empty() || read.contains(&view.rank);
             if view.silent || !read {
-                told.max(RankState::Silent)
+                reported.max(RankState::Silent)
             } else {
-                told
+                reported
             }
         });
         let mut index = Self {
@@ -182,7 +182,7 @@ impl FrameIndex {
             ..Self::default()
         };
         index.find_hosts(snapshot);
-        index.find_groups(snapshot, &heard, stopped);
+        index.find_groups(snapshot, &unmuted, stopped);
         index.reports = (report.ranks.iter().enumerate())
             .map(|(at, r)| (r.rank, at))
             .collect();
@@ -204,9 +204,9 @@ impl FrameIndex {
         }
     }
 
-    fn find_groups(&mut self, snapshot: &Snapshot, heard: &[&Finding], stopped: bool) {
+    fn find_groups(&mut self, snapshot: &Snapshot, unmuted: &[&Finding], stopped: bool) {
         let report = &snapshot.report;
-        let accused: HashSet<&GroupRef> = heard
+        let accused: HashSet<&GroupRef> = unmuted
             .iter()
             .filter(|f| f.severity == Severity::Error && f.caused_by.is_none())
             .filter_map(|f| f.group.as_ref())
@@ -231,20 +231,20 @@ impl FrameIndex {
         }
         let mut seen = HashSet::new();
         let labels = report.groups.iter().map(|group| group_label(&group.group));
-        self.namesakes = labels.filter(|label| !seen.insert(label.clone())).collect();
+        self.shared_labels = labels.filter(|label| !seen.insert(label.clone())).collect();
     }
 
     /// Whether several groups have this label.
-    pub fn has_namesake(&self, label: &str) -> bool {
-        self.namesakes.contains(label)
+    pub fn is_shared_label(&self, label: &str) -> bool {
+        self.shared_labels.contains(label)
     }
 
-    /// A group in a word.
+    /// The state of a group.
     pub fn group(&self, group: &GroupRef) -> GroupState {
         self.groups.get(group).copied().unwrap_or(GroupState::Idle)
     }
 
-    /// The oldest pending instance of a group.
+    /// The oldest pending operation of a group.
     pub fn oldest<'a>(
         &self,
         snapshot: &'a Snapshot,
@@ -254,13 +254,13 @@ impl FrameIndex {
         snapshot.report.in_flight.get(at)
     }
 
-    /// The report on a rank.
+    /// The report on a rank; `None` if the report does not include it.
     pub fn report<'a>(&self, snapshot: &'a Snapshot, rank: Rank) -> Option<&'a RankReport> {
         let at = *self.reports.get(&rank)?;
         snapshot.report.ranks.get(at)
     }
 
-    /// A rank in a word.
+    /// The state of a rank.
     pub fn rank(&self, snapshot: &Snapshot, rank: Rank) -> RankState {
         let at = snapshot.ranks.binary_search_by_key(&rank, |view| view.rank);
         at.ok()
@@ -278,12 +278,12 @@ fn blamed(finding: &Finding) -> &[Rank] {
     }
 }
 
-/// Whether an operation in flight has waited for other ranks for longer than allowed.
+/// Whether an operation in flight has waited for other ranks beyond the threshold.
 pub(super) fn is_blocked(instance: &InstanceReport) -> bool {
     instance.overdue && instance.state != InstanceState::Running
 }
 
-/// Age of the operation that a finding is about, at the snapshot, ms.
+/// Age in ms, at the time of the snapshot, of the operation that a finding is about; `None` if it is unknown.
 pub fn since_ms(snapshot: &Snapshot, finding: &Finding) -> Option<f64> {
     let report = &snapshot.report;
     let own = report.in_flight.iter().find(|instance| {

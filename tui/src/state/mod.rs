@@ -38,69 +38,69 @@ use std::sync::Arc;
 /// Options from the command line and the configuration.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// The colours.
+    /// The theme.
     pub theme: Theme,
-    /// Characters of ASCII only.
+    /// Draw with ASCII characters only.
     pub ascii: bool,
-    /// Actions that write are allowed.
+    /// Allow actions that write.
     pub allow_actions: bool,
-    /// Ranks can be asked to write their dumps themselves.
+    /// Whether ranks can be asked to write their dumps themselves.
     pub askable: bool,
-    /// Ranks can be asked for their call stacks.
+    /// Whether ranks can be asked for their call stacks.
     pub stacks_askable: bool,
-    /// The sources are recorded: nothing new will arrive.
+    /// Whether the sources are recordings, which never change.
     pub still: bool,
-    /// Memory for recorded frames, bytes.
+    /// Memory for recorded frames, in bytes.
     pub history: usize,
-    /// The keys.
+    /// The key bindings.
     pub keymap: Keymap,
-    /// Codes muted from the beginning.
+    /// Codes that are muted at start.
     pub muted: BTreeSet<Code>,
-    /// Columns of tables, by the name of their pane; a table that is not named shows all.
+    /// Columns of tables, by the name of their pane; other tables show all columns.
     pub columns: BTreeMap<String, Vec<String>>,
-    /// Panes of the first screen, from top to bottom; none: as many as the terminal has room for.
+    /// Panes of the first screen, from top to bottom; if empty, as many as the terminal has room for.
     pub layout: Vec<OverviewPane>,
 }
 
-/// A message in the last line, until the next key.
+/// A message in the last line, shown until the next key press.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Message {
     /// The message.
     pub text: String,
-    /// How it looks.
+    /// Its tone.
     pub tone: Tone,
 }
 
-/// See the module.
+/// The state of the view. See the module's documentation.
 #[derive(Debug)]
 pub struct State {
-    /// From the command line and the configuration.
+    /// Options from the command line and the configuration.
     pub options: Options,
-    /// Which screen.
+    /// The current screen and those visited before.
     pub nav: Navigation,
-    /// The line being typed.
+    /// The current input, if a filter or command is being typed.
     pub input: Option<Input>,
-    /// A sentence at the bottom.
+    /// The message in the last line.
     pub message: Option<Message>,
     /// A directory that awaits confirmation before records are written to it.
     pub confirm: Option<PathBuf>,
-    /// Call stacks as they were taken last, and when.
+    /// The call stacks taken last, and the time of taking them.
     pub stacks: Option<(Arc<TakenStacks>, Moment)>,
-    /// The jobs of this node, trouble first; empty where other sources are shown.
+    /// The jobs of this node, problems first; empty if the sources are not rings.
     pub jobs: Arc<[NodeJob]>,
     /// Recorded frames.
     pub history: History,
-    /// What rows must pass.
+    /// Filter on the rows.
     pub filter: Filter,
-    /// Problems only.
+    /// Whether only rows with a problem are shown.
     pub problems_only: bool,
-    /// Alike rows in one.
+    /// Whether equal rows share a row.
     pub fold: Fold,
-    /// What the heat map shows.
+    /// Metric of the heat map.
     pub metric: Metric,
-    /// What part of time the timeline shows.
+    /// The time range of the timeline.
     pub scale: Scale,
-    /// Going where the suspect is.
+    /// Whether the selection follows the suspect.
     pub follow: bool,
     /// Muted codes.
     pub muted: BTreeSet<Code>,
@@ -108,11 +108,11 @@ pub struct State {
     pub marks: BTreeSet<Rank>,
     /// Columns and rows of the terminal.
     pub size: (u16, u16),
-    /// The present.
+    /// The current time.
     pub now: Moment,
-    /// What the screen lists.
+    /// The content of the current screen.
     pub page: Page,
-    /// Something to draw has changed.
+    /// Whether the screen must be drawn again.
     pub changed: bool,
     index: FrameIndex,
     selections: HashMap<Discriminant<Screen>, Selection>,
@@ -186,7 +186,7 @@ pub fn update(state: &mut State, event: Event) -> Option<Command> {
 }
 
 impl State {
-    /// Nothing seen yet, on a terminal of `size` (columns, rows).
+    /// Creates the state without a snapshot, on a terminal of `size` (columns, rows).
     pub fn new(options: Options, size: (u16, u16), now: Moment) -> Self {
         let mut state = Self {
             nav: Navigation::default(),
@@ -217,17 +217,17 @@ impl State {
         state
     }
 
-    /// The frame shown.
+    /// The displayed frame.
     pub fn snapshot(&self) -> Option<&Arc<Snapshot>> {
         self.history.shown()
     }
 
-    /// The screen shown.
+    /// The current screen.
     pub fn screen(&self) -> &Screen {
         self.nav.screen()
     }
 
-    /// What is selected on the screen shown.
+    /// The selection on the current screen.
     pub fn selection(&self) -> Selection {
         let kind = self.screen().kind();
         self.selections.get(&kind).copied().unwrap_or_default()
@@ -238,28 +238,28 @@ impl State {
         self.selections.entry(kind).or_default()
     }
 
-    /// The table in focus.
+    /// The focused table.
     pub fn table(&self) -> Option<&Table> {
         self.page.table(self.selection().pane)
     }
 
-    /// Ranks at the root.
+    /// The ranks that are root causes.
     pub fn roots(&self) -> &[Rank] {
         &self.index.roots
     }
 
-    /// How many hosts have a name.
+    /// Number of hosts that have a name.
     pub fn hosts(&self) -> usize {
         let hosts = self.index.hosts.iter();
         hosts.filter(|host| !host.name.is_empty()).count()
     }
 
-    /// The pane and its row under this column and row of the terminal.
+    /// The pane and its row at this column and row of the terminal; `None` if there is no row.
     pub fn hit(&self, column: u16, row: u16) -> Option<(usize, usize)> {
         layout::hit(&self.page, self.selection(), self.size, (column, row))
     }
 
-    /// Selects what was clicked on; a second click opens it.
+    /// Selects the clicked row; a second click opens it.
     fn click(&mut self, column: u16, row: u16) -> Option<Command> {
         let (pane, row) = self.hit(column, row)?;
         self.changed = true;
@@ -278,7 +278,7 @@ impl State {
         });
     }
 
-    /// Shows another frame: updates the index.
+    /// Updates the index and the page after the displayed frame changed.
     fn show(&mut self) {
         if let Some(snapshot) = self.history.shown() {
             self.index = FrameIndex::new(snapshot, &self.muted);
@@ -359,7 +359,7 @@ impl State {
         }
     }
 
-    /// The names that completion offers.
+    /// The names that completion can offer.
     pub fn facts(&self) -> Facts {
         let mut facts = Facts {
             codes: Code::ALL.iter().map(|code| code.id().to_owned()).collect(),
@@ -399,7 +399,7 @@ fn waiting(line: Line) -> Page {
     }
 }
 
-/// The page without any rank: for each source why, and what to do.
+/// The page while no rank is known: for each source the reason, and what to do.
 fn nothing(snapshot: &Snapshot) -> Page {
     let mut head: Vec<Line> = vec![vec![styled(" NO JOB ", Tone::Silent)]];
     for source in &snapshot.sources {

@@ -10,7 +10,7 @@ use std::sync::Arc;
 pub enum Screen {
     /// Whether the job is stuck, the rank at fault, and since when.
     Overview,
-    /// All groups, alike ones in one row.
+    /// All groups; similar groups share a row.
     Groups,
     /// Some groups, one row each.
     GroupsOf(Arc<[Arc<GroupRef>]>),
@@ -26,13 +26,13 @@ pub enum Screen {
     InFlight,
     /// Ranks that arrive late.
     Stragglers,
-    /// What the analysis found.
+    /// Findings of the analysis.
     Warnings,
     /// One finding with its evidence.
     Finding(u32),
-    /// Ranks along time.
+    /// The operations of ranks along time.
     Timeline,
-    /// The causal chain of something.
+    /// The causal chain of the target, or of the whole hang.
     Why(Option<Target>),
     /// Call stacks.
     Stacks,
@@ -46,7 +46,7 @@ pub enum Screen {
     Help,
 }
 
-/// The screens that number keys and `:` go to, with their names.
+/// The screens of the number keys and of `:`, with their names.
 pub const VIEWS: &[(Screen, &str)] = &[
     (Screen::Overview, "overview"),
     (Screen::Groups, "groups"),
@@ -66,7 +66,7 @@ impl Screen {
         VIEWS.get(at).map(|(screen, _)| screen.clone())
     }
 
-    /// What opening `target` leads to. A job is shown on the first screen.
+    /// The screen that opens `target`. A job is shown on the first screen.
     pub fn of(target: &Target) -> Self {
         match target {
             Target::Job(_) => Self::Overview,
@@ -84,7 +84,7 @@ impl Screen {
         }
     }
 
-    /// One level up; `None` at the top.
+    /// The screen one level up; `None` at the top.
     pub fn parent(&self) -> Option<Self> {
         match self {
             Self::Overview => None,
@@ -95,7 +95,7 @@ impl Screen {
         }
     }
 
-    /// Which screens share selection and order: one number per kind.
+    /// Key under which screens share selection and order: one per kind.
     pub fn kind(&self) -> std::mem::Discriminant<Self> {
         std::mem::discriminant(self)
     }
@@ -120,15 +120,15 @@ impl Default for Navigation {
 }
 
 impl Navigation {
-    /// How many screens are remembered.
+    /// Maximum number of remembered screens.
     const DEPTH: usize = 64;
 
-    /// The screen shown.
+    /// The current screen.
     pub fn screen(&self) -> &Screen {
         &self.visited[self.at]
     }
 
-    /// Goes somewhere, forgetting what was ahead.
+    /// Goes to a screen; the screens ahead in the history are forgotten.
     pub fn go(&mut self, screen: Screen) {
         if *self.screen() == screen {
             return;
@@ -142,7 +142,8 @@ impl Navigation {
         self.at = self.visited.len() - 1;
     }
 
-    /// One level up: where one came from if that is above, else the parent.
+    /// Goes one level up: details return to the screen that they were opened on, other screens to their parent. Returns
+    /// false at the top.
     pub fn up(&mut self) -> bool {
         let before = self.at.checked_sub(1).map(|at| self.visited[at].clone());
         match (self.screen().parent(), before) {
@@ -166,7 +167,7 @@ impl Navigation {
         !VIEWS.iter().any(|(screen, _)| screen == self.screen())
     }
 
-    /// The screen before.
+    /// Goes to the previous screen.
     pub fn back(&mut self) {
         if self.at > 0 {
             self.last = Some(self.screen().clone());
@@ -174,7 +175,7 @@ impl Navigation {
         }
     }
 
-    /// Forward again.
+    /// Goes forward again.
     pub fn forward(&mut self) {
         if self.at + 1 < self.visited.len() {
             self.last = Some(self.screen().clone());
@@ -182,7 +183,7 @@ impl Navigation {
         }
     }
 
-    /// To and fro between the last two screens.
+    /// Toggles between the last two screens.
     pub fn swap(&mut self) {
         if let Some(last) = self.last.take() {
             self.go(last);
@@ -222,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn the_way_back_is_bounded() {
+    fn the_history_is_bounded() {
         let mut nav = Navigation::default();
         for rank in 0..1000 {
             nav.go(Screen::Rank(rank));

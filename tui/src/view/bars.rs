@@ -1,4 +1,4 @@
-//! The line at the top and the line at the bottom.
+//! Draws the top line and the bottom line.
 
 use super::put_line;
 use crate::keys::{Action, BINDINGS};
@@ -13,7 +13,7 @@ use ratatui::layout::{Position, Rect};
 use rcomm_analyzer::format::count;
 use rcomm_recorder::model::text::time_of_day;
 
-/// Job, size, connection, step, time.
+/// Draws job, size, connection, step and time.
 pub(super) fn header(state: &State, area: Rect, buffer: &mut Buffer) {
     if area.height == 0 {
         return;
@@ -23,7 +23,7 @@ pub(super) fn header(state: &State, area: Rect, buffer: &mut Buffer) {
     let view = VIEWS
         .iter()
         .position(|(screen, _)| screen == state.screen());
-    // On a narrow terminal the first screen needs its line for the job.
+    // On a narrow terminal the first screen needs the line for the job.
     let narrow = area.width < 100 && view == Some(0);
     if let Some(at) = view.filter(|_| !narrow) {
         line.push(styled(format!("{}:{} ", at + 1, VIEWS[at].1), Tone::Accent));
@@ -72,7 +72,7 @@ pub(super) fn header(state: &State, area: Rect, buffer: &mut Buffer) {
     }
 }
 
-/// Live, paused, or cut off.
+/// The state of the connection: live, paused, or lost.
 fn connection(state: &State) -> crate::page::StyledText {
     let Some(snapshot) = state.snapshot() else {
         return styled("CONNECTING", Tone::Silent);
@@ -88,7 +88,7 @@ fn connection(state: &State) -> crate::page::StyledText {
         .count();
     let silent = snapshot.ranks.iter().filter(|view| view.silent).count();
     if let Some(end) = &snapshot.report.end {
-        // The last picture is kept, and it is not live.
+        // The last snapshot stays on display, but it is not live.
         return styled(format!("OVER {}Z", time_of_day(end.at_ns)), Tone::Accent);
     }
     if failing == snapshot.sources.len() && failing > 0 {
@@ -107,7 +107,7 @@ fn connection(state: &State) -> crate::page::StyledText {
     }
 }
 
-/// The input line, the message, or the keys. Returns the position of the cursor.
+/// Draws the input line, the message, or the keys. Returns the position of the cursor, if there is one.
 pub(super) fn footer(state: &State, area: Rect, buffer: &mut Buffer) -> Option<Position> {
     if area.height == 0 {
         return None;

@@ -23,7 +23,7 @@ pub(super) fn draw(
     let dim = theme.style(Tone::Dim);
     let room = usize::from(area.width - LABEL);
     let widest = grid.columns.iter().map(String::len).max().unwrap_or(1) + 1;
-    // Names where all fit, else one character a column.
+    // Show names if all fit, else one character per column.
     let each = if grid.columns.len() * widest <= room {
         widest
     } else {

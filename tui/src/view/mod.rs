@@ -112,7 +112,7 @@ fn title(state: &State, pane: &Pane, area: Rect, focused: bool, buffer: &mut Buf
     }
 }
 
-/// Draws pieces of text in one line, cut at the edge.
+/// Draws a line, cut at the edge.
 fn put_line(line: &Line, area: Rect, theme: &Theme, buffer: &mut Buffer) {
     let mut x = area.x;
     for words in line {
@@ -130,7 +130,7 @@ fn put_line(line: &Line, area: Rect, theme: &Theme, buffer: &mut Buffer) {
     }
 }
 
-/// Replaces what is not ASCII.
+/// Replaces characters that are not ASCII.
 fn to_ascii(area: Rect, buffer: &mut Buffer) {
     for position in area.positions() {
         let cell = &mut buffer[position];
@@ -147,7 +147,7 @@ fn to_ascii(area: Rect, buffer: &mut Buffer) {
     }
 }
 
-/// The style of a tone on top of a row's own.
+/// The style of a cell's tone on top of the tone of its row.
 fn toned(theme: &Theme, row: Tone, cell: Tone) -> Style {
     if cell == Tone::Plain {
         theme.style(row)

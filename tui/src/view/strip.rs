@@ -1,4 +1,4 @@
-//! One cell per host or rank. Where there are more than cells, several share one, the worst shows.
+//! One cell per host or rank. If there are more units than cells, several units share a cell, which shows the worst.
 
 use crate::page::Strip;
 use crate::page::theme::Theme;
@@ -30,7 +30,7 @@ pub(super) fn draw(strip: &Strip, area: Rect, theme: &Theme, buffer: &mut Buffer
             let style = theme.style(crate::page::theme::Tone::Dim);
             let y = area.bottom() - 1;
             let used = strip.dots.len().div_ceil(each);
-            // Only where it hides no cell.
+            // Draw the text only where it hides no cell.
             if used + usize::from(wide) <= cells {
                 buffer.set_stringn(x, y, &text, text.len(), style);
             }

@@ -1,4 +1,4 @@
-//! Rows under columns.
+//! Draws the rows of a table under its columns.
 
 use super::toned;
 use crate::page::layout::heads;
@@ -9,11 +9,11 @@ use crate::page::width::{fit, text_width};
 use ratatui::buffer::Buffer;
 use ratatui::layout::Rect;
 
-/// Between two columns.
+/// Number of blanks between two columns.
 const GAP: usize = 2;
-/// A growing column is not narrower than this while others can be left out.
+/// Minimum width of a growing column while other columns can be left out.
 const LEAST: usize = 48;
-/// The mark and the space behind it.
+/// Width of the mark and the blank behind it.
 const MARK: usize = 2;
 
 pub(super) fn draw(
@@ -101,7 +101,7 @@ fn put_row<'a>(
     }
 }
 
-/// The width of each column, 0 = left out.
+/// The width of each column; 0 if it is left out.
 fn widths(table: &Table, shown: std::ops::Range<usize>, width: usize) -> Vec<usize> {
     let natural: Vec<usize> = table
         .columns

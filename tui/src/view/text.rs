@@ -6,13 +6,13 @@ use ratatui::Terminal;
 use ratatui::backend::TestBackend;
 use ratatui::buffer::Buffer;
 
-/// The screen of `state` as lines of text, as wide and as high as the state's size; empty lines at
-/// the end are left out.
+/// Returns the screen of `state` as lines of text, as wide and as high as the state's size, without empty lines at the
+/// end.
 pub fn of(state: &State) -> String {
     lines(&buffer(state))
 }
 
-/// The screen of `state` as cells.
+/// Draws the screen of `state` into cells.
 pub fn buffer(state: &State) -> Buffer {
     let (columns, rows) = state.size;
     // A backend in memory cannot fail.
@@ -30,7 +30,7 @@ fn lines(buffer: &Buffer) -> String {
         while x < area.right() {
             let symbol = buffer[(x, y)].symbol();
             line.push_str(symbol);
-            // A wide character takes the cells behind it.
+            // A wide character also takes the cells behind it.
             x += u16::try_from(ratatui::text::Span::raw(symbol).width().max(1)).unwrap_or(1);
         }
         text.push_str(line.trim_end());

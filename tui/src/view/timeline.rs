@@ -1,4 +1,4 @@
-//! Lanes along time.
+//! Draws operations along time, one lane per rank.
 
 use crate::page::selection::first_shown;
 use crate::page::theme::{Theme, Tone};
@@ -7,9 +7,9 @@ use ratatui::buffer::Buffer;
 use ratatui::layout::Rect;
 use rcomm_recorder::model::text::time_of_day;
 
-/// Room for the names of the lanes.
+/// Width of the names of the lanes.
 const LABEL: u16 = 10;
-/// Between two times on the axis.
+/// Number of cells between two times on the axis.
 const TICK: usize = 16;
 
 pub(super) fn draw(
@@ -44,7 +44,7 @@ pub(super) fn draw(
     axis(timeline, area, width, theme, buffer);
 }
 
-/// One character a column: inside an operation, inside one that is pending, or neither.
+/// One character per column: within an operation, within a pending one, or neither.
 fn cells(timeline: &Timeline, lane: &Lane, width: usize) -> Vec<char> {
     let mut cells = vec!['·'; width];
     let span = (timeline.to_ns - timeline.from_ns).max(1) as f64;
@@ -58,7 +58,7 @@ fn cells(timeline: &Timeline, lane: &Lane, width: usize) -> Vec<char> {
             Some(to) => (column(to), INSIDE),
             None => (width, PENDING),
         };
-        // Short ones are seen, too.
+        // A short operation takes at least one cell.
         let to = to.max(from + 1).min(width);
         for cell in cells.get_mut(from..to).into_iter().flatten() {
             *cell = glyph;

@@ -1,5 +1,5 @@
-//! Six situations, as recorded: the dumps come from the simulated job, the reports from files next to
-//! this one, so that screens change when screens change and not when the analysis finds better words.
+//! Six recorded situations: the dumps come from the simulated job, the reports from files next to this one, so that a
+//! screen test fails only if the screens change, and not if the analysis words a sentence differently.
 
 #![allow(dead_code, reason = "each test program uses its part")]
 
@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 /// 14:03:17 on some day, when the simulated jobs begin.
 pub(crate) const START_NS: i64 = 1_700_056_997_000_000_000;
 
-/// How long after the fault one looks.
+/// Time from the fault to the displayed snapshot, in seconds.
 pub(crate) const LATER_S: i64 = 102;
 
 pub(crate) fn simulation(situation: Situation) -> Simulation {
@@ -32,7 +32,7 @@ pub(crate) fn moment(simulation: &Simulation, wall_ns: i64) -> Moment {
     }
 }
 
-/// The job some time after the fault, as the analysis sees it now.
+/// The job some time after the fault, as the current analysis reports it.
 pub(crate) fn judged(simulation: &Simulation, wall_ns: i64) -> Snapshot {
     let mut live = Live::new(
         LiveOptions::default(),
@@ -40,7 +40,7 @@ pub(crate) fn judged(simulation: &Simulation, wall_ns: i64) -> Snapshot {
         vec!["simulated".into()],
     );
     let mut last = None;
-    // One look before the fault and one now: a silent rank has answered before.
+    // One read before the fault and one now: a silent rank must have answered before.
     for wall_ns in [simulation.fault_ns() - 1, wall_ns] {
         let mut source = SimulatedSource::new(simulation.clone(), move || wall_ns);
         let poll: Result<_, SourceError> = source.poll(Instant::now());
@@ -60,7 +60,7 @@ pub(crate) fn fixture(situation: Situation) -> PathBuf {
         .join(name)
 }
 
-/// The situation as recorded; made once a program.
+/// A recorded situation; each is built once per test program.
 pub(crate) fn recorded(situation: Situation) -> Snapshot {
     static MADE: Mutex<Vec<(Situation, Snapshot)>> = Mutex::new(Vec::new());
     let mut made = MADE.lock().expect("no test panics while it holds this");

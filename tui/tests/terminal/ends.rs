@@ -1,4 +1,4 @@
-//! However the program ends, the terminal is as it was before.
+//! The terminal is restored however the program ends.
 
 use crate::rings::stuck_job;
 use crate::session::{Hangup, Session};
@@ -36,7 +36,7 @@ fn a_terminal_that_vanishes_without_a_signal_ends_it() {
     let _rings = stuck_job(directory.path());
     let rings = directory.path().display().to_string();
     let arguments = ["--ring-dir", &rings];
-    let mut session = Session::start_on(Hangup::IsSilent, (30, 100), &arguments, directory.path());
+    let mut session = Session::start_on(Hangup::Silent, (30, 100), &arguments, directory.path());
     session.wait_text("pty-job");
     session.vanish();
     session.wait_gone();
@@ -60,7 +60,7 @@ fn ctrl_z_gives_the_terminal_back_and_fg_takes_it_again() {
     session.end();
 }
 
-/// A source that works long enough to be seen on a slow machine.
+/// A source that panics late enough for its screen to be seen on a slow machine.
 struct Breaks {
     inner: SimulatedSource,
     looks: u32,
@@ -78,7 +78,7 @@ impl Source for Breaks {
     }
 }
 
-/// A job that runs.
+/// A simulated job without a fault.
 fn healthy(anchor: Anchor) -> SimulatedSource {
     let start = anchor.moment().wall_ns - 60_000_000_000;
     let simulation = Simulation::new(Situation::Healthy, 8, start);
@@ -120,7 +120,7 @@ fn show(
     app::run_drawing(state, &inbox, anchor, Mouse::Off, &Default::default(), draw)
 }
 
-/// The program with a source that panics while its screen is shown.
+/// Runs the program with a source that panics while its screen is shown.
 #[test]
 #[ignore = "what a test below runs on a terminal"]
 fn a_program_that_panics() {
@@ -133,7 +133,7 @@ fn a_program_that_panics() {
     );
 }
 
-/// The program, which panics when it draws for the third time.
+/// Runs the program with a drawing function that panics at the third frame.
 #[test]
 #[ignore = "what a test below runs on a terminal"]
 fn a_program_that_panics_while_it_draws() {
@@ -148,7 +148,7 @@ fn a_program_that_panics_while_it_draws() {
     println!("it went on: {ended:?}");
 }
 
-/// This program again, on a terminal, with one of its tests.
+/// Runs one of this program's tests on a terminal.
 fn run_test(name: &str, directory: &Path) -> Session {
     let own = std::env::current_exe().expect("this test's program");
     let arguments = ["--exact", name, "--ignored", "--nocapture"];
@@ -169,12 +169,12 @@ fn a_panic_while_drawing_restores_the_terminal_and_the_status_says_so() {
                 .contents()
                 .contains("the third frame cannot be drawn")
     });
-    // What every program ends with whose main thread panicked.
+    // The exit status of every program whose main thread panicked.
     assert_eq!(session.end(), 101);
 }
 
 #[test]
-fn a_panic_restores_the_terminal_before_it_is_told_and_ends_the_program() {
+fn a_panic_restores_the_terminal_before_it_is_reported_and_ends_the_program() {
     let directory = tempfile::tempdir().expect("a directory");
     let mut session = run_test("ends::a_program_that_panics", directory.path());
     session.wait("the program's screen", |screen| {

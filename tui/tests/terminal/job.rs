@@ -1,4 +1,4 @@
-//! Jobs of real processes, looked at while they run.
+//! Jobs of real processes, observed while they run.
 
 use crate::session::{Session, run};
 use rcomm::{Config, ReduceOp, World};
@@ -9,10 +9,10 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 const RANKS: u32 = 4;
-/// What the culprit does, in the environment of its process.
+/// Environment variable with the behaviour of the culprit.
 const WHAT: &str = "RCOMM_TOP_TEST_CULPRIT";
 
-/// One rank of a loop of reductions; the culprit stops joining, or joins late, on request.
+/// Runs one rank of a loop of reductions; the culprit stops joining, or joins late, on request.
 pub(crate) fn run_as_a_rank() {
     let config = Config::from_environment().expect("the environment of a rank");
     let world = World::init(config).expect("a world");
@@ -35,7 +35,7 @@ pub(crate) fn run_as_a_rank() {
     }
 }
 
-/// A job that runs until it is dropped, and the port of its store.
+/// A job that runs until it is dropped, and the address of its store.
 fn job(culprit: &str) -> (Job, String) {
     let own = std::env::current_exe().expect("this test's program");
     let port = free_port().to_string();
@@ -69,7 +69,7 @@ fn rings(job: &Job) -> String {
     job.folder().join("rings").display().to_string()
 }
 
-/// Dump files that ranks wrote themselves.
+/// Number of dump files that ranks wrote themselves.
 fn dumps(folder: &Path) -> usize {
     let runs = std::fs::read_dir(folder.join("dumps"));
     let runs = runs.into_iter().flatten().flatten();
@@ -112,7 +112,7 @@ fn a_rank_whose_endpoint_does_not_answer_is_asked_for_its_dump_through_the_store
 }
 
 #[test]
-fn a_rank_that_is_killed_after_the_hang_was_shown_is_told_in_the_same_view() {
+fn a_rank_killed_after_the_hang_was_shown_appears_in_the_same_view() {
     for killed in [CULPRIT, 3] {
         let (job, _) = job("stops");
         let rings = rings(&job);
@@ -128,7 +128,7 @@ fn a_rank_that_is_killed_after_the_hang_was_shown_is_told_in_the_same_view() {
 }
 
 #[test]
-fn what_the_threads_of_ranks_on_this_node_wait_in_is_told_without_asking_them() {
+fn kernel_wait_functions_of_local_threads_are_shown_without_requests() {
     let (job, _) = job("stops");
     let rings = rings(&job);
     let mut session = Session::start(&["--ring-dir", &rings, "--overdue", "500ms"], job.folder());
@@ -167,7 +167,7 @@ fn a_job_found_through_its_store_is_stuck_and_its_ranks_write_their_dumps_when_a
 }
 
 #[test]
-fn ranks_of_this_node_are_asked_at_their_rings_and_one_that_is_dead_is_told() {
+fn local_ranks_are_asked_through_their_rings_and_a_dead_one_is_reported() {
     let (job, _) = job("stops");
     let rings = rings(&job);
     let arguments = [
@@ -181,7 +181,7 @@ fn ranks_of_this_node_are_asked_at_their_rings_and_one_that_is_dead_is_told() {
     session.wait_text("rank 2 never issued all_reduce #6");
     session.press("d");
     session.wait_text("[r]");
-    // The others go soon after it: they have lost a peer.
+    // The other ranks end soon after it: they have lost a peer.
     signal(&job, 3, Signal::KILL);
     session.press("r");
     session.wait_text("3 of 4 ranks wrote their dumps");
@@ -191,7 +191,7 @@ fn ranks_of_this_node_are_asked_at_their_rings_and_one_that_is_dead_is_told() {
 }
 
 #[test]
-fn nobody_is_asked_for_a_dump_unless_actions_are_allowed() {
+fn no_rank_is_asked_for_a_dump_unless_actions_are_allowed() {
     let (job, _) = job("stops");
     let rings = rings(&job);
     let mut session = Session::start(&["--ring-dir", &rings], job.folder());
@@ -206,7 +206,7 @@ fn nobody_is_asked_for_a_dump_unless_actions_are_allowed() {
 #[test]
 fn a_healthy_job_raises_no_warning() {
     let (job, store) = job("");
-    // On a machine that has other work, some rank is slow in earnest.
+    // On a busy machine, some rank may really be slow.
     let config = job.folder().join("rcomm");
     std::fs::create_dir(&config).expect("a new folder");
     let muted = "[warnings.W220]\nthreshold = 1.0\n[warnings.W240]\nenabled = false\n";

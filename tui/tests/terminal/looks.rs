@@ -1,7 +1,7 @@
-//! What is seen, and what keys do, from the first screen to the last.
+//! What the user sees and what the keys do, from start to exit.
 
 use crate::rings::stuck_job;
-use crate::session::{BINARY, Hangup, PATIENCE, Session, run};
+use crate::session::{BINARY, Hangup, Session, WAIT_LIMIT, run};
 use std::io::Write as _;
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -47,14 +47,14 @@ fn a_terminal_of_one_cell_is_drawn_on_and_left() {
     let _rings = stuck_job(directory.path());
     let rings = directory.path().display().to_string();
     let arguments = ["--ring-dir", &rings, "--overdue", "1us"];
-    let mut session = Session::start_on(Hangup::IsASignal, (1, 1), &arguments, directory.path());
+    let mut session = Session::start_on(Hangup::Signal, (1, 1), &arguments, directory.path());
     session.wait("the program's screen", vt100::Screen::alternate_screen);
     session.press("q");
     assert_eq!(session.end(), 0);
 }
 
 #[test]
-fn a_ring_of_a_newer_version_is_told_beside_those_that_are_read() {
+fn a_ring_of_a_newer_version_is_reported_with_those_that_are_read() {
     let directory = tempfile::tempdir().expect("a directory");
     let rings = stuck_job(directory.path());
     let ring = rings[0].storage().path().expect("a file");
@@ -81,7 +81,7 @@ fn a_source_that_dies_is_shown_and_the_screen_stays() {
         directory.path(),
     );
     session.wait_text("pty-job");
-    // The job ends in order and takes its rings away.
+    // The job ends regularly and removes its rings.
     for ring in &rings {
         ring.close().expect("an open ring");
     }
@@ -128,7 +128,7 @@ fn it_draws_in_tmux_too() {
         "30",
         &line,
     ]);
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + WAIT_LIMIT;
     let mut screen = String::new();
     while !screen.contains("rank 2 never issued") && Instant::now() < deadline {
         std::thread::sleep(Duration::from_millis(50));

@@ -1,4 +1,4 @@
-//! The program on a terminal: started, looked at, quit, and the terminal left as it was.
+//! Runs the program on a terminal and checks that it leaves the terminal as it was.
 
 mod ends;
 mod job;
@@ -10,7 +10,7 @@ mod torch;
 
 use job::run_as_a_rank;
 
-/// What the programs of the jobs in [`job`] run: this test program again.
+/// Runs a rank of the jobs in [`job`]: their program is this test program.
 #[test]
 #[ignore = "a rank of the jobs of other tests"]
 fn a_rank() {

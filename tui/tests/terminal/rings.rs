@@ -1,4 +1,4 @@
-//! Rings of a job that no process runs.
+//! Rings of a job without processes.
 
 use rcomm_recorder::model::{OpType, ProcessGroupInfo, Rank};
 use rcomm_recorder::record::{

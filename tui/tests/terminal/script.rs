@@ -1,4 +1,4 @@
-//! For scripts: one look, printed, and a status to end with.
+//! Use in scripts: the result of one read is printed, and the exit code is the verdict.
 
 use crate::rings::{LATE, stuck_job};
 use crate::session::{Session, run};
@@ -22,7 +22,7 @@ fn once_and_json_end_with_the_verdict() {
 }
 
 #[test]
-fn what_cannot_be_told_ends_with_two_and_a_sentence() {
+fn failures_end_with_status_two_and_a_sentence() {
     let directory = tempfile::tempdir().expect("a directory");
     let place = directory.path().display().to_string();
     for (arguments, part) in [

@@ -1,4 +1,4 @@
-//! A program on a pseudo-terminal, read as a terminal reads it.
+//! A program on a pseudo-terminal, whose output is interpreted as a terminal does.
 
 use portable_pty::{Child, CommandBuilder, PtySize, native_pty_system};
 use std::io::{Read, Write};
@@ -9,14 +9,14 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 pub(crate) const BINARY: &str = env!("CARGO_BIN_EXE_rcomm-top");
-/// Any wait gives up after this: the test fails, and does not hang.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
+/// Time limit of every wait: a test fails instead of hanging.
+pub(crate) const WAIT_LIMIT: Duration = Duration::from_secs(60);
 
-/// Whether a terminal that vanishes sends SIGHUP: it does so only to the session that it controls.
+/// Whether a vanishing terminal sends SIGHUP: it does so only to the session that it controls.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Hangup {
-    IsASignal,
-    IsSilent,
+    Signal,
+    Silent,
 }
 
 /// The program on a pseudo-terminal of 100 × 30.
@@ -30,10 +30,10 @@ pub(crate) struct Session {
 
 impl Session {
     pub(crate) fn start(arguments: &[&str], directory: &Path) -> Self {
-        Self::start_on(Hangup::IsASignal, (30, 100), arguments, directory)
+        Self::start_on(Hangup::Signal, (30, 100), arguments, directory)
     }
 
-    /// On a terminal of so many rows and columns.
+    /// Starts the program on a terminal of this size (rows, columns).
     pub(crate) fn start_on(
         hangup: Hangup,
         (rows, cols): (u16, u16),
@@ -43,9 +43,9 @@ impl Session {
         Self::start_command(hangup, (rows, cols), BINARY, arguments, directory)
     }
 
-    /// Any program.
+    /// Starts any program.
     pub(crate) fn start_program(program: &str, arguments: &[&str], directory: &Path) -> Self {
-        Self::start_command(Hangup::IsASignal, (30, 100), program, arguments, directory)
+        Self::start_command(Hangup::Signal, (30, 100), program, arguments, directory)
     }
 
     fn start_command(
@@ -70,7 +70,7 @@ impl Session {
         command.env("XDG_CONFIG_HOME", directory);
         command.env_remove("RCOMM_RING_DIR");
         command.cwd(directory);
-        command.set_controlling_tty(hangup == Hangup::IsASignal);
+        command.set_controlling_tty(hangup == Hangup::Signal);
         let child = pair
             .slave
             .spawn_command(command)
@@ -82,7 +82,7 @@ impl Session {
         let reader = std::thread::spawn(move || {
             // The master stays open while a reader has it.
             let _master = pair.master;
-            // Small pieces: a screen between two of them is looked at, one within a piece is not.
+            // Read small pieces, so that the screen is examined often and no short-lived screen is missed.
             let mut buffer = [0; 128];
             while let Ok(n @ 1..) = output.read(&mut buffer) {
                 if sender.send(buffer[..n].to_vec()).is_err() {
@@ -110,9 +110,9 @@ impl Session {
         self.screen.screen().contents()
     }
 
-    /// Waits until the screen is as wanted; fails with the screen when patience ends.
+    /// Waits until the screen is as wanted; fails with the screen at the time limit.
     pub(crate) fn wait(&mut self, what: &str, wanted: impl Fn(&vt100::Screen) -> bool) {
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + WAIT_LIMIT;
         while !wanted(self.screen.screen()) {
             let left = deadline.saturating_duration_since(Instant::now());
             match self.bytes.recv_timeout(left) {
@@ -134,10 +134,10 @@ impl Session {
         self.wait(text, |screen| screen.contents().contains(text));
     }
 
-    /// Waits until the process is stopped: going on before that would be undone by the stop.
+    /// Waits until the process is stopped: continuing it before that would be undone by the stop.
     pub(crate) fn wait_stopped(&self) {
         let pid = self.child.process_id().expect("it runs");
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + WAIT_LIMIT;
         loop {
             let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).expect("it runs");
             // The state follows the name in brackets.
@@ -150,14 +150,14 @@ impl Session {
         }
     }
 
-    /// Waits for the end and asserts that the terminal is as it was.
+    /// Waits for the end and asserts that the terminal is restored; returns the exit code.
     pub(crate) fn end(mut self) -> u32 {
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + WAIT_LIMIT;
         let status = loop {
             if let Some(status) = self.child.try_wait().expect("our child") {
                 break status;
             }
-            // Reading what is written keeps the program from waiting for us.
+            // Read the output, so that the program does not block on it.
             if let Ok(bytes) = self.bytes.recv_timeout(Duration::from_millis(20)) {
                 self.screen.process(&bytes);
             }
@@ -180,14 +180,14 @@ impl Session {
     /// Closes every file descriptor of the terminal's other end.
     pub(crate) fn vanish(&mut self) {
         self.keys = Box::new(std::io::sink());
-        // The reader ends, and closes the last of them, at the next output that is not read:
-        // the clock is drawn every second.
+        // The reader ends, and closes the last descriptor, at the next output that is not received: the clock is drawn
+        // every second.
         self.bytes = channel().1;
         self.reader.take().map(JoinHandle::join);
     }
 
     pub(crate) fn wait_gone(&mut self) {
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + WAIT_LIMIT;
         while self.child.try_wait().expect("our child").is_none() {
             assert!(Instant::now() < deadline, "runs on without a terminal");
             std::thread::sleep(Duration::from_millis(20));
@@ -203,7 +203,7 @@ impl Session {
 
 impl Drop for Session {
     fn drop(&mut self) {
-        // A failed test leaves nothing behind, including an unreaped child.
+        // A failed test leaves no process behind, not even an unreaped one.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }

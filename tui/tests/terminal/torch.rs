@@ -1,12 +1,12 @@
 //! A real PyTorch job with its debug server. Needs `RCOMM_TEST_PYTHON`, a Python that has torch with
-//! `torch.distributed.debug`; skips aloud without.
+//! `torch.distributed.debug`; without it the test prints that it skips.
 
 use crate::session::{Session, run};
 use rcomm_tests::process::{Job, free_port};
 use std::io::Write as _;
 use std::process::Command;
 
-/// Two ranks, of which rank 1 stops to come after five sums.
+/// Two ranks; rank 1 stops joining after five sums.
 const PROGRAM: &str = r#"
 import time
 import torch

@@ -10,9 +10,9 @@ use rcomm_recorder::model::{EntryState, Rank};
 use std::borrow::Cow;
 use std::collections::{BTreeMap, HashMap};
 
-/// Ranks compared at most.
+/// Maximum number of ranks to compare.
 const RANKS: usize = 8;
-/// Operations of each rank looked at.
+/// Number of newest operations considered per rank.
 const LAST: usize = 40;
 
 pub(super) fn page(model: &ViewModel<'_>) -> Page {

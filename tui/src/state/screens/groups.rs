@@ -19,7 +19,7 @@ pub(super) fn page(model: &ViewModel<'_>, only: Option<&[Arc<GroupRef>]>) -> Pag
     Page::of(vec![], title, table(model, only))
 }
 
-/// The groups; those of `only`, one row each, if given.
+/// The table of groups; if `only` is given, of these, one row each.
 pub(super) fn table(model: &ViewModel<'_>, only: Option<&[Arc<GroupRef>]>) -> Table {
     let wanted: Option<HashSet<&GroupRef>> =
         only.map(|some| some.iter().map(Arc::as_ref).collect());
@@ -109,7 +109,7 @@ fn row(model: &ViewModel<'_>, state: GroupState, reports: &[&GroupReport]) -> Ro
     let groups: Vec<&GroupRef> = reports.iter().map(|r| &r.group).collect();
     let members = groups.first().map_or(0, |group| group.ranks.len());
     let in_flight: usize = reports.iter().map(|r| r.in_flight).sum();
-    // Of the folded groups, the instance with the fewest members inside.
+    // Of the folded groups, the operation with the fewest members inside.
     let joined = groups
         .iter()
         .filter_map(|group| model.index.oldest(model.snapshot, group))

@@ -1,4 +1,4 @@
-//! Help, made from the same list as the dispatcher and the footer.
+//! Help, from the same list as the dispatcher and the footer.
 
 use crate::keys::{BINDINGS, Keymap, Section};
 use crate::page::theme::Tone;

@@ -1,5 +1,5 @@
-//! Operations in flight: one row per collective instance or message, joined over its ranks. Equal
-//! instances of groups of one description share a row.
+//! Operations in flight: one row per collective or message, joined over its ranks. Equal operations of groups with one
+//! description share a row.
 
 use super::{Fold, ViewModel, group_target};
 use crate::page::Page;
@@ -16,7 +16,7 @@ pub(super) fn page(model: &ViewModel<'_>) -> Page {
     Page::of(vec![], "in flight", table(model, |_| true))
 }
 
-/// A state in a word.
+/// The name of a state.
 fn word(state: InstanceState) -> &'static str {
     match state {
         InstanceState::Running => "running",
@@ -26,7 +26,7 @@ fn word(state: InstanceState) -> &'static str {
     }
 }
 
-/// The instances that `wanted` lets pass.
+/// The table of the operations that pass `wanted`.
 pub(super) fn table(model: &ViewModel<'_>, wanted: impl Fn(&InstanceReport) -> bool) -> Table {
     let stopped = matches!(
         model.snapshot.report.verdict,
@@ -140,7 +140,7 @@ fn row(model: &ViewModel<'_>, fold: &[&InstanceReport], stopped: bool) -> Row {
     }
 }
 
-/// `517 never issued`, or `517 not yet` while it is not overdue; unknown ranks are listed as such.
+/// `517 never issued`, or `517 not yet` while the operation is not overdue; unknown ranks are listed as not known.
 fn absent(instance: &InstanceReport) -> String {
     let mut parts = Vec::new();
     if !instance.missing.is_empty() {

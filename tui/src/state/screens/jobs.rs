@@ -1,4 +1,4 @@
-//! The jobs of this node, trouble first.
+//! The jobs of this node, problems first.
 
 use super::ViewModel;
 use super::overview::verdict;
@@ -47,7 +47,7 @@ pub(super) fn page(model: &ViewModel<'_>) -> Page {
     Page::of(head, "jobs", table)
 }
 
-/// The first line of a report without its verdict, which has a column.
+/// The first line of a report without the verdict, which has a column of its own.
 fn sentence(report: &Report) -> String {
     let line = one_line(report);
     match line.split_once("  ") {
@@ -56,7 +56,7 @@ fn sentence(report: &Report) -> String {
     }
 }
 
-/// The verdict of a job; of the one that is shown, the verdict that is shown.
+/// The verdict on a job; for the displayed job, the verdict on display.
 fn word(model: &ViewModel<'_>, job: &NodeJob) -> (&'static str, Tone) {
     let shown = *job.name == *model.snapshot.job;
     let report = match shown {
@@ -70,7 +70,7 @@ fn word(model: &ViewModel<'_>, job: &NodeJob) -> (&'static str, Tone) {
     }
 }
 
-/// `2 other jobs on this node, 1 STUCK [9]`, where there are others that live or are in trouble.
+/// `2 other jobs on this node, 1 STUCK [9]`; `None` if no other job is alive or has a problem.
 pub(super) fn others(model: &ViewModel<'_>) -> Option<Line> {
     let others = model.jobs.iter();
     let others: Vec<&NodeJob> = others

@@ -12,9 +12,9 @@ use rcomm_analyzer::matrix::{self, Matrix, Rows};
 use rcomm_recorder::model::text::age;
 use std::borrow::Cow;
 
-/// How wide one sequence number's column is.
+/// Width of the column of one sequence number.
 const COLUMN_WIDTH: u16 = 4;
-/// Room for the other columns.
+/// Width of the other columns.
 const REST: u16 = 46;
 
 pub(super) fn page(model: &ViewModel<'_>, group: &GroupRef) -> Page {
@@ -99,7 +99,7 @@ fn table(model: &ViewModel<'_>, matrix: &Matrix) -> Table {
     let mut columns = vec![text("rank", 0), number("", 0), text("host", 1)];
     let last = matrix.seqs.len().saturating_sub(1);
     let heads = matrix.seqs.iter().enumerate().map(|(at, seq)| {
-        // The last two digits are enough between the first and the last.
+        // Between the first and the last column, the last two digits suffice.
         let name = if at == 0 || at == last {
             seq.to_string()
         } else {

@@ -33,25 +33,25 @@ use rcomm_recorder::model::Rank;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-/// Whether equal rows are folded.
+/// Whether equal rows share a row.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Fold {
-    /// Yes.
+    /// Equal rows share a row.
     #[default]
     Alike,
-    /// One row for each.
+    /// Every row is shown.
     Nothing,
 }
 
 /// The inputs of a page: a snapshot with the current filter, sort and fold settings.
 pub struct ViewModel<'a> {
-    /// The frame shown.
+    /// The displayed frame.
     pub snapshot: &'a Snapshot,
     /// Its index.
     pub index: &'a FrameIndex,
     /// The filter.
     pub filter: &'a Filter,
-    /// Problems only.
+    /// Whether only rows with a problem are shown.
     pub problems_only: bool,
     /// Muted codes.
     pub muted: &'a BTreeSet<Code>,
@@ -61,26 +61,26 @@ pub struct ViewModel<'a> {
     pub later_ms: f64,
     /// Whether equal rows are folded.
     pub fold: Fold,
-    /// What the heat map shows.
+    /// Metric of the heat map.
     pub metric: Metric,
-    /// What part of time the timeline shows.
+    /// The time range of the timeline.
     pub scale: Scale,
     /// Columns and rows of the terminal.
     pub size: (u16, u16),
-    /// The keys.
+    /// The key bindings.
     pub keymap: &'a Keymap,
-    /// Panes of the first screen; none: as many as there is room for.
+    /// Panes of the first screen; if empty, as many as there is room for.
     pub layout: &'a [OverviewPane],
-    /// Call stacks as they were taken last, and when.
+    /// The call stacks taken last, and the time of taking them.
     pub stacks: Option<&'a (Arc<TakenStacks>, Moment)>,
-    /// The jobs of this node, trouble first.
+    /// The jobs of this node, problems first.
     pub jobs: &'a [NodeJob],
-    /// The present, wall clock, ns since the epoch.
+    /// The current time, wall clock, ns since the epoch.
     pub wall_ns: i64,
 }
 
 impl ViewModel<'_> {
-    /// What `screen` lists.
+    /// The page of `screen`.
     pub fn page(&self, screen: &Screen) -> Page {
         match screen {
             Screen::Overview => overview::page(self),
@@ -104,7 +104,7 @@ impl ViewModel<'_> {
         }
     }
 
-    /// Text of an empty table.
+    /// Text of a table whose rows are all hidden.
     fn none_left(&self, what: &str) -> String {
         match (self.filter.is_empty(), self.problems_only) {
             (true, true) => format!("no {what} with a problem; [z] shows all"),
@@ -118,7 +118,7 @@ impl ViewModel<'_> {
         self.filter.matches(subject)
     }
 
-    /// Filters by a group, its ranks and their hosts.
+    /// Whether a group, its ranks or their hosts pass the filter.
     fn passes_group(&self, group: &GroupRef, more: &Subject<'_>) -> bool {
         if self.filter.is_empty() {
             return true;
@@ -132,7 +132,7 @@ impl ViewModel<'_> {
         })
     }
 
-    /// Filters by one rank.
+    /// Whether a rank passes the filter.
     fn passes_rank(&self, rank: Rank, more: &Subject<'_>) -> bool {
         if self.filter.is_empty() {
             return true;
@@ -159,31 +159,31 @@ impl ViewModel<'_> {
         }
     }
 
-    /// A finding's sentence, with its age as of now.
+    /// The sentence of a finding, with the ages as of now.
     fn sentence(&self, finding: &Finding) -> String {
         finding.sentence_after(self.later_ms).into_owned()
     }
 
-    /// Label of groups; a group that shares its label with others gets its ranks: `tp of 2,3`.
+    /// Labels of groups; a group that shares its label with others is listed with its ranks: `tp of 2,3`.
     fn labels<'a>(&self, groups: impl IntoIterator<Item = &'a GroupRef>) -> String {
         let groups: Vec<&GroupRef> = groups.into_iter().collect();
         let labels: Vec<String> = groups.iter().map(|group| group_label(group)).collect();
         let label = group_labels(&labels);
         match groups[..] {
-            [one] if self.index.has_namesake(&label) => {
+            [one] if self.index.is_shared_label(&label) => {
                 format!("{label} of {}", rank_set(&one.ranks, 4))
             }
             _ => label,
         }
     }
 
-    /// An age at the snapshot, as it is now.
+    /// An age at the time of the snapshot, converted to now.
     fn age(&self, ms: Option<f64>) -> Option<f64> {
         ms.map(|ms| ms + self.later_ms)
     }
 }
 
-/// Groups as something to open.
+/// The target that opens these groups.
 fn group_target(groups: &[&GroupRef]) -> crate::page::table::Target {
     match groups {
         [one] => crate::page::table::Target::Group(Arc::new((*one).clone())),

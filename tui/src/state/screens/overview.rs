@@ -11,10 +11,10 @@ use rcomm_recorder::model::Rank;
 use rcomm_recorder::model::text::clock_age;
 use serde::Deserialize;
 
-/// From how many rows on a terminal is high.
+/// Number of rows from which on a terminal counts as high.
 const ROOMY: u16 = 36;
 
-/// The key for details, after the causes.
+/// The key for details, shown after the causes.
 const HINT: &str = "  [w]";
 
 /// A pane of the first screen.
@@ -27,12 +27,12 @@ pub enum OverviewPane {
     Groups,
     /// Collectives in flight.
     InFlight,
-    /// One character a rank, or a host.
+    /// One character per rank or host.
     Ranks,
 }
 
 impl OverviewPane {
-    /// The default panes; a high terminal also shows what is usually needed next.
+    /// The default panes; a high terminal shows more of them.
     fn usual(rows: u16) -> &'static [Self] {
         use OverviewPane::{Groups, InFlight, Ranks, Warnings};
         if rows >= ROOMY {
@@ -83,7 +83,7 @@ pub(super) fn page(model: &ViewModel<'_>) -> Page {
     }
 }
 
-/// The verdict as a word with its tone.
+/// The name and tone of a verdict.
 pub(super) fn verdict(verdict: Verdict) -> (&'static str, Tone) {
     match verdict {
         Verdict::Healthy => ("HEALTHY", Tone::Good),
@@ -101,7 +101,7 @@ pub(super) fn verdict(verdict: Verdict) -> (&'static str, Tone) {
 fn headline(model: &ViewModel<'_>) -> Line {
     let report = &model.snapshot.report;
     let head = model.index.head.map(|at| &report.findings[at]);
-    // How a job ended comes before warnings about how it ran.
+    // The end of a job is shown before warnings about its run.
     let head = head.filter(|_| report.end.is_none() || report.lead().is_some());
     let (word, tone) = match (report.verdict, head) {
         // No problem with the collectives, but a finding of another kind.
@@ -160,7 +160,7 @@ fn why_line(model: &ViewModel<'_>) -> Option<Line> {
         };
         text.push_str(&format!(" -> {groups}{seq} ({} wait)", link.ranks.len()));
     }
-    // The footer shows the key too, so it gets no line of its own.
+    // The footer shows the key too, so an extra line for it is not worthwhile.
     let fits = text.chars().count() + HINT.len() <= usize::from(model.size.0);
     let mut line = vec![styled(text, Tone::Dim)];
     line.extend(fits.then(|| styled(HINT, Tone::Accent)));

@@ -12,7 +12,7 @@ use rcomm_recorder::model::{Entry, EntryState, OpType, Rank};
 use rcomm_recorder::publish::Dump;
 use std::sync::Arc;
 
-/// Operations listed.
+/// Number of listed operations.
 const LAST: usize = 20;
 
 pub(super) fn page(model: &ViewModel<'_>, rank: Rank) -> Page {
@@ -119,7 +119,7 @@ fn head(model: &ViewModel<'_>, view: &RankView) -> Vec<Line> {
     lines
 }
 
-/// State of its record.
+/// Describes the state of its record.
 fn health(model: &ViewModel<'_>, view: &RankView) -> String {
     let Some(dump) = view.dump() else {
         return "no record of it was read".into();
@@ -150,7 +150,7 @@ fn health(model: &ViewModel<'_>, view: &RankView) -> String {
     text
 }
 
-/// An operation's name as its recorder spelt it where we have no word for it.
+/// The name of an operation; if it is unknown to rcomm, as its recorder spelt it.
 pub(super) fn op_name<'a>(dump: &'a Dump, entry: &Entry) -> &'a str {
     match dump.signatures.get(entry.signature as usize) {
         Some(signature) if entry.op == OpType::Other => &signature.op_name,
@@ -158,7 +158,7 @@ pub(super) fn op_name<'a>(dump: &'a Dump, entry: &Entry) -> &'a str {
     }
 }
 
-/// An entry's group.
+/// The group of an entry.
 pub(super) fn group_of(dump: &Dump, entry: &Entry) -> Option<GroupRef> {
     let group = dump.groups.get(entry.group as usize)?;
     Some(GroupRef {

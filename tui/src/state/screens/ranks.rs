@@ -11,7 +11,7 @@ use rcomm_recorder::model::Rank;
 use rcomm_recorder::model::text::{age, millis};
 use std::collections::HashMap;
 
-/// What the heat map shows.
+/// The metric of the heat map.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Metric {
     /// The rank's state.
@@ -30,7 +30,7 @@ pub enum Metric {
 }
 
 impl Metric {
-    /// All of them with their names, in the order of the key.
+    /// All metrics with their names, in the order of the key.
     pub const ALL: &'static [(Self, &'static str)] = &[
         (Self::State, "state"),
         (Self::Lag, "arrival lag"),
@@ -43,7 +43,7 @@ impl Metric {
         (Self::Lost, "operations lost by the recorder"),
     ];
 
-    /// The next one.
+    /// The metric after this one.
     pub fn next(self) -> Self {
         let at = Self::ALL.iter().position(|(m, _)| *m == self).unwrap_or(0);
         Self::ALL[(at + 1) % Self::ALL.len()].0
@@ -54,7 +54,7 @@ impl Metric {
         found.map_or("", |(_, name)| name)
     }
 
-    /// Thresholds for the next darker character.
+    /// Thresholds between the shades.
     fn steps(self) -> [f64; 3] {
         match self {
             Self::State => [0.0; 3],
@@ -66,7 +66,7 @@ impl Metric {
         }
     }
 
-    /// How dark a value is, 0..=3.
+    /// The shade of a value, 0..=3.
     fn shade(self, value: f64) -> usize {
         self.steps().iter().filter(|&&step| value >= step).count()
     }
@@ -142,7 +142,7 @@ fn grid(model: &ViewModel<'_>, ages: &HashMap<Rank, f64>) -> Grid {
             legend: legend(model),
         }
     } else {
-        // Without hosts, or with one: ranks in reading order.
+        // Without hosts, or with a single one, ranks are in reading order.
         const WIDE: usize = 32;
         let all = model.snapshot.ranks.len();
         let rows: Vec<usize> = (0..all).step_by(WIDE).collect();
@@ -234,7 +234,8 @@ fn legend(model: &ViewModel<'_>) -> Line {
     line
 }
 
-/// What the marked ranks have in common: a host, a local rank on every host, or nothing.
+/// What the conspicuous ranks have in common: a host, a local rank on several hosts, or nothing. `None` if no rank or
+/// every rank is conspicuous.
 fn pattern(model: &ViewModel<'_>, ages: &HashMap<Rank, f64>) -> Option<String> {
     let ranks = &model.snapshot.ranks;
     let stands_out = |at: usize| {

@@ -1,5 +1,5 @@
-//! Call stacks, merged from the outermost frame inwards: taken live where processes can be asked, and
-//! those of all ranks' newest recorded calls.
+//! Call stacks, merged from the outermost frame inwards: live ones where processes can be asked, and those of the
+//! newest recorded call of each rank.
 
 use super::ViewModel;
 use crate::page::table::{Cell, Heads, Mark, Row, Table, Target, number, rest, text};
@@ -12,7 +12,7 @@ use rcomm_analyzer::format::rank_set;
 use rcomm_recorder::model::Rank;
 use rcomm_recorder::model::text::time_of_day;
 
-/// Rows listed at most: a stack of a thousand distinct frames is not read as a list.
+/// Maximum number of rows: thousands of distinct frames are not readable as a list.
 const ROWS: usize = 4096;
 
 pub(super) fn page(model: &ViewModel<'_>) -> Page {
@@ -27,12 +27,12 @@ pub(super) fn page(model: &ViewModel<'_>) -> Page {
     let mut panes = Vec::new();
     let mut head = Vec::new();
     if let Some((taken, at)) = model.stacks {
-        let (told, refused) = (taken.taken.len(), taken.refused.len());
+        let (answered, refused) = (taken.taken.len(), taken.refused.len());
         let time = time_of_day(at.wall_ns);
         let text = format!(
-            "taken live at {time}: {} of {told} of {} ranks; [t] takes them again",
+            "taken live at {time}: {} of {answered} of {} ranks; [t] takes them again",
             taken.what,
-            told + refused
+            answered + refused
         );
         head.push(vec![styled(text, Tone::Dim)]);
         if let Some((rank, reason)) = taken.refused.first() {
@@ -51,10 +51,10 @@ pub(super) fn page(model: &ViewModel<'_>) -> Page {
     Page { head, panes }
 }
 
-/// Merged stacks, a row a frame.
+/// Merged stacks, one row per frame.
 fn table(model: &ViewModel<'_>, stacks: &[StackNode], empty: &str) -> Table {
     let mut rows = Vec::new();
-    // Depth first with a stack of our own: recorded call stacks may be deep.
+    // Depth first with an explicit stack: recorded call stacks may be deep.
     let mut todo: Vec<(usize, &StackNode)> = stacks.iter().rev().map(|node| (0, node)).collect();
     while let Some((depth, node)) = todo.pop() {
         let ranks: Vec<Rank> = (node.ranks.iter().copied())

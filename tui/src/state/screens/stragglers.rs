@@ -11,7 +11,7 @@ use rcomm_recorder::model::Rank;
 use rcomm_recorder::model::text::millis;
 use std::collections::{BTreeSet, HashMap};
 
-/// From which share of the job's time on a rank is listed.
+/// Share of the job's time from which on a rank is listed.
 const WORTH: f64 = 0.001;
 
 pub(super) fn page(model: &ViewModel<'_>) -> Page {
@@ -94,7 +94,7 @@ fn row(
     let ranks: Vec<Rank> = late.iter().map(|report| report.rank).collect();
     let problem = ranks.iter().any(|rank| accused.contains(rank));
     let lag = late.iter().filter_map(|r| r.lag_p50_ms).reduce(f64::max);
-    // Ranks that are late together share the blame for what others waited.
+    // Ranks of one host that are late together share a row, so their shares are added.
     let share = late.iter().filter_map(|r| r.lag_share).reduce(|a, b| a + b);
     let percent = share.map_or(f64::NAN, |share| share * 100.0);
     let (mark, tone) = if problem {

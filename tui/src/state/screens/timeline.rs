@@ -8,12 +8,12 @@ use rcomm_analyzer::RankView;
 use rcomm_analyzer::filter::Subject;
 use rcomm_recorder::model::EntryState;
 
-/// What part of time is shown.
+/// The time range on display.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Scale {
-    /// Width, ns.
+    /// Width in ns.
     pub width_ns: i64,
-    /// How far the right edge lies before the last thing that happened, ns.
+    /// Distance of the right edge from the last recorded event, in ns.
     pub back_ns: i64,
 }
 
@@ -27,20 +27,20 @@ impl Default for Scale {
 }
 
 impl Scale {
-    /// Twice as close, or twice as far.
+    /// Multiplies the width by `factor`.
     pub fn zoom(&mut self, factor: f64) {
         let width = (self.width_ns as f64 * factor) as i64;
         self.width_ns = width.clamp(1_000_000, 3_600_000_000_000);
     }
 
-    /// A quarter of the width earlier (+) or later (-).
+    /// Moves the range by quarters of its width, earlier (+) or later (-).
     pub fn pan(&mut self, quarters: i64) {
         let back = self.back_ns + quarters * self.width_ns / 4;
         self.back_ns = back.max(0);
     }
 }
 
-/// Lanes shown.
+/// Maximum number of lanes.
 const LANES: usize = 256;
 
 pub(super) fn page(model: &ViewModel<'_>) -> Page {

@@ -53,9 +53,9 @@ pub(super) fn summary(model: &ViewModel<'_>) -> String {
 /// Whether muted findings are listed.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Muted {
-    /// Dimmed.
+    /// Listed, dimmed.
     Shown,
-    /// Not at all.
+    /// Not listed.
     Hidden,
 }
 
@@ -139,7 +139,7 @@ fn row(model: &ViewModel<'_>, finding: &Finding) -> Row {
         Severity::Warning => ('~', Tone::Late),
         Severity::Note => (' ', Tone::Dim),
     };
-    // Consequences are listed under their cause.
+    // Consequences are listed below their cause.
     let under = if finding.caused_by.is_some() {
         "  + "
     } else {

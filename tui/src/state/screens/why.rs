@@ -75,7 +75,7 @@ fn waiters(chain: &[Link], roots: usize) -> String {
     }
 }
 
-/// A rank that waits in one of these groups.
+/// A rank that waits in one of these groups, if there is one.
 fn waiter(model: &ViewModel<'_>, groups: &[&rcomm_analyzer::GroupRef]) -> Option<Rank> {
     let waits = &model.snapshot.report.waits;
     waits
@@ -129,14 +129,14 @@ fn path(model: &ViewModel<'_>, from: Rank) -> Vec<Row> {
     path.iter().map(step).collect()
 }
 
-/// What a root cause does instead of joining.
+/// The row of a root cause: what it did last, in place of joining.
 fn root(model: &ViewModel<'_>, rank: Rank) -> Row {
     let report = model.index.report(model.snapshot, rank);
     let findings = model.snapshot.report.findings.iter();
     let frame = findings.flat_map(|f| &f.frames).find(|f| f.rank == rank);
     let mut what = match report.and_then(|r| r.last_call.as_ref()) {
         Some(call) => format!("last recorded call: {call}"),
-        // The report leaves out what a silent rank last wrote.
+        // The report has no last call for a silent rank.
         None => last_call(model, rank).map_or_else(
             || "recorded no call".into(),
             |call| format!("last recorded call: {call}"),
@@ -163,7 +163,7 @@ fn root(model: &ViewModel<'_>, rank: Rank) -> Row {
     )
 }
 
-/// The newest operation in the record that was last read of a rank.
+/// The newest operation in the record that was read last from a rank.
 fn last_call(model: &ViewModel<'_>, rank: Rank) -> Option<String> {
     let dump = model.snapshot.rank(rank)?.dump()?;
     let entry = dump.entries.last()?;

@@ -9,7 +9,7 @@
 //! in a long round; the reader reads at 30 GB/s. Cores that share none write at 2 GB/s either way. There,
 //! streaming stores, which need no answer, write at 28 GB/s and are read at 25; between cores that share a
 //! cache they write at 16 and are read at 15. No table tells which of the two cases applies to a pair of
-//! cores, and under a hypervisor this changes: [`HandOver`] measures it.
+//! cores, and under a hypervisor this changes: [`AdaptiveCopy`] measures it.
 
 use super::Level;
 use std::time::{Duration, Instant};
@@ -20,7 +20,7 @@ const SHORT: usize = 1 << 10;
 /// Copies for another core, which reads it next: through the caches, or past them as long as that was
 /// found to be faster.
 #[derive(Debug, Default)]
-pub struct HandOver {
+pub struct AdaptiveCopy {
     /// Pieces copied since the last one that was timed.
     untimed: u32,
     /// Bytes of consecutive slow pieces.
@@ -29,7 +29,7 @@ pub struct HandOver {
     streamed: usize,
 }
 
-impl HandOver {
+impl AdaptiveCopy {
     /// Pieces of at least this many bytes are streamed, while streaming is on.
     const LONG: usize = 16 << 10;
     /// A copy slower than this, in bytes/ns, counts as slow. It lies between the slow and the fast rates that
@@ -235,21 +235,21 @@ mod tests {
     #[test]
     fn pieces_are_streamed_once_the_caches_were_slow_for_long_and_the_caches_are_tried_again() {
         const PIECE: usize = 64 << 10;
-        let mut hand_over = HandOver::default();
+        let mut copier = AdaptiveCopy::default();
         let (fast, slow) = (Duration::from_micros(2), Duration::from_micros(30));
         for took in [slow, slow, fast, slow, slow, slow, slow, slow, slow] {
-            hand_over.learn(PIECE, took);
-            assert!(!hand_over.streams(PIECE), "too early");
+            copier.learn(PIECE, took);
+            assert!(!copier.streams(PIECE), "too early");
         }
-        hand_over.learn(PIECE, slow);
-        hand_over.learn(PIECE, slow);
-        assert!(hand_over.streams(PIECE) && !hand_over.streams(100));
+        copier.learn(PIECE, slow);
+        copier.learn(PIECE, slow);
+        assert!(copier.streams(PIECE) && !copier.streams(100));
         let (from, mut to) = (vec![7; PIECE], vec![0; PIECE]);
-        for _ in 0..HandOver::HOLDS / PIECE {
-            assert!(hand_over.streams(PIECE));
-            hand_over.copy(&mut to, &from);
+        for _ in 0..AdaptiveCopy::HOLDS / PIECE {
+            assert!(copier.streams(PIECE));
+            copier.copy(&mut to, &from);
         }
-        assert!(!hand_over.streams(PIECE) && to == from);
+        assert!(!copier.streams(PIECE) && to == from);
     }
 
     #[test]

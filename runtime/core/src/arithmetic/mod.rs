@@ -19,7 +19,7 @@ mod reference;
 #[cfg(test)]
 mod tests;
 
-pub use copy::{HandOver, copy, copy_past_caches};
+pub use copy::{AdaptiveCopy, copy, copy_past_caches};
 use fold::FoldJob;
 pub use partial::Partial;
 use rcomm_recorder::model::{DType, ReduceOp};

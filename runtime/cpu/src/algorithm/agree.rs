@@ -14,7 +14,7 @@ use crate::wait::{Failure, WaitPolicy};
 /// bytes.
 const HEAD: usize = 24;
 /// A message of one header, without the data that follow it.
-const GREETING: usize = HEAD + OP_HEADER_LEN;
+const HEADER_MESSAGE: usize = HEAD + OP_HEADER_LEN;
 const MAGIC: u32 = 0x7263_6d31;
 /// A limit above the length of every valid message. Headers with lists for about ten thousand ranks fit.
 const MAX_MESSAGE: usize = 1 << 30;
@@ -36,7 +36,7 @@ pub(super) struct Agreement {
 
 /// The participants, as ranks of the group, and the position of this rank among them.
 #[derive(Clone, Copy)]
-pub(super) struct Circle<'a> {
+pub(super) struct Participants<'a> {
     pub(super) members: &'a [usize],
     pub(super) own: usize,
 }
@@ -46,12 +46,12 @@ impl Agreement {
     pub(super) fn exchange(
         &mut self,
         channels: &mut Channels,
-        circle: Circle<'_>,
+        participants: Participants<'_>,
         op_header: OpHeader,
         inline: &[u8],
         policy: &mut WaitPolicy<'_>,
     ) -> Result<(), Failure> {
-        let (rank, size) = (circle.own, circle.members.len());
+        let (rank, size) = (participants.own, participants.members.len());
         self.rank = rank;
         self.count += 1;
         self.outgoing.clear();
@@ -64,8 +64,8 @@ impl Agreement {
         let mut distance = 1;
         while distance < size {
             let blocks = distance.min(size - distance);
-            let back = circle.members[(rank + size - distance) % size];
-            let ahead = circle.members[(rank + distance) % size];
+            let back = participants.members[(rank + size - distance) % size];
+            let ahead = participants.members[(rank + distance) % size];
             self.round(channels, distance, blocks, back, ahead, policy)?;
             distance *= 2;
         }
@@ -74,7 +74,7 @@ impl Agreement {
         for of in 0..size {
             let block = &self.outgoing[self.starts[(of + size - rank) % size]..];
             let op_header = block.first_chunk().and_then(OpHeader::decode);
-            let op_header = op_header.ok_or_else(|| garbled(channels, circle.members[of]))?;
+            let op_header = op_header.ok_or_else(|| garbled(channels, participants.members[of]))?;
             self.op_headers.push(op_header);
         }
         Ok(())
@@ -129,29 +129,29 @@ impl Agreement {
     /// Works as [`exchange`](Self::exchange) between two ranks, but sends `behind` directly after this
     /// rank's header and leaves what follows the other rank's header unread. Returns how many bytes of
     /// `behind` were sent.
-    pub(super) fn greet(
+    pub(super) fn exchange_pair(
         &mut self,
         channels: &mut Channels,
-        circle: Circle<'_>,
+        participants: Participants<'_>,
         op_header: OpHeader,
         behind: &[u8],
         policy: &mut WaitPolicy<'_>,
     ) -> Result<usize, Failure> {
-        self.rank = circle.own;
+        self.rank = participants.own;
         self.count += 1;
-        let peer = circle.members[1 - circle.own];
-        let mut ours = [0; GREETING];
+        let peer = participants.members[1 - participants.own];
+        let mut ours = [0; HEADER_MESSAGE];
         ours[..HEAD].copy_from_slice(&head(self.count, 1, 1, OP_HEADER_LEN + behind.len()));
         ours[HEAD..].copy_from_slice(&op_header.encode());
-        let mut theirs = [0; GREETING];
+        let mut theirs = [0; HEADER_MESSAGE];
         let mut transfers = [
-            Transfer::send_behind(peer, &ours, behind, 0),
+            Transfer::send_with_head(peer, &ours, behind, 0),
             Transfer::receive(peer, &mut theirs),
         ];
         channels.drive_until(&mut transfers, policy, |transfers| {
-            transfers[0].sent() >= GREETING && transfers[1].is_done()
+            transfers[0].sent() >= HEADER_MESSAGE && transfers[1].is_done()
         })?;
-        let sent = transfers[0].sent() - GREETING;
+        let sent = transfers[0].sent() - HEADER_MESSAGE;
         let (start, block) = theirs.split_at(HEAD);
         let expected = head(self.count, 1, 1, 0);
         let length = length(channels, peer, start, &expected, 1)?;
@@ -160,7 +160,7 @@ impl Agreement {
         let theirs = theirs.ok_or_else(|| garbled(channels, peer))?;
         self.op_headers.clear();
         self.op_headers.extend([op_header, theirs]);
-        self.op_headers.rotate_left(circle.own);
+        self.op_headers.rotate_left(participants.own);
         Ok(sent)
     }
 

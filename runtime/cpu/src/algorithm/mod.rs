@@ -24,7 +24,7 @@ mod swap;
 use crate::channels::Channels;
 use crate::collective::{Collective, Data, Position, Step, compare_lists, has_lists, op_header};
 use crate::wait::{Failure, WaitPolicy};
-use agree::{Agreement, Circle};
+use agree::{Agreement, Participants};
 pub(super) use hosts::{HostsEngine, ShmExchanges};
 use rcomm_core::arithmetic;
 use rcomm_core::tuning::{Algorithm, MOST_NOTICED, Pattern, Plan};
@@ -54,7 +54,7 @@ impl ChannelEngine {
     ///
     /// # Errors
     /// After `Mismatch` the ranks are still in step; after any other failure they are not.
-    pub(super) fn perform(
+    pub(super) fn run(
         &mut self,
         step: Step<'_>,
         place: Position,
@@ -83,12 +83,12 @@ impl ChannelEngine {
             &listed
         };
         op_header.inline = u32::try_from(inline.len()).unwrap_or(0);
-        let circle = Circle {
+        let participants = Participants {
             members: &self.members,
             own: place.rank,
         };
         let agreement = &mut self.agreement;
-        agreement.exchange(&mut self.channels, circle, op_header, inline, policy)?;
+        agreement.exchange(&mut self.channels, participants, op_header, inline, policy)?;
         let mut compared = op_header::compare(agreement.op_headers());
         if compared.is_ok() && has_lists(op_header.op) {
             let all: Vec<Vec<u64>> = (0..place.size).map(|rank| agreement.counts(rank)).collect();
@@ -100,11 +100,11 @@ impl ChannelEngine {
             let inline = |rank| agreement.inline(rank);
             return finish_small(&mut collective, place, inline, &self.channels);
         }
-        self.carry_out(collective, place, policy)
+        self.run_agreed(collective, place, policy)
     }
 
     /// Runs the collective that the ranks have agreed on.
-    fn carry_out(
+    fn run_agreed(
         &mut self,
         collective: Collective<'_>,
         place: Position,
@@ -155,7 +155,7 @@ fn choose(
     allows: impl Fn(Algorithm) -> bool,
 ) -> Algorithm {
     let small = small_input(collective, place).is_some();
-    let goes_along = small && brought(collective, place) <= MOST_NOTICED;
+    let goes_along = small && small_inputs_len(collective, place) <= MOST_NOTICED;
     let (pattern, bytes) = extent(collective, place);
     plan.choose(pattern, bytes, |algorithm| match algorithm {
         Algorithm::Notice => goes_along,
@@ -202,7 +202,7 @@ fn small_input<'a>(collective: &'a Collective<'_>, place: Position) -> Option<&'
 }
 
 /// Total bytes of such inputs over all ranks.
-fn brought(collective: &Collective<'_>, place: Position) -> usize {
+fn small_inputs_len(collective: &Collective<'_>, place: Position) -> usize {
     match collective {
         Collective::AllReduce { data, .. } => data.len().saturating_mul(place.size),
         Collective::Broadcast { data, .. } => data.bytes().len(),

@@ -4,7 +4,7 @@
 //! more exchange. The first bytes are sent directly after the header, which saves another round trip.
 
 use super::ChannelEngine;
-use super::agree::Circle;
+use super::agree::Participants;
 use crate::channels::{Swap, Transfer};
 use crate::collective::Combination;
 use crate::collective::op_header::{self, OpHeader};
@@ -32,11 +32,12 @@ impl ChannelEngine {
         let peer = 1 - own;
         let ahead = data.len().min(AHEAD);
         op_header.inline = ahead as u32;
-        let circle = Circle {
+        let participants = Participants {
             members: &self.members,
             own,
         };
-        let sent = agreement.greet(channels, circle, op_header, &data[..ahead], policy)?;
+        let sent =
+            agreement.exchange_pair(channels, participants, op_header, &data[..ahead], policy)?;
         let theirs = agreement.op_headers()[peer].inline as usize;
         if let Err(found) = op_header::compare(agreement.op_headers()) {
             let mut waste = vec![0; theirs];

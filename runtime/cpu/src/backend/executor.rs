@@ -22,7 +22,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 /// An issued operation, in the form that its caller's handle uses.
 pub(crate) struct Issued {
     state: Mutex<State>,
-    bell: Condvar,
+    ended: Condvar,
     /// The observer is dropped when the operation ends, since it holds a reference to this operation.
     observer: Mutex<Option<Arc<dyn Observer>>>,
 }
@@ -43,7 +43,7 @@ impl Issued {
                 op: None,
                 sleepers: 0,
             }),
-            bell: Condvar::new(),
+            ended: Condvar::new(),
             observer: Mutex::new(Some(observer)),
         }
     }
@@ -66,7 +66,7 @@ impl Issued {
         let is_awaited = state.sleepers > 0;
         drop(state);
         if is_awaited {
-            self.bell.notify_all();
+            self.ended.notify_all();
         }
         let observer = lock(&self.observer).take();
         if let Some(observer) = observer {
@@ -89,7 +89,7 @@ impl Pending for Issued {
                 return state.progress.clone();
             }
             state.sleepers += 1;
-            let waited = self.bell.wait_timeout(state, left);
+            let waited = self.ended.wait_timeout(state, left);
             state = waited.unwrap_or_else(PoisonError::into_inner).0;
             state.sleepers -= 1;
         }
@@ -129,7 +129,7 @@ struct ExecutorState {
     /// Number of operations issued. A polling thread watches this count.
     issued: AtomicU64,
     /// Notified for the thread that waits for tasks.
-    bell: Condvar,
+    task_queued: Condvar,
     /// Notified when all tasks have ended.
     drained: Condvar,
     /// Wakes the thread of sends and receives, which sleeps on sockets.
@@ -151,8 +151,8 @@ struct Queue {
 /// What a thread sleeps on.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Sleep {
-    /// The condition variable `bell`.
-    Bell,
+    /// The condition variable `task_queued`.
+    Condvar,
     /// Sockets, and the doorbell's file descriptor.
     Sockets,
 }
@@ -167,7 +167,7 @@ impl Executor {
             shared: Arc::new(ExecutorState {
                 queue: Mutex::default(),
                 issued: AtomicU64::new(0),
-                bell: Condvar::new(),
+                task_queued: Condvar::new(),
                 drained: Condvar::new(),
                 wake,
             }),
@@ -278,7 +278,7 @@ impl ExecutorState {
         drop(queue);
         match asleep {
             None => {}
-            Some(Sleep::Bell) => self.bell.notify_all(),
+            Some(Sleep::Condvar) => self.task_queued.notify_all(),
             Some(Sleep::Sockets) => {
                 // Only a full counter refuses the write, and then the thread is already awake.
                 let _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
@@ -288,8 +288,8 @@ impl ExecutorState {
 
     /// Waits until there is a task, or the queue is closed. A caller that has just issued a task is likely
     /// to issue another, so the thread polls for a while before it sleeps.
-    fn wait_for_tasks(&self, looks: &mut WaitPolicy<'_>) -> MutexGuard<'_, Queue> {
-        looks.refresh();
+    fn wait_for_tasks(&self, policy: &mut WaitPolicy<'_>) -> MutexGuard<'_, Queue> {
+        policy.refresh();
         loop {
             let before = self.issued.load(Ordering::Acquire);
             let mut queue = lock(&self.queue);
@@ -299,13 +299,13 @@ impl ExecutorState {
             drop(queue);
             while self.issued.load(Ordering::Acquire) == before {
                 // A stop ends the tasks, but not the thread.
-                if matches!(looks.pause(), Ok(Pause::Look)) {
+                if matches!(policy.pause(), Ok(Pause::Poll)) {
                     continue;
                 }
                 queue = lock(&self.queue);
                 while queue.tasks.is_empty() && !queue.closed {
-                    queue.asleep = Some(Sleep::Bell);
-                    let woken = self.bell.wait(queue);
+                    queue.asleep = Some(Sleep::Condvar);
+                    let woken = self.task_queued.wait(queue);
                     queue = woken.unwrap_or_else(PoisonError::into_inner);
                 }
                 queue.asleep = None;
@@ -316,9 +316,9 @@ impl ExecutorState {
 }
 
 fn run_collectives(shared: &ExecutorState, group: &CpuGroup) {
-    let mut looks = group.idle_looks();
+    let mut policy = group.idle_policy();
     loop {
-        let mut queue = shared.wait_for_tasks(&mut looks);
+        let mut queue = shared.wait_for_tasks(&mut policy);
         let Some(mut task) = queue.tasks.pop_front() else {
             return;
         };
@@ -331,8 +331,8 @@ fn run_collectives(shared: &ExecutorState, group: &CpuGroup) {
 
 fn run_p2p(shared: &ExecutorState, group: &CpuGroup) {
     let mut active: Vec<Task> = Vec::new();
-    let mut idle = group.idle_looks();
-    let mut looks = WaitPolicy::new(&group.stop, Deadline::In(Duration::MAX), group.wait_mode);
+    let mut idle = group.idle_policy();
+    let mut policy = WaitPolicy::new(&group.stop, Deadline::In(Duration::MAX), group.wait_mode);
     loop {
         let mut queue = if active.is_empty() {
             shared.wait_for_tasks(&mut idle)
@@ -379,11 +379,11 @@ fn run_p2p(shared: &ExecutorState, group: &CpuGroup) {
             moved = true;
         }
         if moved || active.is_empty() {
-            looks.refresh();
+            policy.refresh();
             continue;
         }
         // The check above detects a stop, for each task with its own deadline.
-        if let Ok(Pause::Sleep(time)) = looks.pause() {
+        if let Ok(Pause::Sleep(time)) = policy.pause() {
             let mut drained = [0; 8];
             let _ = rustix::io::read(&shared.wake, &mut drained);
             let mut queue = lock(&shared.queue);
@@ -400,7 +400,7 @@ fn run_p2p(shared: &ExecutorState, group: &CpuGroup) {
             lock(&shared.queue).asleep = None;
             for task in &active {
                 let mut policy = WaitPolicy::new(&group.stop, task.call.deadline, group.wait_mode);
-                if looks.idle() > Duration::from_millis(50)
+                if policy.idle() > Duration::from_millis(50)
                     && let Err(Failure::Gone(rank, _)) =
                         group.p2p.check_peers_now(&task.requests, &mut policy)
                 {

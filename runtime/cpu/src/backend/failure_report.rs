@@ -50,11 +50,11 @@ impl CpuGroup {
                 tracing::debug!(?left, "the store may not have why this rank gave up");
             }
         }
-        self.hang_up();
+        self.release_peers();
     }
 
     /// Releases the ranks that wait for this one in this group.
-    pub(crate) fn hang_up(&self) {
+    pub(crate) fn release_peers(&self) {
         cut(&self.sockets);
         if let Some(close_guard) = &self.close_guard {
             close_guard.leave();
@@ -141,7 +141,7 @@ impl CpuGroup {
     }
 
     fn lost(&self, rank: Rank, cause: Option<std::io::Error>) -> Error {
-        let mut lost = self.also_lost(rank);
+        let mut lost = self.other_lost(rank);
         if lost.is_empty() {
             let message = format!("rank {rank} is gone: its connection ended");
             let error = Error::new(ErrorKind::PeerLost, message).with_rank(rank);
@@ -158,7 +158,7 @@ impl CpuGroup {
 
     /// Other members of the group that are gone, of those that can be checked quickly. A member that has
     /// left a note did not die: it gave up.
-    fn also_lost(&self, rank: Rank) -> Vec<Rank> {
+    fn other_lost(&self, rank: Rank) -> Vec<Rank> {
         let stop = Stop::default();
         let deadline = Instant::now() + OTHERS_TIME;
         let mut policy = WaitPolicy::new(&stop, Deadline::At(deadline), self.wait_mode);

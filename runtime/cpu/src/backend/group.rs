@@ -50,16 +50,16 @@ pub(crate) enum CollectiveEngine {
 
 impl CollectiveEngine {
     #[inline]
-    pub(crate) fn perform(
+    pub(crate) fn run(
         &mut self,
         step: Step<'_>,
         place: Position,
         policy: &mut WaitPolicy<'_>,
     ) -> Result<(), Failure> {
         match self {
-            Self::ShmExchange(engine) => engine.perform(step, place, policy),
-            Self::Channels(engine) => engine.perform(step, place, policy),
-            Self::Hosts(engine) => engine.perform(step, place, policy),
+            Self::ShmExchange(engine) => engine.run(step, place, policy),
+            Self::Channels(engine) => engine.run(step, place, policy),
+            Self::Hosts(engine) => engine.run(step, place, policy),
         }
     }
 }
@@ -103,7 +103,7 @@ impl CpuGroup {
             let channels = match &streams {
                 Some(shm_exchange) => {
                     let streams = shm_exchange.streams();
-                    channels.among(Neighbours::new(streams, &here, self.ranks.len()))
+                    channels.with_neighbours(Neighbours::new(streams, &here, self.ranks.len()))
                 }
                 None => channels,
             };
@@ -144,8 +144,8 @@ impl CpuGroup {
 
     /// How a thread of the group polls for more to do. It yields between polls, since the rank's own
     /// thread may need its processor.
-    pub(crate) fn idle_looks(&self) -> WaitPolicy<'_> {
-        WaitPolicy::new(&self.stop, Deadline::In(Duration::MAX), WaitMode::Aside)
+    pub(crate) fn idle_policy(&self) -> WaitPolicy<'_> {
+        WaitPolicy::new(&self.stop, Deadline::In(Duration::MAX), WaitMode::Helper)
     }
 
     pub(crate) fn refuse_if_stopped(&self) -> Result<()> {
@@ -176,9 +176,7 @@ impl CpuGroup {
         let waited = taken.map_err(|why| self.fail(why.into()))?;
         started(waited);
         let mut engine = self.engine.lock().unwrap_or_else(PoisonError::into_inner);
-        let result = for_each_step(op, &place, &mut |step| {
-            engine.perform(step, place, &mut policy)
-        });
+        let result = for_each_step(op, &place, &mut |step| engine.run(step, place, &mut policy));
         drop(engine);
         let result = result.map_err(|failure| self.fail(failure));
         self.sequencer.pass();

@@ -110,7 +110,7 @@ impl BackendFactory for CpuFactory {
     fn is_lost(&self, rank: Rank, limit: Duration) -> bool {
         let stop = Stop::default();
         let deadline = Deadline::In(limit).started();
-        let mut policy = WaitPolicy::new(&stop, deadline, WaitMode::Aside);
+        let mut policy = WaitPolicy::new(&stop, deadline, WaitMode::Helper);
         rank != self.mesh.rank() && matches!(self.mesh.is_gone(rank, &mut policy), Ok(true))
     }
 }
@@ -172,7 +172,7 @@ impl CpuBackend {
         let shared = group.share(id, layout, channels(&sockets), &mut policy);
         if let Some((engine, neighbours)) = shared.map_err(|failure| group.explain(failure))? {
             group.engine = Mutex::new(engine);
-            group.p2p = group.p2p.among(neighbours);
+            group.p2p = group.p2p.with_neighbours(neighbours);
         }
         if group.close_guard.is_none() {
             group.wait_mode = mesh.host().wait_mode(mesh.rank(), mesh.wait_mode());
@@ -285,7 +285,7 @@ impl Backend for CpuBackend {
         windows.opened += 1;
         let number = windows.opened;
         drop(windows);
-        let side = self.beside(number, deadline)?;
+        let side = self.for_window(number, deadline)?;
         let mut windows = self.windows.lock().unwrap_or_else(PoisonError::into_inner);
         windows.opening.retain(|side| side.strong_count() > 0);
         windows.opening.push(Arc::downgrade(&side.group));
@@ -311,7 +311,7 @@ impl Backend for CpuBackend {
 
 impl CpuBackend {
     /// Makes a backend of the same members for the window with this number.
-    fn beside(&self, number: u64, deadline: Deadline) -> Result<Self> {
+    fn for_window(&self, number: u64, deadline: Deadline) -> Result<Self> {
         let mut side = self.context.clone();
         side.wire_id = derived_id("window", side.wire_id, number);
         side.info.name = format!("{}/window{number}", side.info.name);
@@ -326,7 +326,7 @@ impl Drop for CpuBackend {
     fn drop(&mut self) {
         let dropped = Error::new(ErrorKind::Closed, "the group was dropped");
         if self.group.stop.raise(dropped) {
-            self.group.hang_up();
+            self.group.release_peers();
         }
         self.collectives.close();
         self.messages.close();

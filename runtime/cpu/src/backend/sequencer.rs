@@ -9,7 +9,7 @@ pub(crate) struct Sequencer {
     current: AtomicU64,
     sleepers: Mutex<()>,
     sleeping: AtomicU64,
-    bell: Condvar,
+    turn_changed: Condvar,
 }
 
 impl Sequencer {
@@ -19,7 +19,7 @@ impl Sequencer {
             current: AtomicU64::new(1),
             sleepers: Mutex::new(()),
             sleeping: AtomicU64::new(0),
-            bell: Condvar::new(),
+            turn_changed: Condvar::new(),
         }
     }
 
@@ -40,7 +40,7 @@ impl Sequencer {
                 let sleepers = self.lock_sleepers();
                 self.sleeping.fetch_add(1, Ordering::SeqCst);
                 if self.current.load(Ordering::SeqCst) != turn {
-                    drop(self.bell.wait_timeout(sleepers, time));
+                    drop(self.turn_changed.wait_timeout(sleepers, time));
                 }
                 self.sleeping.fetch_sub(1, Ordering::SeqCst);
             }
@@ -59,7 +59,7 @@ impl Sequencer {
         self.current.fetch_add(1, Ordering::SeqCst);
         if self.sleeping.load(Ordering::SeqCst) > 0 {
             drop(self.lock_sleepers());
-            self.bell.notify_all();
+            self.turn_changed.notify_all();
         }
     }
 }

@@ -7,7 +7,7 @@ pub(crate) mod neighbours;
 mod swap;
 
 use crate::mesh::handshake::ChannelKind;
-use crate::mesh::{Mesh, Wanted};
+use crate::mesh::{ChannelRequest, Mesh};
 use crate::transport::shm::Waits;
 use crate::transport::{Channel, Interest, tcp};
 use crate::wait::{Failure, Interrupted, Pause, WaitPolicy};
@@ -52,11 +52,16 @@ impl<'a> Transfer<'a> {
 
     /// A send of which `done` bytes were sent already.
     pub(super) fn send_rest(peer: usize, bytes: &'a [u8], done: usize) -> Self {
-        Self::send_behind(peer, &[], bytes, done)
+        Self::send_with_head(peer, &[], bytes, done)
     }
 
     /// A send of `head` followed by `bytes`, of which `done` bytes were sent already.
-    pub(super) fn send_behind(peer: usize, head: &'a [u8], bytes: &'a [u8], done: usize) -> Self {
+    pub(super) fn send_with_head(
+        peer: usize,
+        head: &'a [u8],
+        bytes: &'a [u8],
+        done: usize,
+    ) -> Self {
         Self::Send {
             peer,
             head,
@@ -184,7 +189,7 @@ impl Channels {
     }
 
     /// The same channels, for a group of which some members share memory.
-    pub(super) fn among(self, neighbours: Neighbours) -> Self {
+    pub(super) fn with_neighbours(self, neighbours: Neighbours) -> Self {
         Self { neighbours, ..self }
     }
 
@@ -207,13 +212,13 @@ impl Channels {
         let slot = &mut self.channels[peer];
         if slot.is_none() {
             let rank = self.ranks[peer];
-            let wanted = Wanted {
+            let request = ChannelRequest {
                 group: self.group,
                 kind: self.kind,
                 peer: rank,
                 streams: self.neighbours.streams(peer, &self.mesh),
             };
-            let streams = self.mesh.connect(wanted, policy)?;
+            let streams = self.mesh.connect(request, policy)?;
             let channel = self
                 .neighbours
                 .channel(peer, streams)
@@ -258,9 +263,11 @@ impl Channels {
             if enough(transfers) {
                 return Ok(());
             }
-            let pause = policy.pause().map_err(|why| self.late(why, transfers))?;
+            let pause = policy
+                .pause()
+                .map_err(|why| self.interrupted(why, transfers))?;
             match pause {
-                Pause::Look => {}
+                Pause::Poll => {}
                 Pause::Sleep(time) => self.sleep(transfers, time)?,
             }
         }
@@ -304,7 +311,7 @@ impl Channels {
     }
 
     /// Names the ranks that have not answered, if the deadline ended the wait.
-    fn late(&self, why: Interrupted, transfers: &[Transfer<'_>]) -> Failure {
+    fn interrupted(&self, why: Interrupted, transfers: &[Transfer<'_>]) -> Failure {
         if !matches!(why, Interrupted::TimedOut) {
             return why.into();
         }

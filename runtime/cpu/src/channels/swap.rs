@@ -6,10 +6,10 @@ use std::io;
 
 /// Bytes that are combined at a time, except for the last: whole elements, in the same blocks on both
 /// ranks.
-const GRAIN: usize = 4 << 10;
+const BLOCK: usize = 4 << 10;
 /// How many bytes sending may be ahead of receiving: enough that few calls are needed, and few enough that
 /// the bytes are still in the caches when the peer reads them.
-const LEAD: usize = 1 << 20;
+const MAX_AHEAD: usize = 1 << 20;
 
 /// Bytes that are sent to a peer and combined in place with those that the peer sends.
 ///
@@ -42,7 +42,7 @@ impl<'a> Swap<'a> {
         combine: &'a dyn Fn(&mut [u8], &[u8]),
     ) -> Self {
         assert!(
-            scratch.len() >= bytes.len().min(2 * GRAIN),
+            scratch.len() >= bytes.len().min(2 * BLOCK),
             "room to combine"
         );
         Self {
@@ -79,7 +79,7 @@ impl<'a> Swap<'a> {
 
     /// How many bytes may have been sent by now.
     fn may_send(&self) -> usize {
-        self.bytes.len().min(self.received + LEAD)
+        self.bytes.len().min(self.received + MAX_AHEAD)
     }
 
     /// Whether more can be sent now, before more is received.
@@ -103,7 +103,7 @@ impl<'a> Swap<'a> {
     fn combine(&mut self) {
         let mut ready = self.sent.min(self.received);
         if ready < self.bytes.len() {
-            ready -= ready % GRAIN;
+            ready -= ready % BLOCK;
         }
         let some = ready.saturating_sub(self.done);
         if some > 0 {
@@ -113,7 +113,7 @@ impl<'a> Swap<'a> {
             self.start += some;
         }
         let end = self.end();
-        let is_little = end - self.start < GRAIN;
+        let is_little = end - self.start < BLOCK;
         if self.start > 0 && (is_little || end == self.scratch.len()) {
             self.scratch.copy_within(self.start..end, 0);
             self.start = 0;
@@ -141,9 +141,9 @@ mod tests {
             }
         };
         for (len, room, slow) in [
-            (3 * LEAD + 5, 2 * GRAIN, 0),
-            (3 * LEAD + 5, LEAD, 1),
-            (2 * GRAIN + 1, 2 * GRAIN, 1),
+            (3 * MAX_AHEAD + 5, 2 * BLOCK, 0),
+            (3 * MAX_AHEAD + 5, MAX_AHEAD, 1),
+            (2 * BLOCK + 1, 2 * BLOCK, 1),
             (7, 7, 0),
         ] {
             let mut ends: [Vec<u8>; 2] = [3usize, 5].map(|step| {

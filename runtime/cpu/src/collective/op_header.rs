@@ -298,7 +298,7 @@ mod tests {
     }
 
     #[test]
-    fn whatever_part_a_rank_names_can_be_said() {
+    fn any_part_is_described_without_a_panic() {
         let last = OpHeader {
             part: (u32::MAX, 2),
             ..all_reduce(8)

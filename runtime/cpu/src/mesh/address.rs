@@ -25,13 +25,13 @@ pub(crate) fn choose(config: &Config) -> Result<IpAddr> {
             let route = place.as_ref().and_then(|place| route_to_store(place).ok());
             Interfaces::of_host()?.address_on(name, route)
         }
-        (None, Some(place)) => without_a_name(place),
+        (None, Some(place)) => default_address(place),
         // Without a rendezvous address, the other hosts are unknown.
         (None, None) => Ok(Ipv4Addr::LOCALHOST.into()),
     }
 }
 
-fn without_a_name(place: &Rendezvous) -> Result<IpAddr> {
+fn default_address(place: &Rendezvous) -> Result<IpAddr> {
     let master: Option<IpAddr> = place.master_addr.parse().ok();
     let is_wildcard = master.is_some_and(|master| master.is_unspecified());
     if place.hides_behind_loopback()? || is_wildcard && !place.is_single_host() {
@@ -57,7 +57,7 @@ fn route_to_store(place: &Rendezvous) -> Result<IpAddr> {
     let mut cause = None;
     for target in targets {
         match address_towards(SocketAddr::new(target, place.master_port)) {
-            Ok(address) if can_be_told(address) => return Ok(address),
+            Ok(address) if is_usable_by_others(address) => return Ok(address),
             Ok(_) => {}
             Err(error) => cause = Some(error),
         }
@@ -90,7 +90,7 @@ fn address_towards(target: SocketAddr) -> io::Result<IpAddr> {
 
 /// Whether the address is valid on another host. A link-local one of IPv6 is not: it needs the number
 /// of an interface, which each host numbers for itself.
-fn can_be_told(address: IpAddr) -> bool {
+fn is_usable_by_others(address: IpAddr) -> bool {
     !address.is_unspecified()
         && match address {
             IpAddr::V4(_) => true,
@@ -128,7 +128,7 @@ impl Interfaces {
                 let v4 = address.as_sockaddr_in().map(|v4| IpAddr::V4(v4.ip()));
                 v4.or_else(|| address.as_sockaddr_in6().map(|v6| IpAddr::V6(v6.ip())))
             });
-            let address = address.filter(|&address| can_be_told(address));
+            let address = address.filter(|&address| is_usable_by_others(address));
             interfaces[at].addresses.extend(address);
         }
         Ok(Self(interfaces))

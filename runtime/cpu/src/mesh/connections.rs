@@ -3,7 +3,7 @@
 
 use super::handshake::{ANSWER_LEN, ChannelKind, End, Handshake, Identity, Verdict};
 use super::host::Host;
-use super::reception::{ChannelId, Desk, Reception, milliseconds};
+use super::listener::{ChannelId, Listener, ListenerState, milliseconds};
 use super::{Notes, fill_random, lock};
 use crate::registered::Registry;
 use crate::wait::{Failure, WaitMode, WaitPolicy};
@@ -23,7 +23,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 /// How long a rank waits for a peer to connect before it checks whether the peer is still alive.
-const DOUBT: Duration = Duration::from_millis(50);
+const LIVENESS_CHECK: Duration = Duration::from_millis(50);
 /// The time-out of one attempt to connect.
 const CONNECT_TIME: Duration = Duration::from_secs(2);
 
@@ -34,13 +34,13 @@ const CONNECT_TIME: Duration = Duration::from_secs(2);
 pub(crate) struct Mesh {
     identity: Identity,
     store: Arc<dyn Store>,
-    desk: Arc<Desk>,
+    shared: Arc<ListenerState>,
     host: Host,
     registry: Arc<Registry>,
     tuning: Tuning,
     local_ranks: u32,
     wait_mode: OnceLock<WaitMode>,
-    watched: Mutex<HashMap<Rank, Watched>>,
+    watched: Mutex<HashMap<Rank, WatchedPeer>>,
     closed: AtomicBool,
     wake: Arc<OwnedFd>,
     thread: Mutex<Option<JoinHandle<()>>>,
@@ -48,7 +48,7 @@ pub(crate) struct Mesh {
 
 /// A requested channel.
 #[derive(Clone, Copy)]
-pub(crate) struct Wanted {
+pub(crate) struct ChannelRequest {
     pub(crate) group: u64,
     pub(crate) kind: ChannelKind,
     pub(crate) peer: Rank,
@@ -57,7 +57,7 @@ pub(crate) struct Wanted {
 }
 
 /// A connection whose end shows that its peer is gone.
-enum Watched {
+enum WatchedPeer {
     /// A thread is opening the connection. Only one thread does so at a time: of two connections, the peer
     /// keeps the later one, which need not be the one that this rank keeps.
     Dialling,
@@ -82,28 +82,28 @@ impl Mesh {
             .map_err(|e| Error::io(facts, e))?;
         let wake = Arc::new(wake);
         let identity = Identity::new(world.rank, world.world_size, &world.job, &world.secret);
-        let desk = Arc::new(Desk {
+        let shared = Arc::new(ListenerState {
             arrived: Mutex::new(HashMap::new()),
-            bell: Condvar::new(),
+            changed: Condvar::new(),
             refused: AtomicU64::new(0),
             stop: AtomicBool::new(false),
         });
-        let (host, keeper) = Host::enter(world, &identity)?;
-        let reception = Reception::new(
+        let (host, segment_server) = Host::enter(world, &identity)?;
+        let listener = Listener::new(
             identity.clone(),
-            desk.clone(),
+            shared.clone(),
             listener,
-            keeper,
+            segment_server,
             wake.clone(),
         );
         let thread = std::thread::Builder::new()
             .name("rcomm/mesh".into())
-            .spawn(move || reception.work())
+            .spawn(move || listener.work())
             .map_err(|e| Error::io("cannot start the thread rcomm/mesh", e))?;
         let mesh = Arc::new(Self {
             identity,
             store: world.store.clone(),
-            desk,
+            shared,
             host,
             registry: Arc::default(),
             tuning: world.config.tuning.clone(),
@@ -128,13 +128,13 @@ impl Mesh {
 
     /// Number of connections that were refused: from strangers, other jobs or other protocols.
     pub(crate) fn refused(&self) -> u64 {
-        self.desk.refused.load(Ordering::Relaxed)
+        self.shared.refused.load(Ordering::Relaxed)
     }
 
     /// Stops listening and ends the thread. Channels that were handed over stay open.
     pub(crate) fn close(&self) {
         self.closed.store(true, Ordering::Release);
-        self.desk.stop.store(true, Ordering::Release);
+        self.shared.stop.store(true, Ordering::Release);
         // Only a full counter refuses the write, and then the thread is already awake.
         let _ = rustix::io::write(&*self.wake, &1u64.to_ne_bytes());
         let thread = lock(&self.thread).take();
@@ -142,7 +142,7 @@ impl Mesh {
             // The thread ends by itself; a panic in it was already reported where it happened.
             let _ = thread.join();
         }
-        self.desk.bell.notify_all();
+        self.shared.changed.notify_all();
         lock(&self.watched).clear();
     }
 
@@ -171,24 +171,24 @@ impl Mesh {
     /// Returns the sockets of a channel, and connects them first if they are not connected yet.
     pub(crate) fn connect(
         &self,
-        wanted: Wanted,
+        request: ChannelRequest,
         policy: &mut WaitPolicy<'_>,
     ) -> Result<Vec<TcpStream>, Failure> {
         if self.closed.load(Ordering::Acquire) {
             return Err(Failure::Closed);
         }
-        let handshakes = (0..wanted.streams as u32).map(|stream| Handshake {
-            kind: wanted.kind,
+        let handshakes = (0..request.streams as u32).map(|stream| Handshake {
+            kind: request.kind,
             from: self.rank(),
-            to: wanted.peer,
-            group: wanted.group,
+            to: request.peer,
+            group: request.group,
             stream,
         });
-        let is_dialer = self.rank() > wanted.peer;
+        let is_dialer = self.rank() > request.peer;
         handshakes
             .map(|handshake| match is_dialer {
                 true => self.dial(handshake, policy),
-                false => self.await_call(handshake, policy),
+                false => self.await_peer(handshake, policy),
             })
             .collect()
     }
@@ -197,19 +197,19 @@ impl Mesh {
     /// has not connected yet.
     pub(crate) fn try_connect(
         &self,
-        wanted: Wanted,
+        request: ChannelRequest,
         policy: &mut WaitPolicy<'_>,
     ) -> Result<Option<Vec<TcpStream>>, Failure> {
-        if self.rank() > wanted.peer {
-            return self.connect(wanted, policy).map(Some);
+        if self.rank() > request.peer {
+            return self.connect(request, policy).map(Some);
         }
-        let ids = (0..wanted.streams as u32).map(|stream| ChannelId {
-            group: wanted.group,
-            kind: wanted.kind,
-            peer: wanted.peer,
+        let ids = (0..request.streams as u32).map(|stream| ChannelId {
+            group: request.group,
+            kind: request.kind,
+            peer: request.peer,
             stream,
         });
-        let mut arrived = lock(&self.desk.arrived);
+        let mut arrived = lock(&self.shared.arrived);
         if !ids.clone().all(|id| arrived.contains_key(&id)) {
             return Ok(None);
         }
@@ -232,7 +232,7 @@ impl Mesh {
     ) -> Result<bool, Failure> {
         let mut watched = lock(&self.watched);
         match watched.get(&peer) {
-            Some(Watched::Open(stream)) => {
+            Some(WatchedPeer::Open(stream)) => {
                 let mut byte = [0];
                 return Ok(match stream.peek(&mut byte) {
                     Ok(0) => true,
@@ -240,9 +240,9 @@ impl Mesh {
                     Err(error) => error.kind() != io::ErrorKind::WouldBlock,
                 });
             }
-            Some(Watched::Dialling) => return Ok(false),
+            Some(WatchedPeer::Dialling) => return Ok(false),
             None => {
-                watched.insert(peer, Watched::Dialling);
+                watched.insert(peer, WatchedPeer::Dialling);
             }
         }
         drop(watched);
@@ -250,7 +250,7 @@ impl Mesh {
         let mut watched = lock(&self.watched);
         match dialled {
             Ok(Some(stream)) => {
-                watched.insert(peer, Watched::Open(stream));
+                watched.insert(peer, WatchedPeer::Open(stream));
                 Ok(false)
             }
             Ok(None) => {
@@ -289,7 +289,7 @@ impl Mesh {
         self.dial(handshake, policy).map(Some)
     }
 
-    fn await_call(
+    fn await_peer(
         &self,
         handshake: Handshake,
         policy: &mut WaitPolicy<'_>,
@@ -301,7 +301,7 @@ impl Mesh {
             stream: handshake.stream,
         };
         let began = Instant::now();
-        let mut arrived = lock(&self.desk.arrived);
+        let mut arrived = lock(&self.shared.arrived);
         loop {
             if let Some(stream) = arrived.remove(&id) {
                 return Ok(stream);
@@ -310,10 +310,10 @@ impl Mesh {
             if self.closed.load(Ordering::Acquire) {
                 return Err(Failure::Closed);
             }
-            if began.elapsed() >= DOUBT {
+            if began.elapsed() >= LIVENESS_CHECK {
                 drop(arrived);
                 let is_gone = self.is_gone(handshake.to, policy);
-                arrived = lock(&self.desk.arrived);
+                arrived = lock(&self.shared.arrived);
                 // A channel that the peer opened before it left is still valid, with all bytes that the
                 // peer sent on it.
                 if arrived.contains_key(&id) {
@@ -324,8 +324,8 @@ impl Mesh {
                 }
             }
             let wait = self
-                .desk
-                .bell
+                .shared
+                .changed
                 .wait_timeout(arrived, Duration::from_millis(10));
             arrived = wait.unwrap_or_else(PoisonError::into_inner).0;
         }
@@ -362,14 +362,14 @@ impl Mesh {
         let mut nonce = [0; 32];
         fill_random(&mut nonce).map_err(Failure::Io)?;
         let first = handshake.encode(&self.identity, &nonce);
-        let mut talk = Talk {
+        let mut handshake_stream = HandshakeStream {
             stream: &stream,
             peer: handshake.to,
             policy,
         };
-        talk.send(&first)?;
+        handshake_stream.send(&first)?;
         let mut answer = [0; ANSWER_LEN];
-        talk.receive(&mut answer)?;
+        handshake_stream.receive(&mut answer)?;
         let refuse = |verdict: Option<Verdict>| Failure::Refused {
             peer: handshake.to,
             address,
@@ -386,13 +386,13 @@ impl Mesh {
         let proof = &answer[36..];
         if !self
             .identity
-            .believes(End::Acceptor, &first, &theirs, proof)
+            .verifies(End::Acceptor, &first, &theirs, proof)
         {
             return Err(refuse(Some(Verdict::WrongSecret)));
         }
-        talk.send(&self.identity.prove(End::Dialer, &first, &theirs))?;
+        handshake_stream.send(&self.identity.prove(End::Dialer, &first, &theirs))?;
         let mut last = [0; 4];
-        talk.receive(&mut last)?;
+        handshake_stream.receive(&mut last)?;
         match Verdict::from_bytes(last) {
             Some(Verdict::Welcome) => Ok(stream),
             other => Err(refuse(other)),
@@ -449,19 +449,19 @@ fn address_key(rank: Rank) -> String {
 }
 
 /// A handshake over a socket, under a wait policy.
-struct Talk<'a, 'p> {
+struct HandshakeStream<'a, 'p> {
     stream: &'a TcpStream,
     peer: Rank,
     policy: &'a mut WaitPolicy<'p>,
 }
 
-impl Talk<'_, '_> {
+impl HandshakeStream<'_, '_> {
     fn send(&mut self, bytes: &[u8]) -> Result<(), Failure> {
-        let mut said = 0;
-        while said < bytes.len() {
-            match (&*self.stream).write(&bytes[said..]) {
-                Ok(some) => said += some,
-                Err(error) => self.or_sleep(error, PollFlags::OUT)?,
+        let mut sent = 0;
+        while sent < bytes.len() {
+            match (&*self.stream).write(&bytes[sent..]) {
+                Ok(some) => sent += some,
+                Err(error) => self.wait_or_fail(error, PollFlags::OUT)?,
             }
         }
         Ok(())
@@ -476,13 +476,13 @@ impl Talk<'_, '_> {
                     return Err(Failure::Gone(self.peer, Some(end)));
                 }
                 Ok(some) => received += some,
-                Err(error) => self.or_sleep(error, PollFlags::IN)?,
+                Err(error) => self.wait_or_fail(error, PollFlags::IN)?,
             }
         }
         Ok(())
     }
 
-    fn or_sleep(&mut self, error: io::Error, flags: PollFlags) -> Result<(), Failure> {
+    fn wait_or_fail(&mut self, error: io::Error, flags: PollFlags) -> Result<(), Failure> {
         if error.kind() != io::ErrorKind::WouldBlock && error.kind() != io::ErrorKind::Interrupted {
             return Err(Failure::Gone(self.peer, Some(error)));
         }

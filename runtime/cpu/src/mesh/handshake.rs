@@ -144,7 +144,7 @@ impl Identity {
     }
 
     /// Whether `proof` is the one that `end` must send; compared in constant time.
-    pub(crate) fn believes(
+    pub(crate) fn verifies(
         &self,
         end: End,
         handshake: &[u8; HANDSHAKE_LEN],
@@ -290,11 +290,11 @@ mod tests {
         let bytes = handshake().encode(&dialer, &[7; 32]);
         let proof = dialer.prove(End::Dialer, &bytes, &[9; 32]);
         let acceptor = Identity::new(1, 4, "job", &secret());
-        assert!(acceptor.believes(End::Dialer, &bytes, &[9; 32], &proof));
-        assert!(!acceptor.believes(End::Acceptor, &bytes, &[9; 32], &proof));
-        assert!(!acceptor.believes(End::Dialer, &bytes, &[8; 32], &proof));
-        assert!(!acceptor.believes(End::Dialer, &bytes, &[9; 32], &proof[..31]));
+        assert!(acceptor.verifies(End::Dialer, &bytes, &[9; 32], &proof));
+        assert!(!acceptor.verifies(End::Acceptor, &bytes, &[9; 32], &proof));
+        assert!(!acceptor.verifies(End::Dialer, &bytes, &[8; 32], &proof));
+        assert!(!acceptor.verifies(End::Dialer, &bytes, &[9; 32], &proof[..31]));
         let stranger = Identity::new(1, 4, "job", &Secret::from_text("other"));
-        assert!(!stranger.believes(End::Dialer, &bytes, &[9; 32], &proof));
+        assert!(!stranger.verifies(End::Dialer, &bytes, &[9; 32], &proof));
     }
 }

@@ -11,7 +11,7 @@
 use super::fill_random;
 use super::handshake::{ANSWER_LEN, ChannelKind, End, Handshake, Identity, Verdict};
 use super::layout::Layout;
-use crate::transport::handover;
+use crate::transport::fd_passing;
 use crate::transport::shm::{Segment, ShmExchange, ShmExchangeError};
 use crate::wait::processors::{self, Processors, own_processors, wait_mode_of};
 use crate::wait::{Failure, Interrupted, WaitMode, WaitPolicy};
@@ -31,7 +31,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 /// The time-out of a neighbour's handshake.
-const GREETING_TIME: Duration = Duration::from_secs(10);
+const HANDSHAKE_TIME: Duration = Duration::from_secs(10);
 /// How long to look in the shared memory for ranks that will probably join it soon, before looking for them
 /// in the store.
 const ENTERING_TIME: Duration = Duration::from_millis(100);
@@ -48,12 +48,12 @@ pub(crate) struct Host {
     /// Number of ranks of this machine, as far as this rank has found them.
     local_ranks: usize,
     /// Whether no (further) report is due that ranks of the same machine cannot share memory.
-    told_apart: AtomicBool,
+    is_separation_reported: AtomicBool,
     /// The notes of other ranks, as far as they were read.
     notes: Mutex<HashMap<Rank, Note>>,
     segment: Option<Arc<Segment>>,
     /// The launcher has declared that all ranks are on one host.
-    together: bool,
+    is_single_host: bool,
     store: Arc<dyn Store>,
 }
 
@@ -88,7 +88,7 @@ impl Note {
 }
 
 /// The listener and the segment of the rank that made the segment.
-type Keeper = Option<(UnixListener, Arc<Segment>)>;
+type SegmentServer = Option<(UnixListener, Arc<Segment>)>;
 
 impl Host {
     /// Makes the segment of this host, or requests it from the rank that made it, if the world's transport
@@ -97,7 +97,10 @@ impl Host {
     /// # Errors
     /// `Store` if the store fails. If memory cannot be shared, the ranks use sockets; if the configuration
     /// requires shared memory, the error is `Io`.
-    pub(crate) fn enter(world: &WorldContext, identity: &Identity) -> Result<(Self, Keeper)> {
+    pub(crate) fn enter(
+        world: &WorldContext,
+        identity: &Identity,
+    ) -> Result<(Self, SegmentServer)> {
         let boot = boot_id();
         let machine = boot.as_ref().ok();
         let machine = machine.map(|boot| (boot.clone(), own_processors()));
@@ -110,16 +113,16 @@ impl Host {
             },
             local_ranks: local_ranks as usize,
             // A configuration that names hosts separates them on purpose, so no report is due.
-            told_apart: AtomicBool::new(world.config.host_id.is_some()),
+            is_separation_reported: AtomicBool::new(world.config.host_id.is_some()),
             notes: Mutex::default(),
             segment: None,
-            together: world.local_world_size == Some(world.world_size),
+            is_single_host: world.local_world_size == Some(world.world_size),
             store: world.store.clone(),
         };
-        let mut keeper = None;
+        let mut segment_server = None;
         if world.config.transport != TransportChoice::Tcp {
             match host.share(world, identity, boot) {
-                Ok(kept) => keeper = kept,
+                Ok(server) => segment_server = server,
                 Err(error) if error.kind() == ErrorKind::Store => return Err(error),
                 Err(error) if world.config.transport == TransportChoice::Shm => return Err(error),
                 Err(error) => {
@@ -129,7 +132,7 @@ impl Host {
             }
         }
         host.note.name.clone_from(&host.name);
-        Ok((host, keeper))
+        Ok((host, segment_server))
     }
 
     /// The key and value that every rank publishes in the store for the others.
@@ -142,7 +145,7 @@ impl Host {
         world: &WorldContext,
         identity: &Identity,
         boot: io::Result<String>,
-    ) -> Result<Keeper> {
+    ) -> Result<SegmentServer> {
         let id = world.config.host_id.as_deref();
         let name = boot.and_then(|boot| name(&boot, id));
         self.name = name.map_err(|e| Error::io("cannot tell this host from others", e))?;
@@ -163,16 +166,16 @@ impl Host {
         }
         drop(listener);
         let stored = String::from_utf8_lossy(&stored);
-        let (keeper, socket) = stored.split_once(' ').unwrap_or_default();
-        let keeper: Rank = keeper.parse().map_err(|_| {
+        let (maker, socket) = stored.split_once(' ').unwrap_or_default();
+        let maker: Rank = maker.parse().map_err(|_| {
             Error::new(
                 ErrorKind::Store,
                 format!("the store has {stored:?} under {leader}"),
             )
         })?;
-        let segment = ask(identity, keeper, socket, world.world_size).map_err(|e| {
-            let what = format!("cannot share memory with rank {keeper} of this host");
-            Error::io(what, e).with_rank(keeper)
+        let segment = ask(identity, maker, socket, world.world_size).map_err(|e| {
+            let what = format!("cannot share memory with rank {maker} of this host");
+            Error::io(what, e).with_rank(maker)
         })?;
         self.segment = Some(Arc::new(segment));
         Ok(None)
@@ -188,7 +191,8 @@ impl Host {
         let is_here = |rank| self.segment.as_ref().is_some_and(|s| s.has_entered(rank));
         let unknown = |at: &Rank| !is_here(*at) && !known.contains_key(at);
         let mut asked: Vec<Rank> = ranks.iter().copied().filter(unknown).collect();
-        if let (false, true, Some(segment)) = (asked.is_empty(), self.together, &self.segment) {
+        if let (false, true, Some(segment)) = (asked.is_empty(), self.is_single_host, &self.segment)
+        {
             segment.await_all(deadline.remaining().min(ENTERING_TIME));
             asked.retain(unknown);
         }
@@ -205,7 +209,7 @@ impl Host {
                 _ => &self.name,
             };
             if *name != self.name {
-                self.say_apart(rank, name);
+                self.report_separate_memory(rank, name);
             }
             (name != NONE).then_some(name.as_str())
         };
@@ -262,10 +266,10 @@ impl Host {
     }
 
     /// Reports once that a rank of this machine cannot share its memory, since users may not expect this.
-    fn say_apart(&self, rank: Rank, of_rank: &str) {
+    fn report_separate_memory(&self, rank: Rank, of_rank: &str) {
         let machine = self.name.split_inclusive(SEPARATOR).next();
         let is_here = machine.is_some_and(|machine| of_rank.starts_with(machine));
-        if is_here && !self.told_apart.swap(true, Ordering::Relaxed) {
+        if is_here && !self.is_separation_reported.swap(true, Ordering::Relaxed) {
             tracing::warn!(
                 rank,
                 "a rank of this machine is in another network or process namespace, or runs as \
@@ -352,8 +356,8 @@ fn listen() -> io::Result<(String, UnixListener)> {
 fn ask(identity: &Identity, keeper: Rank, socket: &str, world_size: u32) -> io::Result<Segment> {
     let address = SocketAddr::from_abstract_name(socket)?;
     let mut stream = UnixStream::connect_addr(&address)?;
-    stream.set_read_timeout(Some(GREETING_TIME))?;
-    stream.set_write_timeout(Some(GREETING_TIME))?;
+    stream.set_read_timeout(Some(HANDSHAKE_TIME))?;
+    stream.set_write_timeout(Some(HANDSHAKE_TIME))?;
     let user = rustix::net::sockopt::socket_peercred(&stream)?.uid;
     if user != rustix::process::geteuid() {
         return Err(io::Error::other("the socket belongs to another user"));
@@ -378,12 +382,12 @@ fn ask(identity: &Identity, keeper: Rank, socket: &str, world_size: u32) -> io::
     }
     let mut theirs = [0; 32];
     theirs.copy_from_slice(&answer[4..36]);
-    if !identity.believes(End::Acceptor, &first, &theirs, &answer[36..]) {
+    if !identity.verifies(End::Acceptor, &first, &theirs, &answer[36..]) {
         return Err(refused(Some(Verdict::WrongSecret)));
     }
     stream.write_all(&identity.prove(End::Dialer, &first, &theirs))?;
     let mut last = [0; 4];
-    let file = handover::receive(&stream, &mut last)?;
+    let file = fd_passing::receive(&stream, &mut last)?;
     match (Verdict::from_bytes(last), file) {
         (Some(Verdict::Welcome), Some(file)) => {
             Segment::attach(file, identity.rank, world_size as usize)

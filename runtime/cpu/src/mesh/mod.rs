@@ -12,9 +12,9 @@ mod connections;
 pub(crate) mod handshake;
 mod host;
 pub(crate) mod layout;
-mod reception;
+mod listener;
 
-pub(super) use connections::{Mesh, Wanted};
+pub(super) use connections::{ChannelRequest, Mesh};
 
 use std::io;
 use std::sync::{Mutex, MutexGuard, PoisonError};

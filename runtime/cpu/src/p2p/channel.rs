@@ -146,7 +146,7 @@ impl PeerChannel {
     }
 
     /// The first kept message that `request` may take.
-    fn take_kept(&mut self, request: &Request) -> Option<UnexpectedMessage> {
+    fn take_unexpected(&mut self, request: &Request) -> Option<UnexpectedMessage> {
         if self.kept.is_empty() || !self.is_first(request) {
             return None;
         }
@@ -160,7 +160,7 @@ impl PeerChannel {
     }
 
     /// Whether a message is kept that a posted receive may take as soon as its turn has come.
-    fn keeps_what_is_waited_for(&self) -> bool {
+    fn has_match_for_waiting(&self) -> bool {
         let is_waited_for =
             |kept: &UnexpectedMessage| self.waiting.iter().any(|w| w.tag == kept.frame.tag);
         self.kept
@@ -190,7 +190,7 @@ impl PeerChannel {
         let gone = |error| Failure::Gone(rank, Some(error));
         let mut moved = self.reply().map_err(gone)?;
         if matches!(request.stage, Stage::Receive { .. })
-            && let Some(kept) = self.take_kept(request)
+            && let Some(kept) = self.take_unexpected(request)
         {
             self.waiting.retain(|waiting| waiting.receive != request.id);
             request.stage = Stage::Receiving { peer: at };
@@ -218,7 +218,7 @@ impl PeerChannel {
         }
         moved |= match self.read_on(Some((request, &mut *bytes, at)), rank) {
             // Threads whose messages were kept can still take what arrived before the end.
-            Err(Failure::Gone(..)) if self.keeps_what_is_waited_for() => return Ok(moved),
+            Err(Failure::Gone(..)) if self.has_match_for_waiting() => return Ok(moved),
             read => read?,
         };
         if let Stage::Receive { .. } | Stage::Receiving { .. } = request.stage
@@ -263,7 +263,7 @@ impl PeerChannel {
                             Failure::Garbled(rank, "a message with a malformed head".into())
                         })?;
                         let reader = mine.as_ref().map(|(request, _, _)| request.id);
-                        self.incoming = self.meet(frame, reader, rank)?;
+                        self.incoming = self.assign(frame, reader, rank)?;
                     }
                 }
                 Incoming::Message {
@@ -344,7 +344,12 @@ impl PeerChannel {
     }
 
     /// Decides to which request the frame that just arrived belongs.
-    fn meet(&mut self, frame: Frame, reader: Option<u64>, rank: Rank) -> Result<Incoming, Failure> {
+    fn assign(
+        &mut self,
+        frame: Frame,
+        reader: Option<u64>,
+        rank: Rank,
+    ) -> Result<Incoming, Failure> {
         let next = Incoming::Frame {
             bytes: [0; FRAME],
             done: 0,

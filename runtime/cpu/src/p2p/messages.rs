@@ -6,10 +6,10 @@ use super::request::{Request, Stage, outcome};
 use crate::channels::Sockets;
 use crate::channels::neighbours::Neighbours;
 use crate::mesh::handshake::ChannelKind;
-use crate::mesh::{Mesh, Wanted};
+use crate::mesh::{ChannelRequest, Mesh};
 use crate::transport::Channel;
 use crate::transport::fill::bytes_to_fill;
-use crate::transport::shm::Sight;
+use crate::transport::shm::StreamView;
 use crate::wait::{Failure, Interrupted, Pause, WaitPolicy};
 use rcomm_core::Op;
 use rcomm_recorder::model::Rank;
@@ -26,7 +26,7 @@ pub(crate) struct P2p {
     pub(super) neighbours: Neighbours,
     /// A view of each peer's channel that needs no lock. It is set once the channel is open, if the channel
     /// goes through memory.
-    pub(super) sights: Vec<OnceLock<Sight>>,
+    pub(super) views: Vec<OnceLock<StreamView>>,
     next: AtomicU64,
 }
 
@@ -41,7 +41,7 @@ impl P2p {
             mesh,
             group,
             peers: peers.collect(),
-            sights: ranks.iter().map(|_| OnceLock::new()).collect(),
+            views: ranks.iter().map(|_| OnceLock::new()).collect(),
             ranks,
             sockets,
             neighbours: Neighbours::default(),
@@ -50,7 +50,7 @@ impl P2p {
     }
 
     /// As [`new`](Self::new), where some of the ranks share memory.
-    pub(crate) fn among(self, neighbours: Neighbours) -> Self {
+    pub(crate) fn with_neighbours(self, neighbours: Neighbours) -> Self {
         Self { neighbours, ..self }
     }
 
@@ -119,7 +119,7 @@ impl P2p {
                 continue;
             }
             match policy.pause() {
-                Ok(Pause::Look) => {}
+                Ok(Pause::Poll) => {}
                 Ok(Pause::Sleep(time)) => {
                     self.check_peers(requests, policy)?;
                     self.sleep(requests.iter(), None, time)?;
@@ -185,20 +185,20 @@ impl P2p {
             return Ok(true);
         }
         let rank = self.ranks[at];
-        let wanted = Wanted {
+        let request = ChannelRequest {
             group: self.group,
             kind: ChannelKind::P2p,
             peer: rank,
             streams: self.neighbours.streams(at, &self.mesh),
         };
-        let Some(streams) = self.mesh.try_connect(wanted, policy)? else {
+        let Some(streams) = self.mesh.try_connect(request, policy)? else {
             return Ok(false);
         };
         let channel = self.neighbours.channel(at, streams).map_err(Failure::Io)?;
         let mut sockets = self.sockets.lock().unwrap_or_else(PoisonError::into_inner);
         sockets.extend_from_slice(channel.sockets());
         if let Channel::Shm(stream) = &channel {
-            self.sights[at].get_or_init(|| stream.sight());
+            self.views[at].get_or_init(|| stream.view());
         }
         peer.channel = Some(channel);
         Ok(true)

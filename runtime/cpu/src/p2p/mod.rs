@@ -17,11 +17,11 @@
 //! | `channel` | one peer's channel, and the assignment of what arrives to requests |
 //! | `request` | one send or receive |
 //! | `messages` | how requests make progress |
-//! | `alone` | one request that meets no other on its channel |
+//! | `direct` | one request that meets no other on its channel |
 //! | `waiting` | how requests wait, and for which peers |
 
-mod alone;
 mod channel;
+mod direct;
 mod frame;
 #[cfg(fuzzing)]
 pub(crate) mod fuzz;

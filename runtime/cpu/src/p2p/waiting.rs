@@ -11,7 +11,7 @@ use std::os::fd::OwnedFd;
 use std::time::Duration;
 
 /// How often a request whose channel is not open yet checks whether the peer is still alive.
-const DOUBT: Duration = Duration::from_millis(50);
+const LIVENESS_CHECK: Duration = Duration::from_millis(50);
 
 impl P2p {
     /// The ranks that these requests wait for.
@@ -32,7 +32,7 @@ impl P2p {
         requests: &[Request],
         policy: &mut WaitPolicy<'_>,
     ) -> Result<(), Failure> {
-        if policy.idle() < DOUBT {
+        if policy.idle() < LIVENESS_CHECK {
             return Ok(());
         }
         self.check_peers_now(requests, policy)
@@ -111,11 +111,11 @@ impl P2p {
                 let Channel::Tcp(channel) = channel else {
                     continue;
                 };
-                for (wanted, interest) in [
+                for (is_wanted, interest) in [
                     (waits.to_read, Interest::Read),
                     (waits.to_write, Interest::Write),
                 ] {
-                    if wanted {
+                    if is_wanted {
                         sockets.push((channel.stream(interest).clone(), interest));
                     }
                 }

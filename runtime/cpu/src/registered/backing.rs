@@ -1,7 +1,7 @@
 //! The memory of an allocated buffer: a region of this rank to which other ranks may get access, and how
 //! that access is revoked.
 
-use super::region::{Region, Whereabouts};
+use super::region::{Region, RegionHandle};
 use rcomm_core::backend::support::element_size;
 use rcomm_core::{Access, Buffer, Device};
 use rcomm_core::{Error, ErrorKind, Result};
@@ -109,24 +109,24 @@ impl Backing {
 
     /// Returns where other ranks find all of a buffer's memory for a window, if the memory is a backing and
     /// begins with the file.
-    pub(crate) fn for_window(memory: &Buffer<'_>) -> Option<Whereabouts> {
+    pub(crate) fn for_window(memory: &Buffer<'_>) -> Option<RegionHandle> {
         let backing = memory.owner()?.downcast_ref::<Self>()?;
         let begins = std::ptr::eq(backing.region.start().as_ptr(), memory.as_ptr());
         if !begins || backing.is_cut.load(Ordering::Acquire) {
             return None;
         }
         backing.is_in_window.store(true, Ordering::Release);
-        Some(backing.region.whereabouts())
+        Some(backing.region.handle())
     }
 
     /// Returns where other ranks find these bytes, to map them: `None` unless their pages hold nothing
     /// else.
-    pub(super) fn whole_pages(&self, bytes: &Range<usize>) -> Option<Whereabouts> {
+    pub(super) fn whole_pages(&self, bytes: &Range<usize>) -> Option<RegionHandle> {
         let page = rustix::param::page_size();
         let is_whole = bytes.start.is_multiple_of(page)
             && (bytes.end.is_multiple_of(page) || bytes.end == self.region.len());
         (is_whole && !bytes.is_empty() && !self.is_cut.load(Ordering::Acquire))
-            .then(|| self.region.whereabouts())
+            .then(|| self.region.handle())
     }
 
     /// Records that other ranks may have it mapped from now on.
@@ -232,7 +232,7 @@ mod tests {
             let mut backing = Backing::create(5000, Weak::new()).unwrap();
             Arc::get_mut(&mut backing).unwrap().maker = maker;
             backing.lend();
-            let other = Region::attach(&backing.region().whereabouts()).unwrap();
+            let other = Region::attach(&backing.region().handle()).unwrap();
             // SAFETY: the mapping is 5,000 bytes long, and this write, by address alone, is its one user in
             // this process.
             unsafe { other.start().as_ptr().write(7) };
@@ -242,10 +242,10 @@ mod tests {
     }
 
     #[test]
-    fn bytes_that_were_cut_off_are_the_same_and_nobody_else_reaches_them() {
+    fn bytes_that_were_cut_off_are_equal_and_private() {
         let page = rustix::param::page_size();
         let backing = Backing::create(3 * page + 5, Weak::new()).unwrap();
-        let other = Region::attach(&backing.region().whereabouts()).unwrap();
+        let other = Region::attach(&backing.region().handle()).unwrap();
         let byte = |region: &Region, at: usize| {
             // SAFETY: the callers pass offsets within the region's `3 * page + 5` bytes; no reference to
             // them exists.

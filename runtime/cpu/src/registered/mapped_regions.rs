@@ -8,7 +8,7 @@
 use super::access::{DirectAccess, MappedRegion, RegionBytes};
 use super::exposed::Exposed;
 use super::offer::Offer;
-use super::region::{Region, Whereabouts};
+use super::region::{Region, RegionHandle};
 use super::registry::Registry;
 use super::terms::{AccessTerms, Phases};
 use crate::wait::Failure;
@@ -30,7 +30,7 @@ pub(crate) enum AccessOutcome<'a> {
 }
 
 /// A region of a rank that all ranks know.
-struct Known {
+struct KnownRegion {
     /// The mapping, if the region is another rank's and is still mapped here.
     mapped: Option<Arc<MappedRegion>>,
     /// Whether all others have mapped it.
@@ -44,7 +44,7 @@ pub(crate) struct MappedRegions {
     rank: usize,
     registry: Arc<Registry>,
     /// By rank, and by id.
-    known: Vec<HashMap<u64, Known>>,
+    known: Vec<HashMap<u64, KnownRegion>>,
     operations: u64,
 }
 
@@ -118,7 +118,7 @@ impl MappedRegions {
     }
 
     /// The chosen regions that are not known yet, with their ranks.
-    fn unknown(&self, chosen: &[Option<Chosen>]) -> Vec<(usize, Whereabouts)> {
+    fn unknown(&self, chosen: &[Option<ChosenBytes>]) -> Vec<(usize, RegionHandle)> {
         let regions = chosen.iter().enumerate();
         let regions = regions.filter_map(|(rank, it)| Some((rank, it.as_ref()?.region)));
         regions
@@ -127,7 +127,7 @@ impl MappedRegions {
     }
 
     /// Maps the regions of other ranks; returns whether all could be mapped.
-    fn map(&mut self, regions: &[(usize, Whereabouts)]) -> bool {
+    fn map(&mut self, regions: &[(usize, RegionHandle)]) -> bool {
         // Regions that their owners have freed are unmapped at this point too.
         for known in self.known.iter_mut().flat_map(HashMap::values_mut) {
             known.mapped.take_if(|mapped| mapped.region().is_empty());
@@ -145,7 +145,7 @@ impl MappedRegions {
                     }
                 },
             };
-            let known = Known {
+            let known = KnownRegion {
                 mapped,
                 is_mapped: false,
                 used: self.operations,
@@ -156,7 +156,7 @@ impl MappedRegions {
     }
 
     /// Records whether all ranks have mapped these regions.
-    fn remember(&mut self, regions: &[(usize, Whereabouts)], is_mapped: bool) {
+    fn remember(&mut self, regions: &[(usize, RegionHandle)], is_mapped: bool) {
         for (rank, region) in regions {
             let known = &mut self.known[*rank];
             if let Some(known) = known.get_mut(&region.id) {
@@ -174,7 +174,7 @@ impl MappedRegions {
         }
     }
 
-    fn are_mapped(&self, chosen: &[Option<Chosen>]) -> bool {
+    fn are_mapped(&self, chosen: &[Option<ChosenBytes>]) -> bool {
         let mut all = self.known.iter().zip(chosen);
         all.all(|(known, chosen)| {
             let Some(chosen) = chosen else { return true };
@@ -183,7 +183,10 @@ impl MappedRegions {
     }
 
     /// The other ranks' bytes.
-    fn map_chosen(&mut self, chosen: &[Option<Chosen>]) -> io::Result<Vec<Option<RegionBytes>>> {
+    fn map_chosen(
+        &mut self,
+        chosen: &[Option<ChosenBytes>],
+    ) -> io::Result<Vec<Option<RegionBytes>>> {
         let mut all = Vec::with_capacity(chosen.len());
         for (rank, (known, chosen)) in self.known.iter_mut().zip(chosen).enumerate() {
             let mut found = None;
@@ -211,20 +214,20 @@ impl MappedRegions {
 }
 
 /// Bytes of a rank that are to be used.
-struct Chosen {
-    region: Whereabouts,
+struct ChosenBytes {
+    region: RegionHandle,
     bytes: Range<usize>,
 }
 
 /// The bytes that the terms name; `None` unless all of them are offered.
-fn chosen(terms: &AccessTerms, offers: &[Option<Offer>]) -> Option<Vec<Option<Chosen>>> {
+fn chosen(terms: &AccessTerms, offers: &[Option<Offer>]) -> Option<Vec<Option<ChosenBytes>>> {
     let named = terms.needs.iter().zip(offers);
     let named = named.map(|(need, offer)| {
         let Some(need) = need else { return Some(None) };
         let offer = offer.as_ref()?;
         let bytes = offer.bytes(need.len)?;
         let region = offer.region;
-        Some(Some(Chosen { region, bytes }))
+        Some(Some(ChosenBytes { region, bytes }))
     });
     named.collect()
 }
@@ -237,7 +240,7 @@ mod tests {
     use rcomm_core::Access;
 
     fn offer(id: u64, len: usize) -> Option<Offer> {
-        let region = Whereabouts {
+        let region = RegionHandle {
             pid: 1,
             number: 3,
             id,
@@ -288,11 +291,11 @@ mod tests {
     fn a_rank_that_offers_more_than_it_has_is_refused() {
         let registry = Arc::new(Registry::default());
         let other = Region::create(8192).unwrap();
-        let region = other.whereabouts();
+        let region = other.handle();
         let honest = Offer { region, start: 0 };
         let len = 1 << 20;
         let lie = Offer {
-            region: Whereabouts { len, ..region },
+            region: RegionHandle { len, ..region },
             start: 8192,
         };
         let offered = |offer| word(&Offer::encode(Some(offer)));

@@ -34,7 +34,7 @@ pub(super) use access::DirectAccess;
 pub(super) use backing::Backing;
 pub(super) use exposed::Exposed;
 pub(super) use mapped_regions::{AccessOutcome, MappedRegions};
-pub(super) use region::{Region, Whereabouts};
+pub(super) use region::{Region, RegionHandle};
 pub(super) use registry::Registry;
 pub(super) use terms::{AccessTerms, Need, Phases, Rule};
 

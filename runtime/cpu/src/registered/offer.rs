@@ -1,6 +1,6 @@
 //! What a rank publishes about its memory before an operation, and how the others validate it.
 
-use super::region::Whereabouts;
+use super::region::RegionHandle;
 use std::ops::Range;
 
 /// Bytes of an offer among the inline bytes of a phase.
@@ -10,7 +10,7 @@ pub(super) const OFFER_LEN: usize = 32;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Offer {
     /// The region that they are in.
-    pub(super) region: Whereabouts,
+    pub(super) region: RegionHandle,
     /// The offset in the region at which they begin.
     pub(super) start: usize,
 }
@@ -41,7 +41,7 @@ impl Offer {
             return None;
         }
         Some(Self {
-            region: Whereabouts {
+            region: RegionHandle {
                 pid: word(8),
                 number,
                 id,
@@ -65,7 +65,7 @@ mod tests {
 
     fn offer(len: usize, start: usize) -> Offer {
         Offer {
-            region: Whereabouts {
+            region: RegionHandle {
                 pid: 4_000_000_000,
                 number: 12,
                 id: 1 << 40,

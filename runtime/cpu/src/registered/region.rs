@@ -11,7 +11,7 @@ use std::ptr::NonNull;
 
 /// How the processes of this host find a region.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Whereabouts {
+pub(crate) struct RegionHandle {
     /// The process that made it.
     pub(crate) pid: u32,
     /// The number of its file descriptor in that process.
@@ -55,7 +55,7 @@ impl Region {
     ///
     /// # Errors
     /// Those of the system; also if the file is now another one, has another length, or can be truncated.
-    pub(crate) fn attach(at: &Whereabouts) -> io::Result<Self> {
+    pub(crate) fn attach(at: &RegionHandle) -> io::Result<Self> {
         let path = format!("/proc/{}/fd/{}", at.pid, at.number);
         // By now the path may refer to any file: opening it must not block, nor make it a controlling
         // terminal.
@@ -100,8 +100,8 @@ impl Region {
     }
 
     /// Where the others find it, if this process made it.
-    pub(crate) fn whereabouts(&self) -> Whereabouts {
-        Whereabouts {
+    pub(crate) fn handle(&self) -> RegionHandle {
+        RegionHandle {
             pid: std::process::id(),
             number: self.file.as_raw_fd(),
             id: self.id,
@@ -119,7 +119,7 @@ impl Region {
         self.len
     }
 
-    pub(super) fn ask_for_huge_pages(&self) -> io::Result<()> {
+    pub(super) fn request_huge_pages(&self) -> io::Result<()> {
         let start = self.start.as_ptr().cast();
         // SAFETY: the range is this whole mapping, whose bytes and addresses this advice leaves alone.
         unsafe { rustix::mm::madvise(start, self.len.max(1), Advice::LinuxHugepage)? };
@@ -158,21 +158,21 @@ mod tests {
     #[test]
     fn only_the_very_file_that_was_named_is_mapped() {
         let own = Region::create(100).unwrap();
-        let at = own.whereabouts();
+        let at = own.handle();
         assert!(Region::attach(&at).is_ok());
-        assert!(Region::attach(&Whereabouts { len: 99, ..at }).is_err());
+        assert!(Region::attach(&RegionHandle { len: 99, ..at }).is_err());
         let id = at.id ^ 1;
-        assert!(Region::attach(&Whereabouts { id, ..at }).is_err());
+        assert!(Region::attach(&RegionHandle { id, ..at }).is_err());
         // Another region of the same length, which takes over its descriptor's number.
         let other = Region::create(100).unwrap();
-        let number = other.whereabouts().number;
-        assert!(Region::attach(&Whereabouts { number, ..at }).is_err());
+        let number = other.handle().number;
+        assert!(Region::attach(&RegionHandle { number, ..at }).is_err());
     }
 
     #[test]
-    fn emptied_memory_is_zero_to_whoever_still_has_it() {
+    fn emptied_memory_is_zero_in_other_mappings() {
         let own = Region::create(5000).unwrap();
-        let other = Region::attach(&own.whereabouts()).unwrap();
+        let other = Region::attach(&own.handle()).unwrap();
         // SAFETY: byte 4,999 of 5,000, which nothing else uses in this mapping.
         unsafe { own.start().as_ptr().add(4999).write(7) };
         assert!(!other.is_empty());

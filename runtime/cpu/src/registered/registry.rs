@@ -59,7 +59,7 @@ impl Registry {
             }
             Err(error) => return Err(Error::io("cannot allocate memory that ranks share", error)),
         };
-        self.note_huge_pages(backing.region().ask_for_huge_pages());
+        self.note_huge_pages(backing.region().request_huge_pages());
         let start = backing.region().start().addr().get();
         let weak = Arc::downgrade(&backing);
         // The backing is added after this, since a buffer is made only of a backing without another

@@ -457,7 +457,7 @@ fn coalesced_operations_do_each_of_their_parts() {
 }
 
 #[test]
-fn nobody_leaves_a_barrier_before_all_have_come() {
+fn no_rank_leaves_a_barrier_before_all_have_entered_it() {
     use std::sync::atomic::AtomicUsize;
     for &wiring in WIRINGS {
         for &size in SIZES {
@@ -498,7 +498,7 @@ fn a_rank_that_waits_a_second_burns_no_core() {
 }
 
 #[test]
-fn issued_and_blocking_operations_keep_their_turns() {
+fn issued_and_blocking_operations_run_in_order_of_issue() {
     on_all(|rig| {
         let mut pending = Vec::new();
         for round in 0..10 {
@@ -558,7 +558,7 @@ fn groups_of_one_world_do_not_disturb_each_other() {
                                 deadline,
                                 hints: Hints::NONE,
                             },
-                            &Deaf,
+                            &NoObserver,
                         )
                         .unwrap();
                         drop(op);

@@ -2,7 +2,7 @@
 //! the deadline.
 
 use super::*;
-use crate::mesh::Wanted;
+use crate::mesh::ChannelRequest;
 use crate::mesh::handshake::ChannelKind;
 use crate::wait::{Stop, WaitMode, WaitPolicy};
 use rcomm_core::backend::AbortReason;
@@ -191,7 +191,7 @@ fn an_abort_ends_what_waits_and_all_that_comes() {
 }
 
 #[test]
-fn strangers_are_refused_and_counted_and_disturb_nobody() {
+fn strangers_are_refused_and_counted_and_disturb_no_rank() {
     world(2, Wiring::Tcp, |rig| {
         rig.run(Op::Barrier).unwrap();
         if rig.rank == 1 {
@@ -218,7 +218,9 @@ fn strangers_are_refused_and_counted_and_disturb_nobody() {
                 deadline: LONG.into(),
                 hints: Hints::NONE,
             };
-            let error = backend.run(&mut Op::Barrier, call, &Deaf).unwrap_err();
+            let error = backend
+                .run(&mut Op::Barrier, call, &NoObserver)
+                .unwrap_err();
             assert_eq!(error.kind(), ErrorKind::Unauthorized, "{error}");
             assert_eq!(error.rank(), Some(0));
             // A connection that sends no bytes must not delay the next one.
@@ -253,18 +255,18 @@ fn strangers_are_refused_and_counted_and_disturb_nobody() {
 }
 
 /// Runs a rank 1 that has the secret and then sends arbitrary bytes.
-fn rank_1_raves(kind: ChannelKind, noise: &[u8]) {
+fn rank_1_sends_noise(kind: ChannelKind, noise: &[u8]) {
     world(2, Wiring::Tcp, |rig| {
         if rig.rank == 1 {
             let stop = Stop::default();
             let mut policy = WaitPolicy::new(&stop, LONG.into(), WaitMode::Oversubscribed);
-            let wanted = Wanted {
+            let request = ChannelRequest {
                 group: 1,
                 kind,
                 peer: 0,
                 streams: 1,
             };
-            let channel = rig.factory.mesh.connect(wanted, &mut policy);
+            let channel = rig.factory.mesh.connect(request, &mut policy);
             let mut channel = channel.unwrap_or_else(|_| panic!("the channel to rank 0"));
             let mut channel = channel.remove(0);
             channel.set_nonblocking(false).unwrap();
@@ -296,17 +298,17 @@ fn a_rank_that_sends_garbage_is_named_and_nothing_is_read_of_it() {
     for kind in [ChannelKind::Collective, ChannelKind::P2p] {
         for seed in 0..12 {
             let noise: Vec<u8> = Noise(seed).take(4096).collect();
-            rank_1_raves(kind, &noise);
+            rank_1_sends_noise(kind, &noise);
         }
         // The right magic words, followed by absurd lengths.
         for magic in [0x7263_6e31u32, 0x7263_7031] {
             let mut noise = vec![0xff; 4096];
             noise[..4].copy_from_slice(&magic.to_le_bytes());
-            rank_1_raves(kind, &noise);
+            rank_1_sends_noise(kind, &noise);
             for code in 1..=5 {
                 noise[4] = code;
                 noise[5] = 0;
-                rank_1_raves(kind, &noise);
+                rank_1_sends_noise(kind, &noise);
             }
         }
     }

@@ -1,7 +1,7 @@
 //! A rank that leaves directly after its last operation: what it sent before must still arrive.
 
 use super::*;
-use crate::mesh::Wanted;
+use crate::mesh::ChannelRequest;
 use crate::mesh::handshake::ChannelKind;
 use crate::wait::{Stop, WaitMode, WaitPolicy};
 use std::io::{Read, Write};
@@ -99,13 +99,13 @@ fn alone_after(wiring: Wiring, last: impl FnOnce(&Rig) + Send + 'static) -> Rig 
 fn channel(rig: &Rig, kind: ChannelKind, peer: u32) -> TcpStream {
     let stop = Stop::default();
     let mut policy = WaitPolicy::new(&stop, LONG.into(), WaitMode::Oversubscribed);
-    let wanted = Wanted {
+    let request = ChannelRequest {
         group: 1,
         kind,
         peer,
         streams: 1,
     };
-    let mut streams = rig.factory.mesh.connect(wanted, &mut policy).unwrap();
+    let mut streams = rig.factory.mesh.connect(request, &mut policy).unwrap();
     let stream = streams.remove(0);
     stream.set_nonblocking(false).unwrap();
     stream

@@ -51,7 +51,7 @@ fn a_message_arrives_whole_and_in_order() {
 }
 
 #[test]
-fn short_and_long_messages_keep_their_order_while_nobody_receives() {
+fn short_and_long_messages_keep_their_order_while_none_is_received() {
     // More short messages than any transport has room for.
     let count = |round: u32| if round.is_multiple_of(4) { 100 } else { 2 };
     for &wiring in WIRINGS {
@@ -181,7 +181,7 @@ fn issued_receives_of_one_tag_take_messages_in_order() {
 }
 
 #[test]
-fn a_receive_from_any_says_who_sent() {
+fn a_receive_from_any_returns_the_sender() {
     for &wiring in WIRINGS {
         world(4, wiring, |rig| {
             for count in [4, 40_000] {

@@ -1,7 +1,7 @@
 //! Ranks run as threads over one store, each with its own mesh, so that they behave as processes do.
 
-mod beside;
 mod collectives;
+mod concurrent;
 mod faults;
 mod leaving;
 mod messages;
@@ -128,8 +128,8 @@ struct Rig {
     next: AtomicU64,
 }
 
-struct Deaf;
-impl Observer for Deaf {
+struct NoObserver;
+impl Observer for NoObserver {
     fn started(&self) {}
     fn ended(&self) {}
 }
@@ -170,10 +170,10 @@ impl Rig {
         op.validate(self.rank as u32, self.size as u32).unwrap();
         let call = self.call(op, deadline);
         if self.wiring != Wiring::Registered || op.is_p2p() {
-            return self.backend.run(op, call, &Deaf);
+            return self.backend.run(op, call, &NoObserver);
         }
         let mut copy = op.map_buffers(&|buffer| self.allocated(buffer)).unwrap();
-        let done = self.backend.run(&mut copy, call, &Deaf)?;
+        let done = self.backend.run(&mut copy, call, &NoObserver)?;
         op.copy_outputs_from(&copy).unwrap();
         Ok(done)
     }
@@ -191,7 +191,7 @@ impl Rig {
 
     fn issue(&self, op: Op<'static>) -> Arc<dyn Pending> {
         let call = self.call(&op, LONG);
-        self.backend.issue(op, call, Arc::new(Deaf)).unwrap()
+        self.backend.issue(op, call, Arc::new(NoObserver)).unwrap()
     }
 }
 

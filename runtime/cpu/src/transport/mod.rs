@@ -4,9 +4,9 @@
 //! in both directions between two ranks. It never blocks: bytes that do not fit or have not arrived are
 //! tried again later. The callers decide how to wait.
 
+pub(crate) mod fd_passing;
 #[allow(unsafe_code)]
 pub(crate) mod fill;
-pub(crate) mod handover;
 pub(crate) mod shm;
 #[cfg(test)]
 #[allow(unsafe_code)]

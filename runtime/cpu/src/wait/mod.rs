@@ -24,11 +24,11 @@ const SPIN: Duration = Duration::from_micros(50);
 /// late that the others fall asleep in turn, in every later operation.
 const YIELD: Duration = Duration::from_millis(1);
 /// How long a helper thread yields to the rank's own before it sleeps.
-const LINGER: Duration = Duration::from_micros(200);
+const HELPER_YIELD: Duration = Duration::from_micros(200);
 /// Polls between two reads of the clock.
-const LOOKS: u32 = 64;
+const POLLS_PER_CHECK: u32 = 64;
 /// Number of polls before the waiter hints to the processor that this is a wait.
-const EAGER: u32 = 48;
+const POLLS_BEFORE_HINT: u32 = 48;
 /// The longest sleep between two checks of stop, deadline and peers.
 const LONGEST_SLEEP: Duration = Duration::from_millis(10);
 
@@ -41,9 +41,9 @@ pub(crate) enum WaitMode {
     Oversubscribed,
     /// The waiter is a helper thread that waits for work, and not a rank that waits for its peers: it
     /// should yield to the rank, and only for a short time.
-    Aside,
+    Helper,
     /// The caller expects a long wait: the waiter should sleep.
-    Asleep,
+    Sleep,
 }
 
 impl WaitMode {
@@ -53,7 +53,7 @@ impl WaitMode {
         match hint {
             WaitHint::Unknown => self,
             WaitHint::Short => Self::CorePerRank,
-            WaitHint::Long => Self::Asleep,
+            WaitHint::Long => Self::Sleep,
         }
     }
 
@@ -105,7 +105,7 @@ impl Stop {
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Pause {
     /// Check again.
-    Look,
+    Poll,
     /// Sleep until a wake-up, for this long at most.
     Sleep(Duration),
 }
@@ -124,7 +124,7 @@ pub(crate) struct WaitPolicy<'a> {
     stop: &'a Stop,
     deadline: Deadline,
     wait_mode: WaitMode,
-    looks: u32,
+    polls: u32,
     idle_since: Option<Instant>,
 }
 
@@ -134,7 +134,7 @@ impl<'a> WaitPolicy<'a> {
             stop,
             deadline,
             wait_mode,
-            looks: 0,
+            polls: 0,
             idle_since: None,
         }
     }
@@ -142,22 +142,22 @@ impl<'a> WaitPolicy<'a> {
     /// Restarts the wait after progress was made.
     #[inline]
     pub(crate) fn refresh(&mut self) {
-        self.looks = 0;
+        self.polls = 0;
         self.idle_since = None;
     }
 
     /// Counts an unsuccessful poll; returns what to do next.
     #[inline]
     pub(crate) fn pause(&mut self) -> Result<Pause, Interrupted> {
-        self.looks += 1;
-        if self.wait_mode == WaitMode::CorePerRank && !self.looks.is_multiple_of(LOOKS) {
+        self.polls += 1;
+        if self.wait_mode == WaitMode::CorePerRank && !self.polls.is_multiple_of(POLLS_PER_CHECK) {
             // The hint costs about half as long as one load of another core's memory.
-            if self.looks > EAGER {
+            if self.polls > POLLS_BEFORE_HINT {
                 std::hint::spin_loop();
             }
-            return Ok(Pause::Look);
+            return Ok(Pause::Poll);
         }
-        self.reconsider()
+        self.check_and_pause()
     }
 
     /// How long this wait has polled without success.
@@ -179,7 +179,7 @@ impl<'a> WaitPolicy<'a> {
     }
 
     #[cold]
-    fn reconsider(&mut self) -> Result<Pause, Interrupted> {
+    fn check_and_pause(&mut self) -> Result<Pause, Interrupted> {
         if let Some(reason) = self.stop.reason() {
             return Err(Interrupted::Stopped(reason));
         }
@@ -194,14 +194,14 @@ impl<'a> WaitPolicy<'a> {
         let policy = match self.wait_mode {
             WaitMode::CorePerRank => SPIN,
             WaitMode::Oversubscribed => YIELD,
-            WaitMode::Aside => LINGER,
-            WaitMode::Asleep => Duration::ZERO,
+            WaitMode::Helper => HELPER_YIELD,
+            WaitMode::Sleep => Duration::ZERO,
         };
         if idle < policy {
             if self.wait_mode != WaitMode::CorePerRank {
                 std::thread::yield_now();
             }
-            return Ok(Pause::Look);
+            return Ok(Pause::Poll);
         }
         // The sleep is short at first, since most waits are short.
         let sleep = idle.min(LONGEST_SLEEP);
@@ -218,7 +218,7 @@ mod tests {
     use rcomm_core::ErrorKind;
 
     #[test]
-    fn a_waiter_looks_then_sleeps_then_times_out() {
+    fn a_waiter_polls_then_sleeps_then_times_out() {
         let stop = Stop::default();
         let deadline = Instant::now() + Duration::from_millis(500);
         let mut policy = WaitPolicy::new(&stop, Deadline::At(deadline), WaitMode::CorePerRank);
@@ -226,7 +226,7 @@ mod tests {
         let mut looked = false;
         loop {
             match policy.pause() {
-                Ok(Pause::Look) => looked = true,
+                Ok(Pause::Poll) => looked = true,
                 Ok(Pause::Sleep(time)) => {
                     slept = true;
                     assert!(time <= LONGEST_SLEEP);
@@ -241,7 +241,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_expects_a_long_wait_sleeps_without_looking() {
+    fn a_waiter_that_expects_a_long_wait_sleeps_at_once() {
         let stop = Stop::default();
         for (hint, wait_mode) in [
             (WaitHint::Long, WaitMode::CorePerRank),
@@ -253,7 +253,7 @@ mod tests {
         }
         let wait_mode = WaitMode::Oversubscribed.hinted(WaitHint::Short);
         let mut policy = WaitPolicy::new(&stop, Deadline::In(Duration::MAX), wait_mode);
-        assert!(matches!(policy.pause(), Ok(Pause::Look)));
+        assert!(matches!(policy.pause(), Ok(Pause::Poll)));
         assert_eq!(wait_mode, WaitMode::CorePerRank);
     }
 

@@ -12,7 +12,7 @@ mod service;
 mod shared;
 
 use crate::mesh::Mesh;
-use crate::registered::{Backing, Whereabouts};
+use crate::registered::{Backing, RegionHandle};
 use crate::wait::{Pause, Stop, WaitMode, WaitPolicy};
 use rcomm_core::Buffer;
 use rcomm_core::Deadline;
@@ -24,7 +24,7 @@ use rcomm_core::{Error, ErrorKind, Result};
 use rcomm_recorder::model::{DType, Rank};
 use rustix::event::Timespec;
 use rustix::thread::futex;
-use service::{Service, ask_bytes, give_bytes, say_bye, say_signal};
+use service::{Service, send_end, send_get, send_put, send_signal};
 use shared::{SharedMemory, WindowBuffer};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard};
@@ -32,36 +32,39 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 /// How often a rank that waits for a signal checks whether the sender is still alive.
-const DOUBT: Duration = Duration::from_millis(50);
+const LIVENESS_CHECK: Duration = Duration::from_millis(50);
 /// Bytes of the encoded description of a rank's part.
-const CARD: usize = 64;
+const DESCRIPTION_LEN: usize = 64;
 
 /// Reads `bytes` as the description of a rank's part, and as a request for another's.
 #[cfg(fuzzing)]
 pub(super) fn read_any_bytes(bytes: &[u8]) {
-    if let Some(card) = Card::decode(bytes) {
-        assert_eq!(Card::decode(&card.encode()), Some(card));
+    if let Some(description) = PartDescription::decode(bytes) {
+        assert_eq!(
+            PartDescription::decode(&description.encode()),
+            Some(description)
+        );
     }
     service::read_any_bytes(bytes);
 }
 
 /// A rank's description of its part, for the other ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Card {
+struct PartDescription {
     /// Ranks with the same number share memory; 0 means that the rank shares memory with no other.
     host: u64,
     pid: u32,
     dtype: DType,
     bytes: u64,
     /// Where the window's memory is, if it can be mapped.
-    data: Option<Whereabouts>,
+    data: Option<RegionHandle>,
     /// Where its counters are, if they can be mapped.
-    counters: Option<Whereabouts>,
+    counters: Option<RegionHandle>,
 }
 
-impl Card {
-    fn encode(&self) -> [u8; CARD] {
-        let mut bytes = [0; CARD];
+impl PartDescription {
+    fn encode(&self) -> [u8; DESCRIPTION_LEN] {
+        let mut bytes = [0; DESCRIPTION_LEN];
         bytes[..8].copy_from_slice(&self.host.to_le_bytes());
         bytes[8..12].copy_from_slice(&self.pid.to_le_bytes());
         bytes[12] = self.dtype.code();
@@ -82,7 +85,7 @@ impl Card {
         let region = |at: usize| {
             let number = word(at)?.cast_signed();
             let (id, len) = (long(at + 4)?, usize::try_from(long(at + 12)?).ok()?);
-            (number >= 0).then_some(Whereabouts {
+            (number >= 0).then_some(RegionHandle {
                 pid,
                 number,
                 id,
@@ -109,7 +112,7 @@ struct PeerPart {
     /// Its counters, if these are mapped here.
     counters: Option<RemoteMemory>,
     /// Ensures that only one exchange of messages at a time runs with a part that is not mapped.
-    talk: Mutex<()>,
+    exchange: Mutex<()>,
 }
 
 /// The state that the caller's threads and the service share.
@@ -133,7 +136,7 @@ impl WindowState {
             deadline,
             hints: Hints::NONE,
         };
-        self.messages.run(op, call, &Unobserved)
+        self.messages.run(op, call, &NoObserver)
     }
 
     fn counter<'a>(&self, memory: &'a RemoteMemory, rank: usize) -> Result<&'a AtomicU32> {
@@ -159,9 +162,9 @@ fn take_one(counter: &AtomicU32) -> bool {
     taken.is_ok()
 }
 
-struct Unobserved;
+struct NoObserver;
 
-impl Observer for Unobserved {
+impl Observer for NoObserver {
     fn started(&self) {}
 
     fn ended(&self) {}
@@ -181,7 +184,7 @@ pub(super) struct Members {
 pub(super) struct CpuWindow {
     shared: Arc<WindowState>,
     /// The parts of all members, until the window is closed.
-    reach: RwLock<Vec<PeerPart>>,
+    peer_parts: RwLock<Vec<PeerPart>>,
     /// This rank's part, until it is returned to the caller.
     memory: Mutex<Option<Arc<WindowBuffer>>>,
     service: Mutex<Option<JoinHandle<()>>>,
@@ -200,17 +203,17 @@ impl CpuWindow {
         let data = Backing::for_window(&memory);
         let bytes = memory.size_bytes();
         let dtype = memory.dtype();
-        let (kept, own) = WindowBuffer::give_up(memory)?;
+        let (kept, own) = WindowBuffer::from_buffer(memory)?;
         let counters = SharedMemory::create(size * 4)
             .map_err(|error| Error::io("cannot allocate a window's counters", error))?;
         let counters = Arc::new(counters);
-        let card = Card {
+        let description = PartDescription {
             host: members.mesh.host().number(),
             pid: std::process::id(),
             dtype,
             bytes: bytes as u64,
             data,
-            counters: Some(counters.whereabouts()),
+            counters: Some(counters.handle()),
         };
         let shared = Arc::new(WindowState {
             messages: members.messages,
@@ -221,29 +224,34 @@ impl CpuWindow {
             stop: Stop::default(),
             wait_mode: members.wait_mode,
         });
-        let mut said = Op::AllGatherSingle {
-            input: Buffer::from_vec(card.encode().to_vec()),
-            output: Buffer::from_vec(vec![0u8; size * CARD]),
+        let mut gathered = Op::AllGatherSingle {
+            input: Buffer::from_vec(description.encode().to_vec()),
+            output: Buffer::from_vec(vec![0u8; size * DESCRIPTION_LEN]),
         };
-        shared.run(&mut said, 1, deadline)?;
-        let reach = reach_of(&shared, &own, &card, said.outputs()[0].as_bytes()?)?;
-        let asks = reach
+        shared.run(&mut gathered, 1, deadline)?;
+        let peer_parts = map_parts(
+            &shared,
+            &own,
+            &description,
+            gathered.outputs()[0].as_bytes()?,
+        )?;
+        let asks = peer_parts
             .iter()
             .any(|it| it.data.is_none() || it.counters.is_none());
-        let mut anybody = [u8::from(asks)];
+        let mut needs_service = [u8::from(asks)];
         let mut asked = Op::AllReduce {
-            buffer: Buffer::from_mut(&mut anybody),
+            buffer: Buffer::from_mut(&mut needs_service),
             op: rcomm_recorder::model::ReduceOp::Max.into(),
         };
         shared.run(&mut asked, 2, deadline)?;
         drop(asked);
-        let service = match anybody {
+        let service = match needs_service {
             [0] => None,
             _ => Some(Service::start(shared.clone(), own, name)?),
         };
         Ok(Self {
             shared,
-            reach: RwLock::new(reach),
+            peer_parts: RwLock::new(peer_parts),
             memory: Mutex::new(Some(kept)),
             service: Mutex::new(service),
         })
@@ -256,13 +264,18 @@ impl CpuWindow {
     }
 
     fn parts(&self) -> RwLockReadGuard<'_, Vec<PeerPart>> {
-        self.reach.read().unwrap_or_else(PoisonError::into_inner)
+        self.peer_parts
+            .read()
+            .unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Removes all parts: later accesses find the window closed.
-    fn take_reach(&self) -> Vec<PeerPart> {
-        let mut reach = self.reach.write().unwrap_or_else(PoisonError::into_inner);
-        std::mem::take(&mut *reach)
+    fn take_parts(&self) -> Vec<PeerPart> {
+        let mut peer_parts = self
+            .peer_parts
+            .write()
+            .unwrap_or_else(PoisonError::into_inner);
+        std::mem::take(&mut *peer_parts)
     }
 
     fn refuse_if_stopped(&self) -> Result<()> {
@@ -288,7 +301,7 @@ fn range(parts: &[PeerPart], peer: u32, offset: usize, len: usize) -> Result<&Pe
     let part = part(parts, peer)?;
     if offset.checked_add(len).is_none_or(|end| end > part.bytes) {
         let message = format!(
-            "{len} bytes at {offset} reach beyond the {} bytes of rank {peer}'s part",
+            "{len} bytes at {offset} peer_parts beyond the {} bytes of rank {peer}'s part",
             part.bytes
         );
         return Err(Error::new(ErrorKind::InvalidArgument, message));
@@ -302,23 +315,23 @@ fn part(parts: &[PeerPart], peer: u32) -> Result<&PeerPart> {
 }
 
 /// Maps all parts that can be mapped. Fails, on all ranks alike, if element types differ.
-fn reach_of(
+fn map_parts(
     shared: &WindowState,
     memory: &RemoteMemory,
-    own: &Card,
-    said: &[u8],
+    own: &PartDescription,
+    gathered: &[u8],
 ) -> Result<Vec<PeerPart>> {
-    let mut reach = Vec::new();
-    for (at, bytes) in said.chunks_exact(CARD).enumerate() {
+    let mut peer_parts = Vec::new();
+    for (at, bytes) in gathered.chunks_exact(DESCRIPTION_LEN).enumerate() {
         let rank = shared.ranks[at];
-        let card = Card::decode(bytes).ok_or_else(|| {
+        let description = PartDescription::decode(bytes).ok_or_else(|| {
             let message =
                 format!("rank {rank} sent a malformed description of its part of the window");
             Error::new(ErrorKind::Backend, message).with_rank(rank)
         })?;
-        let bytes = usize::try_from(card.bytes).unwrap_or(usize::MAX);
-        let here = card.host != 0 && card.host == own.host;
-        let map = |region: Option<Whereabouts>, least: usize| {
+        let bytes = usize::try_from(description.bytes).unwrap_or(usize::MAX);
+        let here = description.host != 0 && description.host == own.host;
+        let map = |region: Option<RegionHandle>, least: usize| {
             let region = region.filter(|region| here && region.len >= least);
             match region.map(|region| SharedMemory::attach(&region)) {
                 Some(Ok(mapped)) => Some(Arc::new(mapped).access()),
@@ -332,33 +345,39 @@ fn reach_of(
         let (data, counters) = if at == shared.rank {
             (Some(memory.clone()), Some(shared.counters.clone()))
         } else {
-            let data = map(card.data, bytes).and_then(|all| all.part(0, bytes).ok());
-            let counters = map(card.counters, shared.ranks.len() * 4);
+            let data = map(description.data, bytes).and_then(|all| all.part(0, bytes).ok());
+            let counters = map(description.counters, shared.ranks.len() * 4);
             // A signal must not overtake earlier puts, so both take the same path.
             match (data, counters) {
                 (Some(data), Some(counters)) => (Some(data), Some(counters)),
                 _ => (None, None),
             }
         };
-        reach.push((
-            card,
+        peer_parts.push((
+            description,
             PeerPart {
                 bytes,
                 data,
                 counters,
-                talk: Mutex::new(()),
+                exchange: Mutex::new(()),
             },
         ));
     }
-    let first = reach.first().map(|(card, _)| card.dtype);
-    if let Some(at) = reach.iter().position(|(card, _)| Some(card.dtype) != first) {
+    let first = peer_parts.first().map(|(description, _)| description.dtype);
+    if let Some(at) = peer_parts
+        .iter()
+        .position(|(description, _)| Some(description.dtype) != first)
+    {
         let message = format!(
             "the parts of a window differ: rank {} has elements of type {}, rank {} of {}",
-            shared.ranks[0], reach[0].0.dtype, shared.ranks[at], reach[at].0.dtype
+            shared.ranks[0], peer_parts[0].0.dtype, shared.ranks[at], peer_parts[at].0.dtype
         );
         return Err(Error::new(ErrorKind::Mismatch, message).with_rank(shared.ranks[at]));
     }
-    Ok(reach.into_iter().map(|(_, reach)| reach).collect())
+    Ok(peer_parts
+        .into_iter()
+        .map(|(_, peer_parts)| peer_parts)
+        .collect())
 }
 
 impl Window for CpuWindow {
@@ -375,8 +394,8 @@ impl Window for CpuWindow {
         match &part.data {
             Some(memory) => memory.write(offset, bytes),
             None => {
-                let _talk = lock(&part.talk);
-                give_bytes(&self.shared, peer, offset, bytes, deadline.started())
+                let _exchange = lock(&part.exchange);
+                send_put(&self.shared, peer, offset, bytes, deadline.started())
             }
         }
     }
@@ -394,8 +413,8 @@ impl Window for CpuWindow {
         into.fill(|bytes| match &part.data {
             Some(memory) => memory.read(offset, bytes),
             None => {
-                let _talk = lock(&part.talk);
-                ask_bytes(&self.shared, peer, offset, bytes, deadline.started())
+                let _exchange = lock(&part.exchange);
+                send_get(&self.shared, peer, offset, bytes, deadline.started())
             }
         })
     }
@@ -407,8 +426,8 @@ impl Window for CpuWindow {
         match &part.counters {
             Some(counters) => self.shared.count_signal(counters, self.shared.rank),
             None => {
-                let _talk = lock(&part.talk);
-                say_signal(&self.shared, peer, deadline.started())
+                let _exchange = lock(&part.exchange);
+                send_signal(&self.shared, peer, deadline.started())
             }
         }
     }
@@ -419,10 +438,10 @@ impl Window for CpuWindow {
         let counter = shared.counter(&shared.counters, peer as usize)?;
         let rank = shared.ranks[peer as usize];
         let mut policy = WaitPolicy::new(&shared.stop, deadline.started(), shared.wait_mode);
-        let mut doubt = Instant::now() + DOUBT;
+        let mut next_check = Instant::now() + LIVENESS_CHECK;
         while !take_one(counter) {
             match policy.pause() {
-                Ok(Pause::Look) => {}
+                Ok(Pause::Poll) => {}
                 Ok(Pause::Sleep(time)) => {
                     let time = Timespec {
                         tv_sec: time.as_secs().cast_signed(),
@@ -431,10 +450,10 @@ impl Window for CpuWindow {
                     // Whatever ended the sleep, the count is checked again.
                     let _ = futex::wait(counter, futex::Flags::empty(), 0, Some(&time));
                     let mesh = &shared.mesh;
-                    if Instant::now() < doubt || rank == mesh.rank() {
+                    if Instant::now() < next_check || rank == mesh.rank() {
                         continue;
                     }
-                    doubt = Instant::now() + DOUBT;
+                    next_check = Instant::now() + LIVENESS_CHECK;
                     // A signal that the sender sent before it left is still valid.
                     if mesh.is_gone(rank, &mut policy).unwrap_or(false)
                         && counter.load(Ordering::Acquire) == 0
@@ -478,10 +497,10 @@ impl Window for CpuWindow {
         let deadline = deadline.started();
         let shared = &self.shared;
         // From here on this rank issues no puts or gets.
-        let reach = self.take_reach();
+        let peer_parts = self.take_parts();
         if lock(&self.service).is_some() {
             for peer in (0..shared.ranks.len()).filter(|&peer| peer != shared.rank) {
-                say_bye(shared, peer as u32, deadline)?;
+                send_end(shared, peer as u32, deadline)?;
             }
         }
         // Members whose part is still mapped here are informed: their memory must not become private memory
@@ -490,14 +509,17 @@ impl Window for CpuWindow {
             let data = part.data.as_ref().filter(|_| at != shared.rank);
             u8::from(data.is_some_and(|data| !data.is_alone()))
         };
-        let mut said = Op::AllToAllSingle {
-            input: Buffer::from_vec(reach.iter().enumerate().map(still_mapped).collect()),
+        let mut gathered = Op::AllToAllSingle {
+            input: Buffer::from_vec(peer_parts.iter().enumerate().map(still_mapped).collect()),
             output: Buffer::from_vec(vec![0u8; shared.ranks.len()]),
         };
-        drop(reach);
+        drop(peer_parts);
         // No member completes this before this rank has reached it.
-        shared.run(&mut said, 3, deadline)?;
-        let is_mapped = said.outputs()[0].as_bytes()?.iter().any(|&said| said != 0);
+        shared.run(&mut gathered, 3, deadline)?;
+        let is_mapped = gathered.outputs()[0]
+            .as_bytes()?
+            .iter()
+            .any(|&gathered| gathered != 0);
         if let Some(service) = lock(&self.service).take() {
             // The thread ends when the last member has announced that it closes, which all have done by
             // now. A panic in the thread was already reported.
@@ -520,7 +542,7 @@ impl Window for CpuWindow {
             let _ = service.join();
         }
         // This waits for copies that are in progress.
-        drop(self.take_reach());
+        drop(self.take_parts());
         drop(lock(&self.memory).take());
     }
 }
@@ -540,22 +562,25 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_a_rank_says_of_its_part_survives_the_wire() {
-        let card = Card {
+    fn a_description_of_a_part_survives_the_wire() {
+        let description = PartDescription {
             host: 7 << 40,
             pid: 4_000_000_000,
             dtype: DType::Bf16,
             bytes: 1 << 41,
             data: None,
-            counters: Some(Whereabouts {
+            counters: Some(RegionHandle {
                 pid: 4_000_000_000,
                 number: 12,
                 id: 1 << 42,
                 len: 1 << 40,
             }),
         };
-        assert_eq!(Card::decode(&card.encode()), Some(card));
-        assert_eq!(Card::decode(&[0xff; CARD]), None);
-        assert_eq!(Card::decode(&[0; 10]), None);
+        assert_eq!(
+            PartDescription::decode(&description.encode()),
+            Some(description)
+        );
+        assert_eq!(PartDescription::decode(&[0xff; DESCRIPTION_LEN]), None);
+        assert_eq!(PartDescription::decode(&[0; 10]), None);
     }
 }

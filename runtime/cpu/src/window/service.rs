@@ -29,7 +29,7 @@ enum WindowRequest {
     Put { offset: usize, len: usize },
     Get { offset: usize, len: usize },
     Signal,
-    Bye,
+    End,
 }
 
 impl WindowRequest {
@@ -38,7 +38,7 @@ impl WindowRequest {
             Self::Put { offset, len } => (1u64, offset, len),
             Self::Get { offset, len } => (2, offset, len),
             Self::Signal => (3, 0, 0),
-            Self::Bye => (4, 0, 0),
+            Self::End => (4, 0, 0),
         };
         let mut bytes = [0; HEAD];
         for (at, word) in [kind, offset as u64, len as u64].into_iter().enumerate() {
@@ -59,7 +59,7 @@ impl WindowRequest {
             1 if inside => Some(Self::Put { offset, len }),
             2 if inside => Some(Self::Get { offset, len }),
             3 => Some(Self::Signal),
-            4 => Some(Self::Bye),
+            4 => Some(Self::End),
             _ => None,
         }
     }
@@ -74,7 +74,7 @@ pub(super) fn read_any_bytes(bytes: &[u8]) {
             Some(WindowRequest::Put { offset, len } | WindowRequest::Get { offset, len }) => {
                 assert!(len <= PIECE && offset + len <= size);
             }
-            Some(WindowRequest::Signal | WindowRequest::Bye) | None => {}
+            Some(WindowRequest::Signal | WindowRequest::End) | None => {}
         }
     }
 }
@@ -98,7 +98,7 @@ fn receive(
 }
 
 /// Sends bytes to a peer's service, which writes them into the peer's part.
-pub(super) fn give_bytes(
+pub(super) fn send_put(
     shared: &WindowState,
     peer: u32,
     offset: usize,
@@ -117,7 +117,7 @@ pub(super) fn give_bytes(
 }
 
 /// Gets bytes of a peer's part from its service.
-pub(super) fn ask_bytes(
+pub(super) fn send_get(
     shared: &WindowState,
     peer: u32,
     offset: usize,
@@ -136,7 +136,7 @@ pub(super) fn ask_bytes(
 }
 
 /// Sends a signal, which the peer's service counts.
-pub(super) fn say_signal(shared: &WindowState, peer: u32, deadline: Deadline) -> Result<()> {
+pub(super) fn send_signal(shared: &WindowState, peer: u32, deadline: Deadline) -> Result<()> {
     send(
         shared,
         peer,
@@ -147,12 +147,12 @@ pub(super) fn say_signal(shared: &WindowState, peer: u32, deadline: Deadline) ->
 }
 
 /// Announces that this rank sends no more requests.
-pub(super) fn say_bye(shared: &WindowState, peer: u32, deadline: Deadline) -> Result<()> {
+pub(super) fn send_end(shared: &WindowState, peer: u32, deadline: Deadline) -> Result<()> {
     send(
         shared,
         peer,
         HEAD_TAG,
-        &WindowRequest::Bye.encode(),
+        &WindowRequest::End.encode(),
         deadline,
     )
 }
@@ -200,9 +200,9 @@ impl Service {
 
     fn answer(&mut self) -> Result<()> {
         let shared = &self.shared;
-        let forever = Deadline::In(Duration::MAX);
+        let no_deadline = Deadline::In(Duration::MAX);
         let mut head = [0; HEAD];
-        let source = receive(shared, None, HEAD_TAG, &mut head, forever)?;
+        let source = receive(shared, None, HEAD_TAG, &mut head, no_deadline)?;
         let peer = source.ok_or_else(|| {
             Error::new(ErrorKind::Backend, "a request for a window has no sender")
         })?;
@@ -214,16 +214,16 @@ impl Service {
         match request {
             WindowRequest::Put { offset, len } => {
                 self.piece.resize(len, 0);
-                receive(shared, Some(peer), PUT_TAG, &mut self.piece, forever)?;
+                receive(shared, Some(peer), PUT_TAG, &mut self.piece, no_deadline)?;
                 self.own.write(offset, &self.piece)
             }
             WindowRequest::Get { offset, len } => {
                 self.piece.resize(len, 0);
                 self.own.read(offset, &mut self.piece)?;
-                send(shared, peer, GET_TAG, &self.piece, forever)
+                send(shared, peer, GET_TAG, &self.piece, no_deadline)
             }
             WindowRequest::Signal => shared.count_signal(&shared.counters, peer as usize),
-            WindowRequest::Bye => {
+            WindowRequest::End => {
                 self.left -= 1;
                 Ok(())
             }
@@ -243,7 +243,7 @@ mod tests {
                 Some(WindowRequest::Put { offset, len } | WindowRequest::Get { offset, len }) => {
                     prop_assert!(len <= PIECE && offset + len <= size);
                 }
-                Some(WindowRequest::Signal | WindowRequest::Bye) | None => {}
+                Some(WindowRequest::Signal | WindowRequest::End) | None => {}
             }
         }
 

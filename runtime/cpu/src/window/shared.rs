@@ -1,6 +1,6 @@
 //! Memory that is accessed only by atomic operations: shared with other processes, or given to a window.
 
-use crate::registered::{Region, Whereabouts};
+use crate::registered::{Region, RegionHandle};
 use rcomm_core::Buffer;
 use rcomm_core::RemoteMemory;
 use rcomm_core::Result;
@@ -18,13 +18,13 @@ impl SharedMemory {
     }
 
     /// Maps the memory that another process of this host has at this place.
-    pub(super) fn attach(at: &Whereabouts) -> io::Result<Self> {
+    pub(super) fn attach(at: &RegionHandle) -> io::Result<Self> {
         Region::attach(at).map(Self)
     }
 
     /// Where the others find it, if this process made it.
-    pub(super) fn whereabouts(&self) -> Whereabouts {
-        self.0.whereabouts()
+    pub(super) fn handle(&self) -> RegionHandle {
+        self.0.handle()
     }
 
     /// Access to all of it.
@@ -43,7 +43,7 @@ impl WindowBuffer {
     ///
     /// # Errors
     /// `InvalidArgument` if it may only be read.
-    pub(super) fn give_up(mut memory: Buffer<'static>) -> Result<(Arc<Self>, RemoteMemory)> {
+    pub(super) fn from_buffer(mut memory: Buffer<'static>) -> Result<(Arc<Self>, RemoteMemory)> {
         let start = memory.as_mut_ptr()?;
         let start = NonNull::new(start).unwrap_or_else(NonNull::dangling);
         let len = memory.size_bytes();
@@ -67,7 +67,7 @@ mod tests {
     #[test]
     fn two_mappings_of_one_memory_show_the_same_bytes() {
         let own = Arc::new(SharedMemory::create(100).unwrap());
-        let other = Arc::new(SharedMemory::attach(&own.whereabouts()).unwrap());
+        let other = Arc::new(SharedMemory::attach(&own.handle()).unwrap());
         own.access().write(93, b"window!").unwrap();
         let mut bytes = [0; 7];
         other.access().read(93, &mut bytes).unwrap();

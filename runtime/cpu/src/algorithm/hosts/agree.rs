@@ -5,9 +5,9 @@
 //! 2. The first rank of each host sends its host's headers to the other hosts' first ranks ([`Agreement`]).
 //! 3. It shows the other ranks of its host the result: all data, or the reason why there is no agreement.
 
-use super::Ways;
+use super::HostTransports;
 use super::host_exchange::HostExchange;
-use crate::algorithm::agree::{Agreement, Circle};
+use crate::algorithm::agree::{Agreement, Participants};
 use crate::collective::op_header::{self, Disagreement, OP_HEADER_LEN, OpHeader};
 use crate::collective::{Position, compare_lists, has_lists};
 use crate::transport::shm::{INLINE, SLOT};
@@ -15,7 +15,7 @@ use crate::wait::{Failure, WaitPolicy};
 
 /// How many bytes each rank adds to an agreement, as far as all ranks know this beforehand.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Bring {
+pub(super) enum Contribution {
     /// Only its header.
     Nothing,
     /// This many bytes from each rank.
@@ -26,7 +26,7 @@ pub(super) enum Bring {
     List,
 }
 
-impl Bring {
+impl Contribution {
     /// Returns the number of bytes of `rank`, if it is known.
     fn of(self, rank: usize) -> Option<usize> {
         match self {
@@ -77,51 +77,52 @@ impl HostAgreement {
     /// `Mismatch` on all ranks if the headers differ.
     pub(super) fn exchange(
         &mut self,
-        ways: &mut Ways<'_>,
+        via: &mut HostTransports<'_>,
         place: Position,
         op_header: OpHeader,
-        (bring, own): (Bring, &[u8]),
+        (contribution, own): (Contribution, &[u8]),
         policy: &mut WaitPolicy<'_>,
     ) -> Result<(), Failure> {
         self.bytes.clear();
         self.starts.clear();
-        ways.host_exchange.begin(op_header.signature());
-        let dissent = self.meet(ways.host_exchange, op_header, bring, own, policy)?;
+        via.host_exchange.begin(op_header.signature());
+        let differing =
+            self.meet_inside(via.host_exchange, op_header, contribution, own, policy)?;
         // Ranks that disagree expect different lengths.
-        let expected = if dissent.is_some() {
-            Bring::Nothing
+        let expected = if differing.is_some() {
+            Contribution::Nothing
         } else {
-            bring
+            contribution
         };
         let len = (0..place.size).filter_map(|rank| expected.of(rank)).sum();
-        if ways.layout.place() > 0 {
-            return self.receive_agreed(ways, place, expected, len, policy);
+        if via.layout.place() > 0 {
+            return self.receive_agreed(via, place, expected, len, policy);
         }
-        self.announce(ways, op_header, dissent, policy)?;
-        let verdict = match self.compare(ways, op_header)? {
-            Ok(()) => self.sort(ways, place, op_header, bring)?,
+        self.announce(via, op_header, differing, policy)?;
+        let verdict = match self.compare(via, op_header)? {
+            Ok(()) => self.sort(via, place, op_header, contribution)?,
             disagreement => disagreement,
         };
-        self.pass_on(ways.host_exchange, &verdict, len, policy)?;
-        verdict.map_err(|found| Failure::Mismatch(ways.channels.global(found.rank), found.message))
+        self.show_result(via.host_exchange, &verdict, len, policy)?;
+        verdict.map_err(|found| Failure::Mismatch(via.channels.global(found.rank), found.message))
     }
 
     /// Inside the host: returns the headers of its ranks if they are not all equal, and keeps their
     /// data otherwise.
-    fn meet(
+    fn meet_inside(
         &mut self,
         host_exchange: &mut HostExchange,
         op_header: OpHeader,
-        bring: Bring,
+        contribution: Contribution,
         own: &[u8],
         policy: &mut WaitPolicy<'_>,
     ) -> Result<Option<Vec<OpHeader>>, Failure> {
-        let most = bring.most();
+        let most = contribution.most();
         let is_inline = most <= INLINE;
         // A list is sent with its header, which gives the list's length and all other fields that differ
         // from rank to rank.
         let mut listed = op_header;
-        if bring == Bring::List {
+        if contribution == Contribution::List {
             if OP_HEADER_LEN + own.len() > SLOT {
                 let what = format!("{} bytes of counts, more than a slot holds", own.len());
                 return Err(Failure::Garbled(
@@ -131,8 +132,8 @@ impl HostAgreement {
             }
             listed.inline = own.len() as u32;
         }
-        let header: &[u8] = match bring {
-            Bring::List => &listed.encode(),
+        let header: &[u8] = match contribution {
+            Contribution::List => &listed.encode(),
             _ => &[],
         };
         if host_exchange.size() == 1 {
@@ -143,18 +144,20 @@ impl HostAgreement {
         }
         let (inline, used) = if is_inline { (own, 0) } else { (&[][..], most) };
         if !is_inline {
-            host_exchange.fill(most, |slot, hand_over| {
+            host_exchange.fill(most, |slot, copier| {
                 slot[..header.len()].copy_from_slice(header);
-                hand_over.copy(&mut slot[header.len()..][..own.len()], own);
+                copier.copy(&mut slot[header.len()..][..own.len()], own);
             });
         }
-        if !host_exchange.meet(inline, used, policy)? {
-            return self.dissent(host_exchange, op_header, policy).map(Some);
+        if !host_exchange.run_phase(inline, used, policy)? {
+            return self
+                .collect_headers(host_exchange, op_header, policy)
+                .map(Some);
         }
         for place in 0..host_exchange.size() {
             self.starts.push(self.bytes.len());
-            let brought = match bring {
-                Bring::List => {
+            let contributed = match contribution {
+                Contribution::List => {
                     let slot = host_exchange.slot(place);
                     let op_header = slot.first_chunk().and_then(OpHeader::decode);
                     let len = op_header.map(|op_header| OP_HEADER_LEN + op_header.inline as usize);
@@ -168,7 +171,7 @@ impl HostAgreement {
                 _ if is_inline => host_exchange.line(place, most),
                 _ => host_exchange.slot(place),
             };
-            self.bytes.extend_from_slice(brought);
+            self.bytes.extend_from_slice(contributed);
         }
         self.starts.push(self.bytes.len());
         Ok(None)
@@ -177,7 +180,7 @@ impl HostAgreement {
     /// Handles different signatures. All ranks of the host have seen the difference, so all show their
     /// headers now.
     #[cold]
-    fn dissent(
+    fn collect_headers(
         &mut self,
         host_exchange: &mut HostExchange,
         op_header: OpHeader,
@@ -188,7 +191,7 @@ impl HostAgreement {
         host_exchange.fill(OP_HEADER_LEN, |slot, _| {
             slot.copy_from_slice(&op_header.encode())
         });
-        host_exchange.turn(&[], OP_HEADER_LEN, policy)?;
+        host_exchange.run_agreed_phase(&[], OP_HEADER_LEN, policy)?;
         let op_headers = (0..host_exchange.size()).map(|place| {
             let op_header = host_exchange
                 .slot(place)
@@ -205,17 +208,17 @@ impl HostAgreement {
     /// disagree sends all of theirs.
     fn announce(
         &mut self,
-        ways: &mut Ways<'_>,
+        via: &mut HostTransports<'_>,
         op_header: OpHeader,
-        dissent: Option<Vec<OpHeader>>,
+        differing: Option<Vec<OpHeader>>,
         policy: &mut WaitPolicy<'_>,
     ) -> Result<(), Failure> {
-        let mut ours = vec![u8::from(dissent.is_none())];
-        match &dissent {
+        let mut ours = vec![u8::from(differing.is_none())];
+        match &differing {
             Some(op_headers) => ours.extend(op_headers.iter().flat_map(OpHeader::encode)),
             None => {
-                for brought in self.starts.windows(2) {
-                    ours.extend(((brought[1] - brought[0]) as u32).to_le_bytes());
+                for contributed in self.starts.windows(2) {
+                    ours.extend(((contributed[1] - contributed[0]) as u32).to_le_bytes());
                 }
                 ours.extend_from_slice(&self.bytes);
             }
@@ -224,28 +227,28 @@ impl HostAgreement {
             inline: ours.len() as u32,
             ..op_header
         };
-        let leaders = ways.layout.leaders();
-        let circle = Circle {
+        let leaders = via.layout.leaders();
+        let participants = Participants {
             members: &leaders,
-            own: ways.layout.host(),
+            own: via.layout.host(),
         };
         self.agreement
-            .exchange(ways.channels, circle, said, &ours, policy)
+            .exchange(via.channels, participants, said, &ours, policy)
     }
 
     /// Compares the hosts' headers; if they differ, compares those of all ranks.
     fn compare(
         &self,
-        ways: &Ways<'_>,
+        via: &HostTransports<'_>,
         op_header: OpHeader,
     ) -> Result<Result<(), Disagreement>, Failure> {
-        let (agreement, layout) = (&self.agreement, ways.layout);
+        let (agreement, layout) = (&self.agreement, via.layout);
         let is_agreed = |host: usize| agreement.inline(host).first() == Some(&1);
         if (0..layout.hosts()).all(is_agreed) && op_header::compare(agreement.op_headers()).is_ok()
         {
             return Ok(Ok(()));
         }
-        let mut op_headers = vec![op_header; ways.channels.size()];
+        let mut op_headers = vec![op_header; via.channels.size()];
         for host in 0..layout.hosts() {
             let rest = agreement.inline(host).get(1..).unwrap_or(&[]);
             for (place, &rank) in layout.ranks_of(host).iter().enumerate() {
@@ -255,29 +258,29 @@ impl HostAgreement {
                     let bytes = rest.get(place * OP_HEADER_LEN..);
                     let op_header = bytes.and_then(|bytes| bytes.first_chunk());
                     let op_header = op_header.and_then(OpHeader::decode);
-                    op_header.ok_or_else(|| garbled(ways, host))?
+                    op_header.ok_or_else(|| garbled(via, host))?
                 };
             }
         }
         match op_header::compare(&op_headers) {
             Err(found) => Ok(Err(found)),
-            Ok(()) => Err(garbled(ways, layout.host())),
+            Ok(()) => Err(garbled(via, layout.host())),
         }
     }
 
     /// Puts the hosts' data in the order of ranks, and compares lists of counts.
     fn sort(
         &mut self,
-        ways: &Ways<'_>,
+        via: &HostTransports<'_>,
         place: Position,
         op_header: OpHeader,
-        bring: Bring,
+        contribution: Contribution,
     ) -> Result<Result<(), Disagreement>, Failure> {
-        let layout = ways.layout;
+        let layout = via.layout;
         let mut of_hosts = Vec::with_capacity(layout.hosts());
         for host in 0..layout.hosts() {
-            let brought = parts(self.agreement.inline(host), layout.ranks_of(host).len());
-            of_hosts.push(brought.ok_or_else(|| garbled(ways, host))?);
+            let contributed = parts(self.agreement.inline(host), layout.ranks_of(host).len());
+            of_hosts.push(contributed.ok_or_else(|| garbled(via, host))?);
         }
         self.bytes.clear();
         self.starts.clear();
@@ -286,13 +289,13 @@ impl HostAgreement {
             self.starts.push(self.bytes.len());
             let (host, at) = layout.place_of(rank);
             let mut part = of_hosts[host][at];
-            if bring == Bring::List {
+            if contribution == Contribution::List {
                 let said = part.first_chunk().and_then(OpHeader::decode);
-                op_headers.push(said.ok_or_else(|| garbled(ways, host))?);
+                op_headers.push(said.ok_or_else(|| garbled(via, host))?);
                 part = &part[OP_HEADER_LEN..];
-            } else if let Some(len) = bring.of(rank) {
+            } else if let Some(len) = contribution.of(rank) {
                 // A rank without data leaves its line's old contents here, which are skipped.
-                part = part.get(..len).ok_or_else(|| garbled(ways, host))?;
+                part = part.get(..len).ok_or_else(|| garbled(via, host))?;
             }
             self.bytes.extend_from_slice(part);
         }
@@ -306,7 +309,7 @@ impl HostAgreement {
 
     /// Shows the ranks of this host the data of all ranks (`len` bytes; lists are not needed any more), or
     /// why they do not agree.
-    fn pass_on(
+    fn show_result(
         &mut self,
         host_exchange: &mut HostExchange,
         verdict: &Result<(), Disagreement>,
@@ -318,58 +321,58 @@ impl HostAgreement {
         let used = if is_inline { 0 } else { len };
         if let Err(found) = verdict {
             line[0] = REFUSED;
-            host_exchange.turn(&line, used, policy)?;
+            host_exchange.run_agreed_phase(&line, used, policy)?;
             let reason = reason(found);
             host_exchange.fill(REASON, |slot, _| {
                 slot[..reason.len()].copy_from_slice(&reason);
             });
-            return host_exchange.turn(&[], REASON, policy);
+            return host_exchange.run_agreed_phase(&[], REASON, policy);
         }
         line[0] = AGREED;
         let bytes = &self.bytes;
         if is_inline {
             line[HEAD..HEAD + len].copy_from_slice(&bytes[..len]);
         } else {
-            host_exchange.fill(len, |slot, hand_over| hand_over.copy(slot, &bytes[..len]));
+            host_exchange.fill(len, |slot, copier| copier.copy(slot, &bytes[..len]));
         }
-        host_exchange.turn(&line, used, policy)
+        host_exchange.run_agreed_phase(&line, used, policy)
     }
 
     /// Receives from the first rank of this host the data of all ranks, which are `len` bytes.
     fn receive_agreed(
         &mut self,
-        ways: &mut Ways<'_>,
+        via: &mut HostTransports<'_>,
         place: Position,
-        bring: Bring,
+        contribution: Contribution,
         len: usize,
         policy: &mut WaitPolicy<'_>,
     ) -> Result<(), Failure> {
-        let host_exchange = &mut *ways.host_exchange;
+        let host_exchange = &mut *via.host_exchange;
         let is_inline = HEAD + len <= INLINE;
-        host_exchange.turn(&[], if is_inline { 0 } else { len }, policy)?;
+        host_exchange.run_agreed_phase(&[], if is_inline { 0 } else { len }, policy)?;
         let line = host_exchange.line(0, INLINE);
         match line[0] {
             AGREED => {
-                let brought = match is_inline {
+                let contributed = match is_inline {
                     true => &line[HEAD..HEAD + len],
                     false => &host_exchange.slot(0)[..len],
                 };
                 self.bytes.clear();
-                self.bytes.extend_from_slice(brought);
+                self.bytes.extend_from_slice(contributed);
                 self.starts.clear();
                 let mut at = 0;
                 self.starts.push(at);
                 for rank in 0..place.size {
-                    at += bring.of(rank).unwrap_or(0);
+                    at += contribution.of(rank).unwrap_or(0);
                     self.starts.push(at);
                 }
                 Ok(())
             }
             REFUSED => {
-                host_exchange.turn(&[], REASON, policy)?;
+                host_exchange.run_agreed_phase(&[], REASON, policy)?;
                 Err(match read_reason(host_exchange.slot(0), place.size) {
                     Some(found) => {
-                        Failure::Mismatch(ways.channels.global(found.rank), found.message)
+                        Failure::Mismatch(via.channels.global(found.rank), found.message)
                     }
                     None => Failure::Garbled(host_exchange.global(0), "a malformed reason".into()),
                 })
@@ -382,8 +385,8 @@ impl HostAgreement {
     }
 }
 
-fn garbled(ways: &Ways<'_>, host: usize) -> Failure {
-    let leader = ways.channels.global(ways.layout.ranks_of(host)[0]);
+fn garbled(via: &HostTransports<'_>, host: usize) -> Failure {
+    let leader = via.channels.global(via.layout.ranks_of(host)[0]);
     Failure::Garbled(leader, "malformed op headers".into())
 }
 

@@ -11,7 +11,7 @@
 //! next, and the next host has room for what a host sends in a phase as soon as the next host reaches that
 //! phase. Afterwards, when results are sent back, no rank is in a phase.
 
-use super::Ways;
+use super::HostTransports;
 use crate::channels::Transfer;
 use crate::collective::part_of;
 use crate::collective::{Combination, Data, Inputs, Position};
@@ -76,23 +76,23 @@ fn block_len(by: Combination) -> usize {
 impl Chain {
     pub(super) fn all_reduce(
         &mut self,
-        ways: &mut Ways<'_>,
+        via: &mut HostTransports<'_>,
         place: Position,
         data: &mut [u8],
         by: Combination,
         policy: &mut WaitPolicy<'_>,
     ) -> Result<(), Failure> {
-        let own = ways.layout.place();
+        let own = via.layout.place();
         for block in data.chunks_mut(block_len(by)) {
-            let stripes = stripes(ways, block.len(), by);
-            self.fold_block(ways, place, block, &stripes, by, policy)?;
+            let stripes = stripes(via, block.len(), by);
+            self.fold_block(via, place, block, &stripes, by, policy)?;
             if let Some(mine) = stripes.get(own).cloned() {
-                if is_last(ways) {
+                if is_last(via) {
                     block[mine.clone()].copy_from_slice(&self.results);
                 }
-                back(ways, &mut block[mine], policy)?;
+                send_back(via, &mut block[mine], policy)?;
             }
-            put_together(ways, block, &stripes, policy)?;
+            put_together(via, block, &stripes, policy)?;
         }
         Ok(())
     }
@@ -100,23 +100,23 @@ impl Chain {
     /// Works as all_reduce, but the last host sends the results to the root only.
     pub(super) fn reduce(
         &mut self,
-        ways: &mut Ways<'_>,
+        via: &mut HostTransports<'_>,
         place: Position,
         mut data: Data<'_>,
         by: Combination,
         root: usize,
         policy: &mut WaitPolicy<'_>,
     ) -> Result<(), Failure> {
-        let own = ways.layout.place();
-        let last = ways.layout.hosts() - 1;
+        let own = via.layout.place();
+        let last = via.layout.hosts() - 1;
         let (len, step) = (data.bytes().len(), block_len(by));
         for start in (0..len).step_by(step) {
             let range = start..len.min(start + step);
-            let stripes = stripes(ways, range.len(), by);
+            let stripes = stripes(via, range.len(), by);
             let block = &data.bytes()[range.clone()];
-            self.fold_block(ways, place, block, &stripes, by, policy)?;
+            self.fold_block(via, place, block, &stripes, by, policy)?;
             let mut transfers = Vec::new();
-            if is_last(ways) && own < stripes.len() && place.rank != root {
+            if is_last(via) && own < stripes.len() && place.rank != root {
                 transfers.push(Transfer::send(root, &self.results));
             }
             if let Data::Write(data) = &mut data {
@@ -124,7 +124,7 @@ impl Chain {
                 for (stripe, range) in stripes.iter().enumerate() {
                     let (part, after) = rest.split_at_mut(range.len());
                     rest = after;
-                    let from = ways.layout.ranks_of(last)[stripe];
+                    let from = via.layout.ranks_of(last)[stripe];
                     if from == place.rank {
                         part.copy_from_slice(&self.results);
                     } else {
@@ -132,7 +132,7 @@ impl Chain {
                     }
                 }
             }
-            ways.channels.drive(&mut transfers, policy)?;
+            via.channels.drive(&mut transfers, policy)?;
         }
         Ok(())
     }
@@ -141,7 +141,7 @@ impl Chain {
     /// `results` afterwards.
     fn fold_block(
         &mut self,
-        ways: &mut Ways<'_>,
+        via: &mut HostTransports<'_>,
         place: Position,
         block: &[u8],
         stripes: &[Range<usize>],
@@ -150,35 +150,36 @@ impl Chain {
     ) -> Result<(), Failure> {
         let inputs: Vec<&[u8]> = stripes.iter().map(|range| &block[range.clone()]).collect();
         self.results.clear();
-        self.fold(ways, place, &inputs, by, policy)
+        self.fold(via, place, &inputs, by, policy)
     }
 
     /// Combines one part for each stripe along the hosts. On the last host this rank's result is appended
     /// to `results`.
     fn fold(
         &mut self,
-        ways: &mut Ways<'_>,
+        via: &mut HostTransports<'_>,
         place: Position,
         inputs: &[&[u8]],
         by: Combination,
         policy: &mut WaitPolicy<'_>,
     ) -> Result<(), Failure> {
-        let own = ways.layout.place();
+        let own = via.layout.place();
         let longest = inputs.iter().map(|input| input.len()).max().unwrap_or(0);
         let layout = ChunkLayout::of(inputs.len(), longest);
         for range in layout.chunks(longest) {
-            if ways.host_exchange.size() > 1 {
-                ways.host_exchange.fill(layout.used(), |slot, hand_over| {
+            if via.host_exchange.size() > 1 {
+                via.host_exchange.fill(layout.used(), |slot, copier| {
                     for (stripe, input) in inputs.iter().enumerate().filter(|(at, _)| *at != own) {
                         let piece = &input[clip(&range, input.len())];
-                        hand_over.copy(&mut slot[layout.at(stripe)..][..piece.len()], piece);
+                        copier.copy(&mut slot[layout.at(stripe)..][..piece.len()], piece);
                     }
                 });
-                ways.host_exchange.turn(&[], layout.used(), policy)?;
+                via.host_exchange
+                    .run_agreed_phase(&[], layout.used(), policy)?;
             }
             if let Some(input) = inputs.get(own) {
                 let piece = &input[clip(&range, input.len())];
-                self.link(ways, place, piece, layout.at(own), by, policy)?;
+                self.combine_chunk(via, place, piece, layout.at(own), by, policy)?;
             }
         }
         Ok(())
@@ -187,25 +188,25 @@ impl Chain {
     /// Processes one chunk of this rank's stripe: receives what the hosts before have combined, adds the
     /// data of this host's ranks in order, and sends the sum on or keeps the result. `own` is this rank's
     /// input; the inputs of the others are at `at` in their slots.
-    fn link(
+    fn combine_chunk(
         &mut self,
-        ways: &mut Ways<'_>,
+        via: &mut HostTransports<'_>,
         place: Position,
         own: &[u8],
         at: usize,
         by: Combination,
         policy: &mut WaitPolicy<'_>,
     ) -> Result<(), Failure> {
-        let (host, stripe) = (ways.layout.host(), ways.layout.place());
+        let (host, stripe) = (via.layout.host(), via.layout.place());
         let partial = Partial::new(by.op, by.dtype);
         let travels = partial.len(own.len());
         if host > 0 {
             self.before.resize(travels, 0);
-            let from = ways.layout.ranks_of(host - 1)[stripe];
+            let from = via.layout.ranks_of(host - 1)[stripe];
             let mut transfers = [Transfer::receive(from, &mut self.before)];
-            ways.channels.drive(&mut transfers, policy)?;
+            via.channels.drive(&mut transfers, policy)?;
         }
-        let host_exchange = &*ways.host_exchange;
+        let host_exchange = &*via.host_exchange;
         let inputs = (0..host_exchange.size()).map(|place| match place == stripe {
             true => own,
             false => &host_exchange.slot(place)[at..][..own.len()],
@@ -214,29 +215,29 @@ impl Chain {
         let before = (host > 0).then_some(&self.before[..]);
         self.after.resize(travels, 0);
         partial.step(before, &inputs, &mut self.after, &mut self.wide);
-        if is_last(ways) {
+        if is_last(via) {
             let start = self.results.len();
             self.results.resize(start + own.len(), 0);
             partial.finish(&mut self.after, place.size, &mut self.results[start..]);
             return Ok(());
         }
-        let to = ways.layout.ranks_of(host + 1)[stripe];
+        let to = via.layout.ranks_of(host + 1)[stripe];
         let mut transfers = [Transfer::send(to, &self.after)];
-        ways.channels.drive(&mut transfers, policy)
+        via.channels.drive(&mut transfers, policy)
     }
 
     /// Each rank's part is the stripe of the rank at its place (modulo the number of stripes, on hosts with
     /// more ranks than stripes). The last host sends each rank its result.
     pub(super) fn reduce_scatter(
         &mut self,
-        ways: &mut Ways<'_>,
+        via: &mut HostTransports<'_>,
         place: Position,
         inputs: &Inputs<'_>,
         output: &mut [u8],
         by: Combination,
         policy: &mut WaitPolicy<'_>,
     ) -> Result<(), Failure> {
-        let (layout, own) = (ways.layout, ways.layout.place());
+        let (layout, own) = (via.layout, via.layout.place());
         let count = layout.fewest();
         let mut items: Vec<Vec<usize>> = vec![Vec::new(); count];
         for rank in 0..place.size {
@@ -258,7 +259,7 @@ impl Chain {
             // As many rounds at a time as the limit on waiting results allows.
             while round < rounds && (round == first || taken < BLOCK) {
                 let parts: Vec<&[u8]> = (0..count).map(|stripe| part(stripe, round)).collect();
-                self.fold(ways, place, &parts, by, policy)?;
+                self.fold(via, place, &parts, by, policy)?;
                 taken += parts.iter().map(|part| part.len()).max().unwrap_or(0);
                 round += 1;
             }
@@ -282,7 +283,7 @@ impl Chain {
             {
                 transfers.push(Transfer::receive(from, output));
             }
-            ways.channels.drive(&mut transfers, policy)?;
+            via.channels.drive(&mut transfers, policy)?;
         }
         Ok(())
     }
@@ -296,13 +297,13 @@ fn own_round(items: &[Vec<usize>], rank: usize) -> usize {
     found.unwrap_or(0)
 }
 
-fn is_last(ways: &Ways<'_>) -> bool {
-    ways.layout.host() + 1 == ways.layout.hosts()
+fn is_last(via: &HostTransports<'_>) -> bool {
+    via.layout.host() + 1 == via.layout.hosts()
 }
 
 /// The stripes of a block of `len` bytes.
-fn stripes(ways: &Ways<'_>, len: usize, by: Combination) -> Vec<Range<usize>> {
-    let count = ways.layout.fewest();
+fn stripes(via: &HostTransports<'_>, len: usize, by: Combination) -> Vec<Range<usize>> {
+    let count = via.layout.fewest();
     (0..count)
         .map(|stripe| part_of(stripe, count, len, by.element()))
         .collect()
@@ -310,29 +311,29 @@ fn stripes(ways: &Ways<'_>, len: usize, by: Combination) -> Vec<Range<usize>> {
 
 /// Sends the results of this rank's stripe from the last host to the first; each host forwards them as they
 /// arrive.
-fn back(
-    ways: &mut Ways<'_>,
+fn send_back(
+    via: &mut HostTransports<'_>,
     stripe: &mut [u8],
     policy: &mut WaitPolicy<'_>,
 ) -> Result<(), Failure> {
-    let (layout, host, place) = (ways.layout, ways.layout.host(), ways.layout.place());
+    let (layout, host, place) = (via.layout, via.layout.host(), via.layout.place());
     let at = |host: usize| layout.ranks_of(host)[place];
     let previous = host.checked_sub(1).map(at);
     let transfer = match previous {
-        Some(previous) if is_last(ways) => Transfer::send(previous, stripe),
+        Some(previous) if is_last(via) => Transfer::send(previous, stripe),
         _ => Transfer::relay(at(host + 1), previous, stripe),
     };
-    ways.channels.drive(&mut [transfer], policy)
+    via.channels.drive(&mut [transfer], policy)
 }
 
 /// The ranks of a host show each other their stripes of a block.
 pub(super) fn put_together(
-    ways: &mut Ways<'_>,
+    via: &mut HostTransports<'_>,
     block: &mut [u8],
     stripes: &[Range<usize>],
     policy: &mut WaitPolicy<'_>,
 ) -> Result<(), Failure> {
-    let host_exchange = &mut *ways.host_exchange;
+    let host_exchange = &mut *via.host_exchange;
     if host_exchange.size() == 1 {
         return Ok(());
     }
@@ -346,11 +347,11 @@ pub(super) fn put_together(
         };
         if let Some(mine) = stripes.get(own) {
             let mine = &block[piece(mine)];
-            host_exchange.fill(range.len(), |slot, hand_over| {
-                hand_over.copy(&mut slot[..mine.len()], mine);
+            host_exchange.fill(range.len(), |slot, copier| {
+                copier.copy(&mut slot[..mine.len()], mine);
             });
         }
-        host_exchange.turn(&[], range.len(), policy)?;
+        host_exchange.run_agreed_phase(&[], range.len(), policy)?;
         for (stripe, whole) in stripes.iter().enumerate().filter(|(at, _)| *at != own) {
             let piece = piece(whole);
             let shown = &host_exchange.slot(stripe)[..piece.len()];

@@ -2,14 +2,14 @@
 
 use crate::transport::shm::ShmExchange;
 use crate::wait::{Failure, WaitPolicy};
-use rcomm_core::arithmetic::HandOver;
+use rcomm_core::arithmetic::AdaptiveCopy;
 use rcomm_recorder::model::Rank;
 
 /// The ranks of this host. A rank that is alone on its host waits for no other, and has no exchange
 /// area.
 pub(super) struct HostExchange {
     shm_exchange: Option<ShmExchange>,
-    hand_over: HandOver,
+    copier: AdaptiveCopy,
     /// This host's members, by their ranks in the world.
     ranks: Vec<Rank>,
     place: usize,
@@ -21,7 +21,7 @@ impl HostExchange {
     pub(super) fn new(shm_exchange: Option<ShmExchange>, ranks: Vec<Rank>, place: usize) -> Self {
         Self {
             shm_exchange,
-            hand_over: HandOver::default(),
+            copier: AdaptiveCopy::default(),
             ranks,
             place,
             signature: 0,
@@ -57,15 +57,15 @@ impl HostExchange {
     }
 
     /// Writes into the first `used` bytes of this rank's slot of the phase to come.
-    pub(super) fn fill(&mut self, used: usize, fill: impl FnOnce(&mut [u8], &mut HandOver)) {
+    pub(super) fn fill(&mut self, used: usize, fill: impl FnOnce(&mut [u8], &mut AdaptiveCopy)) {
         if let Some(shm_exchange) = &mut self.shm_exchange {
-            fill(shm_exchange.next_slot(used), &mut self.hand_over);
+            fill(shm_exchange.next_slot(used), &mut self.copier);
         }
     }
 
     /// Runs the next phase, which shows these bytes and the first `used` of each slot. Returns whether all
     /// ranks have the same signature.
-    pub(super) fn meet(
+    pub(super) fn run_phase(
         &mut self,
         inline: &[u8],
         used: usize,
@@ -74,20 +74,20 @@ impl HostExchange {
         let Some(shm_exchange) = &mut self.shm_exchange else {
             return Ok(true);
         };
-        let met = shm_exchange.turn(self.signature, inline, used, policy);
+        let run = shm_exchange.run_phase(self.signature, inline, used, policy);
         // Each phase of an operation has its own signature, so no rank can be a phase behind.
         self.signature = self.signature.wrapping_add(1);
-        met.map_err(|error| error.into_failure(&self.ranks))
+        run.map_err(|error| error.into_failure(&self.ranks))
     }
 
-    /// As [`meet`](Self::meet), among ranks that have agreed.
-    pub(super) fn turn(
+    /// As [`run_phase`](Self::run_phase), among ranks that have agreed.
+    pub(super) fn run_agreed_phase(
         &mut self,
         inline: &[u8],
         used: usize,
         policy: &mut WaitPolicy<'_>,
     ) -> Result<(), Failure> {
-        if self.meet(inline, used, policy)? {
+        if self.run_phase(inline, used, policy)? {
             return Ok(());
         }
         let what = "a phase that belongs to another operation";

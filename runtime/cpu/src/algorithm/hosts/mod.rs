@@ -29,7 +29,7 @@ use crate::collective::{Collective, Position, Step, has_lists};
 use crate::mesh::layout::Layout;
 use crate::transport::shm::ShmExchange;
 use crate::wait::{Failure, Interrupted, WaitPolicy};
-use agree::{Bring, HostAgreement};
+use agree::{Contribution, HostAgreement};
 use chain::Chain;
 use host_exchange::HostExchange;
 use rcomm_core::ErrorKind;
@@ -47,7 +47,7 @@ pub(crate) struct HostsEngine {
     engine: ChannelEngine,
     store: Arc<dyn Store>,
     plan: Plan,
-    terms: Hierarchy,
+    hierarchy: Hierarchy,
     /// The exchange area that holds the streams of `engine` inside this host; it must live as long as
     /// `engine`.
     _streams: Option<ShmExchange>,
@@ -73,10 +73,10 @@ pub(crate) struct ShmExchanges {
 }
 
 /// The time-out for looking in the store for the other hosts' exchange areas.
-const GLANCE: Duration = Duration::from_millis(100);
+const STORE_TIME: Duration = Duration::from_millis(100);
 
 /// The means by which an operation reaches the other ranks.
-struct Ways<'a> {
+struct HostTransports<'a> {
     layout: &'a Layout,
     host_exchange: &'a mut HostExchange,
     channels: &'a mut Channels,
@@ -112,14 +112,14 @@ impl HostsEngine {
             engine,
             store,
             plan,
-            terms: Hierarchy::Unknown,
+            hierarchy: Hierarchy::Unknown,
             _streams: shm_exchanges.streams,
         })
     }
 
     /// Looks up whether every host has an exchange area. The first operation does this once, so that making
     /// a group does not wait for other hosts.
-    fn terms(&mut self, policy: &mut WaitPolicy<'_>) -> Result<Hierarchy, Failure> {
+    fn find_hierarchy(&mut self, policy: &mut WaitPolicy<'_>) -> Result<Hierarchy, Failure> {
         let several = (0..self.layout.hosts()).filter(|&at| self.layout.ranks_of(at).len() > 1);
         let several: Vec<usize> = several.collect();
         let keys: Vec<String> = several.iter().map(|&host| shm_exchange_key(host)).collect();
@@ -139,7 +139,7 @@ impl HostsEngine {
                     .map(|rank| self.engine.channels.global(rank));
                 return Err(Failure::Late(absent.collect()));
             }
-            match self.store.multi_get(&keys, GLANCE) {
+            match self.store.multi_get(&keys, STORE_TIME) {
                 Ok(values) if values.iter().all(|value| value == b"1") => {
                     return Ok(Hierarchy::Nested);
                 }
@@ -150,18 +150,18 @@ impl HostsEngine {
         }
     }
 
-    /// As [`ChannelEngine::perform`].
-    pub(crate) fn perform(
+    /// As [`ChannelEngine::run`].
+    pub(crate) fn run(
         &mut self,
         step: Step<'_>,
         place: Position,
         policy: &mut WaitPolicy<'_>,
     ) -> Result<(), Failure> {
-        if matches!(self.terms, Hierarchy::Unknown) {
-            self.terms = self.terms(policy)?;
+        if matches!(self.hierarchy, Hierarchy::Unknown) {
+            self.hierarchy = self.find_hierarchy(policy)?;
         }
-        if matches!(self.terms, Hierarchy::Flat) {
-            return self.engine.perform(step, place, policy);
+        if matches!(self.hierarchy, Hierarchy::Flat) {
+            return self.engine.run(step, place, policy);
         }
         let Step {
             op_header,
@@ -179,64 +179,65 @@ impl HostsEngine {
         let choice = choose(&self.plan, &collective, place, |algorithm| {
             algorithm != Algorithm::Nested || in_order || !reduces
         });
-        let goes_along = choice == Algorithm::Notice;
+        let is_inline_data = choice == Algorithm::Notice;
         let listed: Vec<u8>;
-        let brought = if !has_lists(op_header.op) {
-            let own = small_input(&collective, place).filter(|_| goes_along);
-            (bring(&collective, goes_along), own.unwrap_or(&[]))
+        let contributed = if !has_lists(op_header.op) {
+            let own = small_input(&collective, place).filter(|_| is_inline_data);
+            (
+                contribution(&collective, is_inline_data),
+                own.unwrap_or(&[]),
+            )
         } else {
             listed = lists.iter().flat_map(|count| count.to_le_bytes()).collect();
-            (Bring::List, &listed[..])
+            (Contribution::List, &listed[..])
         };
-        let mut ways = Ways {
+        let mut via = HostTransports {
             layout: &self.layout,
             host_exchange: &mut self.host_exchange,
             channels: &mut self.engine.channels,
         };
         let agreement = &mut self.agreement;
-        agreement.exchange(&mut ways, place, op_header, brought, policy)?;
-        if goes_along {
+        agreement.exchange(&mut via, place, op_header, contributed, policy)?;
+        if is_inline_data {
             let inline = |rank| agreement.of(rank);
-            return finish_small(&mut collective, place, inline, ways.channels);
+            return finish_small(&mut collective, place, inline, via.channels);
         }
         if choice != Algorithm::Nested {
-            return self.engine.carry_out(collective, place, policy);
+            return self.engine.run_agreed(collective, place, policy);
         }
         match collective {
             Collective::AllReduce { data, by } => {
-                self.chain.all_reduce(&mut ways, place, data, by, policy)
+                self.chain.all_reduce(&mut via, place, data, by, policy)
             }
             Collective::Reduce { data, by, root } => {
                 let chain = &mut self.chain;
-                chain.reduce(&mut ways, place, data, by, root, policy)
+                chain.reduce(&mut via, place, data, by, root, policy)
             }
             Collective::ReduceScatter { inputs, output, by } => {
                 let chain = &mut self.chain;
-                chain.reduce_scatter(&mut ways, place, &inputs, output, by, policy)
+                chain.reduce_scatter(&mut via, place, &inputs, output, by, policy)
             }
-            Collective::Broadcast { data, root } => {
-                spread::broadcast(&mut ways, data, root, policy)
-            }
+            Collective::Broadcast { data, root } => spread::broadcast(&mut via, data, root, policy),
             Collective::AllGather { input, outputs } => {
-                spread::all_gather(&mut ways, place, input, outputs, policy)
+                spread::all_gather(&mut via, place, input, outputs, policy)
             }
-            other => self.engine.carry_out(other, place, policy),
+            other => self.engine.run_agreed(other, place, policy),
         }
     }
 }
 
 /// The key under which a host's first rank publishes whether its host has an exchange area.
 fn shm_exchange_key(host: usize) -> String {
-    format!("board/{host}")
+    format!("shm_exchange/{host}")
 }
 
 /// The bytes that each rank adds to the agreement on this collective, if its data are sent with the header.
-fn bring(collective: &Collective<'_>, goes_along: bool) -> Bring {
+fn contribution(collective: &Collective<'_>, is_inline_data: bool) -> Contribution {
     match collective {
-        _ if !goes_along => Bring::Nothing,
-        Collective::AllReduce { data, .. } => Bring::Each(data.len()),
-        Collective::Broadcast { data, root } => Bring::One(*root, data.bytes().len()),
-        Collective::AllGather { input, .. } => Bring::Each(input.len()),
-        _ => Bring::Nothing,
+        _ if !is_inline_data => Contribution::Nothing,
+        Collective::AllReduce { data, .. } => Contribution::Each(data.len()),
+        Collective::Broadcast { data, root } => Contribution::One(*root, data.bytes().len()),
+        Collective::AllGather { input, .. } => Contribution::Each(input.len()),
+        _ => Contribution::Nothing,
     }
 }

@@ -1,6 +1,6 @@
 //! Broadcast and all_gather over several hosts.
 
-use super::Ways;
+use super::HostTransports;
 use super::chain::put_together;
 use crate::channels::Transfer;
 use crate::collective::part_of;
@@ -16,12 +16,12 @@ const BLOCK: usize = 4 << 20;
 /// The root's host has the data first. Then every rank of that host that has a stripe sends it to the next
 /// host, which forwards it as it arrives.
 pub(super) fn broadcast(
-    ways: &mut Ways<'_>,
+    via: &mut HostTransports<'_>,
     mut data: Data<'_>,
     root: usize,
     policy: &mut WaitPolicy<'_>,
 ) -> Result<(), Failure> {
-    let (layout, hosts) = (ways.layout, ways.layout.hosts());
+    let (layout, hosts) = (via.layout, via.layout.hosts());
     let (source, root_place) = layout.place_of(root);
     let own = layout.place();
     let count = layout.fewest();
@@ -35,7 +35,7 @@ pub(super) fn broadcast(
             .map(|stripe| part_of(stripe, count, range.len(), 1))
             .collect();
         if is_source {
-            show(ways, &mut data, &range, root_place, policy)?;
+            show(via, &mut data, &range, root_place, policy)?;
         }
         if let Some(stripe) = stripes.get(own) {
             let stripe = start + stripe.start..start + stripe.end;
@@ -47,10 +47,10 @@ pub(super) fn broadcast(
                 }
                 _ => continue,
             };
-            ways.channels.drive(&mut [transfer], policy)?;
+            via.channels.drive(&mut [transfer], policy)?;
         }
         if let (false, Data::Write(data)) = (is_source, &mut data) {
-            put_together(ways, &mut data[range], &stripes, policy)?;
+            put_together(via, &mut data[range], &stripes, policy)?;
         }
     }
     Ok(())
@@ -58,24 +58,24 @@ pub(super) fn broadcast(
 
 /// The root shows the ranks of its host a block.
 fn show(
-    ways: &mut Ways<'_>,
+    via: &mut HostTransports<'_>,
     data: &mut Data<'_>,
     block: &Range<usize>,
     root: usize,
     policy: &mut WaitPolicy<'_>,
 ) -> Result<(), Failure> {
-    let host_exchange = &mut *ways.host_exchange;
+    let host_exchange = &mut *via.host_exchange;
     if host_exchange.size() == 1 {
         return Ok(());
     }
     for start in block.clone().step_by(SLOT) {
         let range = start..block.end.min(start + SLOT);
         if let Data::Read(bytes) = data {
-            host_exchange.fill(range.len(), |slot, hand_over| {
-                hand_over.copy(slot, &bytes[range.clone()]);
+            host_exchange.fill(range.len(), |slot, copier| {
+                copier.copy(slot, &bytes[range.clone()]);
             });
         }
-        host_exchange.turn(&[], range.len(), policy)?;
+        host_exchange.run_agreed_phase(&[], range.len(), policy)?;
         if let Data::Write(bytes) = data {
             let shown = &host_exchange.slot(root)[..range.len()];
             copy(&mut bytes[range], shown);
@@ -87,13 +87,13 @@ fn show(
 /// Every rank sends its part to one rank of each other host, the one at its place (modulo that host's
 /// number of ranks). Then the ranks of each host share what they have received.
 pub(super) fn all_gather(
-    ways: &mut Ways<'_>,
+    via: &mut HostTransports<'_>,
     place: Position,
     input: &[u8],
     mut outputs: Outputs<'_>,
     policy: &mut WaitPolicy<'_>,
 ) -> Result<(), Failure> {
-    let (layout, own) = (ways.layout, ways.layout.place());
+    let (layout, own) = (via.layout, via.layout.place());
     let here = layout.neighbours().len();
     let mut transfers = Vec::new();
     for host in (0..layout.hosts()).filter(|&host| host != layout.host()) {
@@ -108,9 +108,9 @@ pub(super) fn all_gather(
             transfers.push(Transfer::receive(rank, part));
         }
     }
-    ways.channels.drive(&mut transfers, policy)?;
+    via.channels.drive(&mut transfers, policy)?;
     drop(transfers);
-    let host_exchange = &mut *ways.host_exchange;
+    let host_exchange = &mut *via.host_exchange;
     if host_exchange.size() == 1 {
         return Ok(());
     }
@@ -136,11 +136,11 @@ pub(super) fn all_gather(
             if let Some(rank) = shown[own] {
                 let part = outputs.part_mut(rank);
                 let piece = &part[clip(part.len())];
-                host_exchange.fill(range.len(), |slot, hand_over| {
-                    hand_over.copy(&mut slot[..piece.len()], piece);
+                host_exchange.fill(range.len(), |slot, copier| {
+                    copier.copy(&mut slot[..piece.len()], piece);
                 });
             }
-            host_exchange.turn(&[], range.len(), policy)?;
+            host_exchange.run_agreed_phase(&[], range.len(), policy)?;
             for (at, rank) in shown.iter().enumerate().filter(|(at, _)| *at != own) {
                 let Some(rank) = *rank else { continue };
                 let part = outputs.part_mut(rank);

@@ -10,7 +10,7 @@
 //!
 //! Elements are combined in order of ranks, as in all algorithms here.
 
-use super::parts::deliver;
+use super::parts::copy_result;
 use super::phase::PhaseContext;
 use super::shares::with_inputs;
 use crate::collective::{Collective, Combination, Data, Inputs, Outputs, Position};
@@ -54,9 +54,9 @@ pub(super) fn extent(collective: &Collective<'_>, size: usize) -> Option<(Patter
 }
 
 /// The sizes for which ranks check with each other whether their buffers are registered.
-pub(super) struct Spans(Vec<(Pattern, Range<usize>)>);
+pub(super) struct DirectSizes(Vec<(Pattern, Range<usize>)>);
 
-impl Spans {
+impl DirectSizes {
     pub(super) fn new(plan: &Plan) -> Self {
         let patterns = Pattern::ALL.iter().copied();
         let spans = patterns.map(|it| (it, plan.span(it, Algorithm::Direct)));
@@ -77,7 +77,7 @@ impl Spans {
 
 impl Phases for PhaseContext<'_, '_> {
     fn show(&mut self, bytes: &[u8]) -> Result<(), Failure> {
-        self.turn_with(bytes)
+        self.run_inline_phase(bytes)
     }
 
     fn shown(&self, rank: usize) -> &[u8; INLINE] {
@@ -91,7 +91,7 @@ impl Phases for PhaseContext<'_, '_> {
 impl PhaseContext<'_, '_> {
     /// Runs the collective in registered buffers if the buffers of all participating ranks are registered;
     /// otherwise returns it.
-    pub(super) fn directly<'a>(
+    pub(super) fn run_direct<'a>(
         &mut self,
         collective: Collective<'a>,
     ) -> Result<Option<Collective<'a>>, Failure> {
@@ -237,7 +237,7 @@ impl PhaseContext<'_, '_> {
             let shares = access.shares(piece).into_iter();
             let mut shares: Vec<&mut [u8]> = shares.map(written).collect();
             arithmetic::combine_everywhere(by.op, by.dtype, &mut shares);
-            self.look_up()?;
+            self.check_stop()?;
         }
         self.end(access)
     }
@@ -253,7 +253,7 @@ impl PhaseContext<'_, '_> {
             let out = written(shares.remove(root));
             let others: Vec<&[u8]> = shares.iter().map(Data::bytes).collect();
             arithmetic::combine_in_place(by.op, by.dtype, out, root, &others, None);
-            self.look_up()?;
+            self.check_stop()?;
         }
         self.end(access)
     }
@@ -273,7 +273,7 @@ impl PhaseContext<'_, '_> {
                 |peer| &access.of(peer)[from.clone()],
                 |all| arithmetic::combine(by.op, by.dtype, all, &mut output[piece.clone()], None),
             );
-            self.look_up()?;
+            self.check_stop()?;
         }
         self.end(access)
     }
@@ -288,9 +288,9 @@ impl PhaseContext<'_, '_> {
             let mut shares = access.shares(piece);
             let from = shares.remove(root);
             for to in shares {
-                deliver(written(to), from.bytes(), whole);
+                copy_result(written(to), from.bytes(), whole);
             }
-            self.look_up()?;
+            self.check_stop()?;
         }
         self.end(access)
     }
@@ -313,14 +313,14 @@ impl PhaseContext<'_, '_> {
     /// Copies bytes of a result of `whole` bytes, piece by piece.
     fn take(&mut self, to: &mut [u8], from: &[u8], whole: usize) -> Result<(), Failure> {
         for piece in pieces(0..to.len()) {
-            deliver(&mut to[piece.clone()], &from[piece], whole);
-            self.look_up()?;
+            copy_result(&mut to[piece.clone()], &from[piece], whole);
+            self.check_stop()?;
         }
         Ok(())
     }
 
     /// Fails if this rank should give up.
-    fn look_up(&mut self) -> Result<(), Failure> {
+    fn check_stop(&mut self) -> Result<(), Failure> {
         Ok(self.policy.check()?)
     }
 

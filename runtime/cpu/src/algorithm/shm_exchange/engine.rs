@@ -1,12 +1,12 @@
 //! Runs one group's collectives through the phases of its exchange area.
 
-use super::direct::{Spans, extent};
+use super::direct::{DirectSizes, extent};
 use super::phase::PhaseContext;
 use crate::collective::{Collective, Position, Step, has_lists};
 use crate::registered::{MappedRegions, Registry};
 use crate::transport::shm::{SLOT, ShmExchange};
 use crate::wait::{Failure, WaitPolicy};
-use rcomm_core::arithmetic::HandOver;
+use rcomm_core::arithmetic::AdaptiveCopy;
 use rcomm_core::tuning::{Algorithm, Pattern, Plan};
 use rcomm_recorder::model::Rank;
 use std::sync::Arc;
@@ -14,7 +14,7 @@ use std::sync::Arc;
 /// One group's collectives over shared memory.
 pub(crate) struct ShmEngine {
     shm_exchange: ShmExchange,
-    hand_over: HandOver,
+    copier: AdaptiveCopy,
     ranks: Arc<[Rank]>,
     /// Up to this size every rank combines all inputs of an all_reduce by itself, in one phase.
     whole: usize,
@@ -25,7 +25,7 @@ pub(crate) struct ShmEngine {
 
 /// What a group needs to work in registered buffers.
 struct Direct {
-    spans: Spans,
+    direct_sizes: DirectSizes,
     regions: MappedRegions,
 }
 
@@ -39,23 +39,23 @@ impl ShmEngine {
         registry: Arc<Registry>,
     ) -> Self {
         let whole = plan.most(Pattern::AllReduce, Algorithm::Whole).min(SLOT);
-        let spans = Spans::new(plan);
+        let direct_sizes = DirectSizes::new(plan);
         Self {
             whole,
-            least_direct: spans.least(),
+            least_direct: direct_sizes.least(),
             direct: Box::new(Direct {
-                spans,
+                direct_sizes,
                 regions: MappedRegions::new(rank, ranks.len(), registry),
             }),
             shm_exchange,
-            hand_over: HandOver::default(),
+            copier: AdaptiveCopy::default(),
             ranks,
         }
     }
 
-    /// As [`ChannelEngine::perform`](crate::algorithm::ChannelEngine::perform).
+    /// As [`ChannelEngine::run`](crate::algorithm::ChannelEngine::run).
     #[inline]
-    pub(crate) fn perform(
+    pub(crate) fn run(
         &mut self,
         step: Step<'_>,
         place: Position,
@@ -81,7 +81,7 @@ impl ShmEngine {
         let op_header = &step.op_header;
         let mut context = PhaseContext {
             shm_exchange: &mut self.shm_exchange,
-            hand_over: &mut self.hand_over,
+            copier: &mut self.copier,
             ranks: &self.ranks,
             place,
             op_header,
@@ -97,12 +97,12 @@ impl ShmEngine {
         };
         let extent = extent(&step.collective, place.size);
         let is_direct = extent.is_some_and(|(pattern, bytes)| {
-            bytes >= self.least_direct && self.direct.spans.have(pattern, bytes)
+            bytes >= self.least_direct && self.direct.direct_sizes.have(pattern, bytes)
         });
         if !is_direct {
             return context.by_shm_exchange(step.collective, longest);
         }
-        match context.directly(step.collective)? {
+        match context.run_direct(step.collective)? {
             Some(collective) => context.by_shm_exchange(collective, longest),
             None => Ok(()),
         }
@@ -118,7 +118,7 @@ impl PhaseContext<'_, '_> {
         longest: Option<usize>,
     ) -> Result<(), Failure> {
         match collective {
-            Collective::Barrier => self.turn_with(&[]),
+            Collective::Barrier => self.run_inline_phase(&[]),
             Collective::AllReduce { data, by } => self.all_reduce(data, by),
             Collective::Reduce { data, by, root } => self.reduce(data, by, root),
             Collective::Broadcast { data, root } => self.broadcast(data, root),

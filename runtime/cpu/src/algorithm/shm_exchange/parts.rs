@@ -20,7 +20,7 @@ impl PhaseContext<'_, '_> {
                 Data::Read(bytes) => bytes,
                 Data::Write(_) => &[][..],
             };
-            self.turn_with(inline)?;
+            self.run_inline_phase(inline)?;
             if let Data::Write(bytes) = data {
                 bytes.copy_from_slice(self.shm_exchange.inline(root, len));
             }
@@ -30,12 +30,12 @@ impl PhaseContext<'_, '_> {
         for range in chunks(len, CHUNK) {
             if let Data::Read(bytes) = &data {
                 let slot = self.shm_exchange.next_slot(range.len());
-                self.hand_over.copy(slot, &bytes[range.clone()]);
+                self.copier.copy(slot, &bytes[range.clone()]);
             }
-            self.turn(range.len())?;
+            self.run_phase(range.len())?;
             if let Data::Write(bytes) = &mut data {
                 let chunk = &self.shm_exchange.slot(root)[..range.len()];
-                deliver(&mut bytes[range], chunk, len);
+                copy_result(&mut bytes[range], chunk, len);
             }
         }
         Ok(())
@@ -50,7 +50,7 @@ impl PhaseContext<'_, '_> {
         let longest = (0..size).map(|r| outputs.part_mut(r).len()).max();
         let longest = longest.unwrap_or(0);
         if longest <= INLINE {
-            self.turn_with(input)?;
+            self.run_inline_phase(input)?;
             for peer in 0..size {
                 let part = outputs.part_mut(peer);
                 part.copy_from_slice(self.shm_exchange.inline(peer, part.len()));
@@ -61,16 +61,16 @@ impl PhaseContext<'_, '_> {
         for range in chunks(longest, CHUNK) {
             let own = clip(&range, input.len());
             let piece = &mut self.shm_exchange.next_slot(range.len())[..own.len()];
-            self.hand_over.copy(piece, &input[own.clone()]);
+            self.copier.copy(piece, &input[own.clone()]);
             // The copy to this rank's own output goes through the cache, since the bytes are still there.
             let kept = &mut outputs.part_mut(rank)[own.clone()];
-            deliver(kept, &input[own], longest * size);
-            self.turn(range.len())?;
+            copy_result(kept, &input[own], longest * size);
+            self.run_phase(range.len())?;
             for peer in self.others() {
                 let part = outputs.part_mut(peer);
                 let range = clip(&range, part.len());
                 let chunk = &self.shm_exchange.slot(peer)[..range.len()];
-                deliver(&mut part[range], chunk, longest * size);
+                copy_result(&mut part[range], chunk, longest * size);
             }
         }
         Ok(())
@@ -85,7 +85,7 @@ impl PhaseContext<'_, '_> {
         let Position { rank, size, .. } = self.place;
         let longest = (0..size).map(|r| inputs.part(r).len()).max().unwrap_or(0);
         if self.parts_fit_line(longest) {
-            self.turn_with_parts(inputs, longest)?;
+            self.run_parts_phase(inputs, longest)?;
             let len = output.len();
             with_inputs(
                 size,
@@ -101,7 +101,7 @@ impl PhaseContext<'_, '_> {
         self.shm_exchange.expect(Traffic::Exchange);
         for range in chunks(longest, section) {
             self.fill_sections(inputs, &range, section);
-            self.turn(section * (size - 1))?;
+            self.run_phase(section * (size - 1))?;
             let mine = clip(&range, output.len());
             let slots = self.slots();
             with_inputs(
@@ -123,9 +123,9 @@ impl PhaseContext<'_, '_> {
         longest: usize,
     ) -> Result<(), Failure> {
         let Position { rank, size, .. } = self.place;
-        deliver(outputs.part_mut(rank), inputs.part(rank), longest * size);
+        copy_result(outputs.part_mut(rank), inputs.part(rank), longest * size);
         if self.parts_fit_line(longest) {
-            self.turn_with_parts(inputs, longest)?;
+            self.run_parts_phase(inputs, longest)?;
             for peer in self.others() {
                 let part = outputs.part_mut(peer);
                 part.copy_from_slice(&self.part_in_line(peer, longest)[..part.len()]);
@@ -136,13 +136,13 @@ impl PhaseContext<'_, '_> {
         self.shm_exchange.expect(Traffic::Exchange);
         for range in chunks(longest, section) {
             self.fill_sections(inputs, &range, section);
-            self.turn(section * (size - 1))?;
+            self.run_phase(section * (size - 1))?;
             for peer in self.others() {
                 let part = outputs.part_mut(peer);
                 let range = clip(&range, part.len());
                 let chunk = &self.shm_exchange.slot(peer)[section_of(rank, peer) * section..];
                 let chunk = &chunk[..range.len()];
-                deliver(&mut part[range], chunk, longest * size);
+                copy_result(&mut part[range], chunk, longest * size);
             }
         }
         Ok(())
@@ -157,22 +157,22 @@ impl PhaseContext<'_, '_> {
     ) -> Result<(), Failure> {
         let rank = self.place.rank;
         if let Some(outputs) = &mut outputs {
-            deliver(outputs.part_mut(rank), input, longest * self.place.size);
+            copy_result(outputs.part_mut(rank), input, longest * self.place.size);
         }
         self.shm_exchange.expect(Traffic::OneWay);
         for range in chunks(longest, CHUNK) {
             if rank != root {
                 let own = clip(&range, input.len());
                 let piece = &mut self.shm_exchange.next_slot(range.len())[..own.len()];
-                self.hand_over.copy(piece, &input[own]);
+                self.copier.copy(piece, &input[own]);
             }
-            self.turn(range.len())?;
+            self.run_phase(range.len())?;
             if let Some(outputs) = &mut outputs {
                 for peer in self.others() {
                     let part = outputs.part_mut(peer);
                     let range = clip(&range, part.len());
                     let chunk = &self.shm_exchange.slot(peer)[..range.len()];
-                    deliver(&mut part[range], chunk, longest * self.place.size);
+                    copy_result(&mut part[range], chunk, longest * self.place.size);
                 }
             }
         }
@@ -189,19 +189,19 @@ impl PhaseContext<'_, '_> {
         let Position { rank, size, .. } = self.place;
         let section = section_len(size, longest);
         if let Some(inputs) = inputs {
-            deliver(output, inputs.part(rank), longest);
+            copy_result(output, inputs.part(rank), longest);
         }
         self.shm_exchange.expect(Traffic::OneWay);
         for range in chunks(longest, section) {
             if let Some(inputs) = inputs {
                 self.fill_sections(inputs, &range, section);
             }
-            self.turn(section * (size - 1))?;
+            self.run_phase(section * (size - 1))?;
             if rank != root {
                 let range = clip(&range, output.len());
                 let chunk = &self.shm_exchange.slot(root)[section_of(rank, root) * section..];
                 let chunk = &chunk[..range.len()];
-                deliver(&mut output[range], chunk, longest);
+                copy_result(&mut output[range], chunk, longest);
             }
         }
         Ok(())
@@ -213,14 +213,14 @@ impl PhaseContext<'_, '_> {
     }
 
     /// A phase in which each rank shows the parts for the others in its line.
-    fn turn_with_parts(&mut self, inputs: &Inputs<'_>, longest: usize) -> Result<(), Failure> {
+    fn run_parts_phase(&mut self, inputs: &Inputs<'_>, longest: usize) -> Result<(), Failure> {
         let Position { rank, size, .. } = self.place;
         let mut line = [0; INLINE];
         for peer in self.others() {
             let part = inputs.part(peer);
             line[section_of(peer, rank) * longest..][..part.len()].copy_from_slice(part);
         }
-        self.turn_with(&line[..longest * (size - 1)])
+        self.run_inline_phase(&line[..longest * (size - 1)])
     }
 
     /// The part for this rank in the line of `peer`.
@@ -240,13 +240,13 @@ impl PhaseContext<'_, '_> {
             let range = clip(range, part.len());
             let at = section_of(peer, rank) * section;
             let piece = &mut slot[at..at + range.len()];
-            self.hand_over.copy(piece, &part[range]);
+            self.copier.copy(piece, &part[range]);
         }
     }
 }
 
 /// Copies a piece of a result of `whole` bytes; bypasses the caches if the result does not fit into them.
-pub(super) fn deliver(to: &mut [u8], from: &[u8], whole: usize) {
+pub(super) fn copy_result(to: &mut [u8], from: &[u8], whole: usize) {
     if whole < STREAMED {
         copy(to, from);
     } else {

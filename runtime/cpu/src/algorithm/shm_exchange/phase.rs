@@ -5,13 +5,13 @@ use crate::collective::{Position, compare_lists};
 use crate::registered::MappedRegions;
 use crate::transport::shm::{SLOT, ShmExchange, ShmExchangeError, Slots};
 use crate::wait::{Failure, WaitPolicy};
-use rcomm_core::arithmetic::HandOver;
+use rcomm_core::arithmetic::AdaptiveCopy;
 use rcomm_recorder::model::Rank;
 
 /// What every step needs to go through its phases.
 pub(super) struct PhaseContext<'a, 'p> {
     pub(super) shm_exchange: &'a mut ShmExchange,
-    pub(super) hand_over: &'a mut HandOver,
+    pub(super) copier: &'a mut AdaptiveCopy,
     pub(super) ranks: &'a [Rank],
     pub(super) place: Position,
     pub(super) op_header: &'a OpHeader,
@@ -29,13 +29,13 @@ impl PhaseContext<'_, '_> {
 
     /// Runs the next phase of this operation, in which slots of up to `used` bytes are shown.
     #[inline]
-    pub(super) fn turn(&mut self, used: usize) -> Result<(), Failure> {
+    pub(super) fn run_phase(&mut self, used: usize) -> Result<(), Failure> {
         self.phase(&[], used)
     }
 
     /// Runs the next phase, in which these bytes are shown and no slots.
     #[inline]
-    pub(super) fn turn_with(&mut self, inline: &[u8]) -> Result<(), Failure> {
+    pub(super) fn run_inline_phase(&mut self, inline: &[u8]) -> Result<(), Failure> {
         self.phase(inline, 0)
     }
 
@@ -43,7 +43,7 @@ impl PhaseContext<'_, '_> {
     fn phase(&mut self, inline: &[u8], used: usize) -> Result<(), Failure> {
         match self
             .shm_exchange
-            .turn(self.signature, inline, used, self.policy)
+            .run_phase(self.signature, inline, used, self.policy)
         {
             Ok(true) => {
                 // Each phase of an operation has its own signature, so no rank can be a phase behind.
@@ -63,7 +63,10 @@ impl PhaseContext<'_, '_> {
         self.shm_exchange
             .next_slot(OP_HEADER_LEN)
             .copy_from_slice(&bytes);
-        if let Err(error) = self.shm_exchange.turn(0, &[], OP_HEADER_LEN, self.policy) {
+        if let Err(error) = self
+            .shm_exchange
+            .run_phase(0, &[], OP_HEADER_LEN, self.policy)
+        {
             return self.failure(error);
         }
         let mut op_headers = Vec::with_capacity(self.place.size);
@@ -102,7 +105,7 @@ impl PhaseContext<'_, '_> {
             place.copy_from_slice(&count.to_le_bytes());
         }
         // The lists' lengths may differ, which is known only now, so this phase shows whole slots.
-        self.turn(SLOT)?;
+        self.run_phase(SLOT)?;
         let (mut op_headers, mut all) = (Vec::new(), Vec::new());
         for rank in 0..self.place.size {
             let slot = self.shm_exchange.slot(rank);

@@ -91,11 +91,11 @@ impl PhaseContext<'_, '_> {
         let len = data.len();
         let is_inline = len <= INLINE;
         if is_inline {
-            self.turn_with(data)?;
+            self.run_inline_phase(data)?;
         } else {
             self.shm_exchange.expect(traffic_of(len));
-            self.hand_over.copy(self.shm_exchange.next_slot(len), data);
-            self.turn(len)?;
+            self.copier.copy(self.shm_exchange.next_slot(len), data);
+            self.run_phase(len)?;
         }
         let shm_exchange = &*self.shm_exchange;
         let other = |at: usize| {
@@ -122,9 +122,9 @@ impl PhaseContext<'_, '_> {
         self.shm_exchange.expect(traffic_of(len));
         for phase in 0..=shares.chunks() {
             self.show_inputs(shares, phase, data);
-            self.turn(shares.used(phase))?;
+            self.run_phase(shares.used(phase))?;
             let peers = self.others();
-            let hand_over = &mut *self.hand_over;
+            let copier = &mut *self.copier;
             let (slots, next) = self.shm_exchange.slots_and_next(shares.used(phase + 1));
             if let Some(chunk) = phase.checked_sub(1) {
                 for peer in peers {
@@ -143,9 +143,9 @@ impl PhaseContext<'_, '_> {
                 };
                 with_inputs(size - 1, other, |others| {
                     let out = &mut data[mine];
-                    if hand_over.streams(width) {
+                    if copier.streams(width) {
                         arithmetic::combine_in_place(by.op, by.dtype, out, rank, others, None);
-                        hand_over.copy(share, out);
+                        copier.copy(share, out);
                     } else {
                         arithmetic::combine_in_place(
                             by.op,
@@ -172,7 +172,7 @@ impl PhaseContext<'_, '_> {
         for peer in peers {
             let piece = &data[shares.part(peer, phase)];
             let at = shares.input_at(peer, self.place.rank, phase);
-            self.hand_over.copy(&mut slot[at..][..piece.len()], piece);
+            self.copier.copy(&mut slot[at..][..piece.len()], piece);
         }
     }
 
@@ -193,7 +193,7 @@ impl PhaseContext<'_, '_> {
         // The ranks run a phase even if there is nothing to combine.
         for phase in 0..=shares.chunks() {
             self.show_inputs(shares, phase, data.bytes());
-            self.turn(shares.used(phase))?;
+            self.run_phase(shares.used(phase))?;
             let (slots, next) = self.shm_exchange.slots_and_next(shares.used(phase + 1));
             if let Some(chunk) = phase.checked_sub(1)
                 && let Data::Write(data) = &mut data

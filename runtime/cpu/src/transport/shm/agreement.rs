@@ -7,42 +7,42 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 /// How many agreements a segment has room for in its lifetime.
-const ACCORDS: usize = 1024;
+const AGREEMENTS: usize = 1024;
 /// Bytes of one agreement: its number, the hash of what was agreed on, its length, and its first bytes.
-const ACCORD: usize = 64;
-const SAID: usize = 8;
+const AGREEMENT_LEN: usize = 64;
+const HASH: usize = 8;
 const LEN: usize = 16;
 const TEXT: usize = 24;
-const TEXT_LEN: usize = ACCORD - TEXT;
-/// A number is looked up in this many consecutive places, from the place at the number modulo `ACCORDS`.
-const PLACES: usize = 32;
+const TEXT_LEN: usize = AGREEMENT_LEN - TEXT;
+/// A number is looked up in this many consecutive places, from the place at the number modulo `AGREEMENTS`.
+const PROBES: usize = 32;
 /// How long the rank that has decided may take to write its bytes.
-const WRITING: Duration = Duration::from_millis(200);
+const WRITE_TIME: Duration = Duration::from_millis(200);
 
 /// Bytes of the table.
-pub(super) const ACCORDS_LEN: usize = ACCORDS * ACCORD;
+pub(super) const AGREEMENTS_LEN: usize = AGREEMENTS * AGREEMENT_LEN;
 
 /// Agrees on `words` under `number`, in the table that begins at `start`. Does not wait for the other ranks
 /// to call. `None` if there is no place for it: since places are never freed, the other ranks find none
 /// either.
 pub(super) fn agree(table: &Mapping, start: usize, number: u64, words: &[u8]) -> Option<Agreement> {
     let number = number.max(1);
-    let first = (number % ACCORDS as u64) as usize;
-    let places = (first..first + PLACES).map(|at| start + at % ACCORDS * ACCORD);
+    let first = (number % AGREEMENTS as u64) as usize;
+    let places = (first..first + PROBES).map(|at| start + at % AGREEMENTS * AGREEMENT_LEN);
     for place in places {
         if set_once(table.long(place), number) != number {
             continue;
         }
         let own = hash(words);
         // The first rank to replace the zero decides, whichever rank took the place.
-        let said = table.long(place + SAID);
+        let first_hash = table.long(place + HASH);
         return Some(
-            match said.compare_exchange(0, own, Ordering::AcqRel, Ordering::Acquire) {
+            match first_hash.compare_exchange(0, own, Ordering::AcqRel, Ordering::Acquire) {
                 Ok(_) => {
                     write(table, place, words);
                     Agreement::Same
                 }
-                Err(said) if said == own => Agreement::Same,
+                Err(first_hash) if first_hash == own => Agreement::Same,
                 Err(_) => Agreement::Other(read(table, place)),
             },
         );
@@ -83,7 +83,7 @@ fn read(table: &Mapping, place: usize) -> Vec<u8> {
     let since = Instant::now();
     let len = loop {
         let len = table.long(place + LEN).load(Ordering::Acquire);
-        if len > 0 || since.elapsed() > WRITING {
+        if len > 0 || since.elapsed() > WRITE_TIME {
             break (len as usize).saturating_sub(1).min(TEXT_LEN);
         }
         std::thread::yield_now();
@@ -99,20 +99,20 @@ mod tests {
     use rustix::fs::MemfdFlags;
 
     fn table() -> Mapping {
-        let file = rustix::fs::memfd_create("accords", MemfdFlags::CLOEXEC).unwrap();
-        rustix::fs::ftruncate(&file, (64 + ACCORDS_LEN) as u64).unwrap();
-        Mapping::new(&file, 0, 64 + ACCORDS_LEN).unwrap()
+        let file = rustix::fs::memfd_create("agreements", MemfdFlags::CLOEXEC).unwrap();
+        rustix::fs::ftruncate(&file, (64 + AGREEMENTS_LEN) as u64).unwrap();
+        Mapping::new(&file, 0, 64 + AGREEMENTS_LEN).unwrap()
     }
 
     #[test]
-    fn the_first_decides_and_others_hear_its_words() {
+    fn the_first_value_is_kept_and_returned_to_the_others() {
         let table = table();
         let agree = |number, words: &str| agree(&table, 64, number, words.as_bytes()).unwrap();
         assert_eq!(agree(7, "cpu"), Agreement::Same);
         assert_eq!(agree(7, "cpu"), Agreement::Same);
         assert_eq!(agree(7, "fake"), Agreement::Other(b"cpu".to_vec()));
         // Another number at the same place.
-        let beside = 7 + ACCORDS as u64;
+        let beside = 7 + AGREEMENTS as u64;
         assert_eq!(agree(beside, "fake"), Agreement::Same);
         assert_eq!(agree(beside, ""), Agreement::Other(b"fake".to_vec()));
         // Long texts that differ only after the part that is kept.
@@ -123,12 +123,12 @@ mod tests {
     }
 
     #[test]
-    fn a_number_without_a_place_has_none_for_anybody() {
+    fn a_number_without_room_has_none_on_any_rank() {
         let table = table();
-        let agree = |number: usize| agree(&table, 64, (1 + number * ACCORDS) as u64, b"cpu");
-        assert!((0..PLACES).all(|number| agree(number) == Some(Agreement::Same)));
-        assert_eq!(agree(PLACES), None);
-        assert_eq!(agree(PLACES), None);
+        let agree = |number: usize| agree(&table, 64, (1 + number * AGREEMENTS) as u64, b"cpu");
+        assert!((0..PROBES).all(|number| agree(number) == Some(Agreement::Same)));
+        assert_eq!(agree(PROBES), None);
+        assert_eq!(agree(PROBES), None);
         assert_eq!(agree(0), Some(Agreement::Same));
     }
 

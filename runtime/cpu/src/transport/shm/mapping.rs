@@ -60,7 +60,7 @@ impl Mapping {
         unsafe { AtomicU64::from_ptr(self.at(offset, 8).cast()) }
     }
 
-    pub(super) fn ask_for_huge_pages(&self) -> io::Result<()> {
+    pub(super) fn request_huge_pages(&self) -> io::Result<()> {
         let start = self.start.as_ptr().cast();
         // SAFETY: the range is this whole mapping, whose bytes and addresses this advice leaves alone.
         unsafe { rustix::mm::madvise(start, self.len, Advice::LinuxHugepage)? };

@@ -47,4 +47,4 @@ pub(crate) use area::{INLINE, SLOT};
 pub(crate) use error::ShmExchangeError;
 pub(crate) use segment::Segment;
 pub(crate) use shm_exchange::{CloseGuard, ShmExchange, Slots, Streams, Traffic};
-pub(crate) use stream::{Found, ShmStream, Sight, Waits};
+pub(crate) use stream::{Found, ShmStream, StreamView, Waits};

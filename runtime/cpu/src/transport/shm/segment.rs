@@ -1,7 +1,7 @@
 //! The memory that the ranks of a host share: its table of ranks, its directory of groups, and the table of
 //! agreements.
 
-use super::agreement::{ACCORDS_LEN, agree};
+use super::agreement::{AGREEMENTS_LEN, agree};
 use super::area::{align, area_len};
 use super::error::ShmExchangeError;
 use super::mapping::{Mapping, wake};
@@ -121,7 +121,7 @@ impl Segment {
     }
 
     fn table_len(world_size: usize) -> usize {
-        align(Self::accords_at(world_size) + ACCORDS_LEN, HUGE_PAGE)
+        align(Self::agreements_at(world_size) + AGREEMENTS_LEN, HUGE_PAGE)
     }
 
     /// Bytes of an area with room for a group of any size: a smaller group may have a longer area, since it
@@ -135,7 +135,7 @@ impl Segment {
         HEAD + rank as usize * RANK
     }
 
-    fn accords_at(world_size: usize) -> usize {
+    fn agreements_at(world_size: usize) -> usize {
         HEAD + world_size * RANK + GROUPS * ENTRY
     }
 
@@ -242,7 +242,7 @@ impl Segment {
     /// Agrees with the other ranks that call this with the same number. Does not wait for them to call.
     /// `None` on all of them if there is no room.
     pub(crate) fn agree(&self, number: u64, words: &[u8]) -> Option<Agreement> {
-        let start = Self::accords_at(self.world_size);
+        let start = Self::agreements_at(self.world_size);
         agree(&self.table, start, number, words)
     }
 
@@ -358,7 +358,7 @@ impl Segment {
                 return Err(ShmExchangeError::Gone(0));
             }
             match policy.pause() {
-                Ok(Pause::Look) => {}
+                Ok(Pause::Poll) => {}
                 Ok(Pause::Sleep(time)) => {
                     // An area that the leader made before it left is still valid: the next iteration looks
                     // for it once more.

@@ -90,7 +90,7 @@ impl ShmExchange {
         ranks: Arc<[Rank]>,
     ) -> io::Result<Self> {
         let area = segment.map_area(place, 0, shm_exchange_len(ranks.len()))?;
-        let huge_pages = Some(area.ask_for_huge_pages());
+        let huge_pages = Some(area.request_huge_pages());
         let next_slot = round_at(ranks.len());
         Ok(Self {
             segment,
@@ -213,8 +213,8 @@ impl ShmExchange {
         }
     }
 
-    /// This rank's slot of the next phase, to be filled before [`turn`](Self::turn); its first `used` bytes
-    /// will be shown.
+    /// This rank's slot of the next phase, to be filled before [`run_phase`](Self::run_phase); its first `used`
+    /// bytes will be shown.
     #[inline]
     pub(crate) fn next_slot(&mut self, used: usize) -> &mut [u8] {
         self.slots_and_next(used).1
@@ -227,7 +227,7 @@ impl ShmExchange {
         assert!(used <= SLOT, "a slot is no longer than that");
         let start = self.slot_at(self.rank, self.place(self.phase.wrapping_add(1), used));
         // SAFETY: this rank alone writes its slot of a phase, and only through `&mut self`. All ranks may
-        // still read only the slots of this phase, which this one does not overlap (`turn`): they have
+        // still read only the slots of this phase, which this one does not overlap (`run_phase`): they have
         // finished with all earlier slots of all ranks, since this rank has seen all flags of this phase
         // (`complete`; see the documentation of `shm`). `Slots` reads those of this phase. Any bytes are
         // valid.
@@ -266,7 +266,7 @@ impl ShmExchange {
     /// # Errors
     /// After any error, the exchange area cannot be used any more.
     #[inline]
-    pub(crate) fn turn(
+    pub(crate) fn run_phase(
         &mut self,
         signature: u64,
         inline: &[u8],
@@ -387,7 +387,7 @@ impl ShmExchange {
                 return Ok(self.area.long(line + 8).load(Ordering::Relaxed));
             }
             match policy.pause() {
-                Ok(Pause::Look) => {}
+                Ok(Pause::Poll) => {}
                 Ok(Pause::Sleep(time)) => self.sleep(rank, flag, seen, time)?,
                 Err(Interrupted::TimedOut) => return Err(ShmExchangeError::Late(rank)),
                 Err(why) => return Err(why.into()),

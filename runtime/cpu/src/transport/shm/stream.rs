@@ -19,7 +19,7 @@
 
 use super::area::RING_HEAD;
 use super::mapping::Mapping;
-use rcomm_core::arithmetic::{HandOver, copy};
+use rcomm_core::arithmetic::{AdaptiveCopy, copy};
 use std::io::{self, Read, Write};
 use std::net::TcpStream;
 use std::sync::Arc;
@@ -67,29 +67,29 @@ pub(crate) enum Found {
     /// All of them were there, and were read.
     All,
     /// No bytes have arrived yet.
-    Nothing(Blank),
+    Nothing(EmptyStream),
     /// Other bytes, or not all of them, or the end; no bytes were read.
     Other,
 }
 
 /// The counts of a stream that has no bytes to read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Blank {
+pub(crate) struct EmptyStream {
     written: u64,
     cells_read: u64,
 }
 
 /// A view of what arrives from the other end, separate from this rank's end. It only shows that more has
 /// arrived, so that one thread may wait for that while others use the end.
-pub(crate) struct Sight {
+pub(crate) struct StreamView {
     rings: Arc<Mapping>,
     into: usize,
 }
 
-impl Sight {
+impl StreamView {
     /// Whether any bytes were written since then.
     #[inline]
-    pub(crate) fn has_changed(&self, since: Blank) -> bool {
+    pub(crate) fn has_changed(&self, since: EmptyStream) -> bool {
         let next = since.cells_read + 1;
         let number = self.rings.long(ShmStream::cell(self.into, next) + NUMBER);
         let written = self.rings.long(self.into + WRITTEN);
@@ -120,7 +120,7 @@ pub(crate) struct ShmStream {
     /// Cells read by this rank, and how many bytes of the next one.
     cells_read: u64,
     cell_done: usize,
-    hand_over: HandOver,
+    copier: AdaptiveCopy,
     /// Whether the other end is gone.
     closed: bool,
 }
@@ -156,7 +156,7 @@ impl ShmStream {
             seen_cells_read: 0,
             cells_read: 0,
             cell_done: 0,
-            hand_over: HandOver::default(),
+            copier: AdaptiveCopy::default(),
             closed: false,
         })
     }
@@ -167,8 +167,8 @@ impl ShmStream {
     }
 
     /// Returns a view of what arrives, separate from this end.
-    pub(crate) fn sight(&self) -> Sight {
-        Sight {
+    pub(crate) fn view(&self) -> StreamView {
+        StreamView {
             rings: self.rings.clone(),
             into: self.into,
         }
@@ -279,7 +279,7 @@ impl ShmStream {
                 self.pass_cell();
             }
             Readable::Ring(0) if !self.closed => {
-                return Ok(Found::Nothing(Blank {
+                return Ok(Found::Nothing(EmptyStream {
                     written: self.seen_written,
                     cells_read: self.cells_read,
                 }));
@@ -423,7 +423,7 @@ impl ShmStream {
             // here (`writable` has seen its count) and reads here again only when it has seen the count
             // of bytes written pass it.
             let to = unsafe { std::slice::from_raw_parts_mut(to, piece.len()) };
-            self.hand_over.copy(to, piece);
+            self.copier.copy(to, piece);
         }
     }
 

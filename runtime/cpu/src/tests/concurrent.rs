@@ -168,7 +168,7 @@ fn what_was_kept_goes_before_what_comes() {
 }
 
 #[test]
-fn a_send_stands_behind_those_under_way_and_passes_what_was_only_offered() {
+fn a_send_follows_those_in_progress_and_overtakes_offers() {
     /// Number of messages that are sent before any receive is posted: together more than any channel holds.
     const EARLY: usize = 15_000;
     const MANY: u32 = 100;

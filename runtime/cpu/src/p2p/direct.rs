@@ -131,19 +131,19 @@ impl P2p {
             from_any: false,
         });
         loop {
-            let blank = match peer.take_next(id, &head, bytes) {
+            let empty = match peer.take_next(id, &head, bytes) {
                 Found::All => return None,
-                Found::Nothing(blank) => blank,
+                Found::Nothing(empty) => empty,
                 Found::Other => break,
             };
             drop(peer);
-            let sight = self.sights[at].get();
-            let has_come = sight.is_some_and(|sight| {
+            let view = self.views[at].get();
+            let has_come = view.is_some_and(|view| {
                 loop {
-                    if !matches!(policy.pause(), Ok(Pause::Look)) {
+                    if !matches!(policy.pause(), Ok(Pause::Poll)) {
                         return false;
                     }
-                    if sight.has_changed(blank) {
+                    if view.has_changed(empty) {
                         return true;
                     }
                 }

@@ -4,7 +4,7 @@ use super::handshake::{
     ANSWER_LEN, ChannelKind, End, HANDSHAKE_LEN, Handshake, Identity, PROOF_LEN, Verdict,
 };
 use super::{fill_random, lock};
-use crate::transport::{handover, shm::Segment};
+use crate::transport::{fd_passing, shm::Segment};
 use rcomm_recorder::model::Rank;
 use rustix::event::{PollFd, PollFlags, Timespec};
 use std::collections::HashMap;
@@ -17,9 +17,9 @@ use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant};
 
 /// The largest number of handshakes in progress at one time.
-const MAX_GREETINGS: usize = 1024;
+const MAX_HANDSHAKES: usize = 1024;
 /// The time-out of a handshake.
-const GREETING_TIME: Duration = Duration::from_secs(10);
+const HANDSHAKE_TIME: Duration = Duration::from_secs(10);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct ChannelId {
@@ -31,9 +31,9 @@ pub(super) struct ChannelId {
 }
 
 /// The state that the listening thread shares with the others.
-pub(super) struct Desk {
+pub(super) struct ListenerState {
     pub(super) arrived: Mutex<HashMap<ChannelId, TcpStream>>,
-    pub(super) bell: Condvar,
+    pub(super) changed: Condvar,
     pub(super) refused: AtomicU64,
     pub(super) stop: AtomicBool,
 }
@@ -46,14 +46,14 @@ pub(super) fn milliseconds(count: i64) -> Timespec {
 }
 
 /// The listening thread: performs the handshake with every caller, so that no caller delays another.
-pub(super) struct Reception {
+pub(super) struct Listener {
     identity: Identity,
-    desk: Arc<Desk>,
-    listener: TcpListener,
+    shared: Arc<ListenerState>,
+    tcp: TcpListener,
     /// The socket on which neighbours request the shared memory, on the one rank of a host that made it.
-    keeper: Option<(UnixListener, Arc<Segment>)>,
+    segment_server: Option<(UnixListener, Arc<Segment>)>,
     wake: Arc<OwnedFd>,
-    greetings: Vec<Greeting>,
+    pending: Vec<PendingHandshake>,
 }
 
 /// How a caller connected.
@@ -88,7 +88,7 @@ impl Caller {
 }
 
 /// One handshake in progress.
-struct Greeting {
+struct PendingHandshake {
     stream: Caller,
     since: Instant,
     received: Vec<u8>,
@@ -96,7 +96,7 @@ struct Greeting {
     answered: Option<(Handshake, [u8; HANDSHAKE_LEN], [u8; 32])>,
 }
 
-enum Admission {
+enum HandshakeProgress {
     /// Not all bytes have arrived yet.
     More,
     /// The proof was correct: the caller has the identity that it claims.
@@ -105,42 +105,42 @@ enum Admission {
     Refused,
 }
 
-impl Reception {
-    /// Makes a reception without callers. Only the rank that made the host's shared memory has a `keeper`.
+impl Listener {
+    /// Makes a listener without callers. Only the rank that made the host's shared memory passes a server.
     pub(super) fn new(
         identity: Identity,
-        desk: Arc<Desk>,
-        listener: TcpListener,
-        keeper: Option<(UnixListener, Arc<Segment>)>,
+        shared: Arc<ListenerState>,
+        tcp: TcpListener,
+        segment_server: Option<(UnixListener, Arc<Segment>)>,
         wake: Arc<OwnedFd>,
     ) -> Self {
         Self {
             identity,
-            desk,
-            listener,
-            keeper,
+            shared,
+            tcp,
+            segment_server,
             wake,
-            greetings: Vec::new(),
+            pending: Vec::new(),
         }
     }
 
     pub(super) fn work(mut self) {
-        while !self.desk.stop.load(Ordering::Acquire) {
+        while !self.shared.stop.load(Ordering::Acquire) {
             let mut sockets = vec![PollFd::new(&*self.wake, PollFlags::IN)];
             // At the limit, new callers wait in the system's queue.
-            if self.greetings.len() < MAX_GREETINGS {
-                sockets.push(PollFd::new(&self.listener, PollFlags::IN));
-                if let Some((listener, _)) = &self.keeper {
+            if self.pending.len() < MAX_HANDSHAKES {
+                sockets.push(PollFd::new(&self.tcp, PollFlags::IN));
+                if let Some((listener, _)) = &self.segment_server {
                     sockets.push(PollFd::new(listener, PollFlags::IN));
                 }
             }
-            for greeting in &self.greetings {
+            for handshake in &self.pending {
                 sockets.push(PollFd::from_borrowed_fd(
-                    greeting.stream.as_fd(),
+                    handshake.stream.as_fd(),
                     PollFlags::IN,
                 ));
             }
-            let policy = if self.greetings.is_empty() {
+            let policy = if self.pending.is_empty() {
                 None
             } else {
                 Some(milliseconds(250))
@@ -160,11 +160,12 @@ impl Reception {
 
     fn accept(&mut self) {
         self.accept_neighbours();
-        while self.greetings.len() < MAX_GREETINGS {
-            match self.listener.accept() {
+        while self.pending.len() < MAX_HANDSHAKES {
+            match self.tcp.accept() {
                 Ok((stream, _)) => {
                     if stream.set_nonblocking(true).is_ok() && stream.set_nodelay(true).is_ok() {
-                        self.greetings.push(Greeting::new(Caller::Tcp(stream)));
+                        self.pending
+                            .push(PendingHandshake::new(Caller::Tcp(stream)));
                     }
                 }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
@@ -182,62 +183,64 @@ impl Reception {
 
     /// Accepts connections of this host's ranks; those of other users are dropped.
     fn accept_neighbours(&mut self) {
-        let Some((listener, _)) = &self.keeper else {
+        let Some((listener, _)) = &self.segment_server else {
             return;
         };
-        while self.greetings.len() < MAX_GREETINGS {
+        while self.pending.len() < MAX_HANDSHAKES {
             let Ok((stream, _)) = listener.accept() else {
                 // There is no caller, or the caller left at once.
                 return;
             };
             let user = rustix::net::sockopt::socket_peercred(&stream).map(|peer| peer.uid);
             if user == Ok(rustix::process::geteuid()) && stream.set_nonblocking(true).is_ok() {
-                self.greetings.push(Greeting::new(Caller::Unix(stream)));
+                self.pending
+                    .push(PendingHandshake::new(Caller::Unix(stream)));
             } else {
-                self.desk.refused.fetch_add(1, Ordering::Relaxed);
+                self.shared.refused.fetch_add(1, Ordering::Relaxed);
             }
         }
     }
 
     fn listen(&mut self) {
         let mut at = 0;
-        while at < self.greetings.len() {
-            let outcome = self.greetings[at].read_handshake(&self.identity);
-            let expired = self.greetings[at].since.elapsed() > GREETING_TIME;
+        while at < self.pending.len() {
+            let outcome = self.pending[at].read_handshake(&self.identity);
+            let expired = self.pending[at].since.elapsed() > HANDSHAKE_TIME;
             match outcome {
-                Admission::More if !expired => at += 1,
-                Admission::Channel(id) => {
-                    let greeting = self.greetings.swap_remove(at);
+                HandshakeProgress::More if !expired => at += 1,
+                HandshakeProgress::Channel(id) => {
+                    let handshake = self.pending.swap_remove(at);
                     // The welcome is sent before the channel is handed over, since the thread that uses the
                     // channel may write at once. Four bytes always fit into a new socket; a broken socket
                     // is detected at its first use.
                     let welcome = Verdict::Welcome.to_bytes();
-                    match (greeting.stream, &self.keeper) {
+                    match (handshake.stream, &self.segment_server) {
                         (Caller::Tcp(stream), _) if id.kind != ChannelKind::Segment => {
                             // The caller may send and leave as soon as it has read the welcome. A thread
                             // that then finds the caller gone must also find the channel, so both steps
                             // happen under the lock.
-                            let mut arrived = lock(&self.desk.arrived);
+                            let mut arrived = lock(&self.shared.arrived);
                             let _ = (&stream).write_all(&welcome);
                             arrived.insert(id, stream);
                             drop(arrived);
-                            self.desk.bell.notify_all();
+                            self.shared.changed.notify_all();
                         }
                         (Caller::Unix(stream), Some((_, segment)))
                             if id.kind == ChannelKind::Segment =>
                         {
-                            if let Err(error) = handover::send(&stream, &welcome, segment.file()) {
+                            if let Err(error) = fd_passing::send(&stream, &welcome, segment.file())
+                            {
                                 tracing::warn!(%error, rank = id.peer, "cannot share memory");
                             }
                         }
                         _ => {
-                            self.desk.refused.fetch_add(1, Ordering::Relaxed);
+                            self.shared.refused.fetch_add(1, Ordering::Relaxed);
                         }
                     }
                 }
-                Admission::More | Admission::Refused => {
-                    self.greetings.swap_remove(at);
-                    let count = self.desk.refused.fetch_add(1, Ordering::Relaxed) + 1;
+                HandshakeProgress::More | HandshakeProgress::Refused => {
+                    self.pending.swap_remove(at);
+                    let count = self.shared.refused.fetch_add(1, Ordering::Relaxed) + 1;
                     tracing::warn!(count, "refused a caller that is not a rank of this job");
                 }
             }
@@ -245,7 +248,7 @@ impl Reception {
     }
 }
 
-impl Greeting {
+impl PendingHandshake {
     fn new(stream: Caller) -> Self {
         Self {
             stream,
@@ -255,7 +258,7 @@ impl Greeting {
         }
     }
 
-    fn read_handshake(&mut self, identity: &Identity) -> Admission {
+    fn read_handshake(&mut self, identity: &Identity) -> HandshakeProgress {
         loop {
             let needed = match self.answered {
                 None => HANDSHAKE_LEN,
@@ -265,7 +268,7 @@ impl Greeting {
                 let mut more = [0; HANDSHAKE_LEN];
                 let missing = needed - self.received.len();
                 match self.stream.read(&mut more[..missing]) {
-                    Ok(0) => return Admission::Refused,
+                    Ok(0) => return HandshakeProgress::Refused,
                     Ok(some) => self.received.extend_from_slice(&more[..some]),
                     Err(error)
                         if matches!(
@@ -273,20 +276,20 @@ impl Greeting {
                             io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted
                         ) =>
                     {
-                        return Admission::More;
+                        return HandshakeProgress::More;
                     }
-                    Err(_) => return Admission::Refused,
+                    Err(_) => return HandshakeProgress::Refused,
                 }
             }
             match self.answered.take() {
                 None => {
                     if !self.answer(identity) {
-                        return Admission::Refused;
+                        return HandshakeProgress::Refused;
                     }
                 }
                 Some((handshake, first, nonce)) => {
-                    if identity.believes(End::Dialer, &first, &nonce, &self.received) {
-                        return Admission::Channel(ChannelId {
+                    if identity.verifies(End::Dialer, &first, &nonce, &self.received) {
+                        return HandshakeProgress::Channel(ChannelId {
                             group: handshake.group,
                             kind: handshake.kind,
                             peer: handshake.from,
@@ -294,7 +297,7 @@ impl Greeting {
                         });
                     }
                     let _ = self.stream.write_all(&Verdict::WrongSecret.to_bytes());
-                    return Admission::Refused;
+                    return HandshakeProgress::Refused;
                 }
             }
         }

@@ -196,7 +196,7 @@ fn memory_is_registered_and_what_does_not_fit_is_refused_by_name() {
             "refused what was undone: there is no registration",
             "it is host memory; on this rank the group works on",
             &format!("it is memory of cuda:{next}; on this rank the group works on cuda:{rank}"),
-            "it is host memory, or nothing at all",
+            "it is host memory, or no memory at all",
         ] {
             assert!(said.contains(sentence), "{sentence}: {said}");
         }

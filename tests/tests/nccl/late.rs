@@ -75,7 +75,7 @@ fn a_window_is_not_closed_while_the_library_may_still_put() {
             assert!(lines(said, "after:")[0].contains(closed), "{said}");
             assert!(refused.contains(sentence), "{said}");
         } else {
-            assert!(refused.contains("did not come: rank 2"), "{said}");
+            assert!(refused.contains("did not arrive: rank 2"), "{said}");
         }
     }
 }

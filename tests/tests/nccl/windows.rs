@@ -51,7 +51,7 @@ fn windows_are_refused_by_name_where_there_are_none() {
         command.env("RCOMM_SIM", "no_symmetric=1");
     });
     for said in said {
-        let sentence = "NCCL gives no window";
+        let sentence = "NCCL returned no window";
         assert!(lines(&said, "no window:")[0].contains(sentence), "{said}");
     }
 }

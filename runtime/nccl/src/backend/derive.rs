@@ -34,12 +34,10 @@ impl NcclBackend {
     ) -> Result<Option<Arc<dyn Backend>>> {
         let shared = &self.shared;
         if shared.library.table().comm_split.is_none() {
-            return Err(shared
-                .library
-                .lacks("a group split off another", "ncclCommSplit"));
+            return Err(shared.library.lacks("a split of a group", "ncclCommSplit"));
         }
         let deadline = deadline.started();
-        self.main.join(deadline, shared.patience)?;
+        self.main.join(deadline, shared.report_time)?;
         // The library requires that nothing is pending on the communicator.
         self.main.drain(deadline)?;
         let nth = self.splits.fetch_add(1, Ordering::Relaxed);
@@ -65,7 +63,7 @@ impl NcclBackend {
             .derive(begin, deadline)
             .map_err(|error| match error.kind() {
                 ErrorKind::Timeout => error.with_more(&format!(
-                    "did not come to split the group: {}",
+                    "did not arrive at the split of the group:  {}",
                     exchange.missing("here")
                 )),
                 _ => error,
@@ -112,7 +110,7 @@ impl NcclBackend {
         if !agree(group, can, deadline)? {
             return Err(Error::new(
                 ErrorKind::Unsupported,
-                "not all ranks that are left have a communicator that could be shrunk",
+                "not all remaining ranks have a communicator that can be shrunk",
             ));
         }
         // If an abort has already stopped what was pending, nothing is left to stop.
@@ -130,10 +128,10 @@ impl NcclBackend {
             CommInit::shrink(&shared.library, &shared.device, comm, call, options)
         };
         let made = self.main.derive(begin, deadline).map_err(|error| {
-            error.with_more("while ncclCommShrink made a communicator of those that are left")
+            error.with_more("while ncclCommShrink made a communicator of the remaining ranks")
         })?;
         let Some(comm) = made else {
-            let message = "ncclCommShrink gave a rank that is left no communicator";
+            let message = "ncclCommShrink returned no communicator for a remaining rank";
             return Err(Error::new(ErrorKind::Backend, message));
         };
         // A shrink has neither number nor colour.
@@ -149,15 +147,14 @@ impl NcclBackend {
         let shared = self.shared.sibling();
         let parent = self.main.hash().unwrap_or_default();
         let hash = hash::of_child(shared.library.version(), parent, place);
-        let queue = CommQueue::over(&shared, comm, hash)?;
-        Ok(Self::over(group.clone(), shared, queue))
+        let queue = CommQueue::from_comm(&shared, comm, hash)?;
+        Ok(Self::new(group.clone(), shared, queue))
     }
 
     /// The rank in this group of a rank of the world.
     fn rank_here(&self, rank: Rank) -> Result<u32> {
         self.group.info.group_rank_of(rank).ok_or_else(|| {
-            let message =
-                format!("rank {rank} is no member of the group that this one is made from");
+            let message = format!("rank {rank} is not a member of the parent group");
             Error::new(ErrorKind::InvalidArgument, message)
         })
     }

@@ -20,7 +20,7 @@ use std::sync::Arc;
 /// One for each world. Groups may be made from several threads.
 pub struct NcclFactory {
     /// The state that the queues of each backend share, as a template.
-    pattern: Arc<Shared>,
+    template: Arc<Shared>,
 }
 
 impl NcclFactory {
@@ -31,18 +31,18 @@ impl NcclFactory {
     /// `InvalidArgument` if there is no such device.
     pub fn open(world: &WorldContext, options: NcclOptions) -> Result<Arc<Self>> {
         Ok(Arc::new(Self {
-            pattern: Arc::new(Shared::open(world, options)?),
+            template: Arc::new(Shared::open(world, options)?),
         }))
     }
 
     /// This rank's device, on which streams and buffers for the backend are made.
     pub fn device(&self) -> &Arc<CudaDevice> {
-        &self.pattern.device
+        &self.template.device
     }
 
     /// The library in use.
     pub fn library(&self) -> &Arc<NcclLibrary> {
-        &self.pattern.library
+        &self.template.library
     }
 }
 
@@ -56,7 +56,7 @@ impl BackendFactory for NcclFactory {
     }
 
     fn connect(&self, group: GroupContext, deadline: Deadline) -> Result<Arc<dyn Backend>> {
-        let shared = self.pattern.sibling();
+        let shared = self.template.sibling();
         let members = BootstrapGroup {
             scope: Scope::Group,
             store: Arc::new(PrefixStore::new("all", group.store.clone())),
@@ -66,8 +66,8 @@ impl BackendFactory for NcclFactory {
         };
         let main = CommQueue::begin(&shared, members)?;
         if shared.options.connecting == Connecting::Eager {
-            main.join(deadline, shared.patience)?;
+            main.join(deadline, shared.report_time)?;
         }
-        Ok(NcclBackend::over(group, shared, main))
+        Ok(NcclBackend::new(group, shared, main))
     }
 }

@@ -8,7 +8,7 @@ use crate::comm::members::{BootstrapGroup, Scope};
 use crate::context::Shared;
 use crate::launch;
 use crate::queue::pending::Ticket;
-use crate::queue::{CommQueue, visit};
+use crate::queue::{CommQueue, for_each_buffer};
 use crate::window::{Signals, WindowGroup};
 use rcomm_core::Buffer;
 use rcomm_core::Deadline;
@@ -25,7 +25,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
-use turns::{Turns, Wait};
+use turns::{TurnWait, Turns};
 
 /// Runs the operations of one group on device memory.
 ///
@@ -55,11 +55,7 @@ impl NcclBackend {
     const ABORT: Duration = Duration::from_secs(10);
 
     /// Makes the backend of a group whose communicator exists or is being created.
-    pub(crate) fn over(
-        group: GroupContext,
-        shared: Arc<Shared>,
-        main: Arc<CommQueue>,
-    ) -> Arc<Self> {
+    pub(crate) fn new(group: GroupContext, shared: Arc<Shared>, main: Arc<CommQueue>) -> Arc<Self> {
         tracing::debug!(
             group = group.info.name,
             device = ?shared.device,
@@ -97,7 +93,7 @@ impl NcclBackend {
         while thread.as_ref().is_some_and(|thread| !thread.is_finished()) {
             if deadline.has_passed() {
                 // The thread is inside the library, and nothing could end that call.
-                tracing::error!("NCCL does not come back from an abort; its thread is left to it");
+                tracing::error!("ncclCommAbort has not returned: its thread is detached");
                 return false;
             }
             std::thread::sleep(Duration::from_millis(5));
@@ -114,7 +110,7 @@ impl NcclBackend {
     fn check(&self, op: &Op<'_>) -> Result<()> {
         launch::check(&self.shared, op)?;
         let mut result = Ok(());
-        visit(op, &mut |buffer| {
+        for_each_buffer(op, &mut |buffer| {
             if result.is_ok() {
                 result = self.shared.check_place(buffer);
             }
@@ -155,7 +151,12 @@ impl NcclBackend {
 
     /// Submits an operation to its queue when its turn comes; also returns whether it had to wait for the
     /// turn.
-    fn submit(&self, op: Op<'static>, call: Call, wait: Waits) -> Result<(Arc<Ticket>, Wait)> {
+    fn submit(
+        &self,
+        op: Op<'static>,
+        call: Call,
+        wait: HostWait,
+    ) -> Result<(Arc<Ticket>, TurnWait)> {
         let turn = self.turns.take(call.turn, call.deadline);
         if let Some(error) = self.shared.aborted.get() {
             return Err(error.clone());
@@ -166,7 +167,7 @@ impl NcclBackend {
         let _entered = self.shared.device.enter()?;
         let graph = queue.check_capture(&op);
         let graph = graph.map_err(|error| error.during(op.op_type()))?;
-        if let (Some(graph), Waits::Host) = (graph, wait) {
+        if let (Some(graph), HostWait::Host) = (graph, wait) {
             let message = format!(
                 "its buffers' stream is being captured into graph {}, where nothing runs that could be waited \
                  for: issue it (`..._async`) and call `wait_stream`",
@@ -182,7 +183,7 @@ impl NcclBackend {
 
 /// Whether the host waits for an operation.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Waits {
+enum HostWait {
     Host,
     Later,
 }
@@ -194,7 +195,7 @@ impl Backend for NcclBackend {
 
     fn issue(&self, op: Op<'static>, call: Call, _: Arc<dyn Observer>) -> Result<Arc<dyn Pending>> {
         let deadline = call.deadline.started();
-        let (ticket, _) = self.submit(op, Call { deadline, ..call }, Waits::Later)?;
+        let (ticket, _) = self.submit(op, Call { deadline, ..call }, HostWait::Later)?;
         Ok(ticket)
     }
 
@@ -204,7 +205,7 @@ impl Backend for NcclBackend {
             buffer.hold_on().ok_or_else(|| {
                 Error::new(
                     ErrorKind::InvalidArgument,
-                    format!("{buffer:?}: it is no memory of a device that an owner keeps alive"),
+                    format!("{buffer:?} is not device memory that an owner keeps alive"),
                 )
             })
         });
@@ -215,8 +216,8 @@ impl Backend for NcclBackend {
                 return Err(error.during(op.op_type()));
             }
         };
-        let (ticket, wait) = self.submit(held, Call { deadline, ..call }, Waits::Host)?;
-        if wait == Wait::Waited {
+        let (ticket, wait) = self.submit(held, Call { deadline, ..call }, HostWait::Host)?;
+        if wait == TurnWait::Waited {
             observer.started();
         }
         match ticket.wait(deadline) {
@@ -224,11 +225,11 @@ impl Backend for NcclBackend {
             Progress::Failed(error) => Err(error),
             Progress::Queued => Err(Error::new(
                 ErrorKind::Timeout,
-                "the device did not begin before the deadline",
+                "the device did not begin the operation before the deadline",
             )),
             Progress::Started => Err(Error::new(
                 ErrorKind::Timeout,
-                "the device did not come to an end before the deadline",
+                "the device did not finish the operation before the deadline",
             )),
         }
     }
@@ -254,7 +255,7 @@ impl Backend for NcclBackend {
             }
             Err(error) => tracing::error!(
                 %error,
-                "no thread to abort communicators on: they stay until the process ends"
+                "cannot start a thread to abort communicators: they stay until the process ends"
             ),
         }
         if handling.ends_process() {
@@ -272,7 +273,7 @@ impl Backend for NcclBackend {
             Some(backend) => Ok(backend),
             None => Err(Error::new(
                 ErrorKind::Backend,
-                "ncclCommSplit gave a member of the new group no communicator",
+                "ncclCommSplit returned no communicator for a member of the new group",
             )),
         }
     }

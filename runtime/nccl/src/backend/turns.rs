@@ -23,7 +23,7 @@ struct State {
 
 /// Whether the caller had to wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Wait {
+pub(crate) enum TurnWait {
     /// The turn had already come.
     None,
     /// The turn had not come yet.
@@ -34,7 +34,7 @@ pub(crate) enum Wait {
 pub(crate) struct Turn<'a> {
     turns: &'a Turns,
     number: u64,
-    pub(crate) wait: Wait,
+    pub(crate) wait: TurnWait,
 }
 
 impl Turns {
@@ -50,11 +50,11 @@ impl Turns {
         let mut turn = Turn {
             turns: self,
             number,
-            wait: Wait::None,
+            wait: TurnWait::None,
         };
         let mut state = self.lock();
         while number != 0 && state.last + 1 != number && !state.closed {
-            turn.wait = Wait::Waited;
+            turn.wait = TurnWait::Waited;
             let rest = deadline.remaining();
             if rest.is_zero() {
                 drop(state);
@@ -109,7 +109,7 @@ mod tests {
     const SOON: Deadline = Deadline::In(Duration::from_secs(30));
 
     #[test]
-    fn turns_come_in_order_whoever_asks_first() {
+    fn turns_are_taken_in_order_whichever_is_requested_first() {
         let turns = Turns::default();
         let order = Mutex::new(Vec::new());
         std::thread::scope(|scope| {
@@ -130,6 +130,6 @@ mod tests {
         let late = turns.take(2, Deadline::In(Duration::ZERO));
         assert!(late.is_err());
         turns.pass(1);
-        assert_eq!(turns.take(3, SOON).unwrap().wait, Wait::None);
+        assert_eq!(turns.take(3, SOON).unwrap().wait, TurnWait::None);
     }
 }

@@ -52,7 +52,7 @@ impl Bootstrap {
             version: shared.library.version().0,
             id,
         };
-        peer_info::arrive(&members, &info)?;
+        peer_info::publish_info(&members, &info)?;
         Ok(Self {
             members,
             stage: BootstrapStage::Gathering,
@@ -136,12 +136,12 @@ impl Bootstrap {
         if let BootstrapStage::Joined(_) = self.stage {
             return Ok(true);
         }
-        self.look_for_failure()?;
+        self.check_failure()?;
         Ok(false)
     }
 
     /// Fails if another rank has given up.
-    fn look_for_failure(&self) -> Result<()> {
+    fn check_failure(&self) -> Result<()> {
         let store = &self.members.store;
         if !store.check(&["failed"])? {
             return Ok(());
@@ -167,15 +167,15 @@ impl Bootstrap {
     /// Publishes that this rank gives up, and adds to the error which ranks are missing, as far as is known.
     ///
     /// # Blocking
-    /// For `patience` at most, until every other rank that is alive has reported its outcome.
-    pub(crate) fn give_up(&self, error: Error, patience: Duration) -> Error {
-        match self.try_give_up(&error, patience) {
+    /// For `report_time` at most, until every other rank that is alive has reported its outcome.
+    pub(crate) fn give_up(&self, error: Error, report_time: Duration) -> Error {
+        match self.try_give_up(&error, report_time) {
             Ok(more) => error.with_more(&more),
             Err(_) => error,
         }
     }
 
-    fn try_give_up(&self, error: &Error, patience: Duration) -> Result<String> {
+    fn try_give_up(&self, error: &Error, report_time: Duration) -> Result<String> {
         let own = self.members.ranks[self.members.own as usize];
         let store = &self.members.store;
         // The first rank that gives up is the one that the others name.
@@ -185,8 +185,8 @@ impl Bootstrap {
             &format!("rank {own} could not join: {error}"),
         )?;
         self.publish("left")?;
-        let deadline = Deadline::In(patience).started();
-        let (mut absent, mut mute) = self.look_for_silent()?;
+        let deadline = Deadline::In(report_time).started();
+        let (mut absent, mut mute) = self.find_silent_ranks()?;
         while !deadline.has_passed() {
             if absent.is_empty() && mute.is_empty() {
                 break;
@@ -194,18 +194,18 @@ impl Bootstrap {
             std::thread::sleep(Self::LONGEST_PAUSE);
             // The rank that serves the store may have given up, too: only what is known by then is
             // reported.
-            match self.look_for_silent() {
+            match self.find_silent_ranks() {
                 Ok(silent) => (absent, mute) = silent,
                 Err(_) => break,
             }
         }
         let mut facts = Vec::new();
         if !absent.is_empty() {
-            facts.push(format!("did not come: rank {}", absent.join(", ")));
+            facts.push(format!("did not arrive: rank {}", absent.join(", ")));
         }
         if !mute.is_empty() {
             facts.push(format!(
-                "came, and is silent since: rank {}",
+                "arrived and has not reported since: rank {}",
                 mute.join(", ")
             ));
         }
@@ -215,7 +215,7 @@ impl Bootstrap {
 
 impl Bootstrap {
     /// Ranks that have not reported their outcome: those that never arrived, and those that arrived.
-    fn look_for_silent(&self) -> Result<(Vec<String>, Vec<String>)> {
+    fn find_silent_ranks(&self) -> Result<(Vec<String>, Vec<String>)> {
         let store = &self.members.store;
         let (mut absent, mut mute) = (Vec::new(), Vec::new());
         for (at, rank) in self.members.ranks.iter().enumerate() {

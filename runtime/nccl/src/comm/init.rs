@@ -13,7 +13,7 @@
 //! NCCL's user guide; of the slot where a child's handle appears: `ncclCommSplit` in NCCL's `init.cc`.
 
 use super::handle_slot::HandleSlot;
-use crate::comm::{Comm, Orphan};
+use crate::comm::{AbandonedChild, Comm};
 use crate::cuda::device::CudaDevice;
 use crate::cuda::memory::DeviceBuffer;
 use crate::cuda::stream::CudaStream;
@@ -49,8 +49,8 @@ impl WarmUp {
     fn connect(&self, comm: &Comm) -> Result<()> {
         let at = std::ptr::with_exposed_provenance_mut(self.word.address() as usize);
         comm.with(|library, raw| {
-            // SAFETY: the communicator is live, the stream is of its device, and the queue that both belong to keeps
-            // the word for as long as the communicator.
+            // SAFETY: the communicator is live, the stream is of its device, and the queue that both belong to
+            // keeps the word for as long as the communicator.
             let status = unsafe {
                 (library.table().broadcast)(
                     at,
@@ -111,7 +111,7 @@ impl Drop for Child {
     /// Passes to the parent what the library may still write to.
     fn drop(&mut self) {
         if let (Some(slot), Some(input)) = (self.slot.take(), self.input.take()) {
-            self.parent.take_in(Orphan { slot, input });
+            self.parent.keep_child(AbandonedChild { slot, input });
         }
     }
 }
@@ -162,7 +162,7 @@ impl CommInit {
         options: &CommOptions,
     ) -> Result<Self> {
         let Some(split) = library.table().comm_split else {
-            return Err(library.lacks("a group split off another", "ncclCommSplit"));
+            return Err(library.lacks("a split of a group", "ncclCommSplit"));
         };
         let color = color.map_or(Ok(sys::SPLIT_NO_COLOR), to_c)?;
         let key = to_c(params.rank)?;
@@ -188,7 +188,7 @@ impl CommInit {
         options: &CommOptions,
     ) -> Result<Self> {
         let Some(shrink) = library.table().comm_shrink else {
-            return Err(library.lacks("a communicator of those that are left", "ncclCommShrink"));
+            return Err(library.lacks("a communicator of the remaining ranks", "ncclCommShrink"));
         };
         let excluded: Result<Vec<c_int>> = excluded.iter().map(|&rank| to_c(rank)).collect();
         let excluded = excluded?;
@@ -261,7 +261,7 @@ impl Child {
         }
         // SAFETY: the library has written it for us alone, and is done with it: the parent is ready. The
         // slot was taken, so this happens once.
-        let comm = unsafe { Comm::over(&self.library, raw, self.rank, self.size) };
+        let comm = unsafe { Comm::from_raw(&self.library, raw, self.rank, self.size) };
         comm.check_size()?;
         Ok(Some(comm))
     }
@@ -275,7 +275,7 @@ fn config_for(
     options: &CommOptions,
 ) -> Result<RawConfig> {
     let mut config = options.to_raw(&params.name)?;
-    config.as_mut().comm_name = library.lasting_name(&params.name)?.as_ptr();
+    config.as_mut().comm_name = library.static_name(&params.name)?.as_ptr();
     Ok(config)
 }
 
@@ -318,7 +318,7 @@ fn join(library: &Arc<NcclLibrary>, params: &InitParams, mut config: RawConfig) 
     };
     // SAFETY: null, or what the call above has made for us. Owned from here on, so that it is aborted on
     // an error.
-    let comm = unsafe { Comm::over(library, raw, params.rank, params.size) };
+    let comm = unsafe { Comm::from_raw(library, raw, params.rank, params.size) };
     check(library, raw, call, status)?;
     Ok(comm)
 }

@@ -1,10 +1,10 @@
 //! A communicator as an owned value: polled while the library works on it, ended in the right order,
 //! aborted on drop. The module `init` creates communicators.
 //!
-//! Calls on a communicator wait for peers inside the library, unless the options say otherwise (`blocking = 0`):
-//! such calls return `ncclInProgress`, and `ncclCommGetAsyncError` is polled with a deadline. Source of the
-//! states: "Creating a communicator with options" and "Error handling and communicator abort" in NCCL's user
-//! guide; of what an ending waits for: `ncclCommRevoke`, `ncclCommAbort` and `commReclaim` in `init.cc` of NCCL
+//! Calls on a communicator wait for peers inside the library, unless `blocking = 0` is set: such calls
+//! return `ncclInProgress`, and `ncclCommGetAsyncError` is polled with a deadline. Source of the states:
+//! "Creating a communicator with options" and "Error handling and communicator abort" in NCCL's user guide;
+//! of what an ending waits for: `ncclCommRevoke`, `ncclCommAbort` and `commReclaim` in `init.cc` of NCCL
 //! 2.30.7.
 
 pub(crate) mod bootstrap;
@@ -41,20 +41,20 @@ pub(crate) struct Comm {
     /// Held while the communicator is revoked or ended. Taken before `handle`.
     ending: Mutex<()>,
     /// Children that were abandoned before the library was done with them.
-    orphans: Mutex<Vec<Orphan>>,
+    abandoned_children: Mutex<Vec<AbandonedChild>>,
     rank: u32,
     size: u32,
 }
 
 /// A child of a communicator whose creation was abandoned: the library may still write its handle to `slot`,
 /// and read the input kept with it, until the parent has been aborted.
-pub(crate) struct Orphan {
+pub(crate) struct AbandonedChild {
     pub(crate) slot: HandleSlot,
     #[allow(dead_code, reason = "held, not read")]
     pub(crate) input: Box<dyn Send>,
 }
 
-impl Orphan {
+impl AbandonedChild {
     /// Aborts the child, if the library has made it.
     fn abort(self, library: &NcclLibrary) -> Result<()> {
         let raw = self.slot.handle();
@@ -100,7 +100,7 @@ impl Comm {
     ///
     /// # Safety
     /// `raw` is null, or a live communicator of this library that no other code ends.
-    pub(crate) unsafe fn over(
+    pub(crate) unsafe fn from_raw(
         library: &Arc<NcclLibrary>,
         raw: NcclComm,
         rank: u32,
@@ -111,7 +111,7 @@ impl Comm {
             handle: Mutex::new(Handle(raw)),
             raw: AtomicPtr::new(raw),
             ending: Mutex::default(),
-            orphans: Mutex::default(),
+            abandoned_children: Mutex::default(),
             rank,
             size,
         }
@@ -176,7 +176,7 @@ impl Comm {
     /// # Errors
     /// `Io` if no thread can be started. What the call returns is the call's own result, or `Closed` as
     /// [`with`](Self::with).
-    pub(crate) fn call_apart<R: Send + 'static>(
+    pub(crate) fn call_on_thread<R: Send + 'static>(
         self: &Arc<Self>,
         device: &Arc<CudaDevice>,
         call: impl FnOnce(&NcclLibrary, NcclComm) -> Result<R> + Send + 'static,
@@ -213,7 +213,7 @@ impl Comm {
     }
 
     /// Returns the library's error, if there is one and no other call uses the communicator.
-    pub(crate) fn trouble(&self) -> Option<Error> {
+    pub(crate) fn async_error(&self) -> Option<Error> {
         match self.status() {
             CommStatus::Failed(error) => Some(error),
             CommStatus::Ready | CommStatus::AtWork | CommStatus::InUse | CommStatus::Gone => None,
@@ -268,9 +268,10 @@ impl Comm {
         if comm.is_null() {
             return Ok(());
         }
-        // SAFETY: taken out under the lock, so it is freed once and nothing is in a call on it; nothing is pending.
+        // SAFETY: taken out under the lock, so it is freed once and nothing is in a call on it; nothing is
+        // pending.
         let status = unsafe { (self.library.table().comm_destroy)(comm) };
-        self.settle_orphans(status);
+        self.abort_children(status);
         self.library.check("ncclCommDestroy", status)
     }
 
@@ -304,14 +305,14 @@ impl Comm {
         unsafe { self.library.check_on(comm, "ncclCommRevoke", status) }
     }
 
-    /// Returns the locked handle, if no call holds it for longer than `patience`.
-    fn lock_within(&self, patience: Duration) -> Option<MutexGuard<'_, Handle>> {
+    /// Returns the locked handle, if no call holds it for longer than `limit`.
+    fn lock_within(&self, limit: Duration) -> Option<MutexGuard<'_, Handle>> {
         let begun = std::time::Instant::now();
         loop {
             match self.handle.try_lock() {
                 Ok(handle) => return Some(handle),
                 Err(TryLockError::Poisoned(handle)) => return Some(handle.into_inner()),
-                Err(TryLockError::WouldBlock) if begun.elapsed() >= patience => return None,
+                Err(TryLockError::WouldBlock) if begun.elapsed() >= limit => return None,
                 Err(TryLockError::WouldBlock) => std::thread::sleep(Duration::from_millis(1)),
             }
         }
@@ -323,7 +324,8 @@ impl Comm {
     /// first is freed (`ncclCommAbort` raises the flags at once, and `ncclGroupEnd` frees).
     ///
     /// # Blocking
-    /// Until the library has stopped its kernels and threads, and while a graph holds operations of one of them.
+    /// Until the library has stopped its kernels and threads, and while a graph holds operations of one of
+    /// them.
     ///
     /// # Errors
     /// `Backend` with the library's message; `Timeout` if a call on one of them does not return: that
@@ -356,22 +358,28 @@ impl Comm {
             } else {
                 status
             };
-            comm.settle_orphans(status);
+            comm.abort_children(status);
         }
         result.and(library.check("ncclGroupEnd", freed))
     }
 
     /// Takes over a child that was abandoned early.
-    pub(crate) fn take_in(&self, orphan: Orphan) {
-        let mut orphans = self.orphans.lock().unwrap_or_else(PoisonError::into_inner);
-        orphans.push(orphan);
+    pub(crate) fn keep_child(&self, child: AbandonedChild) {
+        let mut children = self
+            .abandoned_children
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        children.push(child);
     }
 
     /// Leaks the communicator to the library as it is. Later calls find that it was ended.
     pub(crate) fn abandon(&self) {
-        let mut orphans = self.orphans.lock().unwrap_or_else(PoisonError::into_inner);
-        std::mem::forget(std::mem::take(&mut *orphans));
-        drop(orphans);
+        let mut children = self
+            .abandoned_children
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        std::mem::forget(std::mem::take(&mut *children));
+        drop(children);
         let _ending = self.ending.lock().unwrap_or_else(PoisonError::into_inner);
         // A call on it that has not returned holds the lock; later calls fail to get the lock.
         if let Some(mut handle) = self.lock_within(Duration::ZERO) {
@@ -385,10 +393,13 @@ impl Comm {
         std::mem::replace(&mut handle.0, std::ptr::null_mut())
     }
 
-    fn settle_orphans(&self, status: NcclResult) {
-        let mut orphans = self.orphans.lock().unwrap_or_else(PoisonError::into_inner);
-        let orphans = std::mem::take(&mut *orphans);
-        settle_orphans(&self.library, orphans, status);
+    fn abort_children(&self, status: NcclResult) {
+        let mut children = self
+            .abandoned_children
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        let children = std::mem::take(&mut *children);
+        abort_children(&self.library, children, status);
     }
 
     /// Makes the library prepare memory for operations of this communicator.
@@ -447,14 +458,14 @@ fn ended() -> Error {
 
 /// Ends the abandoned children, after their parent. If aborting the parent failed they are leaked, since
 /// the library may still write to them.
-fn settle_orphans(library: &NcclLibrary, orphans: Vec<Orphan>, status: NcclResult) {
+fn abort_children(library: &NcclLibrary, children: Vec<AbandonedChild>, status: NcclResult) {
     if status != result::SUCCESS {
-        std::mem::forget(orphans);
+        std::mem::forget(children);
         return;
     }
-    for orphan in orphans {
-        if let Err(error) = orphan.abort(library) {
-            tracing::warn!(%error, "a communicator that came too late could not be aborted");
+    for child in children {
+        if let Err(error) = child.abort(library) {
+            tracing::warn!(%error, "an abandoned child communicator could not be aborted");
         }
     }
 }
@@ -462,7 +473,7 @@ fn settle_orphans(library: &NcclLibrary, orphans: Vec<Orphan>, status: NcclResul
 impl Comm {
     /// Aborts the communicator if it was not ended, on a separate thread, since the library may never
     /// return from the call; returns whether the abort has finished.
-    pub(crate) fn end_at_last(&mut self) -> bool {
+    pub(crate) fn abort_on_thread(&mut self) -> bool {
         let handle = self
             .handle
             .get_mut()
@@ -472,14 +483,14 @@ impl Comm {
             return true;
         }
         let library = self.library.clone();
-        let orphans = self.orphans.get_mut();
-        let orphans = std::mem::take(orphans.unwrap_or_else(PoisonError::into_inner));
+        let children = self.abandoned_children.get_mut();
+        let children = std::mem::take(children.unwrap_or_else(PoisonError::into_inner));
         let abort = move || {
             let handle = handle;
             // SAFETY: taken out above, so it is freed once, and no other thread can be in a call on what is
             // dropped.
             let status = unsafe { (library.table().comm_abort)(handle.0) };
-            settle_orphans(&library, orphans, status);
+            abort_children(&library, children, status);
             library.check("ncclCommAbort", status)
         };
         let rank = self.rank;
@@ -491,7 +502,10 @@ impl Comm {
                 false
             }
             Ok(None) => {
-                tracing::error!(rank, "NCCL does not come back from an abort");
+                tracing::error!(
+                    rank,
+                    "ncclCommAbort has not returned: its thread is detached"
+                );
                 false
             }
         }
@@ -500,6 +514,6 @@ impl Comm {
 
 impl Drop for Comm {
     fn drop(&mut self) {
-        self.end_at_last();
+        self.abort_on_thread();
     }
 }

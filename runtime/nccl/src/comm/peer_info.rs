@@ -1,5 +1,5 @@
-//! How the ranks of a communicator find each other over the store: each publishes a [`PeerInfo`] (its rank, device
-//! and library), and the first rank reads and compares all of them.
+//! How the ranks of a communicator find each other over the store: each publishes a [`PeerInfo`] (its rank,
+//! device and library), and the first rank reads and compares all of them.
 //!
 //! The first rank waits for one counter, reads every value once, and publishes one result: the unique ids,
 //! or the reason why these ranks cannot form a communicator. All other ranks wait for that one key. So N
@@ -79,14 +79,14 @@ enum Verdict {
 const COUNTER: &str = "arrived";
 const VERDICT: &str = "verdict";
 /// At most this many values are requested at once, so that a reply stays small.
-const AT_ONCE: usize = 256;
-const PATIENCE: Duration = Duration::from_secs(10);
+const MAX_KEYS_PER_READ: usize = 256;
+const STORE_TIME: Duration = Duration::from_secs(10);
 
 /// Publishes this rank's information.
 ///
 /// # Errors
 /// `Store`.
-pub(crate) fn arrive(members: &BootstrapGroup, info: &PeerInfo) -> Result<()> {
+pub(crate) fn publish_info(members: &BootstrapGroup, info: &PeerInfo) -> Result<()> {
     let info = serde_json::to_vec(info).map_err(|error| unreadable("written", error))?;
     members
         .store
@@ -114,11 +114,11 @@ pub(crate) fn poll(
             Ok(()) => Verdict::Ids(infos.into_iter().filter_map(|info| info.id).collect()),
             Err(why) => Verdict::Refused(why, None),
         };
-        leave(store.as_ref(), &verdict)?;
+        publish_verdict(store.as_ref(), &verdict)?;
     } else if members.own != 0 && !store.check(&[VERDICT])? {
         return Ok(None);
     }
-    let verdict = store.get(VERDICT, PATIENCE)?;
+    let verdict = store.get(VERDICT, STORE_TIME)?;
     let verdict = serde_json::from_slice(&verdict).map_err(|error| unreadable("read", error))?;
     match verdict {
         Verdict::Ids(ids) => ids
@@ -139,14 +139,14 @@ pub(crate) fn poll(
 /// `Store`.
 pub(crate) fn give_up(members: &BootstrapGroup, why: &str) -> Result<()> {
     let own = members.ranks[members.own as usize];
-    leave(
+    publish_verdict(
         members.store.as_ref(),
         &Verdict::Refused(why.to_owned(), Some(own)),
     )
 }
 
 /// Publishes a verdict. Only the first verdict is kept.
-fn leave(store: &dyn Store, verdict: &Verdict) -> Result<()> {
+fn publish_verdict(store: &dyn Store, verdict: &Verdict) -> Result<()> {
     let verdict = serde_json::to_vec(verdict).map_err(|error| unreadable("written", error))?;
     store.compare_set(VERDICT, b"", &verdict).map(drop)
 }
@@ -156,9 +156,9 @@ fn read_all(members: &BootstrapGroup) -> Result<Vec<PeerInfo>> {
         .map(|at| format!("peer_info/{at}"))
         .collect();
     let mut infos = Vec::with_capacity(keys.len());
-    for keys in keys.chunks(AT_ONCE) {
+    for keys in keys.chunks(MAX_KEYS_PER_READ) {
         let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
-        for info in members.store.multi_get(&keys, PATIENCE)? {
+        for info in members.store.multi_get(&keys, STORE_TIME)? {
             let info = serde_json::from_slice(&info).map_err(|error| unreadable("read", error))?;
             infos.push(info);
         }
@@ -331,7 +331,7 @@ mod tests {
             info.id = own
                 .is_multiple_of(PER_ID)
                 .then(|| vec![(own / PER_ID) as u8; UniqueId::BYTES]);
-            arrive(members, &info).unwrap();
+            publish_info(members, &info).unwrap();
         }
         for members in &groups {
             let ids = poll(members, DeviceSharing::Refused).unwrap();

@@ -49,7 +49,7 @@ impl StoreExchange {
                 return error;
             }
             let missing = self.missing(key);
-            Error::new(ErrorKind::Timeout, format!("did not come: {missing}"))
+            Error::new(ErrorKind::Timeout, format!("did not arrive: {missing}"))
         })
     }
 

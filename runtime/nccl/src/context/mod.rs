@@ -29,7 +29,7 @@ pub(crate) struct Shared {
     /// Events that mark the start and the end of operations.
     pub(crate) marks: Arc<EventPool>,
     /// Events by which one stream waits for another.
-    pub(crate) joints: Arc<EventPool>,
+    pub(crate) sync_events: Arc<EventPool>,
     pub(crate) default_stream: Arc<CudaStream>,
     /// A stream for work that waits for no kernel: new memory is filled with zeros here.
     pub(crate) copies: Arc<CudaStream>,
@@ -38,7 +38,7 @@ pub(crate) struct Shared {
     /// Number of operations whose buffers the device never released.
     pub(crate) leaked: AtomicU64,
     /// How long a rank that gives up waits for the others to report their outcome.
-    pub(crate) patience: Duration,
+    pub(crate) report_time: Duration,
     pub(crate) nans: Arc<NanFinder>,
     pub(crate) ras: Arc<Ras>,
 }
@@ -62,10 +62,10 @@ impl Shared {
         let host = system.nodename().to_string_lossy();
         // Two ranks query the report for the job, so that it is available if one of them is gone.
         let asks = world.rank == 0 || world.rank + 1 == world.world_size;
-        let ras = Ras::new(options.ras.clone().filter(|_| asks), Ras::PATIENCE);
+        let ras = Ras::new(options.ras.clone().filter(|_| asks), Ras::TIMEOUTS);
         Ok(Self {
             marks: EventPool::new(&device, options.event_timing()),
-            joints: EventPool::new(&device, EventTiming::Untimed),
+            sync_events: EventPool::new(&device, EventTiming::Untimed),
             default_stream: CudaStream::default_of(&device),
             copies: CudaStream::new(&device, Priority::Normal)?,
             library,
@@ -74,7 +74,7 @@ impl Shared {
             host: host.into_owned(),
             aborted: OnceLock::new(),
             leaked: AtomicU64::new(0),
-            patience: world.config.status_wait,
+            report_time: world.config.status_wait,
             nans: Arc::default(),
             ras: Arc::new(ras),
         })
@@ -88,12 +88,12 @@ impl Shared {
             options: self.options.clone(),
             host: self.host.clone(),
             marks: EventPool::new(&self.device, self.options.event_timing()),
-            joints: EventPool::new(&self.device, EventTiming::Untimed),
+            sync_events: EventPool::new(&self.device, EventTiming::Untimed),
             default_stream: self.default_stream.clone(),
             copies: self.copies.clone(),
             aborted: OnceLock::new(),
             leaked: AtomicU64::new(0),
-            patience: self.patience,
+            report_time: self.report_time,
             nans: self.nans.clone(),
             ras: self.ras.clone(),
         })
@@ -137,7 +137,7 @@ impl Shared {
         dtype: DType,
         len: usize,
     ) -> Result<DeviceBuffer> {
-        let zeroing = (&*self.copies, &self.joints);
+        let zeroing = (&*self.copies, &self.sync_events);
         DeviceBuffer::from_library(&self.library, zeroing, stream, (dtype, len))
     }
 
@@ -149,7 +149,7 @@ impl Shared {
         let streams = SearchStreams {
             default: &self.default_stream,
             copies: &self.copies,
-            joints: &self.joints,
+            sync_events: &self.sync_events,
         };
         self.nans.find(buffer, &streams, &self.aborted)
     }

@@ -133,7 +133,7 @@ impl Slot {
     /// The context must be current. Nothing on `stream` waits for a kernel.
     fn new(stream: &Arc<CudaStream>) -> Result<Self> {
         let device = stream.device();
-        let word = DeviceBuffer::unset(stream, DType::U64, 1)?;
+        let word = DeviceBuffer::uninitialised(stream, DType::U64, 1)?;
         // The word is used on other streams from now on.
         stream.synchronize()?;
         let mut host: *mut c_void = null_mut();
@@ -172,7 +172,7 @@ pub(crate) struct SearchStreams<'a> {
     /// A stream on which nothing waits for a kernel.
     pub(crate) copies: &'a Arc<CudaStream>,
     /// Events that mark the end of the search.
-    pub(crate) joints: &'a Arc<EventPool>,
+    pub(crate) sync_events: &'a Arc<EventPool>,
 }
 
 impl NanFinder {
@@ -204,7 +204,7 @@ impl NanFinder {
         let slot = lock(&self.slots).pop();
         let slot = slot.map_or_else(|| Slot::new(streams.copies), Ok)?;
         let checked = Self::check(&kernels, format, buffer, &slot, stream)
-            .and_then(|()| streams.joints.mark(stream));
+            .and_then(|()| streams.sync_events.mark(stream));
         let waited = checked.and_then(|mark| wait_for(&mark, aborted));
         if let Err(error) = waited {
             // The device may still write to the slot, and use the kernels.

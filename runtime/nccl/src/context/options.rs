@@ -319,7 +319,7 @@ mod tests {
     use std::collections::BTreeSet;
 
     #[test]
-    fn the_documentation_says_which_variables_are_read() {
+    fn the_documentation_lists_the_variables_that_are_read() {
         let asked = RefCell::new(BTreeSet::new());
         let lookup = |name: &str| {
             asked.borrow_mut().insert(name.to_owned());

@@ -15,14 +15,14 @@ use std::time::{Duration, Instant};
 pub(crate) struct Ras {
     /// `None` if this rank sends no queries: two ranks of the job do.
     address: Option<String>,
-    patience: Patience,
-    names: Arc<Names>,
-    last: Mutex<Last>,
+    timeouts: QueryTimeouts,
+    resolver: Arc<Resolver>,
+    last: Mutex<LastReport>,
 }
 
 /// How long to wait for an answer.
 #[derive(Clone, Copy)]
-pub(crate) struct Patience {
+pub(crate) struct QueryTimeouts {
     /// The time that a dump waits.
     pub(crate) dump: Duration,
     /// The time that the background thread waits. If a node is dead, the legs of the monitor's own
@@ -31,7 +31,7 @@ pub(crate) struct Patience {
 }
 
 #[derive(Default)]
-enum Last {
+enum LastReport {
     #[default]
     None,
     /// The query was sent, and a thread waits for the answer.
@@ -40,7 +40,7 @@ enum Last {
 }
 
 impl Ras {
-    pub(crate) const PATIENCE: Patience = Patience {
+    pub(crate) const TIMEOUTS: QueryTimeouts = QueryTimeouts {
         dump: Duration::from_secs(1),
         answer: Duration::from_secs(8),
     };
@@ -48,11 +48,11 @@ impl Ras {
     const FRESH: Duration = Duration::from_secs(5);
     const MOST_BYTES: u64 = 1 << 20;
 
-    pub(crate) fn new(address: Option<String>, patience: Patience) -> Self {
+    pub(crate) fn new(address: Option<String>, timeouts: QueryTimeouts) -> Self {
         Self {
             address,
-            patience,
-            names: Arc::new(Names::new(look_up)),
+            timeouts,
+            resolver: Arc::new(Resolver::new(look_up)),
             last: Mutex::default(),
         }
     }
@@ -61,45 +61,46 @@ impl Ras {
     /// included in the next dump.
     ///
     /// # Blocking
-    /// For as long as a dump's patience lasts.
+    /// Until the timeout for dumps has passed.
     pub(crate) fn report(&self) -> Option<String> {
         let address = self.address.as_ref()?;
         let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
         let mut answer = match std::mem::take(&mut *last) {
-            Last::Answered(at, report) if at.elapsed() < Self::FRESH => {
-                *last = Last::Answered(at, report.clone());
+            LastReport::Answered(at, report) if at.elapsed() < Self::FRESH => {
+                *last = LastReport::Answered(at, report.clone());
                 return report;
             }
-            Last::Asked(answer) => answer,
-            Last::None | Last::Answered(..) => self.ask_apart(address)?,
+            LastReport::Asked(answer) => answer,
+            LastReport::None | LastReport::Answered(..) => self.query_on_thread(address)?,
         };
-        match answer.wait(self.patience.dump) {
+        match answer.wait(self.timeouts.dump) {
             Ok(None) => {
-                *last = Last::Asked(answer);
+                *last = LastReport::Asked(answer);
                 None
             }
             answered => {
                 let report = answered.ok().flatten().flatten();
-                *last = Last::Answered(Instant::now(), report.clone());
+                *last = LastReport::Answered(Instant::now(), report.clone());
                 report
             }
         }
     }
 
     /// Sends the query on a separate thread.
-    fn ask_apart(&self, address: &str) -> Option<ForeignCall<Option<String>>> {
-        let (names, address, patience) = (self.names.clone(), address.to_owned(), self.patience);
+    fn query_on_thread(&self, address: &str) -> Option<ForeignCall<Option<String>>> {
+        let (resolver, address, timeouts) =
+            (self.resolver.clone(), address.to_owned(), self.timeouts);
         let work = move || {
             let begun = Instant::now();
-            let deadline = begun + patience.answer;
-            let places = names.find(&address, deadline);
+            let deadline = begun + timeouts.answer;
+            let places = resolver.find(&address, deadline);
             let report = places
                 .and_then(|places| ask(&places, deadline))
                 .inspect_err(
                     |error| tracing::debug!(address, %error, "no report of NCCL's monitor"),
                 )
                 .ok();
-            if let Some(report) = report.as_ref().filter(|_| begun.elapsed() > patience.dump) {
+            if let Some(report) = report.as_ref().filter(|_| begun.elapsed() > timeouts.dump) {
                 tracing::warn!(
                     report,
                     "NCCL's monitor has answered after the dump was made"
@@ -108,7 +109,9 @@ impl Ras {
             report
         };
         ForeignCall::begin("rcomm/nccl-ras", work)
-            .inspect_err(|error| tracing::debug!(%error, "no thread to ask NCCL's monitor on"))
+            .inspect_err(
+                |error| tracing::debug!(%error, "cannot start a thread to query NCCL's monitor"),
+            )
             .ok()
     }
 }
@@ -123,13 +126,13 @@ type Found = io::Result<Vec<SocketAddr>>;
 
 /// Looks up names. The system resolves them without a deadline, so a thread does this, one at a time, which
 /// is detached if it takes too long.
-struct Names {
+struct Resolver {
     look_up: LookUp,
     /// The pending result of a look-up that missed its deadline.
     late: Mutex<Option<ForeignCall<Found>>>,
 }
 
-impl Names {
+impl Resolver {
     fn new(look_up: LookUp) -> Self {
         let late = Mutex::default();
         Self { look_up, late }
@@ -182,7 +185,7 @@ fn ask(places: &[SocketAddr], deadline: Instant) -> io::Result<String> {
     };
     let stream = connect(places, left)?;
     stream.set_write_timeout(Some(left()))?;
-    let mut lines = BufReader::new(Timed { stream, deadline });
+    let mut lines = BufReader::new(DeadlineStream { stream, deadline });
     let mut said = String::new();
     // Releases before 2.28.7 offer only text, and answer this line with an error.
     for line in ["CLIENT PROTOCOL 2\n", "TIMEOUT 5\n", "SET FORMAT json\n"] {
@@ -197,12 +200,12 @@ fn ask(places: &[SocketAddr], deadline: Instant) -> io::Result<String> {
 }
 
 /// A connection that is closed at a deadline, however slowly data arrive on it.
-struct Timed {
+struct DeadlineStream {
     stream: TcpStream,
     deadline: Instant,
 }
 
-impl Read for Timed {
+impl Read for DeadlineStream {
     fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
         let left = self.deadline.saturating_duration_since(Instant::now());
         if left.is_zero() {
@@ -228,9 +231,9 @@ mod tests {
         address
     }
 
-    fn patient(dump: Duration) -> Patience {
+    fn timeouts(dump: Duration) -> QueryTimeouts {
         let answer = Duration::from_secs(60);
-        Patience { dump, answer }
+        QueryTimeouts { dump, answer }
     }
 
     #[test]
@@ -246,10 +249,10 @@ mod tests {
             let mut lines = BufReader::new(stream);
             while lines.read_line(&mut asked).unwrap() > 0 && !asked.contains("STATUS") {}
         });
-        let mut ras = Ras::new(Some(address), patient(Duration::from_millis(50)));
+        let mut ras = Ras::new(Some(address), timeouts(Duration::from_millis(50)));
         assert_eq!(ras.report(), None);
         release.send(()).unwrap();
-        ras.patience.dump = Duration::from_secs(60);
+        ras.timeouts.dump = Duration::from_secs(60);
         // The monitor was queried once: it accepts no second connection.
         assert_eq!(ras.report().as_deref(), Some("late\n"));
     }
@@ -269,14 +272,14 @@ mod tests {
                 lines.get_mut().write_all(answer.as_bytes()).unwrap();
             }
         });
-        let ras = Ras::new(Some(address), patient(Duration::from_secs(60)));
+        let ras = Ras::new(Some(address), timeouts(Duration::from_secs(60)));
         assert_eq!(ras.report().as_deref(), Some("all is well\n"));
         // The monitor is not queried again: the listener is gone.
         assert_eq!(ras.report().as_deref(), Some("all is well\n"));
     }
 
     #[test]
-    fn a_monitor_that_does_not_answer_holds_nobody_up() {
+    fn a_monitor_that_does_not_answer_delays_no_dump() {
         let (release, wait) = std::sync::mpsc::channel::<()>();
         let address = monitor(move |stream| {
             // The monitor waits until the test is over.
@@ -284,9 +287,9 @@ mod tests {
             drop(stream);
         });
         let brief = Duration::from_millis(100);
-        assert_eq!(Ras::new(Some(address), patient(brief)).report(), None);
+        assert_eq!(Ras::new(Some(address), timeouts(brief)).report(), None);
         drop(release);
-        assert_eq!(Ras::new(None, patient(brief)).report(), None);
+        assert_eq!(Ras::new(None, timeouts(brief)).report(), None);
     }
 
     /// Number of look-ups, and whether they may end.
@@ -305,19 +308,19 @@ mod tests {
 
     #[test]
     fn a_name_that_is_not_found_in_time_is_looked_up_once() {
-        let names = Names::new(slowly);
+        let resolver = Resolver::new(slowly);
         let soon = || Instant::now() + Duration::from_millis(50);
         for _ in 0..3 {
-            let late = names.find("monitor:28028", soon()).unwrap_err();
+            let late = resolver.find("monitor:28028", soon()).unwrap_err();
             assert_eq!(late.kind(), ErrorKind::TimedOut);
         }
         // An address is not a name.
-        let place = names.find("127.0.0.1:1", soon()).unwrap();
+        let place = resolver.find("127.0.0.1:1", soon()).unwrap();
         assert_eq!(place, [SocketAddr::from(([127, 0, 0, 1], 1))]);
         ASKED.lock().unwrap().1 = true;
         MAY_END.notify_all();
-        let patience = Instant::now() + Duration::from_secs(60);
-        let found = names.find("monitor:28028", patience).unwrap();
+        let soon_enough = Instant::now() + Duration::from_secs(60);
+        let found = resolver.find("monitor:28028", soon_enough).unwrap();
         assert_eq!(found, [SocketAddr::from(([127, 0, 0, 1], 28_028))]);
         assert_eq!(ASKED.lock().unwrap().0, 1);
     }

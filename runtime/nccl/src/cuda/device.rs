@@ -31,17 +31,17 @@ pub struct CudaDevice {
     capability: c_int,
     /// Memory that is still to be freed. Each entry refers to the device, so entries that are never freed
     /// keep the device alive.
-    aside: Arc<Mutex<Vec<Held>>>,
+    deferred: Arc<Mutex<Vec<DeferredFree>>>,
 }
 
 /// Memory together with its device.
-pub(crate) struct Held {
+pub(crate) struct DeferredFree {
     #[allow(dead_code, reason = "held, not read")]
     memory: Box<dyn Send>,
     device: Arc<CudaDevice>,
 }
 
-impl Held {
+impl DeferredFree {
     pub(crate) fn new(device: &Arc<CudaDevice>, memory: Box<dyn Send>) -> Self {
         let device = device.clone();
         Self { memory, device }
@@ -51,13 +51,13 @@ impl Held {
     /// it races with other threads: all entries go into the list, and the list can be dropped here only
     /// when it is empty, since each entry refers to the device, and the device to the list.
     pub(crate) fn defer_free(self) {
-        let aside = self.device.aside.clone();
-        lock(&aside).push(self);
+        let deferred = self.device.deferred.clone();
+        lock(&deferred).push(self);
     }
 }
 
-fn lock(aside: &Mutex<Vec<Held>>) -> MutexGuard<'_, Vec<Held>> {
-    aside.lock().unwrap_or_else(PoisonError::into_inner)
+fn lock(deferred: &Mutex<Vec<DeferredFree>>) -> MutexGuard<'_, Vec<DeferredFree>> {
+    deferred.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 // SAFETY: the context is a handle of the driver, which may be pushed on any thread, on several at once.
@@ -109,7 +109,7 @@ impl CudaDevice {
             uuid: uuid.bytes,
             has_pools,
             capability,
-            aside: Arc::default(),
+            deferred: Arc::default(),
         }))
     }
 
@@ -148,8 +148,8 @@ impl CudaDevice {
 
     /// Frees the deferred memory; memory that cannot be freed yet is deferred again.
     pub(crate) fn free_deferred(&self) {
-        let aside = std::mem::take(&mut *lock(&self.aside));
-        drop(aside);
+        let deferred = std::mem::take(&mut *lock(&self.deferred));
+        drop(deferred);
     }
 
     /// Makes the context current on this thread until the guard is dropped.
@@ -177,7 +177,7 @@ impl Drop for CudaDevice {
         // SAFETY: gives back the share taken in `open`, once.
         let status = unsafe { (self.driver.table().primary_ctx_release)(self.device) };
         if let Err(error) = self.driver.check("cuDevicePrimaryCtxRelease", status) {
-            tracing::warn!(%error, "a context could not be given back");
+            tracing::warn!(%error, "a CUDA context could not be released");
         }
     }
 }

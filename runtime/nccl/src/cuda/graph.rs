@@ -5,7 +5,7 @@
 //! programming guide). That function may not call the driver, so it only defers the freeing of the memory
 //! to the next use of the device.
 
-use super::device::{CudaDevice, Held};
+use super::device::{CudaDevice, DeferredFree};
 use crate::cuda::{self, CuGraph, CuUserObject};
 use rcomm_core::Result;
 use std::collections::BTreeMap;
@@ -22,8 +22,8 @@ pub(crate) struct Graph {
     pub(crate) raw: CuGraph,
 }
 
-// SAFETY: graphs are handles of the driver that any thread may use, one at a time: a capture belongs to the streams
-// in it, and operations are issued one after the other.
+// SAFETY: graphs are handles of the driver that any thread may use, one at a time: a capture belongs to the
+// streams in it, and operations are issued one after the other.
 unsafe impl Send for Graph {}
 
 /// The graphs that hold operations of one communicator, each with the number of these operations. NCCL
@@ -58,8 +58,8 @@ impl LiveGraphs {
 }
 
 /// The memory that one operation keeps alive in its graph.
-struct Kept {
-    memory: Held,
+struct GraphMemory {
+    memory: DeferredFree,
     graph: u64,
     live: Arc<LiveGraphs>,
 }
@@ -78,27 +78,27 @@ impl Graph {
     ) -> Result<()> {
         let (driver, table) = (device.driver(), device.driver().table());
         live.add(self.id);
-        let kept = Box::into_raw(Box::new(Kept {
-            memory: Held::new(device, memory),
+        let memory = Box::into_raw(Box::new(GraphMemory {
+            memory: DeferredFree::new(device, memory),
             graph: self.id,
             live: live.clone(),
         }));
         let mut object: CuUserObject = null_mut();
-        // SAFETY: the call writes one handle; `let_go` is called once with the pointer, after the last
+        // SAFETY: the call writes one handle; `release_memory` is called once with the pointer, after the last
         // reference is gone.
         let status = unsafe {
             (table.user_object_create)(
                 &mut object,
-                kept.cast(),
-                let_go,
+                memory.cast(),
+                release_memory,
                 1,
                 cuda::USER_OBJECT_NO_DESTRUCTOR_SYNC,
             )
         };
         if let Err(error) = driver.check("cuUserObjectCreate", status) {
             live.remove(self.id);
-            // SAFETY: `kept` came from `Box::into_raw` above, and the driver has not taken it.
-            drop(unsafe { Box::from_raw(kept) });
+            // SAFETY: `memory` came from `Box::into_raw` above, and the driver has not taken it.
+            drop(unsafe { Box::from_raw(memory) });
             return Err(error);
         }
         // SAFETY: the graph is being captured into on this thread's behalf, the object was just made; the
@@ -109,8 +109,8 @@ impl Graph {
         driver
             .check("cuGraphRetainUserObject", status)
             .inspect_err(|_| {
-                // SAFETY: this reference still belongs to this function. It is the last one, so `let_go`
-                // defers the free.
+                // SAFETY: this reference still belongs to this function. It is the last one, so
+                // `release_memory` defers the free.
                 let _ = unsafe { (table.user_object_release)(object, 1) };
             })
     }
@@ -119,11 +119,11 @@ impl Graph {
 /// Called by the driver when no reference to the object is left.
 ///
 /// # Safety
-/// `kept` is a [`Kept`] from `Box::into_raw` that no other code has.
-unsafe extern "C" fn let_go(kept: *mut c_void) {
+/// `memory` is a [`GraphMemory`] from `Box::into_raw` that no other code has.
+unsafe extern "C" fn release_memory(memory: *mut c_void) {
     // SAFETY: `Graph::keep` made it with `Box::into_raw`, and the driver gives it back once, when its last
     // reference has gone.
-    let kept = unsafe { Box::from_raw(kept.cast::<Kept>()) };
-    kept.live.remove(kept.graph);
-    kept.memory.defer_free();
+    let memory = unsafe { Box::from_raw(memory.cast::<GraphMemory>()) };
+    memory.live.remove(memory.graph);
+    memory.memory.defer_free();
 }

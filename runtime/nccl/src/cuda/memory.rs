@@ -3,7 +3,7 @@
 //! An operation of the backend starts after what is enqueued on the streams of its buffers. Memory whose
 //! stream is not known is assumed to be used on the default stream.
 
-use super::device::{CudaDevice, Held};
+use super::device::{CudaDevice, DeferredFree};
 use super::event::{EventPool, Mark};
 use super::stream::CudaStream;
 use crate::cuda::{self, CuDevicePtr};
@@ -46,13 +46,13 @@ impl Allocation {
         let _entered = self.device.enter()?;
         let (driver, table) = (self.device.driver(), self.device.driver().table());
         match &self.stream {
-            // SAFETY: allocated by `DeviceBuffer::unset`, freed once, after what is enqueued on its stream;
-            // operations on other streams keep it until they are done.
+            // SAFETY: allocated by `DeviceBuffer::uninitialised`, freed once, after what is enqueued on its
+            // stream; operations on other streams keep it until they are done.
             Some(stream) => driver.check("cuMemFreeAsync", unsafe {
                 (table.mem_free_async)(self.at, stream.raw())
             }),
-            // SAFETY: allocated by `DeviceBuffer::unset`, freed once; the driver waits for what is enqueued
-            // on the device.
+            // SAFETY: allocated by `DeviceBuffer::uninitialised`, freed once; the driver waits for what is
+            // enqueued on the device.
             None => driver.check("cuMemFree", unsafe { (table.mem_free)(self.at) }),
         }
     }
@@ -76,7 +76,7 @@ impl Drop for Allocation {
                 at: self.at,
                 stream: self.stream.take(),
             };
-            Held::new(&self.device, Box::new(again)).defer_free();
+            DeferredFree::new(&self.device, Box::new(again)).defer_free();
             return;
         }
         if let Err(error) = self.free() {
@@ -118,7 +118,7 @@ impl Drop for LibraryAllocation {
                 at: self.at,
                 zeroed: self.zeroed.take(),
             };
-            Held::new(&self.device, Box::new(again)).defer_free();
+            DeferredFree::new(&self.device, Box::new(again)).defer_free();
             return;
         }
         let free = || -> Result<()> {
@@ -130,7 +130,7 @@ impl Drop for LibraryAllocation {
             self.library.check("ncclMemFree", status)
         };
         if let Err(error) = free() {
-            tracing::warn!(%error, "memory of NCCL's could not be freed");
+            tracing::warn!(%error, "memory that NCCL allocated could not be freed");
         }
     }
 }
@@ -161,7 +161,7 @@ impl DeviceBuffer {
     pub fn zeroed(stream: &Arc<CudaStream>, dtype: DType, len: usize) -> Result<Self> {
         let _entered = stream.device().enter()?;
         refuse_to_zero(stream)?;
-        let made = Self::unset(stream, dtype, len)?;
+        let made = Self::uninitialised(stream, dtype, len)?;
         // SAFETY: so many bytes were just allocated there, and are freed after what is enqueued on the stream.
         unsafe { zero(stream, made.at, size_of(dtype, len)?)? };
         Ok(made)
@@ -171,7 +171,11 @@ impl DeviceBuffer {
     ///
     /// # Errors
     /// As [`zeroed`](Self::zeroed), except that a stream that is being captured is accepted.
-    pub(crate) fn unset(stream: &Arc<CudaStream>, dtype: DType, len: usize) -> Result<Self> {
+    pub(crate) fn uninitialised(
+        stream: &Arc<CudaStream>,
+        dtype: DType,
+        len: usize,
+    ) -> Result<Self> {
         let bytes = size_of(dtype, len)?;
         let device = stream.device();
         let (driver, table) = (device.driver(), device.driver().table());
@@ -198,11 +202,11 @@ impl DeviceBuffer {
             at,
             stream: is_ordered.then(|| stream.clone()),
         });
-        Ok(Self::over(stream, at, (dtype, len), memory))
+        Ok(Self::at_address(stream, at, (dtype, len), memory))
     }
 
     /// Makes a buffer of `len` elements at this address, for as long as `memory` lives.
-    fn over(
+    fn at_address(
         stream: &Arc<CudaStream>,
         at: CuDevicePtr,
         (dtype, len): (DType, usize),
@@ -233,7 +237,7 @@ impl DeviceBuffer {
     ) -> Result<Self> {
         let (Some(alloc), Some(free)) = (library.table().mem_alloc, library.table().mem_free)
         else {
-            return Err(library.lacks("memory of the library's", "ncclMemAlloc"));
+            return Err(library.lacks("memory that the library allocates", "ncclMemAlloc"));
         };
         let bytes = size_of(dtype, len)?.max(1);
         let device = stream.device();
@@ -268,7 +272,7 @@ impl DeviceBuffer {
         if let Some(mark) = &memory.zeroed {
             stream.wait_for(mark)?;
         }
-        Ok(Self::over(stream, at, (dtype, len), Arc::new(memory)))
+        Ok(Self::at_address(stream, at, (dtype, len), Arc::new(memory)))
     }
 
     /// Allocates memory with a copy of these elements.
@@ -300,9 +304,9 @@ impl DeviceBuffer {
         owner: Arc<dyn Any + Send + Sync>,
     ) -> Result<Self> {
         if size_of(dtype, len)? > 0 {
-            check_place(stream.device(), at)?;
+            check_device_address(stream.device(), at)?;
         }
-        Ok(Self::over(stream, at, (dtype, len), owner))
+        Ok(Self::at_address(stream, at, (dtype, len), owner))
     }
 
     /// Number of elements.
@@ -368,7 +372,7 @@ impl DeviceBuffer {
     /// # Errors
     /// `InvalidArgument` if type or length differ; `Backend` with the driver's message.
     pub fn fill_from(&self, elements: &Buffer<'_>) -> Result<()> {
-        self.check_twin(elements)?;
+        self.check_same_shape(elements)?;
         let bytes = elements.as_bytes()?;
         if bytes.is_empty() {
             return Ok(());
@@ -402,7 +406,7 @@ impl DeviceBuffer {
     /// `InvalidArgument` if type or length differ or the buffer may only be read; `Backend` with the
     /// driver's message.
     pub fn copy_to(&self, elements: &mut Buffer<'_>) -> Result<()> {
-        self.check_twin(elements)?;
+        self.check_same_shape(elements)?;
         let device = self.stream().device();
         elements.fill(|bytes| {
             if bytes.is_empty() {
@@ -412,7 +416,8 @@ impl DeviceBuffer {
             self.refuse_capture()?;
             let copy = device.driver().table().memcpy_to_host;
             // SAFETY: `bytes`, borrowed for writing, and the device's elements are equally long
-            // (`check_twin`), and both live until the copy is done: this waits below, also after an error.
+            // (`check_same_shape`), and both live until the copy is done: this waits below, also after an
+            // error.
             let status = unsafe {
                 copy(
                     bytes.as_mut_ptr().cast::<c_void>(),
@@ -457,7 +462,7 @@ impl DeviceBuffer {
         }
     }
 
-    fn check_twin(&self, other: &Buffer<'_>) -> Result<()> {
+    fn check_same_shape(&self, other: &Buffer<'_>) -> Result<()> {
         if other.dtype() == self.dtype && other.len() == self.len {
             return Ok(());
         }
@@ -515,7 +520,7 @@ fn size_of(dtype: DType, len: usize) -> Result<usize> {
 }
 
 /// Refuses an address that the driver does not know as memory of this device.
-fn check_place(device: &CudaDevice, at: CuDevicePtr) -> Result<()> {
+fn check_device_address(device: &CudaDevice, at: CuDevicePtr) -> Result<()> {
     let _entered = device.enter()?;
     let refuse = |what: String| {
         Err(Error::new(
@@ -529,7 +534,7 @@ fn check_place(device: &CudaDevice, at: CuDevicePtr) -> Result<()> {
     // asked about.
     let status = unsafe { ask((&raw mut kind).cast(), cuda::POINTER_MEMORY_TYPE, at) };
     if status != cuda::SUCCESS || kind != cuda::MEMORY_TYPE_DEVICE {
-        return refuse("it is host memory, or nothing at all".to_owned());
+        return refuse("it is host memory, or no memory at all".to_owned());
     }
     let mut ordinal: c_int = -1;
     // SAFETY: the attribute is an int, written through a valid pointer; any address may be asked about.

@@ -12,7 +12,7 @@ use rcomm_recorder::model::DType;
 use std::cell::{Cell, RefCell};
 use std::ffi::{c_int, c_void};
 
-/// One operation's calls. The contract of [`over`](Self::over) is the reason why every call below is sound.
+/// One operation's calls. The contract of [`new`](Self::new) is the reason why every call below is sound.
 pub(super) struct Calls<'a> {
     pub(super) target: LaunchTarget<'a>,
     is_pending: Cell<bool>,
@@ -27,7 +27,7 @@ impl<'a> Calls<'a> {
     /// calls the communicator. Parts, and buffers that are cut into them, are those of one operation that is
     /// valid for the target's rank and size; they, the barrier's four bytes and the staging memory are on
     /// the stream's device, and stay until the stream is done with them.
-    pub(super) unsafe fn over(target: LaunchTarget<'a>) -> Self {
+    pub(super) unsafe fn new(target: LaunchTarget<'a>) -> Self {
         Self {
             target,
             is_pending: Cell::new(false),
@@ -53,7 +53,7 @@ impl Calls<'_> {
             self.is_pending.set(true);
             return Ok(());
         }
-        // SAFETY: `over` requires a communicator that is live, and called by this thread alone, until
+        // SAFETY: `new` requires a communicator that is live, and called by this thread alone, until
         // `self` is dropped.
         unsafe { self.target.library.check_on(self.target.comm, call, status) }
     }
@@ -86,7 +86,7 @@ impl Calls<'_> {
             NcclReduction::PremulSum { scalar } => scalar,
         };
         let mut op: NcclRedOp = 0;
-        // SAFETY: the communicator is live (`over`). The scalar is of the given type, and read before the
+        // SAFETY: the communicator is live (`new`). The scalar is of the given type, and read before the
         // call returns (`ncclScalarHostImmediate`), which writes one int through a reference.
         let status = unsafe {
             (library.table().red_op_create_pre_mul_sum)(
@@ -98,10 +98,10 @@ impl Calls<'_> {
             )
         };
         // No call can name a reduction that is not complete yet.
-        // SAFETY: the communicator is live (`over`).
+        // SAFETY: the communicator is live (`new`).
         unsafe { library.check_on(comm, "ncclRedOpCreatePreMulSum", status)? };
         let called = then(units, op);
-        // SAFETY: the call above made `op` for this communicator, which is live (`over`); it may be
+        // SAFETY: the call above made `op` for this communicator, which is live (`new`); it may be
         // destroyed as soon as the last call that names it has returned.
         let status = unsafe { (library.table().red_op_destroy)(op, comm) };
         called.and(self.note("ncclRedOpDestroy", status))
@@ -112,7 +112,7 @@ impl Calls<'_> {
         let it = self.target;
         let call = |units: Units, op| {
             // SAFETY: communicator and stream are live, and the buffer stays until the stream is done with
-            // it (`over`): `part.len` elements at `part.at`, for input and output, since NCCL allows in
+            // it (`new`): `part.len` elements at `part.at`, for input and output, since NCCL allows in
             // place.
             let status = unsafe {
                 (it.library.table().all_reduce)(
@@ -142,7 +142,7 @@ impl Calls<'_> {
         let root = to_c(root)?;
         let call = |units: Units, op| {
             // SAFETY: communicator and stream are live, and both parts, of equal length, stay until the
-            // stream is done with them (`over`). On ranks other than the root the output is not written.
+            // stream is done with them (`new`). On ranks other than the root the output is not written.
             let status = unsafe {
                 (it.library.table().reduce)(
                     input.at,
@@ -166,7 +166,7 @@ impl Calls<'_> {
         let units = Units::to_move(output.dtype);
         let root = to_c(root)?;
         // SAFETY: communicator and stream are live, and both parts, of equal length, stay until the stream
-        // is done with them (`over`). On ranks other than the root the input is not read.
+        // is done with them (`new`). On ranks other than the root the input is not read.
         let status = unsafe {
             (it.library.table().broadcast)(
                 input.at,
@@ -185,7 +185,7 @@ impl Calls<'_> {
     pub(super) fn barrier(&self) -> Result<()> {
         let it = self.target;
         // SAFETY: communicator and stream are live, and the barrier's four bytes, one `uint32`, stay until
-        // the stream is done with them (`over`).
+        // the stream is done with them (`new`).
         let status = unsafe {
             (it.library.table().all_reduce)(
                 it.barrier,
@@ -205,7 +205,7 @@ impl Calls<'_> {
         let (input, output) = (Part::of(input), Part::of(output));
         let units = Units::to_move(input.dtype);
         // SAFETY: communicator and stream are live, and both buffers stay until the stream is done with
-        // them (`over`). The operation is valid, so the output holds as much as the input for each rank.
+        // them (`new`). The operation is valid, so the output holds as much as the input for each rank.
         let status = unsafe {
             (it.library.table().all_gather)(
                 input.at,
@@ -229,7 +229,7 @@ impl Calls<'_> {
         let (input, output) = (Part::of(input), Part::of(output));
         let call = |units: Units, op| {
             // SAFETY: communicator and stream are live, and both buffers stay until the stream is done with
-            // them (`over`). The operation is valid, so the input holds as much as the output for each
+            // them (`new`). The operation is valid, so the input holds as much as the output for each
             // rank.
             let status = unsafe {
                 (it.library.table().reduce_scatter)(
@@ -258,7 +258,7 @@ impl Calls<'_> {
         let count = input.len() / it.size as usize * units.each;
         let (input, output) = (Part::of(input), Part::of(output));
         // SAFETY: communicator and stream are live, and both buffers stay until the stream is done with
-        // them (`over`). Both hold `count` units for each rank.
+        // them (`new`). Both hold `count` units for each rank.
         let status = unsafe {
             all_to_all(
                 input.at,
@@ -303,7 +303,7 @@ impl Calls<'_> {
         let units = Units::to_move(own.dtype);
         let root = to_c(root)?;
         // SAFETY: communicator, stream, buffers and staging memory stay until the stream is done with them
-        // (`over`). On the root `at` holds as much as the input for each rank: its outputs side by side, or
+        // (`new`). On the root `at` holds as much as the input for each rank: its outputs side by side, or
         // `stage`'s room for them; elsewhere it is not written.
         let status = unsafe {
             gather(
@@ -339,7 +339,7 @@ impl Calls<'_> {
             None => {
                 let (at, mut moves) = self.stage(inputs);
                 // SAFETY: the parts are the operation's buffers, and the staging memory has room for all of
-                // them (`staging_bytes`); both stay until the stream is done with them (`over`).
+                // them (`staging_bytes`); both stay until the stream is done with them (`new`).
                 moves.try_for_each(|it| unsafe { it.enqueue(self.target.stream) })?;
                 at
             }
@@ -347,7 +347,7 @@ impl Calls<'_> {
         let units = Units::to_move(own.dtype);
         let root = to_c(root)?;
         // SAFETY: communicator, stream, buffers and staging memory stay until the stream is done with them
-        // (`over`). On the root `at` holds as much as the output for each rank: its inputs side by side, or
+        // (`new`). On the root `at` holds as much as the output for each rank: its inputs side by side, or
         // staged; elsewhere it is not read.
         let status = unsafe {
             scatter(
@@ -400,7 +400,7 @@ impl Calls<'_> {
         let units = Units::to_move(part.dtype);
         let peer = to_c(peer)?;
         // SAFETY: communicator and stream are live, and the part's `len` elements stay until the stream is
-        // done with them (`over`).
+        // done with them (`new`).
         let status = unsafe {
             (it.library.table().send)(
                 part.at,
@@ -422,7 +422,7 @@ impl Calls<'_> {
         let units = Units::to_move(part.dtype);
         let peer = to_c(peer)?;
         // SAFETY: communicator and stream are live, and the part's `len` elements stay until the stream is
-        // done with them (`over`).
+        // done with them (`new`).
         let status = unsafe {
             (it.library.table().recv)(
                 part.at,

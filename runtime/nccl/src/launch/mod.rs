@@ -120,7 +120,7 @@ impl<'a> LaunchTarget<'a> {
         // SAFETY: the caller keeps communicator and stream live, has the communicator to itself during this
         // call, which drops `calls`, and passes a valid operation whose buffers stay. The queue that fills a
         // `LaunchTarget` keeps the barrier's four bytes and the staging memory as long.
-        let calls = unsafe { Calls::over(self) };
+        let calls = unsafe { Calls::new(self) };
         if needs_group(op) {
             let group = self.library.group()?;
             calls.make(op)?;

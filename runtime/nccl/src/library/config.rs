@@ -133,7 +133,7 @@ mod tests {
     use std::ffi::CStr;
 
     #[test]
-    fn every_option_has_its_field_and_what_is_not_said_is_left_to_the_library() {
+    fn every_option_sets_its_field_and_the_rest_keep_the_defaults() {
         let options = CommOptions {
             blocking: Blocking::No,
             min_ctas: Some(1),

@@ -176,7 +176,7 @@ impl NcclLibrary {
     ///
     /// # Errors
     /// `InvalidArgument` for a name with a NUL byte.
-    pub(crate) fn lasting_name(&self, name: &str) -> Result<&'static CStr> {
+    pub(crate) fn static_name(&self, name: &str) -> Result<&'static CStr> {
         let name = CString::new(name).map_err(|_| {
             let message = "the communicator's name holds a NUL byte";
             Error::new(ErrorKind::InvalidArgument, message)
@@ -352,7 +352,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn the_real_library_tells_its_version_and_makes_distinct_ids() {
+    fn the_real_library_reports_its_version_and_makes_distinct_ids() {
         let Some(library) = real_library() else {
             return;
         };

@@ -18,7 +18,7 @@ use std::sync::{Arc, MutexGuard, PoisonError};
 use std::time::Duration;
 
 /// Memory of an abandoned operation, kept until the device has finished with it.
-pub(super) struct Remains {
+pub(super) struct AbandonedOp {
     op: OpType,
     memory: Box<dyn Send>,
     end: Arc<Mark>,
@@ -29,28 +29,30 @@ impl CommQueue {
     const CLEAN_UP: Duration = Duration::from_secs(5);
 
     /// Keeps the buffers of an abandoned operation until the device has finished with them.
-    pub(crate) fn keep(&self, op: OpType, memory: Box<dyn Send>, end: impl Into<Arc<Mark>>) {
+    pub(crate) fn keep_until(&self, op: OpType, memory: Box<dyn Send>, end: impl Into<Arc<Mark>>) {
         let end = end.into();
-        self.remains().push(Remains { op, memory, end });
+        self.abandoned().push(AbandonedOp { op, memory, end });
     }
 
-    fn remains(&self) -> MutexGuard<'_, Vec<Remains>> {
-        self.remains.lock().unwrap_or_else(PoisonError::into_inner)
+    fn abandoned(&self) -> MutexGuard<'_, Vec<AbandonedOp>> {
+        self.abandoned
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Frees buffers that the device has finished with; returns whether none are left.
-    pub(super) fn sweep(&self) -> bool {
+    pub(super) fn free_finished(&self) -> bool {
         self.shared.device.free_deferred();
-        let mut remains = self.remains();
-        if remains.is_empty() {
+        let mut abandoned = self.abandoned();
+        if abandoned.is_empty() {
             return true;
         }
         match self.shared.device.enter() {
             // Buffers whose state cannot be queried are kept.
-            Ok(_entered) => remains.retain(|it| !matches!(it.end.is_done(), Ok(true))),
-            Err(error) => tracing::warn!(%error, "buffers of aborted operations stay"),
+            Ok(_entered) => abandoned.retain(|it| !matches!(it.end.is_done(), Ok(true))),
+            Err(error) => tracing::warn!(%error, "buffers of aborted operations are kept"),
         }
-        remains.is_empty()
+        abandoned.is_empty()
     }
 
     /// Number of graphs that hold operations of this communicator.
@@ -62,7 +64,7 @@ impl CommQueue {
     pub(crate) fn abandon_all(queues: &[Arc<Self>]) {
         queues
             .iter()
-            .for_each(|queue| queue.break_off(Self::CLEAN_UP));
+            .for_each(|queue| queue.fail_waiting(Self::CLEAN_UP));
     }
 
     /// Ends the communicators on this rank, and waits a short time for the device to release buffers.
@@ -79,19 +81,19 @@ impl CommQueue {
         // This comes before the call into the library, which may not return.
         queues
             .iter()
-            .for_each(|queue| queue.break_off(Duration::ZERO));
+            .for_each(|queue| queue.fail_waiting(Duration::ZERO));
         match shared.device.enter() {
             Ok(_entered) => Self::stop_all(&shared, queues),
             Err(error) => tracing::warn!(%error, "communicators could not be ended"),
         }
         queues
             .iter()
-            .for_each(|queue| queue.break_off(Self::CLEAN_UP));
+            .for_each(|queue| queue.fail_waiting(Self::CLEAN_UP));
         let deadline = Deadline::In(Self::CLEAN_UP).started();
         // Each iteration sweeps all queues.
         while !queues
             .iter()
-            .fold(true, |clean, queue| queue.sweep() & clean)
+            .fold(true, |clean, queue| queue.free_finished() & clean)
             && !deadline.has_passed()
         {
             std::thread::sleep(Duration::from_millis(5));
@@ -100,11 +102,11 @@ impl CommQueue {
 
     /// Fails the operations that wait for the ranks to join. If a call that does not return holds the lock,
     /// later checks of operations find that the group was aborted.
-    fn break_off(&self, patience: Duration) {
+    fn fail_waiting(&self, limit: Duration) {
         let Some(error) = self.shared.aborted.get() else {
             return;
         };
-        let Ok(mut state) = self.lock(Deadline::In(patience)) else {
+        let Ok(mut state) = self.lock(Deadline::In(limit)) else {
             return;
         };
         for ticket in state.waiting.drain(..) {
@@ -166,7 +168,7 @@ impl CommQueue {
         let _ = group.end();
         let deadline = Deadline::In(Self::CLEAN_UP).started();
         for (queue, comm) in revoked {
-            match queue.settle_revoked(comm, deadline) {
+            match queue.finish_revoked(comm, deadline) {
                 Ok(()) if queue.scope == Scope::Group => {}
                 Ok(()) => doomed.push(queue),
                 Err(error) => {
@@ -178,13 +180,13 @@ impl CommQueue {
         doomed
     }
 
-    fn settle_revoked(&self, comm: &Comm, deadline: Deadline) -> Result<()> {
+    fn finish_revoked(&self, comm: &Comm, deadline: Deadline) -> Result<()> {
         loop {
             match comm.status() {
                 CommStatus::Ready | CommStatus::Gone => return Ok(()),
                 CommStatus::Failed(error) => return Err(error),
                 CommStatus::AtWork | CommStatus::InUse if deadline.has_passed() => {
-                    let message = "the library did not stop what was pending";
+                    let message = "the library did not stop pending work";
                     return Err(Error::new(ErrorKind::Timeout, message));
                 }
                 CommStatus::AtWork | CommStatus::InUse => {
@@ -226,7 +228,7 @@ impl CommQueue {
         let late = || {
             Error::new(
                 ErrorKind::Timeout,
-                "operations are still under way on the device",
+                "operations are still in progress on the device",
             )
         };
         let mut pause = Duration::from_micros(20);
@@ -239,19 +241,19 @@ impl CommQueue {
             Ok(())
         };
         while !self.lock(deadline)?.waiting.is_empty() {
-            self.pump();
+            self.try_progress();
             wait()?;
         }
         let end = {
             let _entered = self.shared.device.enter()?;
-            self.shared.joints.mark(&self.stream)?
+            self.shared.sync_events.mark(&self.stream)?
         };
         loop {
             let _entered = self.shared.device.enter()?;
             if end.is_done()? {
                 return Ok(());
             }
-            if let Some(error) = self.trouble() {
+            if let Some(error) = self.async_error() {
                 return Err(error);
             }
             wait()?;
@@ -303,7 +305,7 @@ impl CommQueue {
         let begun: Vec<Result<()>> = open.iter().map(begin).collect();
         let mut failed = Vec::new();
         for ((queue, comm), begun) in open.iter().zip(begun) {
-            match begun.and_then(|()| queue.settle(comm, deadline)) {
+            match begun.and_then(|()| queue.wait_until_connected(comm, deadline)) {
                 Ok(()) => queue.destroy(comm),
                 Err(error) if error.kind() == ErrorKind::Timeout => return Err(error),
                 Err(error) => {
@@ -339,12 +341,12 @@ impl CommQueue {
 
     /// Ends the communicator if that was not done, or leaks it to the library; returns whether it has
     /// ended.
-    fn end_at_last(&self, comm: Arc<Comm>) -> bool {
+    fn end_or_leak(&self, comm: Arc<Comm>) -> bool {
         if self.shared.is_abandoned() || self.live_graphs() > 0 {
             comm.abandon();
             return false;
         }
-        Arc::into_inner(comm).is_some_and(|mut comm| comm.end_at_last())
+        Arc::into_inner(comm).is_some_and(|mut comm| comm.abort_on_thread())
     }
 }
 
@@ -369,17 +371,17 @@ impl Drop for CommQueue {
         // The communicator is dropped before the objects that it uses. If it is leaked, or another holder
         // keeps it alive, those objects are leaked as well.
         if let Some(comm) = self.comm.take()
-            && !self.end_at_last(comm)
+            && !self.end_or_leak(comm)
         {
             self.registry.leak();
             let staging = self.staging.lock().unwrap_or_else(PoisonError::into_inner);
             std::mem::forget((self.stream.clone(), self.barrier.clone(), staging.clone()));
         }
-        if self.sweep() {
+        if self.free_finished() {
             return;
         }
-        for remains in self.remains().drain(..) {
-            self.shared.leak(remains.op, remains.memory);
+        for abandoned in self.abandoned().drain(..) {
+            self.shared.leak(abandoned.op, abandoned.memory);
         }
     }
 }
@@ -392,7 +394,7 @@ impl Shared {
         tracing::warn!(
             %op,
             leaked,
-            "the device did not let go of the buffers of an aborted operation: they are never freed"
+            "the device did not release the buffers of an aborted operation: they are never freed"
         );
     }
 }

@@ -26,13 +26,13 @@ use std::sync::{Arc, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 /// A call that was not completed.
-pub(crate) struct Unmade {
+pub(crate) struct IncompleteCall {
     pub(crate) error: Error,
-    pub(crate) left: Left,
+    pub(crate) left: RemainingWork,
 }
 
 /// The work that an incomplete call has left on the device.
-pub(crate) enum Left {
+pub(crate) enum RemainingWork {
     /// There is no work, since the call failed before.
     Nothing,
     /// There is no work after this mark.
@@ -41,16 +41,16 @@ pub(crate) enum Left {
     Unknown,
 }
 
-impl Unmade {
+impl IncompleteCall {
     fn untouched(error: Error) -> Self {
-        let left = Left::Nothing;
+        let left = RemainingWork::Nothing;
         Self { error, left }
     }
 }
 
-impl From<Unmade> for Error {
-    fn from(unmade: Unmade) -> Self {
-        unmade.error
+impl From<IncompleteCall> for Error {
+    fn from(incomplete: IncompleteCall) -> Self {
+        incomplete.error
     }
 }
 
@@ -69,7 +69,7 @@ impl CommQueue {
     ) -> Result<Enqueued, (Error, Option<Arc<Mark>>)> {
         let early = |error| (error, None);
         let Some(comm) = self.comm.get() else {
-            let message = "the communicator is not there yet";
+            let message = "the communicator does not exist yet";
             return Err(early(Error::new(ErrorKind::Closed, message)));
         };
         let shared = &self.shared;
@@ -79,7 +79,7 @@ impl CommQueue {
             self.keep_for(graph, op, &staging).map_err(early)?;
             self.may_be_captured.store(true, Ordering::Release);
         }
-        let joints = self.follow_streams(op).map_err(early)?;
+        let sync_events = self.wait_for_buffer_streams(op).map_err(early)?;
         // Marks made in a capture are part of the graph, and cannot be queried.
         let start = match (graph, shared.options.timing) {
             (Some(_), _) => None,
@@ -88,7 +88,7 @@ impl CommQueue {
                 Some(Start::Marked(Arc::new(mark)))
             }
             // The operation starts when the work before it is done, which already has marks.
-            (None, Timing::Off) => Some(Start::Follows(self.latest().clone(), joints)),
+            (None, Timing::Off) => Some(Start::Follows(self.latest().clone(), sync_events)),
         };
         let launched = comm.with(|library, raw| {
             let target = LaunchTarget {
@@ -108,7 +108,7 @@ impl CommQueue {
             unsafe { target.launch(op) }
         });
         let mut is_marked = true;
-        let settled = match launched {
+        let lock_idle = match launched {
             // While the library is still launching, the work that it enqueues comes after any mark.
             Ok(Ok(launched)) => self
                 .finish(comm, launched, deadline)
@@ -123,11 +123,11 @@ impl CommQueue {
         };
         self.launched.fetch_add(1, Ordering::Relaxed);
         let (Some(start), None) = (start, graph) else {
-            settled.map_err(early)?;
+            lock_idle.map_err(early)?;
             return Ok(Enqueued::Captured(graph.map_or(0, |graph| graph.id)));
         };
         let end = shared.marks.mark(&self.stream).map(Arc::new);
-        match (settled, end) {
+        match (lock_idle, end) {
             (Ok(()), Ok(end)) => {
                 *self.latest() = Some(end.clone());
                 Ok(Enqueued::Between(start, end))
@@ -157,23 +157,32 @@ impl CommQueue {
         deadline: Deadline,
         before: impl FnOnce() -> Result<()>,
         call: impl FnOnce(NcclComm, RawStream) -> NcclResult + Send + 'static,
-    ) -> Result<Arc<Mark>, Unmade> {
+    ) -> Result<Arc<Mark>, IncompleteCall> {
         // Operations that were issued before come first.
-        self.push_waiting(&mut state);
+        self.enter_and_launch_waiting(&mut state);
         if let Stage::Broken(error) = &state.stage {
-            return Err(Unmade::untouched(error.clone()));
+            return Err(IncompleteCall::untouched(error.clone()));
         }
         let Some(comm) = self.comm.get() else {
-            let message = "the communicator is not there yet";
-            return Err(Unmade::untouched(Error::new(ErrorKind::Closed, message)));
+            let message = "the communicator does not exist yet";
+            return Err(IncompleteCall::untouched(Error::new(
+                ErrorKind::Closed,
+                message,
+            )));
         };
         let entered = self.shared.device.enter();
-        let _entered = entered.map_err(Unmade::untouched)?;
-        if self.stream.graph().map_err(Unmade::untouched)?.is_some() {
-            let message =
-                format!("the stream of the group is being captured: {name} is not offered there");
+        let _entered = entered.map_err(IncompleteCall::untouched)?;
+        if self
+            .stream
+            .graph()
+            .map_err(IncompleteCall::untouched)?
+            .is_some()
+        {
+            let message = format!(
+                "the stream of the group is being captured: {name} is not supported during a capture"
+            );
             let error = Error::new(ErrorKind::Unsupported, message);
-            return Err(Unmade::untouched(error));
+            return Err(IncompleteCall::untouched(error));
         }
         let mut given_up = None;
         let called = before().and_then(|()| {
@@ -188,8 +197,8 @@ impl CommQueue {
                 let status = call(raw, stream.raw());
                 check_call(library, raw, name, status)
             };
-            let mut apart = comm.call_apart(&self.shared.device, work)?;
-            match self.wait_apart(&mut apart, deadline) {
+            let mut apart = comm.call_on_thread(&self.shared.device, work)?;
+            match self.wait_for_thread(&mut apart, deadline) {
                 Ok(called) => {
                     state.called.insert(name);
                     called
@@ -203,35 +212,35 @@ impl CommQueue {
         });
         if let Some(error) = given_up {
             state.stage = Stage::Broken(error.clone());
-            return Err(Unmade {
+            return Err(IncompleteCall {
                 error,
-                left: Left::Unknown,
+                left: RemainingWork::Unknown,
             });
         }
         if let Ok(Call::InProgress) = called
-            && let Err(error) = self.settle(comm, deadline)
+            && let Err(error) = self.wait_until_connected(comm, deadline)
         {
             // The work that the library enqueues comes after any mark.
             state.stage = Stage::Broken(error.clone());
-            return Err(Unmade {
+            return Err(IncompleteCall {
                 error,
-                left: Left::Unknown,
+                left: RemainingWork::Unknown,
             });
         }
-        let mark = self.shared.joints.mark(&self.stream).map(Arc::new);
+        let mark = self.shared.sync_events.mark(&self.stream).map(Arc::new);
         if let Err(error) = &mark {
             // Without a mark it is unknown when the buffers in use may be reused.
             state.stage = Stage::Broken(error.clone());
         }
         match (called, mark) {
             (Ok(_), Ok(mark)) => Ok(mark),
-            (Err(error), Ok(mark)) => Err(Unmade {
+            (Err(error), Ok(mark)) => Err(IncompleteCall {
                 error,
-                left: Left::Until(mark),
+                left: RemainingWork::Until(mark),
             }),
-            (Err(error), Err(_)) | (Ok(_), Err(error)) => Err(Unmade {
+            (Err(error), Err(_)) | (Ok(_), Err(error)) => Err(IncompleteCall {
                 error,
-                left: Left::Unknown,
+                left: RemainingWork::Unknown,
             }),
         }
     }
@@ -240,7 +249,7 @@ impl CommQueue {
     ///
     /// # Errors
     /// The reason why the queue is unusable; `Timeout` as [`lock`](Self::lock).
-    pub(crate) fn check_whole(&self, deadline: Deadline) -> Result<()> {
+    pub(crate) fn check_usable(&self, deadline: Deadline) -> Result<()> {
         if let Some(error) = self.shared.aborted.get() {
             return Err(error.clone());
         }
@@ -253,7 +262,7 @@ impl CommQueue {
     /// Enqueues the copies that follow the library's call.
     fn finish(&self, comm: &Comm, launched: Launched, deadline: Deadline) -> Result<()> {
         if launched.call == Call::InProgress {
-            self.settle(comm, deadline)?;
+            self.wait_until_connected(comm, deadline)?;
         }
         launched.copies.into_iter().try_for_each(|copy| {
             // SAFETY: from the staging memory to buffers of the operation, each as long as what was staged
@@ -270,7 +279,7 @@ impl CommQueue {
             return Ok(None);
         }
         // All bytes are written there before they are read.
-        let make = |bytes| DeviceBuffer::unset(&self.stream, DType::U8, bytes);
+        let make = |bytes| DeviceBuffer::uninitialised(&self.stream, DType::U8, bytes);
         if graph.is_some() {
             return make(bytes).map(Some);
         }
@@ -281,8 +290,8 @@ impl CommQueue {
         let made = make(bytes.next_power_of_two())?;
         if let Some(former) = staging.replace(made.clone()) {
             // Freeing the memory would wait for work in progress.
-            let end = self.shared.joints.mark(&self.stream)?;
-            self.keep(OpType::Gather, Box::new(former), end);
+            let end = self.shared.sync_events.mark(&self.stream)?;
+            self.keep_until(OpType::Gather, Box::new(former), end);
         }
         Ok(Some(made))
     }
@@ -365,7 +374,7 @@ impl CommQueue {
         if graph.is_some() && self.comm.get().is_none() {
             return Err(Error::new(
                 ErrorKind::InvalidArgument,
-                "the communicator is not there yet, and cannot be made while a graph is captured: \
+                "the communicator does not exist yet, and cannot be made while a graph is captured: \
                  issue the operation once before",
             ));
         }
@@ -373,33 +382,33 @@ impl CommQueue {
     }
 
     /// Makes `stream` wait until the work that is on this queue's stream now is done.
-    pub(crate) fn lead(&self, stream: &CudaStream) -> Result<()> {
+    pub(crate) fn make_stream_wait(&self, stream: &CudaStream) -> Result<()> {
         let _entered = self.shared.device.enter()?;
-        let mark = self.shared.joints.mark(&self.stream)?;
+        let mark = self.shared.sync_events.mark(&self.stream)?;
         stream.wait_for(&mark)
     }
 
     /// Makes the queue's stream wait for the pending work of the buffers' streams; returns the marks for
     /// which it waits.
-    fn follow_streams(&self, op: &Op<'_>) -> Result<Vec<Mark>> {
+    fn wait_for_buffer_streams(&self, op: &Op<'_>) -> Result<Vec<Mark>> {
         let streams = Streams::of(op, &self.shared.default_stream);
         streams
             .into_iter()
             // The work on the queue's own stream comes first in any case.
             .filter(|stream| stream.raw() != self.stream.raw())
-            .map(|stream| self.follow(stream))
+            .map(|stream| self.wait_for_stream(stream))
             .collect()
     }
 
     /// Makes the queue's stream wait for the pending work of this stream, up to the mark that is returned.
-    pub(crate) fn follow(&self, stream: &CudaStream) -> Result<Mark> {
-        let mark = self.shared.joints.mark(stream)?;
+    pub(crate) fn wait_for_stream(&self, stream: &CudaStream) -> Result<Mark> {
+        let mark = self.shared.sync_events.mark(stream)?;
         self.stream.wait_for(&mark)?;
         Ok(mark)
     }
 
     /// Waits until the library has connected to all peers that the call needs.
-    pub(super) fn settle(&self, comm: &Comm, deadline: Deadline) -> Result<()> {
+    pub(super) fn wait_until_connected(&self, comm: &Comm, deadline: Deadline) -> Result<()> {
         /// The library starts a thread for each call, which normally ends within this time. Sleeping would
         /// take longer.
         const SPIN: Duration = Duration::from_micros(200);
@@ -463,7 +472,7 @@ impl<'o> Streams<'o> {
     /// `default` is the stream of buffers that name none.
     fn of(op: &'o Op<'_>, default: &'o Arc<CudaStream>) -> Self {
         let mut streams = Self::default();
-        visit(op, &mut |buffer| {
+        for_each_buffer(op, &mut |buffer| {
             let stream = stream_of(buffer).unwrap_or(default);
             match streams.first {
                 None => streams.first = Some(stream),
@@ -485,10 +494,10 @@ fn place_of(memory: &DeviceBuffer) -> *mut c_void {
 }
 
 /// Calls `look` with every buffer of an operation; with a single buffer twice.
-pub(crate) fn visit<'o, 'b>(op: &'o Op<'b>, look: &mut impl FnMut(&'o Buffer<'b>)) {
+pub(crate) fn for_each_buffer<'o, 'b>(op: &'o Op<'b>, look: &mut impl FnMut(&'o Buffer<'b>)) {
     if let Op::Coalesced(ops) = op {
         for op in ops {
-            visit(op, look);
+            for_each_buffer(op, look);
         }
     }
     op.inputs().iter().chain(op.outputs()).for_each(look);

@@ -7,13 +7,13 @@
 //! operation advances the joining. Buffers are released when the event has completed; those of an aborted
 //! operation are kept until then, or leaked.
 
-mod apart;
 mod ending;
 mod enqueue;
 pub(crate) mod pending;
 pub(crate) mod registry;
+mod separate_thread;
 
-pub(crate) use enqueue::{Left, Unmade, visit};
+pub(crate) use enqueue::{IncompleteCall, RemainingWork, for_each_buffer};
 
 use crate::comm::bootstrap::Bootstrap;
 use crate::comm::init::{CommInit, InitStep, WarmUp};
@@ -26,14 +26,14 @@ use crate::cuda::graph::{Graph, LiveGraphs};
 use crate::cuda::memory::DeviceBuffer;
 use crate::cuda::stream::CudaStream;
 use crate::library::hash;
-use apart::Shape;
-use ending::Remains;
+use ending::AbandonedOp;
 use pending::{Start, Ticket};
 use rcomm_core::Deadline;
 use rcomm_core::Op;
 use rcomm_core::{Error, ErrorKind, Result};
 use rcomm_recorder::model::DType;
 use registry::Registry;
+use separate_thread::ConnectionKey;
 use std::collections::{BTreeMap, HashSet, VecDeque};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, TryLockError};
@@ -51,7 +51,7 @@ pub(crate) struct QueueState {
     stage: Stage,
     waiting: VecDeque<Arc<Ticket>>,
     /// The shapes of calls for which the library has connected to peers.
-    connected: HashSet<Shape>,
+    connected: HashSet<ConnectionKey>,
     /// The calls, other than operations, that have returned once.
     called: HashSet<&'static str>,
 }
@@ -94,18 +94,18 @@ pub(crate) struct CommQueue {
     /// The end of the latest operation on the stream.
     latest: Mutex<Option<Arc<Mark>>>,
     state: Mutex<QueueState>,
-    remains: Mutex<Vec<Remains>>,
+    abandoned: Mutex<Vec<AbandonedOp>>,
     /// Memory for lists whose parts the library requires to be contiguous.
     staging: Mutex<Option<DeviceBuffer>>,
     /// The time since which the library reports an error of the communicator.
-    troubled_since: OnceLock<Instant>,
+    error_since: OnceLock<Instant>,
 }
 
 impl CommQueue {
     /// How long work on the device may continue after an error of the communicator.
     const GRACE: Duration = Duration::from_millis(500);
     /// How long the registration of memory waits while the library connects to peers.
-    const SETTLED: Duration = Duration::from_secs(30);
+    const IDLE_TIME: Duration = Duration::from_secs(30);
 
     /// Begins to join the communicator.
     ///
@@ -136,7 +136,7 @@ impl CommQueue {
     ///
     /// # Errors
     /// `Backend` if the device has no more streams or memory.
-    pub(crate) fn over(shared: &Arc<Shared>, comm: Comm, hash: u64) -> Result<Arc<Self>> {
+    pub(crate) fn from_comm(shared: &Arc<Shared>, comm: Comm, hash: u64) -> Result<Arc<Self>> {
         let queue = Self::new(shared, Scope::Group, Self::parts(shared)?, Stage::Ready);
         // This cannot fail: no other thread has this queue yet.
         let _ = queue.hash.set(hash);
@@ -176,9 +176,9 @@ impl CommQueue {
                 connected: HashSet::new(),
                 called: HashSet::new(),
             }),
-            remains: Mutex::default(),
+            abandoned: Mutex::default(),
             staging: Mutex::default(),
-            troubled_since: OnceLock::new(),
+            error_since: OnceLock::new(),
         })
     }
 
@@ -186,7 +186,7 @@ impl CommQueue {
     ///
     /// # Errors
     /// `Timeout`, `PeerLost` and `Rendezvous` name the ranks that did not arrive or do not fit together.
-    pub(crate) fn join(&self, deadline: Deadline, patience: Duration) -> Result<()> {
+    pub(crate) fn join(&self, deadline: Deadline, report_time: Duration) -> Result<()> {
         let deadline = deadline.started();
         let mut state = self.lock(deadline)?;
         loop {
@@ -204,7 +204,7 @@ impl CommQueue {
             };
             let stage = std::mem::replace(&mut state.stage, Stage::Broken(error.clone()));
             return Err(match stage {
-                Stage::Joining(bootstrap) => bootstrap.give_up(error, patience),
+                Stage::Joining(bootstrap) => bootstrap.give_up(error, report_time),
                 Stage::Ready | Stage::Broken(_) => error,
             });
         }
@@ -247,10 +247,10 @@ impl CommQueue {
     ///
     /// # Errors
     /// `Timeout` if this state is not reached in time; the library's own error.
-    pub(crate) fn settled(&self, comm: &Comm) -> Result<MutexGuard<'_, QueueState>> {
-        let deadline = Deadline::In(Self::SETTLED).started();
+    pub(crate) fn lock_idle(&self, comm: &Comm) -> Result<MutexGuard<'_, QueueState>> {
+        let deadline = Deadline::In(Self::IDLE_TIME).started();
         let state = self.lock(deadline)?;
-        self.settle(comm, deadline)?;
+        self.wait_until_connected(comm, deadline)?;
         Ok(state)
     }
 
@@ -264,13 +264,13 @@ impl CommQueue {
     }
 
     /// Returns the reason why work in progress cannot complete, if there is one. Never waits.
-    pub(crate) fn trouble(&self) -> Option<Error> {
+    pub(crate) fn async_error(&self) -> Option<Error> {
         if let Some(error) = self.shared.aborted.get() {
             return Some(error.clone());
         }
-        if let Some(error) = self.comm.get().and_then(|comm| comm.trouble()) {
+        if let Some(error) = self.comm.get().and_then(|comm| comm.async_error()) {
             // A rank that leaves when its part is done does not affect data in flight.
-            let since = self.troubled_since.get_or_init(Instant::now);
+            let since = self.error_since.get_or_init(Instant::now);
             return (since.elapsed() >= Self::GRACE).then_some(error);
         }
         match &self.state.try_lock().ok()?.stage {
@@ -291,7 +291,7 @@ impl CommQueue {
         graph: Option<Graph>,
     ) -> Arc<Ticket> {
         let ticket = Ticket::new(self.clone(), op, seq, deadline);
-        self.sweep();
+        self.free_finished();
         let mut state = match self.lock(deadline) {
             Ok(state) => state,
             Err(error) => {
@@ -300,25 +300,25 @@ impl CommQueue {
             }
         };
         state.waiting.push_back(ticket.clone());
-        self.push_on(&mut state, Some((&ticket, graph)));
+        self.launch_waiting_ops(&mut state, Some((&ticket, graph)));
         ticket
     }
 
     /// Advances the joining and the queue, unless another thread is doing so. Never waits for a peer to
     /// join.
-    pub(crate) fn pump(&self) {
+    pub(crate) fn try_progress(&self) {
         if let Some(mut state) = self.try_lock() {
-            self.push_waiting(&mut state);
+            self.enter_and_launch_waiting(&mut state);
         }
     }
 
-    /// Works as [`push_on`](Self::push_on), but enters the context itself.
-    fn push_waiting(&self, state: &mut QueueState) {
+    /// Works as [`launch_waiting_ops`](Self::launch_waiting_ops), but enters the context itself.
+    fn enter_and_launch_waiting(&self, state: &mut QueueState) {
         if state.waiting.is_empty() {
             return;
         }
         match self.shared.device.enter() {
-            Ok(_entered) => self.push_on(state, None),
+            Ok(_entered) => self.launch_waiting_ops(state, None),
             Err(error) => {
                 for ticket in state.waiting.drain(..) {
                     ticket.fail(error.clone());
@@ -329,7 +329,11 @@ impl CommQueue {
 
     /// Launches the operations in the queue, if all ranks have joined. The context must be current; `own`
     /// is the ticket whose graph is known.
-    fn push_on(&self, state: &mut QueueState, own: Option<(&Arc<Ticket>, Option<Graph>)>) {
+    fn launch_waiting_ops(
+        &self,
+        state: &mut QueueState,
+        own: Option<(&Arc<Ticket>, Option<Graph>)>,
+    ) {
         match self.advance(state) {
             Ok(false) => {}
             Ok(true) => {
@@ -417,7 +421,7 @@ impl CommQueue {
         let mut state = self.lock(deadline)?;
         let was_aborted = self.shared.aborted.get().is_some();
         let Some(comm) = self.comm.get() else {
-            let message = "the communicator is not there yet";
+            let message = "the communicator does not exist yet";
             return Err(Error::new(ErrorKind::Closed, message));
         };
         let mut begun = {

@@ -25,13 +25,13 @@ pub(crate) struct Ticket {
     /// Set if the operation is part of a graph, and runs when the graph is launched.
     captured: OnceLock<()>,
     /// The end of the work on the device of an operation that could not be launched completely.
-    debris: OnceLock<Debris>,
+    failed_launch: OnceLock<FailedLaunch>,
     outcome: OnceLock<Result<Done>>,
-    /// Set if something may have been put on the device; `marks` or `debris` holds what, once that is
+    /// Set if something may have been put on the device; `marks` or `failed_launch` holds what, once that is
     /// known.
-    touched: OnceLock<()>,
+    may_be_on_device: OnceLock<()>,
     /// Whether the operation's progress was queried since it is on the device.
-    was_asked: AtomicBool,
+    was_polled: AtomicBool,
 }
 
 /// Where an operation starts.
@@ -48,9 +48,9 @@ impl Start {
     fn is_done(&self) -> Result<bool> {
         match self {
             Self::Marked(mark) => mark.is_done(),
-            Self::Follows(former, joints) => {
+            Self::Follows(former, sync_events) => {
                 let former = former.iter().map(|mark| &**mark);
-                for mark in former.chain(joints) {
+                for mark in former.chain(sync_events) {
                     if !mark.is_done()? {
                         return Ok(false);
                     }
@@ -62,7 +62,7 @@ impl Start {
 }
 
 /// The work that a failed launch has left on the device.
-enum Debris {
+enum FailedLaunch {
     /// There is no work after this mark.
     Until(Arc<Mark>),
     /// There may be work, and it is unknown when the device will be done with it.
@@ -83,10 +83,10 @@ impl Ticket {
             op: Mutex::new(Some(op)),
             marks: OnceLock::new(),
             captured: OnceLock::new(),
-            debris: OnceLock::new(),
+            failed_launch: OnceLock::new(),
             outcome: OnceLock::new(),
-            touched: OnceLock::new(),
-            was_asked: AtomicBool::new(false),
+            may_be_on_device: OnceLock::new(),
+            was_polled: AtomicBool::new(false),
         })
     }
 
@@ -103,7 +103,7 @@ impl Ticket {
         let Some(op) = op.as_ref().filter(|_| self.outcome.get().is_none()) else {
             return;
         };
-        let _ = self.touched.set(());
+        let _ = self.may_be_on_device.set(());
         match enqueue(op, self.deadline) {
             // All of these are set once: a ticket is launched once.
             Ok(Enqueued::Between(start, end)) => {
@@ -120,8 +120,8 @@ impl Ticket {
                 let _ = self.outcome.set(Ok(done));
             }
             Err((error, mark)) => {
-                let debris = mark.map_or(Debris::Unknown, Debris::Until);
-                let _ = self.debris.set(debris);
+                let failed_launch = mark.map_or(FailedLaunch::Unknown, FailedLaunch::Until);
+                let _ = self.failed_launch.set(failed_launch);
                 self.fail(error);
             }
         }
@@ -136,12 +136,12 @@ impl Ticket {
     }
 
     /// Returns the result of `ask` for the operation; `true` if the operation was reclaimed.
-    pub(crate) fn look_at(&self, ask: impl FnOnce(&Op<'static>) -> bool) -> bool {
+    pub(crate) fn check_op(&self, ask: impl FnOnce(&Op<'static>) -> bool) -> bool {
         self.op().as_ref().is_none_or(ask)
     }
 
     /// Whether the operation was put on the device, or into a graph, completely.
-    pub(crate) fn is_on_its_way(&self) -> bool {
+    pub(crate) fn is_enqueued(&self) -> bool {
         self.marks.get().is_some() || self.captured.get().is_some()
     }
 
@@ -188,12 +188,14 @@ impl Ticket {
 
     /// Whether the device has provably finished with the buffers.
     fn is_free(&self) -> bool {
-        let end = match (self.marks.get(), self.debris.get()) {
-            (Some((_, end)), _) | (None, Some(Debris::Until(end))) => end,
-            (None, Some(Debris::Unknown)) => return false,
+        let end = match (self.marks.get(), self.failed_launch.get()) {
+            (Some((_, end)), _) | (None, Some(FailedLaunch::Until(end))) => end,
+            (None, Some(FailedLaunch::Unknown)) => return false,
             // The operation has an outcome, so it never was and never will be on the device; or it belongs
             // to a graph.
-            (None, None) => return self.touched.get().is_none() || self.captured.get().is_some(),
+            (None, None) => {
+                return self.may_be_on_device.get().is_none() || self.captured.get().is_some();
+            }
         };
         let entered = self.queue.shared.device.enter();
         entered.is_ok() && matches!(end.is_done(), Ok(true))
@@ -206,8 +208,8 @@ impl Pending for Ticket {
             return outcome;
         }
         if self.marks.get().is_none() {
-            self.queue.pump();
-        } else if !self.was_asked.swap(true, Ordering::Relaxed) {
+            self.queue.try_progress();
+        } else if !self.was_polled.swap(true, Ordering::Relaxed) {
             // This query comes when the operation is issued. The device has only just received it, and a
             // check costs as much as a launch.
             return Progress::Queued;
@@ -220,7 +222,7 @@ impl Pending for Ticket {
             }
         };
         if !progress.has_ended()
-            && let Some(error) = self.queue.trouble()
+            && let Some(error) = self.queue.async_error()
         {
             self.fail(error);
         }
@@ -252,7 +254,7 @@ impl Pending for Ticket {
         let Some(stream) = stream.as_any().downcast_ref::<CudaStream>() else {
             return Err(Error::new(
                 ErrorKind::Unsupported,
-                format!("the operation runs on a CUDA stream, and {stream:?} is none"),
+                format!("the operation runs on a CUDA stream, and {stream:?} is not one"),
             ));
         };
         let mut pause = Duration::from_micros(20);
@@ -262,7 +264,7 @@ impl Pending for Ticket {
                 return stream.wait_for(end);
             }
             if self.captured.get().is_some() {
-                return self.queue.lead(stream);
+                return self.queue.make_stream_wait(stream);
             }
             if let Some(Err(error)) = self.outcome.get() {
                 return Err(error.clone());
@@ -271,10 +273,10 @@ impl Pending for Ticket {
             if self.deadline.has_passed() {
                 return Err(Error::new(
                     ErrorKind::Timeout,
-                    "it did not come to the device before its deadline",
+                    "it was not enqueued on the device before its deadline",
                 ));
             }
-            self.queue.pump();
+            self.queue.try_progress();
             std::thread::sleep(pause);
             pause = (pause * 2).min(Duration::from_millis(1));
         }
@@ -302,9 +304,9 @@ impl Drop for Ticket {
         let Some(op) = op.take().filter(|_| !is_free) else {
             return;
         };
-        match (self.marks.take(), self.debris.take()) {
-            (Some((_, end)), _) | (None, Some(Debris::Until(end))) => {
-                self.queue.keep(op.op_type(), Box::new(op), end);
+        match (self.marks.take(), self.failed_launch.take()) {
+            (Some((_, end)), _) | (None, Some(FailedLaunch::Until(end))) => {
+                self.queue.keep_until(op.op_type(), Box::new(op), end);
             }
             (None, _) => self.queue.shared.leak(op.op_type(), Box::new(op)),
         }

@@ -75,13 +75,13 @@ impl CommQueue {
             ));
         };
         if memory.is_empty() {
-            return Err(refuse("there is nothing to register"));
+            return Err(refuse("the buffer has no bytes to register"));
         }
         let Some(comm) = self.comm() else {
-            let message = "the communicator is not there yet: issue an operation first";
+            let message = "the communicator does not exist yet: issue an operation first";
             return Err(Error::new(ErrorKind::Closed, message));
         };
-        let _alone = self.settled(comm)?;
+        let _alone = self.lock_idle(comm)?;
         let _entered = self.shared.device.enter()?;
         let mut registered = self.registry.lock();
         // SAFETY: the buffer is device memory (the backend has checked that). Its owner is kept below until
@@ -100,7 +100,7 @@ impl CommQueue {
     /// Undoes a registration.
     pub(crate) fn deregister(&self, registration: Registration) -> Result<()> {
         let _alone = match self.comm() {
-            Some(comm) if comm.is_live() => Some(self.settled(comm)?),
+            Some(comm) if comm.is_live() => Some(self.lock_idle(comm)?),
             _ => None,
         };
         let mut registered = self.registry.lock();

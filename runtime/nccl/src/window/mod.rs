@@ -65,7 +65,7 @@ impl WindowMemory {
 }
 
 /// The state of a window while it is open.
-struct Open {
+struct OpenWindow {
     data: WindowMemory,
     control: WindowMemory,
     /// The caller's memory; and rcomm's own: words from other ranks, words to other ranks, staging.
@@ -80,7 +80,7 @@ struct Open {
 struct Incoming {
     taken: u32,
     /// Signals of the window that may be taken.
-    there: u32,
+    available: u32,
     /// This many signals may be taken once this mark is reached.
     awaited: Option<(u32, Arc<Mark>)>,
 }
@@ -95,12 +95,12 @@ pub(crate) struct NcclWindow {
     exchange: StoreExchange,
     /// The stream for copies to and from the host: nothing on it waits for a peer.
     copies: Arc<CudaStream>,
-    open: RwLock<Option<Open>>,
+    open: RwLock<Option<OpenWindow>>,
     outgoing: Mutex<Outgoing>,
     incoming: Vec<Mutex<Incoming>>,
 }
 
-fn hold(memory: &Buffer<'_>) -> Result<Buffer<'static>> {
+fn keep_alive(memory: &Buffer<'_>) -> Result<Buffer<'static>> {
     memory.hold_on().ok_or_else(|| {
         let message =
             format!("{memory:?}: nothing keeps the memory alive until the device is done");
@@ -124,11 +124,11 @@ impl CommQueue {
                     return Ok(());
                 }
             }
-            if let Some(error) = self.trouble() {
+            if let Some(error) = self.async_error() {
                 return Err(error);
             }
             if deadline.has_passed() {
-                let message = "the device did not come to an end before the deadline";
+                let message = "the device did not finish the operation before the deadline";
                 return Err(Error::new(ErrorKind::Timeout, message));
             }
             std::thread::sleep(pause);
@@ -138,7 +138,7 @@ impl CommQueue {
 }
 
 impl NcclWindow {
-    fn open(&self) -> Result<RwLockReadGuard<'_, Option<Open>>> {
+    fn open(&self) -> Result<RwLockReadGuard<'_, Option<OpenWindow>>> {
         let open = self.open.read().unwrap_or_else(PoisonError::into_inner);
         match open.is_some() {
             true => Ok(open),
@@ -173,13 +173,13 @@ impl NcclWindow {
             None => Ok(()),
             Some(_) => Err(Error::new(
                 ErrorKind::Unsupported,
-                "the stream of the buffer is being captured, where puts and gets are not offered",
+                "the stream of the buffer is being captured: puts and gets are not supported there",
             )),
         }
     }
 
     /// Returns the address at which this device reaches the part of a peer.
-    fn address_of(&self, open: &Open, peer: u32, offset: usize) -> Result<u64> {
+    fn address_of(&self, open: &OpenWindow, peer: u32, offset: usize) -> Result<u64> {
         if peer == self.own {
             return Ok(open.data.at + offset as u64);
         }
@@ -189,7 +189,7 @@ impl NcclWindow {
             let what = "a get from a window on device memory";
             return Err(library.lacks(what, "ncclGetPeerDevicePointer"));
         };
-        let _alone = self.queue.settled(comm)?;
+        let _alone = self.queue.lock_idle(comm)?;
         let mut at: *mut c_void = std::ptr::null_mut();
         comm.with(|library, raw| {
             // SAFETY: the window is registered as long as it is open, and `open` is borrowed; the call
@@ -275,7 +275,7 @@ impl Window for NcclWindow {
             });
         }
         self.queue.shared.check_place(into)?;
-        let held = hold(into)?;
+        let held = keep_alive(into)?;
         let stream = stream_of(&held)
             .unwrap_or(&self.queue.shared.default_stream)
             .clone();
@@ -287,7 +287,7 @@ impl Window for NcclWindow {
             // many of the target's, which `held` keeps until the mark, or which is leaked where there is
             // none.
             unsafe { stream.copy(to, at, bytes)? };
-            self.queue.shared.joints.mark(&stream)
+            self.queue.shared.sync_events.mark(&stream)
         };
         let mark = match marked {
             Ok(mark) => mark,
@@ -299,7 +299,8 @@ impl Window for NcclWindow {
         };
         let waited = self.queue.wait_for(&mark, deadline);
         if waited.is_err() {
-            self.queue.keep(OpType::Get, Box::new(held), Arc::new(mark));
+            self.queue
+                .keep_until(OpType::Get, Box::new(held), Arc::new(mark));
         }
         waited
     }
@@ -333,7 +334,7 @@ impl Window for NcclWindow {
         if self.queue.shared.library.table().wait_signal.is_none() {
             return Err(self.lacks("ncclWaitSignal"));
         }
-        if let Some(error) = self.queue.trouble() {
+        if let Some(error) = self.queue.async_error() {
             return Err(error);
         }
         let open = match self.open.try_read() {
@@ -365,7 +366,7 @@ impl Window for NcclWindow {
             self.queue.wait_for(&last, deadline)?;
         }
         // A put that the library may still make would write to memory that a peer has got back by then.
-        self.queue.check_whole(deadline)?;
+        self.queue.check_usable(deadline)?;
         // No rank writes here after all ranks have reached this point.
         self.exchange.publish("closed", b"1")?;
         self.exchange.gather("closed", deadline)?;

@@ -1,6 +1,6 @@
 //! How a window is created: all ranks exchange descriptions of their memory, then register it together.
 
-use super::{NcclWindow, Open, Outgoing, STAGING, Signals, WORD, WindowMemory, hold};
+use super::{NcclWindow, OpenWindow, Outgoing, STAGING, Signals, WORD, WindowMemory, keep_alive};
 use crate::comm::handle_slot::HandleSlot;
 use crate::comm::store_exchange::StoreExchange;
 use crate::context::Shared;
@@ -48,7 +48,7 @@ impl WindowGroup<'_> {
         deadline: Deadline,
     ) -> Result<Arc<dyn Window>> {
         let deadline = deadline.started();
-        self.main.join(deadline, self.shared.patience)?;
+        self.main.join(deadline, self.shared.report_time)?;
         let nth = self.windows.fetch_add(1, Ordering::Relaxed);
         let exchange = StoreExchange::new(self.group, format!("window/{nth}"));
         let prepared = self.prepare(&memory, deadline);
@@ -67,18 +67,18 @@ impl WindowGroup<'_> {
         })?;
         exchange.publish("part", &info)?;
         let infos = exchange.gather("part", deadline)?;
-        let (stand_in, words, copies) = prepared?;
+        let (placeholder, words, copies) = prepared?;
         let parts = self.check_infos(memory.dtype(), &infos)?;
         let register = |at: u64, bytes: usize| {
             let made = self.main.register_window(at, bytes, &exchange, deadline);
             made.inspect_err(|error| exchange.publish_failure(error))
         };
-        let (at, bytes) = match &stand_in {
-            Some(stand_in) => (stand_in.address(), stand_in.len()),
+        let (at, bytes) = match &placeholder {
+            Some(placeholder) => (placeholder.address(), placeholder.len()),
             None => (memory.as_ptr().addr() as u64, memory.size_bytes()),
         };
         // From here on the library may refer to the memory for as long as the communicator exists.
-        let kept = (hold(&memory)?, stand_in, words.clone());
+        let kept = (keep_alive(&memory)?, placeholder, words.clone());
         let kept = self.main.registry.keep(Box::new(kept));
         let data = register(at, bytes).inspect_err(|error| {
             if error.kind() == ErrorKind::Unsupported {
@@ -86,7 +86,7 @@ impl WindowGroup<'_> {
                 self.main.registry.release(kept);
             }
         })?;
-        let window = Open {
+        let window = OpenWindow {
             data,
             control: register(words.address(), words.len() * WORD)?,
             memory,
@@ -102,7 +102,7 @@ impl WindowGroup<'_> {
             exchange,
             copies,
             open: RwLock::new(Some(window)),
-            outgoing: Mutex::new(Outgoing::to(size)),
+            outgoing: Mutex::new(Outgoing::new(size)),
             incoming: (0..size).map(|_| Mutex::default()).collect(),
         };
         if self.shared.library.table().put_signal.is_some() {
@@ -131,7 +131,7 @@ impl WindowGroup<'_> {
         let stream = self.main.stream();
         let make = |dtype, len| shared.allocate(stream, dtype, len);
         // The library accepts no empty range, and all ranks must make the call.
-        let stand_in = match memory.is_empty() {
+        let placeholder = match memory.is_empty() {
             true => Some(make(DType::U8, 1)?),
             false => None,
         };
@@ -139,7 +139,7 @@ impl WindowGroup<'_> {
         let copies = CudaStream::new(&shared.device, Priority::High)?;
         // The filling with zeros must end before a peer writes to the memory.
         self.main.drain(deadline)?;
-        Ok((stand_in, words, copies))
+        Ok((placeholder, words, copies))
     }
 
     /// Returns the sizes in bytes of all parts.
@@ -255,14 +255,14 @@ impl CommQueue {
             // SAFETY: the communicator is live and locked, as for the call above.
             unsafe { library.check_on(raw, "ncclCommWindowRegister", status) }
         };
-        let is_apart = self.shared.options.comm.blocking == Blocking::Yes;
+        let is_on_thread = self.shared.options.comm.blocking == Blocking::Yes;
         let device = &self.shared.device;
         let mut next_look = Instant::now() + LOOK;
         let done = self.take_over(
             |comm| {
                 // The call waits for all other ranks.
-                if is_apart {
-                    return Ok((comm.clone(), Some(comm.call_apart(device, call)?)));
+                if is_on_thread {
+                    return Ok((comm.clone(), Some(comm.call_on_thread(device, call)?)));
                 }
                 comm.with(call)??;
                 Ok((comm.clone(), None))
@@ -292,7 +292,7 @@ impl CommQueue {
         let handle = slot.handle();
         if handle.is_null() {
             // The result is the same on all ranks (`ncclCommWindowRegister`, dev_runtime.cc).
-            let message = "NCCL gives no window: it has no symmetric memory on this communicator";
+            let message = "NCCL returned no window: this communicator has no symmetric memory";
             return Err(Error::new(ErrorKind::Unsupported, message));
         }
         Ok(WindowMemory {
@@ -307,7 +307,7 @@ impl CommQueue {
         else {
             return Ok(());
         };
-        let _alone = self.settled(comm)?;
+        let _alone = self.lock_idle(comm)?;
         let _entered = self.shared.device.enter()?;
         comm.with(|library, raw| {
             // SAFETY: the communicator is live, and the window belongs to it and is deregistered once: it

@@ -1,11 +1,11 @@
 //! Outgoing data of a window: puts of the library, from memory that it may read, and signals, which are
 //! puts of one word.
 
-use super::{NcclWindow, Open, RawWindow, STAGING, WORD, hold, lock, to_c};
+use super::{NcclWindow, OpenWindow, RawWindow, STAGING, WORD, keep_alive, lock, to_c};
 use crate::cuda::event::Mark;
 use crate::cuda::memory::stream_of;
 use crate::library::sys;
-use crate::queue::{Left, Unmade};
+use crate::queue::{IncompleteCall, RemainingWork};
 use rcomm_core::Buffer;
 use rcomm_core::Deadline;
 use rcomm_core::{Error, Result};
@@ -35,7 +35,7 @@ struct Put {
 
 impl Outgoing {
     /// Makes the state for this many ranks, with nothing sent.
-    pub(super) fn to(ranks: usize) -> Self {
+    pub(super) fn new(ranks: usize) -> Self {
         Self {
             signals: vec![0; ranks],
             ..Self::default()
@@ -57,10 +57,10 @@ impl NcclWindow {
         put: &Put,
         deadline: Deadline,
         before: impl FnOnce(u32) -> Result<()>,
-    ) -> Result<Arc<Mark>, Unmade> {
-        let early = |error| Unmade {
+    ) -> Result<Arc<Mark>, IncompleteCall> {
+        let early = |error| IncompleteCall {
             error,
-            left: Left::Nothing,
+            left: RemainingWork::Nothing,
         };
         let Some(call) = self.queue.shared.library.table().put_signal else {
             return Err(early(self.lacks("ncclPutSignal")));
@@ -103,8 +103,8 @@ impl NcclWindow {
         }
         let end = match &made {
             Ok(mark)
-            | Err(Unmade {
-                left: Left::Until(mark),
+            | Err(IncompleteCall {
+                left: RemainingWork::Until(mark),
                 ..
             }) => mark,
             Err(_) => return made,
@@ -114,14 +114,14 @@ impl NcclWindow {
         made
     }
 
-    fn staging_at(&self, open: &Open) -> u64 {
+    fn staging_at(&self, open: &OpenWindow) -> u64 {
         open.words.address() + (2 * self.parts.len() * WORD) as u64
     }
 
     /// Puts memory of the host. It is staged piece by piece, so that no reference to it remains afterwards.
     pub(super) fn put_from_host(
         &self,
-        open: &Open,
+        open: &OpenWindow,
         (peer, offset): (u32, usize),
         bytes: &[u8],
         deadline: Deadline,
@@ -129,7 +129,7 @@ impl NcclWindow {
         let mut outgoing = lock(&self.outgoing);
         let at = self.staging_at(open);
         for (nth, piece) in bytes.chunks(STAGING).enumerate() {
-            self.queue.check_whole(deadline)?;
+            self.queue.check_usable(deadline)?;
             if let Some(mark) = &outgoing.staging {
                 self.queue.wait_for(mark, deadline)?;
             }
@@ -161,12 +161,12 @@ impl NcclWindow {
     /// its own stream.
     pub(super) fn put_from_device(
         &self,
-        open: &Open,
+        open: &OpenWindow,
         (peer, offset): (u32, usize),
         from: &Buffer<'_>,
         deadline: Deadline,
     ) -> Result<()> {
-        let held = hold(from)?;
+        let held = keep_alive(from)?;
         let stream = stream_of(&held)
             .unwrap_or(&self.queue.shared.default_stream)
             .clone();
@@ -187,7 +187,7 @@ impl NcclWindow {
                 offset: offset + done,
             };
             let before = |_| {
-                drop(self.queue.follow(&stream)?);
+                drop(self.queue.wait_for_stream(&stream)?);
                 if is_inside {
                     return Ok(());
                 }
@@ -201,7 +201,7 @@ impl NcclWindow {
             let made = unsafe { self.enqueue_put(&mut outgoing, peer, &put, deadline, before) };
             end = match made {
                 Ok(mark) => Some(mark),
-                Err(Unmade { error, left }) => {
+                Err(IncompleteCall { error, left }) => {
                     self.keep_source(held, left, end);
                     return Err(error);
                 }
@@ -213,26 +213,26 @@ impl NcclWindow {
         };
         let waited = self.queue.wait_for(&end, deadline);
         if waited.is_err() {
-            self.queue.keep(OpType::Put, Box::new(held), end);
+            self.queue.keep_until(OpType::Put, Box::new(held), end);
         }
         waited
     }
 
     /// Keeps the source of a failed put for as long as the device may read it; pieces before the one that
     /// failed end with `before`.
-    fn keep_source(&self, held: Buffer<'static>, left: Left, before: Option<Arc<Mark>>) {
+    fn keep_source(&self, held: Buffer<'static>, left: RemainingWork, before: Option<Arc<Mark>>) {
         let end = match left {
-            Left::Unknown => return self.queue.shared.leak(OpType::Put, Box::new(held)),
-            Left::Until(end) => Some(end),
-            Left::Nothing => before,
+            RemainingWork::Unknown => return self.queue.shared.leak(OpType::Put, Box::new(held)),
+            RemainingWork::Until(end) => Some(end),
+            RemainingWork::Nothing => before,
         };
         if let Some(end) = end {
-            self.queue.keep(OpType::Put, Box::new(held), end);
+            self.queue.keep_until(OpType::Put, Box::new(held), end);
         }
     }
 
     /// Sends a peer the number of the window's signals sent so far, and of the library's signals by then.
-    pub(super) fn put_word(&self, open: &Open, peer: u32, deadline: Deadline) -> Result<()> {
+    pub(super) fn put_word(&self, open: &OpenWindow, peer: u32, deadline: Deadline) -> Result<()> {
         let mut outgoing = lock(&self.outgoing);
         let count = outgoing.signals[peer as usize].wrapping_add(1);
         let from = open.words.address() + ((self.parts.len() + peer as usize) * WORD) as u64;

@@ -1,6 +1,6 @@
 //! Signals of a window, implemented by the library's signals.
 
-use super::{Incoming, NcclWindow, Open, WORD, lock, to_c};
+use super::{Incoming, NcclWindow, OpenWindow, WORD, lock, to_c};
 use crate::cuda::event::Mark;
 use crate::library::sys::WaitSignalDesc;
 use crate::queue::QueueState;
@@ -99,7 +99,7 @@ impl NcclWindow {
 
     /// Returns the word that `peer` has put last: the counts of the window's signals, and of the library's
     /// by then.
-    fn word_of(&self, open: &Open, peer: u32) -> Result<(u32, u32)> {
+    fn word_of(&self, open: &OpenWindow, peer: u32) -> Result<(u32, u32)> {
         let device = &self.queue.shared.device;
         let mut word = 0u64;
         let status = {
@@ -120,27 +120,27 @@ impl NcclWindow {
     /// Whether one more signal of `peer` may be taken; never waits.
     pub(super) fn poll_signals(
         &self,
-        open: &Open,
+        open: &OpenWindow,
         peer: u32,
         incoming: &mut Incoming,
     ) -> Result<bool> {
         /// The time limit for the background work of a call that needs no peer.
         const CALL: Deadline = Deadline::In(Duration::from_secs(10));
         loop {
-            if incoming.there != incoming.taken {
+            if incoming.available != incoming.taken {
                 return Ok(true);
             }
-            if let Some((there, mark)) = &incoming.awaited {
+            if let Some((available, mark)) = &incoming.awaited {
                 let _entered = self.queue.shared.device.enter()?;
                 if !mark.is_done()? {
                     return Ok(false);
                 }
-                incoming.there = *there;
+                incoming.available = *available;
                 incoming.awaited = None;
                 continue;
             }
             let (count, until) = self.word_of(open, peer)?;
-            if count == incoming.there {
+            if count == incoming.available {
                 return Ok(false);
             }
             let Some(state) = self.queue.try_lock() else {
@@ -148,7 +148,7 @@ impl NcclWindow {
             };
             match self.take_signals(state, peer, until, CALL)? {
                 Some(mark) => incoming.awaited = Some((count, mark)),
-                None => incoming.there = count,
+                None => incoming.available = count,
             }
         }
     }

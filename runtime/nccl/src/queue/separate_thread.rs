@@ -20,7 +20,7 @@ use std::time::Duration;
 
 /// A set of calls that use the same connections.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(super) struct Shape {
+pub(super) struct ConnectionKey {
     op: OpType,
     /// The power of two of the number of bytes.
     size: u32,
@@ -28,7 +28,7 @@ pub(super) struct Shape {
     peer: Option<u32>,
 }
 
-impl Shape {
+impl ConnectionKey {
     /// Calls `look` with the shape of each call that an operation makes, until it returns false; returns
     /// whether all were true.
     fn all(op: &Op<'_>, look: &mut impl FnMut(Self) -> bool) -> bool {
@@ -61,15 +61,17 @@ impl CommQueue {
     ) {
         let blocks = self.shared.options.comm.blocking == Blocking::Yes;
         let is_known = !blocks
-            || ticket.look_at(|op| Shape::all(op, &mut |shape| state.connected.contains(&shape)));
+            || ticket.check_op(|op| {
+                ConnectionKey::all(op, &mut |shape| state.connected.contains(&shape))
+            });
         if is_known {
             ticket.launch(|op, deadline| self.enqueue(op, deadline, graph));
             return;
         }
-        match self.launch_apart(ticket, graph) {
-            Ok(()) if ticket.is_on_its_way() => {
-                ticket.look_at(|op| {
-                    Shape::all(op, &mut |shape| {
+        match self.launch_on_thread(ticket, graph) {
+            Ok(()) if ticket.is_enqueued() => {
+                ticket.check_op(|op| {
+                    ConnectionKey::all(op, &mut |shape| {
                         state.connected.insert(shape);
                         true
                     })
@@ -84,7 +86,7 @@ impl CommQueue {
         }
     }
 
-    fn launch_apart(&self, ticket: &Arc<Ticket>, graph: Option<Option<Graph>>) -> Result<()> {
+    fn launch_on_thread(&self, ticket: &Arc<Ticket>, graph: Option<Option<Graph>>) -> Result<()> {
         let apart = ticket.clone();
         let mut launched = ForeignCall::begin("rcomm/nccl-connect", move || {
             let queue = apart.queue().clone();
@@ -95,14 +97,14 @@ impl CommQueue {
                 Err(error) => apart.fail(error),
             }
         })?;
-        self.wait_apart(&mut launched, ticket.deadline())
+        self.wait_for_thread(&mut launched, ticket.deadline())
     }
 
     /// Waits for the result of a separate thread.
     ///
     /// # Errors
     /// `Timeout` if there is no result by the deadline; the error of an abort. The thread continues.
-    pub(super) fn wait_apart<T: Send + 'static>(
+    pub(super) fn wait_for_thread<T: Send + 'static>(
         &self,
         call: &mut ForeignCall<T>,
         deadline: Deadline,

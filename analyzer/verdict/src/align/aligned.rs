@@ -1,58 +1,60 @@
-//! What each rank recorded for one (group, `collective_seq_id`), and what its record leaves unknown.
+//! Aligns the records of all ranks: what each recorded for one (group, `collective_seq_id`), and what its record does
+//! not show.
 //!
-//! Collectives are matched across ranks by group (name and members) and sequence number, never by
-//! record id or local group number. A *lane* is one rank's part in one group: its collectives in order
-//! of sequence, its sends and receives in order of issue. A lane is a window: the ring may have dropped
-//! what is older, and a cut file lost what is newer. [`Aligned::presence`] is the one place that decides
-//! "never issued", "issued" or "unknown".
+//! Collectives are matched across ranks by group (name and members) and sequence number, never by record id or local
+//! group number. A *lane* holds the operations of one rank in one group: its collectives in order of sequence, its
+//! sends and receives in order of issue. A lane is a window: the ring may have dropped older operations, and a cut file
+//! may lack newer ones. [`Aligned::presence`] alone decides between "never issued", "issued" and "unknown".
 
-use crate::align::membership::{Group, GroupIx, RecordIx, name_families, position, resolve_groups};
+use crate::align::membership::{
+    Group, GroupIx, RecordIx, number_families, position, resolve_groups,
+};
 use crate::align::record::{NONE, Op, Record, Shared};
 use rcomm_recorder::model::{EntryState, OpType, Rank};
 use rcomm_recorder::publish::Recorder;
 use std::collections::{BTreeSet, HashMap};
 use std::ops::Range;
 
-/// One rank's part in one group.
+/// The operations of one rank in one group.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Lane {
     pub(crate) group: GroupIx,
-    /// Group rank; [`NONE`] if the rank is no member, as the record has it, or has its part in the
-    /// group recorded by another recorder.
+    /// Group rank; [`NONE`] if the record does not list the rank as a member, or another recorder of the process
+    /// recorded its operations in this group.
     pub(crate) member: u32,
     /// Collectives by sequence, as positions in the record's operations.
     pub(crate) collectives: Vec<u32>,
     /// Sends and receives, as positions in the record's operations.
     pub(crate) messages: Vec<u32>,
-    /// Every collective has a sequence number of its own and none is left out.
+    /// Whether the sequence numbers of the collectives are consecutive and distinct.
     pub(crate) dense: bool,
-    /// Position in `collectives` of the first that has not completed.
+    /// Index in `collectives` of the first one that has not completed.
     pub(crate) pending_from: usize,
 }
 
-/// What a rank's record shows of one collective.
+/// What a rank's record shows about one collective.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Presence {
-    /// Recorded: position in the lane's collectives of the first entry with this number.
+    /// Recorded: index in the lane's collectives of the first entry with this number.
     Issued(usize),
     /// Issued, and no longer in the ring.
     Lost,
     /// The rank has not issued it.
     Absent,
-    /// Its record does not show it.
+    /// Its record does not show whether it did.
     Unknown(UnknownReason),
 }
 
-/// Why a record does not show it.
+/// Why a record does not show a collective.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) enum UnknownReason {
-    /// No readable record.
+    /// There is no readable record.
     NoRecord,
-    /// The file was cut before that.
+    /// The file was cut before that point.
     Cut,
     /// The ring dropped the entries that would show it.
     HistoryLost,
-    /// The record was taken before that moment: a peer has completed it since.
+    /// The record was taken before: a peer has completed the collective since.
     Outdated,
 }
 
@@ -60,20 +62,20 @@ pub(crate) enum UnknownReason {
 #[derive(Debug)]
 pub(crate) struct Aligned<'a> {
     pub(crate) shared: &'a Shared,
-    /// By rank, ascending; several recorders of one rank's process, the newest first.
+    /// By rank, ascending; of several recorders of one rank, the newest first.
     pub(crate) records: &'a [Record],
     by_rank: HashMap<Rank, Range<RecordIx>>,
     pub(crate) groups: Vec<Group>,
-    /// Of each record: its lanes, in the order of its groups.
+    /// For each record: its lanes, in the order of its groups.
     pub(crate) lanes: Vec<Vec<Lane>>,
     /// Ranks that should have left a record, ascending.
     pub(crate) expected: Vec<Rank>,
-    /// Of each record: what to take from its clock to get common time, ns.
+    /// For each record: the offset to subtract from its clock to get common time, ns.
     pub(crate) offsets_ns: Vec<i64>,
-    /// Of each record: whether common collectives connect its clock to the others'.
+    /// For each record: whether common collectives connect its clock to the others'.
     pub(crate) clock_known: Vec<bool>,
     pub(crate) families: usize,
-    /// Collectives that some member saw complete although they need every member: by group, the newest.
+    /// For each group: the newest collective that needs every member and that some member saw complete.
     completed_to: Vec<Option<u32>>,
 }
 
@@ -85,8 +87,8 @@ impl<'a> Aligned<'a> {
         aligned
     }
 
-    /// As [`Aligned::new`], but calls that do not fit prove nothing yet: for the question which records
-    /// belong together at all.
+    /// As [`Aligned::new`], but calls that do not fit reopen no retired operations: used to decide which records belong
+    /// together.
     pub(crate) fn as_recorded(
         shared: &'a Shared,
         records: &'a [Record],
@@ -113,7 +115,7 @@ impl<'a> Aligned<'a> {
             let lanes = aligned.lanes_of(at, record, &group_of);
             aligned.lanes.push(lanes);
         }
-        aligned.families = name_families(&mut aligned.groups, records);
+        aligned.families = number_families(&mut aligned.groups, records);
         for at in 0..aligned.groups.len() {
             aligned.groups[at].shows_starts = aligned.starts_are_shown(at);
         }
@@ -122,23 +124,23 @@ impl<'a> Aligned<'a> {
         aligned
     }
 
-    /// The record of a rank; the newest, where several recorders of its process left one.
+    /// The record of a rank, the newest if several recorders of its process left one; `None` if none was read.
     pub(crate) fn record_of(&self, rank: Rank) -> Option<RecordIx> {
         self.records_of(rank).next()
     }
 
-    /// All records of a rank, the newest first.
+    /// The records of a rank, the newest first; empty if none was read.
     pub(crate) fn records_of(&self, rank: Rank) -> Range<RecordIx> {
         self.by_rank.get(&rank).cloned().unwrap_or_default()
     }
 
-    /// Ranks of which a record was read.
+    /// The number of ranks with a record.
     pub(crate) fn ranks_read(&self) -> usize {
         self.by_rank.len()
     }
 
-    /// The record of a rank that covers a group: `None` if it left none, or only those of recorders
-    /// that do not record this group.
+    /// The record of a rank that covers a group; `None` if it left none, or only from recorders that do not record this
+    /// group.
     pub(crate) fn record_in(&self, group: GroupIx, rank: Rank) -> Option<RecordIx> {
         let mut own = self.records_of(rank);
         if self.by_rank.len() == self.records.len() {
@@ -161,18 +163,19 @@ impl<'a> Aligned<'a> {
         &self.records[record].ops[position as usize]
     }
 
-    /// Sequence number of a collective.
+    /// The sequence number of a collective.
     pub(crate) fn seq(&self, record: RecordIx, position: u32) -> u32 {
         self.op(record, position).seq
     }
 
-    /// The lane of a group's member.
+    /// The record and the lane of a member; `None` if no record has its operations in the group.
     pub(crate) fn lane(&self, group: GroupIx, member: usize) -> Option<(RecordIx, &Lane)> {
         let (record, lane) = self.groups[group].lanes[member]?;
         Some((record, &self.lanes[record][lane]))
     }
 
-    /// The entries of a lane that share the sequence number at `first`: one, or a coalesced block.
+    /// The indices of a lane's collectives that share the sequence number of the one at `first`: one, or a coalesced
+    /// block.
     pub(crate) fn block(
         &self,
         record: RecordIx,
@@ -191,13 +194,13 @@ impl<'a> Aligned<'a> {
         first..first + len
     }
 
-    /// The entry of a block that holds the state of all: its closing marker if it has one.
+    /// The entry that holds the state of a whole block: its last, which is the closing marker if there is one.
     pub(crate) fn status_op(&self, record: RecordIx, lane: &Lane, first: usize) -> &Op {
         let block = self.block(record, lane, first);
         self.op(record, lane.collectives[block.end - 1])
     }
 
-    /// Position of a sequence number in a lane.
+    /// The index of a sequence number in a lane's collectives; `Err` with the index where it would be inserted.
     pub(crate) fn find(&self, record: RecordIx, lane: &Lane, seq: u32) -> Result<usize, usize> {
         let list = &lane.collectives;
         if lane.dense {
@@ -218,7 +221,7 @@ impl<'a> Aligned<'a> {
         }
     }
 
-    /// What a member's record shows of one collective of the group.
+    /// What a member's record shows about one collective of the group.
     pub(crate) fn presence(&self, group: GroupIx, member: usize, seq: u32) -> Presence {
         let rank = self.groups[group].ranks[member];
         let Some(record) = self.record_in(group, rank) else {
@@ -250,7 +253,7 @@ impl<'a> Aligned<'a> {
             Err(at) if at < lane.collectives.len() => return Presence::Lost,
             Err(_) => {}
         }
-        // Newer than everything in the window.
+        // The number is above all in the window.
         if whole.cut {
             return Presence::Unknown(UnknownReason::Cut);
         }
@@ -270,7 +273,7 @@ impl<'a> Aligned<'a> {
             }
         }
         if whole.only_active {
-            // What no member can complete alone would still be active: it was never issued.
+            // A collective that no member can complete alone would still be active, so it was never issued.
             return if self.completes_together(lane.group, seq) {
                 Presence::Absent
             } else {
@@ -283,8 +286,8 @@ impl<'a> Aligned<'a> {
         Presence::Absent
     }
 
-    /// A collective of a group of which the ring shows nothing: not issued, if a peer issued it after
-    /// something that both did and that the ring still shows.
+    /// The presence of a collective in a group of which a wrapped ring holds nothing: absent if a peer issued it after
+    /// a collective that both issued and that the ring still holds.
     fn by_peers(&self, group: GroupIx, record: RecordIx, seq: u32) -> Presence {
         const ASKED: usize = 16;
         let later = self.lanes[record].iter().any(|lane| {
@@ -312,9 +315,7 @@ impl<'a> Aligned<'a> {
         }
     }
 
-    /// Whether the members that recorded this collective issued one that needs every member, and none
-    /// of them
-    /// saw it complete.
+    /// Whether this collective needs every member and no member that recorded it saw it complete.
     fn completes_together(&self, group: GroupIx, seq: u32) -> bool {
         let lanes = self.groups[group].lanes.iter().flatten();
         let mut entries = lanes.filter_map(|&(record, lane)| {
@@ -326,7 +327,7 @@ impl<'a> Aligned<'a> {
         entries.next().is_some_and(waits) && entries.all(waits)
     }
 
-    /// Newest and oldest sequence number that any member recorded.
+    /// The oldest and the newest sequence number that any member recorded; `None` if none recorded a collective.
     pub(crate) fn window(&self, group: GroupIx) -> Option<(u32, u32)> {
         let mut window: Option<(u32, u32)> = None;
         for &(record, lane) in self.groups[group].lanes.iter().flatten() {
@@ -341,7 +342,7 @@ impl<'a> Aligned<'a> {
         window
     }
 
-    /// Issue time of an operation in common time, ns.
+    /// The issue time of an operation in common time, ns.
     pub(crate) fn created_ns(&self, record: RecordIx, op: &Op) -> i64 {
         op.created_ns.saturating_sub(self.offsets_ns[record])
     }
@@ -377,8 +378,8 @@ impl<'a> Aligned<'a> {
 
     /// Whether the records of a group show when an operation starts on the device.
     ///
-    /// PyTorch's hook sets start and completion to one moment and gloo none: there, "not started" means
-    /// nothing.
+    /// PyTorch's hook records start and completion at one moment and gloo records no start, so there "not started"
+    /// means nothing.
     fn starts_are_shown(&self, group: GroupIx) -> bool {
         self.groups[group]
             .lanes
@@ -398,7 +399,7 @@ impl<'a> Aligned<'a> {
             })
     }
 
-    /// Marks in each lane where the pending part begins, and per group how far it provably completed.
+    /// Finds where the pending part of each lane begins, and how far each group has provably completed.
     fn find_pending(&mut self) {
         let mut pending = Vec::with_capacity(self.lanes.len());
         for (record, lanes) in self.lanes.iter().enumerate() {
@@ -429,7 +430,7 @@ impl<'a> Aligned<'a> {
         }
     }
 
-    /// The newest collective that needs every member and that a truthful record shows completed.
+    /// The newest collective that needs every member and that a record shows as completed, other than by `retired`.
     fn proven_completion(&self, group: GroupIx) -> Option<u32> {
         let mut newest = None;
         for &(record, lane) in self.groups[group].lanes.iter().flatten() {
@@ -454,26 +455,29 @@ impl<'a> Aligned<'a> {
                 expected.extend(group.ranks.iter());
             }
         }
-        let told = self
+        let stated = self
             .records
             .iter()
             .filter_map(|record| record.identity.world_size);
-        if let Some(size) = world_size.or(told.max()).filter(|&size| size <= MAX_WORLD) {
+        if let Some(size) = world_size
+            .or(stated.max())
+            .filter(|&size| size <= MAX_WORLD)
+        {
             expected.extend(0..size);
         }
         expected.into_iter().collect()
     }
 }
 
-/// No job has more ranks; a larger number in a file is a damaged one.
+/// No job has more ranks; a larger number in a file is damaged.
 const MAX_WORLD: u32 = 1 << 22;
 
-/// Whether a recorder's only sign of the end of an operation is `retired`.
+/// Whether `retired` is this recorder's only sign that an operation has ended.
 pub(crate) fn retiring_is_all(recorder: Recorder) -> bool {
     recorder == Recorder::NativeGloo
 }
 
-/// Sends, receives, and the marker that closes a batch of them.
+/// Whether this is a send, a receive, or the marker that closes a batch of them.
 pub(crate) fn is_message(op: &Op) -> bool {
     op.kind.is_p2p() || (op.kind == OpType::Coalesced && op.is_p2p)
 }

@@ -1,53 +1,52 @@
-//! How far the hosts' clocks are apart, estimated from the collectives themselves.
+//! Estimates the offsets of the hosts' clocks from the collectives themselves.
 //!
-//! A collective that needs every member ends on all members at nearly one moment. The difference of two
-//! members' completion times, over all of their common collectives, is therefore the difference of their
-//! clocks and of the delays with which their recorders noticed. Each delay may be long, a watchdog looks
-//! now and then, but the delays of two ranks are alike, so their mean difference tends to the clocks'.
-//! How far stretches of the record disagree shows how well it is known. Where no completion times are
-//! recorded, issue times take their place. From group to group the estimate spreads to all ranks; ranks
-//! of one host have one clock.
+//! A collective that needs every member ends on all members at nearly the same moment. The difference of two members'
+//! completion times is therefore the difference of their clocks plus that of the delays with which their recorders
+//! noticed. A single delay may be long, since a watchdog checks periodically, but the delays of two ranks are
+//! distributed alike, so the mean difference over all common collectives approaches that of the clocks. The scatter
+//! between stretches of the record gives its error. Without completion times, issue times are used. The estimate
+//! spreads from group to group to all ranks; the ranks of one host have one clock.
 
 use crate::align::{Aligned, GroupIx, RecordIx, retiring_is_all};
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, HashMap, VecDeque};
 
-/// Common collectives that an estimate rests on at most, all over the record.
+/// An estimate uses at most this many common collectives, spread over the record.
 const SAMPLES: usize = 512;
 
-/// Stretches of the record whose means are compared.
+/// The number of stretches of the record whose means are compared.
 const STRETCHES: usize = 16;
 
-/// Fewer samples do not show how far they scatter: the true difference lies outside of them too often.
+/// With fewer samples the scatter is unknown: the true difference lies outside of them too often.
 const LEAST_SAMPLES: usize = 6;
 
-/// Members of a group that are asked for the others' clocks: one ring may be too short to have anything
-/// in common with another's.
+/// At most this many members of a group are compared with the others: one ring may be too short to have a collective in
+/// common with another.
 const MEMBERS_ASKED: usize = 4;
 
 /// The offset of one record's clock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Offset {
-    /// What to take from it to get common time, ns.
+    /// The offset to subtract to get common time, ns.
     pub(crate) ns: i64,
-    /// How far from that it may be, ns: half of what most of the samples span, summed over the way from
-    /// the clock that is the common one; `None` where they were too few for an estimate.
+    /// The spread of the samples, ns: half of the range of most of them, summed over the path from the reference clock.
+    /// `None` if the samples are too few.
     pub(crate) spread_ns: Option<i64>,
-    /// The standard error of `ns`, summed likewise; `None` where the samples are too few for one.
+    /// The standard error of `ns`, summed in the same way; `None` if the samples are too few.
     pub(crate) error_ns: Option<i64>,
 }
 
-/// The clock of each record; `None` where no common collective connects it to most of the others.
+/// The offset of each record's clock; `None` if no common collective connects it to most of the others.
 pub(crate) fn offsets(aligned: &Aligned<'_>) -> Vec<Option<Offset>> {
     let records = aligned.records.len();
     let mut offsets: Vec<Option<Offset>> = vec![None; records];
     let mut best: Vec<RecordIx> = Vec::new();
-    // A start from a leftover of another run would reach no other clock: the largest circle counts.
+    // A leftover record of another run connects to no other clock, so the largest set of connected clocks counts.
     for start in 0..records {
         if offsets[start].is_none() {
-            let circle = circle_of(aligned, start, &mut offsets);
-            if circle.len() > best.len() {
-                best = circle;
+            let connected = connected_to(aligned, start, &mut offsets);
+            if connected.len() > best.len() {
+                best = connected;
             }
         }
         if best.len() * 2 > records {
@@ -62,7 +61,7 @@ pub(crate) fn offsets(aligned: &Aligned<'_>) -> Vec<Option<Offset>> {
     known
 }
 
-/// Gives the ranks of one host the median of their estimates, as far as these agree.
+/// Replaces the estimates of the ranks of one host by their median, as far as they agree with it.
 fn share_hosts(aligned: &Aligned<'_>, offsets: &mut [Option<Offset>]) {
     let mut hosts: BTreeMap<&str, Vec<RecordIx>> = BTreeMap::new();
     for (record, whole) in aligned.records.iter().enumerate() {
@@ -89,8 +88,9 @@ fn share_hosts(aligned: &Aligned<'_>, offsets: &mut [Option<Offset>]) {
     }
 }
 
-/// The records whose clocks common collectives connect to that of `start`, which is their common one.
-fn circle_of(
+/// The records whose clocks common collectives connect to that of `start`, which becomes the reference clock. Sets
+/// their offsets.
+fn connected_to(
     aligned: &Aligned<'_>,
     start: RecordIx,
     offsets: &mut [Option<Offset>],
@@ -102,14 +102,14 @@ fn circle_of(
         spread_ns: Some(0),
         error_ns: Some(0),
     });
-    let mut circle = vec![start];
+    let mut connected = vec![start];
     let mut queue = VecDeque::from([start]);
     while let Some(record) = queue.pop_front() {
-        // The recorders of one process read one clock.
+        // The recorders of one process use one clock.
         for sibling in aligned.records_of(aligned.records[record].rank) {
             if offsets[sibling].is_none() {
                 offsets[sibling] = offsets[record];
-                circle.push(sibling);
+                connected.push(sibling);
                 queue.push_back(sibling);
             }
         }
@@ -131,16 +131,16 @@ fn circle_of(
                         spread_ns: sum(base.spread_ns, difference.spread_ns),
                         error_ns: sum(base.error_ns, difference.error_ns),
                     });
-                    circle.push(other);
+                    connected.push(other);
                     queue.push_back(other);
                 }
             }
         }
     }
-    circle
+    connected
 }
 
-/// `other`'s clock less `one`'s, from their common collectives in the group.
+/// The clock of `other` minus that of `one`, from their common collectives in the group; `None` if there are none.
 fn difference(
     aligned: &Aligned<'_>,
     group: GroupIx,
@@ -177,13 +177,13 @@ fn difference(
     estimate(&ends).or_else(|| estimate(&issues))
 }
 
-/// Both together, where both are known.
+/// The sum; `None` if either is unknown.
 pub(crate) fn sum(a: Option<i64>, b: Option<i64>) -> Option<i64> {
     a.zip(b).map(|(a, b)| a.saturating_add(b))
 }
 
-/// The mean without what lies far out, half of what the middle four fifths span, and how far the mean
-/// may be off.
+/// The mean without outliers, half of the range of the middle four fifths, and the standard error of the mean. Too few
+/// values give only the median; `None` without values.
 fn estimate(values: &[i64]) -> Option<Offset> {
     let mut sorted = values.to_vec();
     sorted.sort_unstable();

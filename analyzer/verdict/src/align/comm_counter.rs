@@ -1,18 +1,17 @@
-//! Sequence numbers for a recorder that has one counter for everything.
+//! Sequence numbers for a recorder that has a single counter for all operations.
 //!
-//! torchcomms numbers all operations of a process together, sends and receives of all communicators
-//! included, so its `collective_seq_id` does not identify a collective across ranks. Here each
-//! communicator's collectives are counted on their own. Where the ring has wrapped the count starts
-//! at an unknown number: such a lane is laid against a peer's so that calls agree, newest completed
-//! against newest completed first.
+//! torchcomms numbers all operations of a process together, sends and receives of all communicators included, so its
+//! `collective_seq_id` does not identify a collective across ranks. Here the collectives of each communicator are
+//! counted separately. If the ring has wrapped, the count starts at an unknown number: such a lane is shifted against a
+//! peer's until the calls agree, starting with the newest completed ones at the same number.
 
 use crate::align::record::{Record, Shared};
 use rcomm_recorder::publish::Recorder;
 use std::collections::BTreeMap;
 
-/// How far around the newest completed operation a better fit is looked for.
+/// Shifts up to this far from the newest completed operation are tried.
 const REACH: i64 = 4;
-/// How many operations a fit is judged by.
+/// A fit is judged by at most this many operations.
 const DEPTH: usize = 256;
 
 /// Rewrites the sequence numbers of torchcomms' records; the recorded number goes to `p2p_seq`, which
@@ -56,14 +55,14 @@ pub(crate) fn number_by_communicator(shared: &Shared, records: &mut [Record]) {
 struct Counted {
     record: usize,
     positions: Vec<usize>,
-    /// Up to the newest completed, inclusive.
+    /// The number of positions up to and including the newest completed one.
     completed: usize,
-    /// Nothing fell off: the count starts at 1.
+    /// Whether the ring has dropped nothing, so the count starts at 1.
     whole: bool,
 }
 
 fn number(shared: &Shared, records: &mut [Record], lanes: &mut [Counted]) {
-    // The longest whole lane is the reference, else the longest.
+    // The reference is the longest lane that is whole, else the longest of all.
     let best = lanes
         .iter()
         .enumerate()
@@ -79,7 +78,7 @@ fn number(shared: &Shared, records: &mut [Record], lanes: &mut [Counted]) {
             }
         })
         .collect();
-    // A lane may reach further back than the reference: keep all numbers positive.
+    // A lane may begin before the reference: shift all numbers to keep them positive.
     let lift = 1 - bases.iter().copied().min().unwrap_or(1).min(1);
     for (lane, base) in lanes.iter().zip(bases) {
         for (n, &position) in lane.positions.iter().enumerate() {
@@ -89,7 +88,7 @@ fn number(shared: &Shared, records: &mut [Record], lanes: &mut [Counted]) {
     }
 }
 
-/// How far the lane's first operation is behind the reference's first.
+/// The index in the reference of the lane's first operation; negative if it is older than the reference's first.
 fn fit(shared: &Shared, records: &[Record], lane: &Counted, reference: &Counted) -> i64 {
     let newest = reference.completed as i64 - lane.completed as i64;
     let call = |lane: &Counted, at: usize| records[lane.record].ops[lane.positions[at]].call;

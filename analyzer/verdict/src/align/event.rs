@@ -1,14 +1,14 @@
-//! What ranks of one program do at the same point of it, and when a rank did it.
+//! Operations that ranks of one program issue at the same point of it, and when a rank issued them.
 //!
-//! An operation is compared between ranks by the part that its group plays (its family) and its
-//! sequence number; a message by its place among those of the two ranks.
+//! Collectives are compared between ranks by the family of the group and the sequence number; messages by their index
+//! among the messages of the two ranks.
 
 use crate::align::p2p::{Counterpart, Messages, peer_of};
 use crate::align::record::{ANY, NONE, Op};
 use crate::align::{Aligned, GroupIx, Lane, Presence, RecordIx};
 use rcomm_recorder::model::OpType;
 
-/// Something that ranks of one program do at the same point of it.
+/// An operation that ranks of one program issue at the same point of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) enum ProgramEvent {
     /// The collective `seq` on the n-th group of a family.
@@ -20,29 +20,28 @@ pub(crate) enum ProgramEvent {
     },
     /// The send or receive of a member.
     Message(Posted),
-    /// What the peer posts so that this message of a member can complete.
+    /// The half that the peer posts to complete this message of a member.
     OtherHalf(Posted),
 }
 
-/// One half of a message, by the part that its group plays.
+/// One half of a message, identified by the family of its group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) struct Posted {
     pub(crate) family: u32,
     pub(crate) nth: u32,
     pub(crate) member: u32,
     pub(crate) sends: bool,
-    /// Member at the other end, [`ANY`](crate::align::record::ANY), or [`NONE`] where the record names
-    /// none.
+    /// Member at the other end, [`ANY`](crate::align::record::ANY), or [`NONE`] if the record names none.
     pub(crate) peer: u32,
-    /// Its place among the rank's messages to or from that peer, or [`NONE`] where the ring has
-    /// wrapped: then the collective that it follows locates it.
+    /// Its index among the rank's messages to or from that peer, or [`NONE`] if the ring has wrapped: then the
+    /// collective that it follows locates it.
     pub(crate) at: u32,
     /// The rank's newest collective before it.
     pub(crate) after: Option<After>,
     pub(crate) p2p_seq: u32,
 }
 
-/// A collective, and how many messages the rank had posted in the group since, to or from that peer.
+/// A collective, and how many messages like this one the rank had posted to or from that peer since.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) struct After {
     family: u32,
@@ -52,7 +51,7 @@ pub(crate) struct After {
 }
 
 impl Posted {
-    /// The collective that it follows, as an event.
+    /// The collective that it follows; `None` if there is none.
     pub(crate) fn follows(self) -> Option<ProgramEvent> {
         let After {
             family, nth, seq, ..
@@ -66,10 +65,10 @@ impl Posted {
     }
 }
 
-/// When a rank did it, according to its record.
+/// When a rank issued an operation, according to its record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Occurrence {
-    /// Before its window.
+    /// Before the window of its record.
     Lost,
     /// Position in its operations.
     At(u32),
@@ -77,7 +76,7 @@ pub(crate) enum Occurrence {
     Never,
 }
 
-/// The event of a collective, from the point of view of a member.
+/// A collective as an event, numbered from the point of view of a member.
 pub(crate) fn collective(
     aligned: &Aligned<'_>,
     record: RecordIx,
@@ -92,7 +91,7 @@ pub(crate) fn collective(
     }
 }
 
-/// The other half of a message that a member has recorded, as an event of the peer.
+/// The other half of a recorded message as an event of the peer; `None` if the record does not name the peer.
 pub(crate) fn other_half(
     aligned: &Aligned<'_>,
     record: RecordIx,
@@ -103,7 +102,7 @@ pub(crate) fn other_half(
     (posted.peer < ANY).then_some(ProgramEvent::OtherHalf(posted))
 }
 
-/// The event of a message that a member has recorded.
+/// A recorded message as an event.
 pub(crate) fn message(
     aligned: &Aligned<'_>,
     record: RecordIx,
@@ -136,13 +135,13 @@ fn posted(
     })
 }
 
-/// The member at the other end of a message, or what the record has instead.
+/// The member at the other end of a message; the recorded value (ANY or NONE) if that names no member.
 pub(crate) fn other_end(aligned: &Aligned<'_>, lane: &Lane, op: &Op) -> u32 {
     let members = aligned.groups[lane.group].ranks.len() as u32;
     peer_of(op, lane.member, members).unwrap_or(op.peer)
 }
 
-/// The newest collective before a message, in whatever group, and the like messages since.
+/// The newest collective before a message, in any group, and the number of messages like it since.
 fn after(aligned: &Aligned<'_>, record: RecordIx, lane: &Lane, position: u32) -> Option<After> {
     let mut newest: Option<(u32, &Lane)> = None;
     for other in &aligned.lanes[record] {
@@ -169,7 +168,7 @@ fn after(aligned: &Aligned<'_>, record: RecordIx, lane: &Lane, position: u32) ->
     })
 }
 
-/// What most members of a group issued under a number.
+/// The call that most members of a group issued under a number; `None` if none recorded it.
 pub(crate) fn usual_call(aligned: &Aligned<'_>, group: GroupIx, seq: u32) -> Option<u32> {
     let mut counts: Vec<(u32, usize)> = Vec::new();
     for member in 0..aligned.groups[group].ranks.len() {
@@ -185,7 +184,7 @@ pub(crate) fn usual_call(aligned: &Aligned<'_>, group: GroupIx, seq: u32) -> Opt
             None => counts.push((call, 1)),
         }
     }
-    // Among equals the lesser number would depend on the order of files: the text decides.
+    // Call numbers depend on the order of the files, so in a tie the text decides.
     let text = |call: u32| aligned.shared.calls.get(call).describe();
     counts
         .into_iter()
@@ -193,7 +192,7 @@ pub(crate) fn usual_call(aligned: &Aligned<'_>, group: GroupIx, seq: u32) -> Opt
         .map(|(call, _)| call)
 }
 
-/// When a rank did it; `None` if its record does not show it, or it is at another point of the program.
+/// When a rank issued an event; `None` if its record does not show it, or the rank is at another point of the program.
 pub(crate) fn when(
     aligned: &Aligned<'_>,
     messages: &Messages,
@@ -212,7 +211,7 @@ pub(crate) fn when(
             match aligned.presence(lane.group, lane.member as usize, seq) {
                 Presence::Issued(at) => {
                     let position = lane.collectives[at];
-                    // Another operation under that number: this rank is at another point.
+                    // With another operation under that number, this rank is at another point.
                     let same = call == u32::MAX
                         || aligned
                             .shared
@@ -284,7 +283,8 @@ fn when_answered(
     }
 }
 
-/// The place of a message among those of its rank, peer and direction.
+/// The index of a message among those of the same rank, peer and direction; [`NONE`] if the ring may have dropped
+/// earlier ones.
 fn place_in_pair(aligned: &Aligned<'_>, record: RecordIx, lane: &Lane, position: u32) -> u32 {
     let whole = &aligned.records[record];
     if whole.wrapped() || whole.only_active {
@@ -329,7 +329,7 @@ fn when_posted(
                     .filter(|&message| message > from)
                     .nth(after.since as usize)
             }
-            // What follows it may be there or not.
+            // A message that follows it may be in the record or not.
             Presence::Lost | Presence::Unknown(_) => return None,
             Presence::Absent => None,
         }

@@ -1,7 +1,7 @@
-//! The groups of a job, with their members and the part that each plays.
+//! Resolves the groups of a job with their members and families.
 
+use crate::align::comm_members;
 use crate::align::record::{Record, Shared};
-use crate::align::seats;
 use rcomm_recorder::model::Rank;
 use rcomm_recorder::publish::Recorder;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -19,27 +19,27 @@ pub(crate) struct Group {
     pub(crate) desc: String,
     /// Global ranks in order of group rank.
     pub(crate) ranks: Arc<[Rank]>,
-    /// Of each member: its record and the lane in it.
+    /// For each member: its record and the lane in it.
     pub(crate) lanes: Vec<Option<(RecordIx, usize)>>,
-    /// Groups that play the same part for other ranks share a family.
+    /// Groups that serve the same purpose for different ranks share a family.
     pub(crate) family: u32,
-    /// Some record names the members; else they are those that name the group.
+    /// Whether a record names the members; else they are the ranks whose records name the group.
     pub(crate) members_recorded: bool,
-    /// The backend, where two of one process each number operations of the group by themselves; then
-    /// each has a group of its own.
+    /// Set if two backends of one process number the operations of the group separately: then each has a group of its
+    /// own here.
     pub(crate) backend: Option<String>,
-    /// Starts of operations are recorded, so that "not started" means "not arrived".
+    /// Whether starts of operations are recorded, so "not started" means "not arrived".
     pub(crate) shows_starts: bool,
 }
 
-/// The groups that any rank used, with their members, and for each record the group of each lane.
+/// The groups that any rank lists, with their members, and for each record the group of each lane.
 pub(crate) fn resolve_groups(
     shared: &Shared,
     records: &[Record],
     world_size: Option<u32>,
 ) -> (Vec<Group>, Vec<Vec<GroupIx>>) {
-    let seated = seats::members(records, world_size);
-    // Groups that entries name and no record describes: their members are the ranks that name them.
+    let assembled = comm_members::members(records, world_size);
+    // The members of groups that no record describes are the ranks with operations on them.
     let mut nameless_world: Option<&Arc<[Rank]>> = None;
     let mut named_by: HashMap<u32, BTreeSet<Rank>> = HashMap::new();
     let used: Vec<Vec<Option<&str>>> = records
@@ -78,13 +78,13 @@ pub(crate) fn resolve_groups(
             let ix = *numbers.entry((local.group, part)).or_insert_with(|| {
                 let group = &shared.groups[local.group as usize];
                 let backend = parts.get(part).map(|part| part.backend.to_owned());
-                let seated = seated.get(&local.group);
+                let assembled = assembled.get(&local.group);
                 let members_recorded = !group.ranks.is_empty()
-                    || seated.is_some()
+                    || assembled.is_some()
                     || (nameless_world.is_some() && group.desc == "default_pg");
                 let ranks: Arc<[Rank]> = if !group.ranks.is_empty() {
                     group.ranks.clone()
-                } else if let Some(members) = seated {
+                } else if let Some(members) = assembled {
                     members.clone()
                 } else {
                     let world = nameless_world.filter(|_| group.desc == "default_pg");
@@ -110,7 +110,7 @@ pub(crate) fn resolve_groups(
                 groups.len() - 1
             });
             let group = &mut groups[ix];
-            // Another recorder of the rank may list the group and have nothing to do with it.
+            // Another recorder of the rank may list the group without recording operations on it.
             if let Some(member) = position(&group.ranks, record.rank)
                 && (group.lanes[member].is_none() || used[at][lane].is_some())
             {
@@ -123,14 +123,14 @@ pub(crate) fn resolve_groups(
     (groups, group_of)
 }
 
-/// One of several recorders' share in a group that each of them numbers by itself.
+/// One of several recorders that number the operations of a group separately, with its backend.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct RecorderShare<'a> {
     recorder: &'a str,
     backend: &'a str,
 }
 
-/// Of each of a record's groups: the backend that carried its operations; `None` if it has none.
+/// For each group of a record: the backend that carried out its operations; `None` if there are none.
 fn backends_of<'a>(shared: &'a Shared, record: &Record) -> Vec<Option<&'a str>> {
     let mut backends = vec![None; record.groups.len()];
     for op in &record.ops {
@@ -140,8 +140,8 @@ fn backends_of<'a>(shared: &'a Shared, record: &Record) -> Vec<Option<&'a str>> 
     backends
 }
 
-/// Groups that two recorders of one process both have operations of: `cpu:gloo,cuda:nccl` is one group of
-/// two backends, and each counts its collectives for itself.
+/// Groups with operations from two recorders of one process: `cpu:gloo,cuda:nccl` is one group with two backends, and
+/// each counts its collectives separately.
 fn parts_of_groups<'a>(
     records: &[Record],
     used: &[Vec<Option<&'a str>>],
@@ -164,7 +164,7 @@ fn parts_of_groups<'a>(
         if pair[0].rank != pair[1].rank {
             continue;
         }
-        // All records of the rank, of which these are two.
+        // These are two of the rank's records.
         let first = records[..at]
             .iter()
             .rposition(|one| one.rank != pair[0].rank);
@@ -183,7 +183,7 @@ fn parts_of_groups<'a>(
     apart
 }
 
-/// The part of a group that a record covers.
+/// The index of the part of a group that a record covers.
 fn part_of(parts: &[RecorderShare<'_>], record: &Record, backend: Option<&str>) -> usize {
     let same = |part: &RecorderShare<'_>| part.recorder == record.recorder.name();
     let exact =
@@ -192,8 +192,8 @@ fn part_of(parts: &[RecorderShare<'_>], record: &Record, backend: Option<&str>) 
     found.or_else(|| parts.iter().position(same)).unwrap_or(0)
 }
 
-/// Gives ranks without a record to the groups that only their members' records name: where one group
-/// of a description is smaller than the others by as many as are unread, they are its members.
+/// Adds the ranks without a record to a group whose members no record describes: if exactly one group of a description
+/// is smaller than the others by the number of these ranks, they are its members.
 fn add_unread_members(
     shared: &Shared,
     records: &[Record],
@@ -232,7 +232,7 @@ fn add_unread_members(
     }
 }
 
-/// Position of a rank among the members.
+/// The index of a rank among the members.
 pub(crate) fn position(ranks: &[Rank], rank: Rank) -> Option<usize> {
     // Members are nearly always ascending.
     if let Ok(at) = ranks.binary_search(&rank) {
@@ -241,16 +241,16 @@ pub(crate) fn position(ranks: &[Rank], rank: Rank) -> Option<usize> {
     ranks.iter().position(|&r| r == rank)
 }
 
-/// Numbers the families: same description and size, and, where descriptions are empty, same stem of
-/// the name and same pattern of ranks.
-pub(crate) fn name_families(groups: &mut [Group], records: &[Record]) -> usize {
+/// Numbers the families and returns how many there are. Groups of a family have the same description and size; without
+/// descriptions, the same stem of the name and the same pattern of ranks.
+pub(crate) fn number_families(groups: &mut [Group], records: &[Record]) -> usize {
     let mut families: HashMap<(String, usize, Vec<Rank>), u32> = HashMap::new();
     for group in groups {
         // torchcomms describes a communicator by its backend.
         let mut lanes = group.lanes.iter().flatten();
         let by_backend = lanes.any(|&(at, _)| records[at].recorder == Recorder::Torchcomms);
-        let says_nothing = group.desc.is_empty() || group.desc == "undefined" || by_backend;
-        let (stem, pattern) = if says_nothing {
+        let has_no_desc = group.desc.is_empty() || group.desc == "undefined" || by_backend;
+        let (stem, pattern) = if has_no_desc {
             let first = group.ranks.first().copied().unwrap_or(0);
             let stem = group.name.trim_end_matches(|c: char| c.is_ascii_digit());
             let ranks = group.ranks.iter();

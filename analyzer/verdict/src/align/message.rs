@@ -1,16 +1,15 @@
-//! What makes a send and a receive the two ends of one message, and how messages are numbered.
+//! Matches a send and a receive as the two ends of one message, and numbers messages.
 //!
-//! The two ends count their point-to-point operations independently and share no sequence number. But
-//! the n-th message that a rank of a group sends to another is the n-th that the other receives from
-//! it: (group, source, destination, n) is the same at both ends.
+//! The two ends count their point-to-point operations independently and share no sequence number. But the n-th message
+//! that a rank sends to another in a group is the n-th that the other receives from it: (group, source, destination, n)
+//! is the same at both ends.
 //!
-//! There are two ways to n, over one rule of [`ends`]. [`MessageNumbers`] sees one record at a time and
-//! gives a number only where it is certain, because its caller publishes the number before the other
-//! end's record is read: an exported span cannot be withdrawn. It therefore needs every operation from
-//! the first one on, and gives no number after a lost entry or a receive from any source.
-//! [`super::p2p`] has the records of both ends, and a rank that waits must be judged although its ring
-//! has lost the beginning: it shifts one list against the other until they fit best, which can change
-//! with the next look, and marks such a pairing as not exact.
+//! There are two ways to find n; both use [`ends`]. [`MessageNumbers`] sees one record at a time and gives a number
+//! only if it is certain, because its caller publishes the number before it reads the record of the other end: an
+//! exported span cannot be withdrawn. It therefore needs every operation from the first one on, and gives no number
+//! after a lost entry or a receive from any source. [`super::p2p`] has the records of both ends and must judge a
+//! waiting rank even if its ring has lost the beginning: it shifts one list against the other until they fit best. The
+//! result may change with the next snapshot, and it is marked if it is not certain.
 
 use rcomm_recorder::model::{OpType, Peer, Rank};
 use rcomm_recorder::publish::Dump;
@@ -18,8 +17,7 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 
 /// Sender and receiver of a message that `member` of a group of `members` sends or receives.
 ///
-/// `None` if `op` is no send and no receive, and where any may be at the other end or the record does
-/// not name it.
+/// `None` if `op` is neither a send nor a receive, or the record does not name one member at the other end.
 pub(crate) fn ends(op: OpType, peer: Peer, member: Rank, members: usize) -> Option<(Rank, Rank)> {
     let peer = other_end(peer, member, members)?;
     if op == OpType::Send {
@@ -29,11 +27,11 @@ pub(crate) fn ends(op: OpType, peer: Peer, member: Rank, members: usize) -> Opti
     }
 }
 
-/// The member at the other end; `None` where any may be, or the record does not name it.
+/// The member at the other end; `None` for any source, or if the record does not name it.
 pub(crate) fn other_end(peer: Peer, member: Rank, members: usize) -> Option<Rank> {
     match peer {
         Peer::Any => None,
-        // A recorder that names no peer: in a group of two there is only one.
+        // A recorder without peers: in a group of two, the other member is the peer.
         Peer::None if members == 2 => Some(1 - member.min(1)),
         Peer::None => None,
         Peer::Rank(peer) => ((peer as usize) < members).then_some(peer),
@@ -43,36 +41,36 @@ pub(crate) fn other_end(peer: Peer, member: Rank, members: usize) -> Option<Rank
 /// One message of a group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Message {
-    /// The sender's rank in the world.
+    /// The global rank of the sender.
     pub source: Rank,
-    /// The receiver's rank in the world.
+    /// The global rank of the receiver.
     pub destination: Rank,
-    /// Which of all messages from the one to the other in this group, from 0.
+    /// The index of the message among all from `source` to `destination` in this group, from 0.
     pub nth: u64,
 }
 
 /// Numbers the messages of one record, so that both ends give a message the same number.
 #[derive(Debug, Default)]
 pub struct MessageNumbers {
-    /// Ids below this were counted; `None` = none yet.
+    /// Record ids below this were counted; `None` = none yet.
     next: Option<u64>,
     /// By group, source and destination.
     counts: HashMap<(u32, Rank, Rank), u64>,
     numbers: BTreeMap<u64, Message>,
-    /// Operations are missing: numbers are unknown from here on.
+    /// Whether operations are missing, so all further numbers are unknown.
     broken: bool,
     /// Groups in which a receive from any source occurred.
     vague: HashSet<u32>,
 }
 
 impl MessageNumbers {
-    /// Counts what is new in the record of `rank`; `dump` is its state as of now.
+    /// Counts the new operations in the record of `rank`; `dump` is its current state.
     pub fn take(&mut self, rank: Rank, dump: &Dump) {
         let Some(first) = dump.entries.first() else {
             return;
         };
         self.numbers = self.numbers.split_off(&first.record_id);
-        // Our own ids begin at 1, PyTorch's at 0.
+        // Record ids of rcomm begin at 1, PyTorch's at 0.
         let mut next = self.next.unwrap_or(dump.recorder.first_record_id());
         let fresh = dump.entries.partition_point(|entry| entry.record_id < next);
         for entry in &dump.entries[fresh..] {
@@ -104,7 +102,7 @@ impl MessageNumbers {
                 .or_default();
             let nth = *count;
             *count += 1;
-            // Receives from any source are not counted; sends are.
+            // After a receive from any source, further receives in the group have no certain number; sends do.
             if destination != rank || !self.vague.contains(&entry.group) {
                 let message = Message {
                     source,
@@ -117,7 +115,7 @@ impl MessageNumbers {
         self.next = Some(next);
     }
 
-    /// The message that an operation sends or receives, where its number is certain.
+    /// The message that an operation sends or receives; `None` if its number is not certain.
     pub fn of(&self, record_id: u64) -> Option<Message> {
         self.numbers.get(&record_id).copied()
     }
@@ -200,7 +198,7 @@ mod tests {
     }
 
     #[test]
-    fn a_ring_that_goes_on_is_counted_on() {
+    fn counting_continues_with_the_next_snapshot_of_a_ring() {
         let first = record(1, &[send(1), send(1), send(1)]);
         let then = record(3, &[send(1), send(1)]);
         assert_eq!(
@@ -210,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn where_operations_are_missing_nothing_is_made_up() {
+    fn no_number_is_given_after_missing_operations() {
         let late = record(3, &[send(1)]);
         assert_eq!(numbers(4, std::slice::from_ref(&late)), [None]);
         let first = record(1, &[send(1)]);

@@ -1,12 +1,13 @@
-//! The records of all ranks side by side, matched by group and sequence number.
+//! Matches the records of all ranks by group and sequence number.
 //!
-//! [`record`] holds one rank's record in compact columns, [`membership`] resolves the groups of a job,
-//! and [`aligned`] joins both into [`Aligned`], which everything else here reads: sends and their
-//! receives ([`p2p`], by the rule of [`message`]), clock offsets ([`clocks`]), and what each rank has pending ([`pending`]).
+//! [`record`] holds one rank's record in compact columns, [`membership`] resolves the groups of a job, and [`aligned`]
+//! joins both into [`Aligned`], which everything else here reads: sends and their receives ([`p2p`], by the rule of
+//! [`message`]), clock offsets ([`clocks`]), and the pending operations of each rank ([`pending`]).
 
 mod aligned;
 pub(crate) mod clocks;
 pub(crate) mod comm_counter;
+mod comm_members;
 pub(crate) mod event;
 mod membership;
 mod message;
@@ -14,7 +15,6 @@ pub(crate) mod p2p;
 pub(crate) mod pending;
 pub(crate) mod record;
 mod retired;
-mod seats;
 pub(crate) mod signature;
 
 pub use message::{Message, MessageNumbers};

@@ -1,13 +1,12 @@
-//! Pairing sends with receives.
+//! Pairs sends with receives.
 //!
-//! A message is identified by (group, source, destination, n-th message): the two ends count their
-//! point-to-point operations each for themselves, so sequence fields do not match across ranks. Where
-//! both rings hold everything, n is counted from the start. Where one has wrapped, the two lists are
-//! laid side by side from what both ends share: the newest collective that both completed, the newest
-//! completed message, and the sizes.
+//! A message is identified by (group, source, destination, n-th message): each end counts its point-to-point operations
+//! separately, so sequence numbers do not match across ranks. If both rings hold everything, n is counted from the
+//! start. If one has wrapped, the two lists are shifted against each other by what both ends share: the newest
+//! collective that both completed, the newest completed message, and the sizes.
 //!
-//! Members of a batch take their state from the batch's closing marker where NCCL's recorder wrote
-//! one, since their own state remains `scheduled`.
+//! If NCCL's recorder wrote a closing marker for a batch, it holds the state of the members, since their own remains
+//! `scheduled`.
 
 use crate::align::record::{NONE, Op};
 use crate::align::{Aligned, GroupIx, Lane, RecordIx, message};
@@ -24,30 +23,30 @@ pub(crate) struct Half {
     pub(crate) status_op: u32,
 }
 
-/// All messages of a group from one member to another, as each side recorded them, oldest first.
+/// All messages of a group from one member to another as each side recorded them, oldest first.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Pair {
     pub(crate) sends: Vec<Half>,
     pub(crate) receives: Vec<Half>,
     /// Receive `i` belongs to send `i + shift`.
     pub(crate) shift: i64,
-    /// No other pairing fits as well: nothing fell off on either side, or what both rings still hold
-    /// leaves no other.
+    /// Whether no other pairing is possible: neither ring has dropped a message, or what both still hold fits in one
+    /// way only.
     pub(crate) certain: bool,
 }
 
-/// What is known of the other half of a message.
+/// The other half of a message, as far as it is known.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Counterpart {
-    /// Posted: its half.
+    /// It was posted.
     Posted(Half),
-    /// Fell off the ring.
+    /// The ring has dropped it.
     Lost,
-    /// Not posted.
+    /// It was not posted.
     Missing,
 }
 
-/// Source, destination: members of the group.
+/// Source and destination, as members of the group.
 pub(crate) type Ends = (u32, u32);
 
 /// All messages of all groups.
@@ -56,12 +55,12 @@ pub(crate) struct Messages {
     pub(crate) pairs: HashMap<(GroupIx, Ends), Pair>,
     /// By group and receiver: receives from any source, oldest first.
     pub(crate) any: BTreeMap<(GroupIx, u32), Vec<Half>>,
-    /// By record, then lane: for each message of the lane the position of its teller.
+    /// By record, then lane: for each message of the lane, the position of the entry that holds its state.
     status_ops: Vec<Vec<Vec<u32>>>,
 }
 
 impl Messages {
-    /// Pairs everything.
+    /// Pairs all messages.
     pub(crate) fn new(aligned: &Aligned<'_>) -> Self {
         let mut messages = Self::default();
         for (record, lanes) in aligned.lanes.iter().enumerate() {
@@ -82,7 +81,7 @@ impl Messages {
         messages
     }
 
-    /// The tellers of a lane's messages, in the lane's order.
+    /// For each message of a lane, in order, the position of the entry that holds its state.
     pub(crate) fn status_ops(&self, record: RecordIx, lane: usize) -> &[u32] {
         &self.status_ops[record][lane]
     }
@@ -145,7 +144,7 @@ pub(crate) fn peer_of(op: &Op, member: u32, members: u32) -> Option<u32> {
     message::other_end(op.peer(), member, members as usize)
 }
 
-/// Whether a half is done, as its teller has it.
+/// Whether a half has completed, according to the entry that holds its state.
 pub(crate) fn done(aligned: &Aligned<'_>, record: RecordIx, half: Half) -> bool {
     aligned.op(record, half.status_op).completed()
 }
@@ -161,7 +160,7 @@ fn other(list: &[Half], at: i64) -> Counterpart {
 
 fn status_ops_of(aligned: &Aligned<'_>, record: RecordIx, lane: &Lane) -> Vec<u32> {
     let mut status_ops = lane.messages.clone();
-    // Our recorder and PyTorch's hook give each member of a batch its true state.
+    // rcomm's recorder and PyTorch's hook record the state of each member of a batch.
     if aligned.records[record].recorder != Recorder::Nccl {
         return status_ops;
     }
@@ -216,7 +215,7 @@ fn align_pair(
     let preferred = by_anchor.unwrap_or(by_completion);
     let mut candidates: Vec<i64> = (-2..=2).map(|step| preferred + step).collect();
     candidates.extend((-2..=2).map(|step| by_completion + step));
-    // Only a message that one end posted before the anchor and the other after it is counted off by it.
+    // The anchor gives a wrong shift only if one end posted a message before it and the other after it.
     let off_anchor = |shift: i64| by_anchor.map_or(0, |anchor| 2 * shift.abs_diff(anchor));
     candidates.sort_unstable();
     candidates.dedup();
@@ -236,10 +235,10 @@ fn align_pair(
     };
 }
 
-/// A pairing that fits so much better than every other is the right one.
+/// A pairing is certain if its cost is lower than that of every other by this much.
 const CLEAR: u64 = 2;
 
-/// The newest collective that both completed, in any group: its position on either side.
+/// The positions, on either side, of the newest collective that both completed in any group; `None` if there is none.
 fn anchor(aligned: &Aligned<'_>, one: RecordIx, other: RecordIx) -> Option<(u32, u32)> {
     let mut newest: Option<(u32, u32)> = None;
     for lane in &aligned.lanes[one] {
@@ -266,7 +265,7 @@ fn anchor(aligned: &Aligned<'_>, one: RecordIx, other: RecordIx) -> Option<(u32,
     newest
 }
 
-/// How badly the two lists fit under this shift.
+/// The cost of this shift: how badly the two lists fit; 0 is best.
 fn misfit(
     aligned: &Aligned<'_>,
     sender: RecordIx,
@@ -284,16 +283,16 @@ fn misfit(
             .ok()
             .map(|index| pair.sends.get(index))
         {
-            // Before the window: over, so a receive that waits for it is not likely.
+            // The send is older than the window and over, so a receive that waits for it is unlikely.
             None => cost += u64::from(!received) * 2,
-            // Received what no member sent.
+            // The receive completed although its peer posted no send.
             Some(None) => cost += u64::from(received) * 100,
             Some(Some(&send)) => {
                 let sent = done(aligned, sender, send);
-                // One end done and the other not is rare, unless one of them was posted with others in a
-                // batch that ends as a whole; other sizes are a fault that shows as both pending.
+                // It is rare that only one end has completed, unless one was posted in a batch, which completes as a
+                // whole. Different sizes are a fault in which both remain pending.
                 let alone =
-                    !in_company(aligned, sender, send) && !in_company(aligned, receiver, receive);
+                    !is_in_batch(aligned, sender, send) && !is_in_batch(aligned, receiver, receive);
                 cost += u64::from(received != sent && alone) * 3;
                 let differ = aligned
                     .shared
@@ -305,7 +304,7 @@ fn misfit(
                         .calls
                         .key(aligned.op(receiver, receive.position).call)
                         .size;
-                // Completed with other sizes: not the same message.
+                // Halves of different sizes that completed are not the same message.
                 cost += u64::from(differ) * if received { 50 } else { 1 };
             }
         }
@@ -315,15 +314,15 @@ fn misfit(
         let sent = done(aligned, sender, send);
         let index = at as i64 - shift;
         cost += u64::from(index < 0 && !sent) * 2;
-        // Small messages are sent before their receive is posted, but few are.
+        // A few small messages complete before their receive is posted.
         let unreceived = index >= pair.receives.len() as i64;
-        cost += u64::from(unreceived && sent && !in_company(aligned, sender, send)) * 3;
+        cost += u64::from(unreceived && sent && !is_in_batch(aligned, sender, send)) * 3;
     }
     cost
 }
 
-/// Whether a half was posted in one batch with others.
-fn in_company(aligned: &Aligned<'_>, record: RecordIx, half: Half) -> bool {
+/// Whether a half was posted in a batch with others.
+fn is_in_batch(aligned: &Aligned<'_>, record: RecordIx, half: Half) -> bool {
     let seq = aligned.op(record, half.position).p2p_seq;
     let beside = [half.position.checked_sub(1), half.position.checked_add(1)];
     half.status_op != half.position
@@ -333,7 +332,7 @@ fn in_company(aligned: &Aligned<'_>, record: RecordIx, half: Half) -> bool {
         })
 }
 
-/// Whether an unfinished half still waits: failed ones have given up but did wait.
+/// Whether a half has not completed. One that failed counts, since it waited before it gave up.
 pub(crate) fn pending(op: &Op) -> bool {
     op.state != EntryState::Completed
 }

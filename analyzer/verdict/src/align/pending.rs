@@ -1,4 +1,4 @@
-//! What each rank has issued and not completed, and how sure it is that its device has come to it.
+//! The unfinished operations of each rank, and whether its device has reached them.
 
 use crate::align::p2p::{self, Half, Messages};
 use crate::align::record::{NONE, Record};
@@ -6,22 +6,22 @@ use crate::align::{Aligned, GroupIx, RecordIx};
 use rcomm_recorder::model::{EntryState, OpType};
 use std::collections::HashMap;
 
-/// How sure it is that a rank's device has come to an operation that the rank issued.
+/// Whether the device of a rank has reached an operation that the rank issued.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) enum Arrival {
-    /// Behind an older unfinished operation of its group.
+    /// No: it is behind an older unfinished operation of its group.
     Queued,
-    /// First of its group, behind an unfinished operation of another group.
+    /// Unknown: it is the first of its group, but behind an unfinished operation of another group.
     Head,
-    /// There.
+    /// Yes.
     Arrived,
 }
 
-/// Something unfinished that a rank has issued.
+/// An unfinished operation that a rank has issued.
 #[derive(Clone, Debug)]
 pub(crate) struct Pending {
     pub(crate) group: GroupIx,
-    /// Position in the record's operations of its first entry.
+    /// Position of its first entry in the record's operations.
     pub(crate) position: u32,
     pub(crate) what: PendingKind,
     pub(crate) arrival: Arrival,
@@ -34,8 +34,8 @@ pub(crate) enum PendingKind {
     Batch { halves: Vec<Half> },
 }
 
-/// Whether the ring has dropped the very operation that a rank is in: a program that ran far ahead of
-/// its device, and a small ring.
+/// Whether the ring may have dropped the operation that the rank is in: the program ran far ahead of its device, and
+/// the ring is small.
 pub(crate) fn front_is_lost(record: &Record) -> bool {
     record.wrapped()
         && !record.only_active
@@ -43,7 +43,7 @@ pub(crate) fn front_is_lost(record: &Record) -> bool {
         && (!record.ops.iter().any(|op| op.completed() || op.retired) || begins_pending(record))
 }
 
-/// Whether the oldest entry that is kept has not completed, as the marker has it that closes its batch.
+/// Whether the oldest entry of the ring has not completed; the closing marker decides for the members of a batch.
 fn begins_pending(record: &Record) -> bool {
     let Some(first) = record.ops.first() else {
         return false;
@@ -58,7 +58,7 @@ fn begins_pending(record: &Record) -> bool {
     !status.completed() && !status.retired
 }
 
-/// Backends whose operations run on a device, in the order of one queue unless shown otherwise.
+/// Whether operations of this backend run on a device, in the order of one queue unless records show otherwise.
 fn on_device(backend: &str) -> bool {
     [
         "nccl", "rccl", "xccl", "hccl", "cncl", "mccl", "eccl", "flagcx",
@@ -67,7 +67,7 @@ fn on_device(backend: &str) -> bool {
     .any(|name| backend.starts_with(name))
 }
 
-/// What a record shows as unfinished, in order of issue.
+/// The unfinished operations of a record, in order of issue.
 pub(crate) fn pending_of(
     aligned: &Aligned<'_>,
     messages: &Messages,
@@ -101,7 +101,7 @@ pub(crate) fn pending_of(
         }
         let status_ops = messages.status_ops(record, lane_at);
         let mut at = 0;
-        // Sends and receives that later ones of the same pair have overtaken are over.
+        // A send or receive is over if a later one with the same peer has completed.
         let over = overtaken(aligned, record, &lane.messages, status_ops);
         while at < lane.messages.len() {
             let status_op = status_ops[at];
@@ -141,7 +141,7 @@ pub(crate) fn pending_of(
     for (nth, &at) in order.iter().enumerate() {
         let one = &mut pending[at];
         let is_message = matches!(one.what, PendingKind::Batch { .. });
-        // A device runs a group's messages and collectives in one order; a host does not.
+        // A device runs the messages and collectives of a group in one order; a host does not.
         let lane = (one.group, is_message && !device);
         let head = !std::mem::replace(lane_has_head.entry(lane).or_default(), true);
         one.arrival = if aligned.groups[one.group].shows_starts {
@@ -178,7 +178,7 @@ pub(crate) fn pending_of(
     sorted
 }
 
-/// Marks the halves that a later completed one of the same peer and direction has overtaken.
+/// For each message, whether it is unfinished although a later one with the same peer and direction has completed.
 fn overtaken(
     aligned: &Aligned<'_>,
     record: RecordIx,

@@ -1,8 +1,7 @@
-//! One rank's record in compact columns, and the tables that all ranks share.
+//! The record of one rank in compact columns, and the tables that all ranks share.
 //!
-//! A dump arrives with its own tables of shapes, stacks and groups. Here these are interned over all
-//! ranks, so that a thousand rings of the same program cost little more than their entries, and two
-//! ranks' calls are compared by number.
+//! Each dump has its own tables of shapes, stacks and groups. Here these are interned over all ranks: a thousand rings
+//! of the same program cost little more than their entries, and two ranks' calls are compared by number.
 
 use crate::align::signature::{Call, Calls};
 use rcomm_recorder::model::{
@@ -13,7 +12,7 @@ use rcomm_recorder::publish::{Dump, FormatVersion, Identity, Recorder, RingReade
 use std::collections::HashMap;
 use std::sync::Arc;
 
-/// No stack, no peer, no time: the value that marks absence in a column.
+/// The value that marks an absent stack, peer or time in a column.
 pub(crate) const NONE: u32 = u32::MAX;
 /// A receive from any source.
 pub(crate) const ANY: u32 = u32::MAX - 1;
@@ -21,7 +20,7 @@ pub(crate) const ANY: u32 = u32::MAX - 1;
 /// Whether a record's file was read to its end.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Extent {
-    /// To its end.
+    /// It was read to its end.
     #[default]
     Whole,
     /// It was cut short or damaged: the newest operations are missing.
@@ -31,25 +30,25 @@ pub enum Extent {
 /// One operation, 56 bytes.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Op {
-    /// Issued, wall clock of its host, ns.
+    /// When it was issued, wall clock of its host, ns.
     pub(crate) created_ns: i64,
-    /// `record_id` less the record's first.
+    /// `record_id` minus the first one of the record.
     pub(crate) id: u32,
     pub(crate) seq: u32,
     pub(crate) p2p_seq: u32,
-    /// Into [`Shared::calls`].
+    /// Index into [`Shared::calls`].
     pub(crate) call: u32,
-    /// Into [`Shared::stacks`], or [`NONE`].
+    /// Index into [`Shared::stacks`], or [`NONE`].
     pub(crate) stack: u32,
-    /// Rank of the group, [`ANY`] or [`NONE`].
+    /// Group rank of the peer, [`ANY`] or [`NONE`].
     pub(crate) peer: u32,
     /// µs after `created_ns`, or [`NONE`].
     pub(crate) started_us: u32,
     /// µs after `created_ns`, or [`NONE`].
     pub(crate) completed_us: u32,
-    /// As the backend measured it, ms; negative if it did not.
+    /// The duration that the backend measured, ms; negative if it did not.
     pub(crate) duration_ms: f32,
-    /// Into [`Record::groups`].
+    /// Index into [`Record::groups`].
     pub(crate) group: u16,
     pub(crate) kind: OpType,
     pub(crate) state: EntryState,
@@ -58,7 +57,7 @@ pub(crate) struct Op {
 }
 
 impl Op {
-    /// The other end of a message.
+    /// The peer of a message.
     pub(crate) fn peer(&self) -> Peer {
         match self.peer {
             ANY => Peer::Any,
@@ -71,7 +70,7 @@ impl Op {
         self.state == EntryState::Completed
     }
 
-    /// When its completion was noticed, ns.
+    /// When its completion was noticed, wall clock of its host, ns; `None` if it was not.
     pub(crate) fn completed_ns(&self) -> Option<i64> {
         (self.completed_us != NONE).then(|| {
             self.created_ns
@@ -79,7 +78,8 @@ impl Op {
         })
     }
 
-    /// How long the rank was in it, ms: the backend's measure, else from issue to completion.
+    /// How long the rank was in it, ms: as the backend measured it, else from issue to completion; `None` if neither is
+    /// known.
     pub(crate) fn wait_ms(&self) -> Option<f32> {
         if self.duration_ms >= 0.0 {
             Some(self.duration_ms)
@@ -89,64 +89,65 @@ impl Op {
     }
 }
 
-/// What has stopped a process.
+/// What stopped a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Stop {
     Signal,
     Debugger,
 }
 
-/// A group as one rank's record names it.
+/// A group in the record of one rank.
 #[derive(Clone, Debug)]
 pub(crate) struct LocalGroup {
-    /// Into [`Shared::groups`].
+    /// Index into [`Shared::groups`].
     pub(crate) group: u32,
     pub(crate) status: Option<ProcessGroupStatus>,
-    /// The rank's own place, where the record holds that and not the members.
+    /// The rank's own group rank and the size, if the record holds these and not the members.
     pub(crate) place: Option<GroupPlace>,
 }
 
-/// One rank's record.
+/// The record of one rank, by one recorder.
 #[derive(Clone, Debug)]
 pub(crate) struct Record {
     pub(crate) rank: Rank,
-    /// File or source, for sentences; may be empty.
+    /// The file or source, for sentences; may be empty.
     pub(crate) path: String,
     pub(crate) version: FormatVersion,
     pub(crate) recorder: Recorder,
     pub(crate) identity: Identity,
     pub(crate) status: Option<RankStatus>,
     pub(crate) groups: Vec<LocalGroup>,
-    /// What is under way on NCCL's channels and links.
+    /// The progress of NCCL's channels and links.
     pub(crate) communicators: Vec<Communicator>,
     /// In order of issue.
     pub(crate) ops: Vec<Op>,
     /// `record_id` of the first operation.
     pub(crate) first_id: u64,
-    /// The newest part is missing: the file was cut.
+    /// Whether the file was cut, so the newest part is missing.
     pub(crate) cut: bool,
-    /// Completed operations were left out when it was written.
+    /// Whether completed operations were left out when it was written.
     pub(crate) only_active: bool,
-    /// What failed in the rank's process, as it recorded it, in order.
+    /// The failures that the rank's process recorded, in order.
     pub(crate) failures: Vec<Failure>,
     /// When the process closed its record in order, ns by its own clock; 0 if it did not.
     pub(crate) closed_ns: i64,
 }
 
 impl Record {
-    /// Whether the ring had dropped operations before the first that is here.
+    /// Whether the ring had dropped operations before the first one in the record.
     pub(crate) fn wrapped(&self) -> bool {
         self.first_id > first_id_of(self.recorder)
     }
 
-    /// Operations that were dropped or overwritten before the first that is here.
+    /// The number of operations that the ring dropped or overwrote.
     pub(crate) fn lost(&self) -> u64 {
         let dropped = self.status.as_ref().map_or(0, |status| status.dropped);
         let before = self.first_id.saturating_sub(first_id_of(self.recorder));
         before.saturating_add(dropped)
     }
 
-    /// The newest moment that the record knows of, ns; 0 if none.
+    /// The newest time among its last 64 operations, ns by its own clock; without operations, when the record was
+    /// taken; 0 if unknown.
     pub(crate) fn newest_ns(&self) -> i64 {
         let times = self.ops.iter().rev().take(64);
         times
@@ -159,18 +160,18 @@ impl Record {
             .unwrap_or(self.identity.dump_time_ns)
     }
 
-    /// The moment at which it was taken, as far as it is recorded, ns by its own clock.
+    /// When it was taken, as far as it is recorded, ns by its own clock.
     pub(crate) fn latest_ns(&self) -> i64 {
         self.identity.dump_time_ns.max(self.newest_ns())
     }
 
-    /// It was read from a ring whose owner is dead.
+    /// Whether it was read from a ring whose process is dead.
     pub(crate) fn died(&self) -> bool {
-        // The whole reason: one that quotes an error may contain the word "dead".
+        // Compare the whole reason: a reason that quotes an error may contain the word "dead".
         self.identity.reason == RingReader::OWNER_IS_DEAD
     }
 
-    /// It was read from a ring whose owner a signal or a debugger has stopped.
+    /// What stopped the process, if the record was read from a ring whose process is stopped.
     pub(crate) fn stop(&self) -> Option<Stop> {
         match self.identity.reason.as_str() {
             RingReader::OWNER_IS_STOPPED => Some(Stop::Signal),
@@ -179,7 +180,7 @@ impl Record {
         }
     }
 
-    /// It was read from a ring that its owner closed.
+    /// Whether it was read from a ring that its process closed.
     pub(crate) fn closed(&self) -> bool {
         self.identity.reason == RingReader::CLOSED
     }
@@ -189,26 +190,26 @@ impl Record {
     }
 }
 
-/// A group as all ranks share it: name and members identify it.
+/// A group as all ranks share it, identified by name and members.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct SharedGroup {
     pub(crate) name: String,
-    /// Global ranks in order of group rank; empty where no record holds them.
+    /// Global ranks in order of group rank; empty if no record holds them.
     pub(crate) ranks: Arc<[Rank]>,
-    /// Which of several groups of one name and membership, in a rank's order of creation.
+    /// The index among the groups of one name and membership, in a rank's order of creation.
     pub(crate) incarnation: u32,
     pub(crate) desc: String,
 }
 
-/// Of groups of one name, the members of the first, and how many more have the same.
+/// The members of groups of one name, and how many further groups have the same.
 type Namesake<'a> = (&'a Arc<[Rank]>, u32);
 
-/// Members of large groups are compared by address first: records that are kept share them.
+/// Whether two lists are equal. Records that are kept share lists, so large ones are compared by address first.
 fn same_ranks(a: &Arc<[Rank]>, b: &Arc<[Rank]>) -> bool {
     Arc::ptr_eq(a, b) || a == b
 }
 
-/// What all records refer to.
+/// The tables that all records refer to.
 #[derive(Debug, Default)]
 pub(crate) struct Shared {
     pub(crate) calls: Calls,
@@ -220,12 +221,12 @@ pub(crate) struct Shared {
     stack_ids: HashMap<Vec<u32>, u32>,
 }
 
-/// The dump cannot be used, and why.
+/// Why a dump cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Unusable(pub(crate) String);
 
 impl Shared {
-    /// Takes a dump in.
+    /// Converts a dump into a record and interns its tables.
     pub(crate) fn take_in(
         &mut self,
         path: String,
@@ -255,7 +256,7 @@ impl Shared {
         let mut known: Vec<Option<(Arguments, u32)>> = vec![None; dump.signatures.len()];
         let mut ops: Vec<Op> = Vec::with_capacity(dump.entries.len());
         for entry in &dump.entries {
-            // What ends a block of messages is no collective, whatever the recorder calls it.
+            // The end marker of a block of messages is not a collective, even if the recorder counts it as one.
             let ends_messages = entry.op == OpType::Coalesced
                 && (ops.last()).is_some_and(|op| op.is_p2p && u32::from(op.group) == entry.group);
             ids_follow &= entry.record_id <= last_id.saturating_add(1);
@@ -306,8 +307,8 @@ impl Shared {
                 is_p2p: entry.is_p2p || ends_messages,
             });
         }
-        // Holes in the record ids, or fewer operations than any ring holds, and not one that
-        // completed: written with onlyActive.
+        // Gaps in the record ids, or fewer operations than any ring holds, and none of them completed: the dump was
+        // written with onlyActive.
         let is_short = first_id > first_id_of(dump.recorder) && ops.len() < LEAST_RING;
         let none_done = !ops.iter().any(|op| op.completed() || op.retired);
         let only_active = none_done && (!ids_follow || is_short);
@@ -425,7 +426,7 @@ struct Arguments {
     timeout_ms: u64,
 }
 
-/// No ring has fewer slots, in operations.
+/// No ring holds fewer operations.
 const LEAST_RING: usize = 64;
 
 /// The number that a recorder gives to its first operation.
@@ -437,7 +438,7 @@ fn narrow(value: u64) -> u32 {
     u32::try_from(value).unwrap_or(u32::MAX)
 }
 
-/// µs from `created` to `then`; [`NONE`] if `then` was not seen.
+/// The µs from `created` to `then`, both ns; [`NONE`] if `then` is not positive, so unknown.
 fn after(created: i64, then: i64) -> u32 {
     if then <= 0 {
         return NONE;

@@ -1,22 +1,21 @@
-//! What a recorder retired and cannot have completed.
+//! Reopens operations that a recorder retired but that cannot have completed.
 //!
-//! Gloo's own recorder records nothing of an operation but that it is over, completed or timed out.
-//! What is over is taken for completed, except where the records together show that it cannot be: a
-//! member never issued it, members issued what does not fit, or others wait for a rank whose newest
-//! operation is the newest of its whole group.
+//! Gloo's own recorder records only that an operation is over, whether it completed or timed out. An operation that is
+//! over counts as completed unless the records together show that it cannot have: a member never issued it, members
+//! issued calls that do not fit, or others wait for a rank whose newest operation is the newest of its whole group.
 
 use crate::align::{Aligned, GroupIx, RecordIx, retiring_is_all};
 use std::collections::{BTreeSet, HashMap};
 
 impl Aligned<'_> {
-    /// Reopens what cannot have completed as the calls of all members together show.
+    /// Reopens the operations that cannot have completed, according to the calls of all members.
     pub(crate) fn reopen(&mut self) {
         for group in 0..self.groups.len() {
             if let Some(apart) = self.first_difference(group) {
                 self.reopen_retired(group, Some(apart));
             }
         }
-        // What is reopened shows which ranks are missed, and that may reopen more.
+        // Reopened operations show which ranks are missed, and that may reopen more.
         for _ in 0..8 {
             if !self.reopen_newest() {
                 break;
@@ -24,9 +23,8 @@ impl Aligned<'_> {
         }
     }
 
-    /// Where `retired` is all that a recorder writes, a collective that needs every member and that a
-    /// member
-    /// never issued did not complete, whatever its flags are.
+    /// Reopens collectives that need every member and that a member never issued, in records in which `retired` is the
+    /// only sign of an end. From number `apart` on, the members' calls do not fit.
     pub(crate) fn reopen_retired(&mut self, group: GroupIx, apart: Option<u32>) {
         let mut behind: Option<u32> = None;
         for member in 0..self.groups[group].ranks.len() {
@@ -76,9 +74,9 @@ impl Aligned<'_> {
         }
     }
 
-    /// Whether the members that are ahead of the last one have gone on from each other: their records were
-    /// taken one after the other while the job ran. Members that one rank keeps waiting stop at the same
-    /// operation, or one apart where the first time-out ended a member sooner.
+    /// Whether the members ahead of the last one are at different operations: then their records were taken one after
+    /// the other while the job ran. Members that wait for one rank stop at the same operation, or one apart if the
+    /// first time-out ended a member sooner.
     fn went_on(&self, group: GroupIx, behind: Option<u32>) -> bool {
         let lanes = self.groups[group].lanes.iter().flatten();
         let ahead = lanes.filter_map(|&(record, lane)| {
@@ -96,8 +94,8 @@ impl Aligned<'_> {
         }
     }
 
-    /// The first number under which members with such a recorder issued what does not fit: that did not
-    /// complete either.
+    /// The first number under which members with such a recorder issued calls that do not fit, and so cannot have
+    /// completed.
     fn first_difference(&self, group: GroupIx) -> Option<u32> {
         let lanes = || self.groups[group].lanes.iter().flatten().copied();
         if !lanes().any(|(record, _)| retiring_is_all(self.records[record].recorder)) {
@@ -107,7 +105,7 @@ impl Aligned<'_> {
         let mut apart: Option<u32> = None;
         for (record, lane) in lanes() {
             let lane = &self.lanes[record][lane];
-            // Of a block only its whole could be compared.
+            // A coalesced block could be compared only as a whole.
             for &at in lane.collectives.iter().filter(|_| lane.dense) {
                 let op = self.op(record, at);
                 let known = *first.entry(op.seq).or_insert(op.call);
@@ -119,10 +117,9 @@ impl Aligned<'_> {
         apart
     }
 
-    /// Where `retired` is all that a recorder writes, and others wait for a rank that seems to wait for
-    /// nothing: it is still in the newest that it issued, if that is the newest of all members of the
-    /// group, as far as their records are there, or if a member has not issued it. `true` if any was
-    /// found.
+    /// Reopens the newest operation of ranks that others wait for and that seem to wait for nothing, in records in
+    /// which `retired` is the only sign of an end: if it is the newest of all members with a record, or if a member has
+    /// not issued it, the rank is still in it. Returns whether any was reopened.
     fn reopen_newest(&mut self) -> bool {
         let newest = |record: RecordIx| {
             let op = self.records[record].ops.last()?;
@@ -138,7 +135,7 @@ impl Aligned<'_> {
                 continue;
             };
             let group = self.lanes[record][lane].group;
-            // No rank has to wait where a member left no record: it may have taken all with it.
+            // If a member left no record, no rank has to be missed: the absent one may have made all of them stop.
             let mut members = self.groups[group].ranks.iter();
             if !missed.contains(&record)
                 && members.all(|&rank| self.record_in(group, rank).is_some())
@@ -171,7 +168,7 @@ impl Aligned<'_> {
         !reopened.is_empty()
     }
 
-    /// Whether a member whose record is whole has not issued this collective of the group.
+    /// Whether a member whose file was not cut has not issued this collective of the group.
     fn is_behind(&self, group: GroupIx, seq: u32) -> bool {
         let mut lanes = self.groups[group].lanes.iter().flatten();
         lanes.any(|&(record, lane)| {
@@ -181,7 +178,7 @@ impl Aligned<'_> {
         })
     }
 
-    /// Records with such a recorder and nothing pending.
+    /// Records of such a recorder with nothing pending.
     fn idle(&self) -> Vec<RecordIx> {
         let all = 0..self.records.len();
         all.filter(|&record| {
@@ -192,7 +189,7 @@ impl Aligned<'_> {
         .collect()
     }
 
-    /// Records whose rank has not issued what a peer waits in.
+    /// Records whose rank has not issued a collective that a peer waits in.
     fn missed(&self) -> BTreeSet<RecordIx> {
         let mut missed = BTreeSet::new();
         for (at, group) in self.groups.iter().enumerate() {

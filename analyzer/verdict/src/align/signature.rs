@@ -1,36 +1,38 @@
-//! What members of a group may and may not disagree on, worked out once per distinct signature.
+//! The arguments in which members of a group may differ and those in which they must agree, computed once for each
+//! distinct call.
 //!
-//! Two ranks' records of one collective are compared by their [`MatchKey`]s. A field that is `None` is
-//! one that the operation allows to differ, or that the record does not hold.
+//! Two records of one collective are compared by their [`MatchKey`]s. A field is `None` if the operation allows it to
+//! differ or the record does not hold it.
 
 use rcomm_recorder::model::{Layout, OpType, Parts, Pattern, ReduceOp, Signature};
 use std::collections::HashMap;
 
-/// Operations that are the same on the wire, whatever variant of the call was used.
+/// Operations that are the same on the wire for all variants of the call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) enum OpClass {
-    /// One of ours: all variants of gather-to-all share one class, and so on.
+    /// A known operation: all variants of all-gather share one class, and so on.
     Known(OpType),
-    /// An operation that we have no word for, by the hash of its name.
+    /// An unknown operation, by the hash of its name.
     Named(u64),
 }
 
-/// What has to be equal on all members.
+/// The arguments that must be equal on all members.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct MatchKey {
     pub(crate) class: OpClass,
     /// Element type, as a hash of its names.
     pub(crate) dtype: Option<u64>,
-    /// Elements that every member must agree on; bytes where the type may differ.
+    /// Elements, or bytes if the type may differ.
     pub(crate) size: Option<u64>,
-    /// Elements of each tensor, where several travel as one operation.
+    /// A hash of the elements of each tensor, if several are one operation.
     pub(crate) tensors: Option<u64>,
-    /// Root and reduction, where recorded.
+    /// The root, if recorded.
     pub(crate) root: Option<u32>,
+    /// The reduction, if recorded.
     pub(crate) reduce_op: Option<ReduceOp>,
 }
 
-/// How two members' records of one collective differ, gravest first.
+/// How two members' calls of one collective differ, the most severe first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) enum CallDifference {
     Op,
@@ -40,7 +42,7 @@ pub(crate) enum CallDifference {
 }
 
 impl MatchKey {
-    /// The gravest difference between two members, if there is one.
+    /// The most severe difference between two members, if there is one.
     pub(crate) fn difference(&self, other: &Self) -> Option<CallDifference> {
         fn differ<T: PartialEq>(a: &Option<T>, b: &Option<T>) -> bool {
             matches!((a, b), (Some(a), Some(b)) if a != b)
@@ -59,7 +61,7 @@ impl MatchKey {
     }
 }
 
-/// A signature together with the arguments of one call, as all ranks share it.
+/// A signature with the arguments of one call, shared by all ranks.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Call {
     pub(crate) op: OpType,
@@ -70,7 +72,7 @@ pub(crate) struct Call {
 }
 
 impl Call {
-    /// The operation as findings spell it: our name, or the recorder's where we have none.
+    /// The operation as findings spell it: rcomm's name, or the recorder's if it is unknown.
     pub(crate) fn op_name(&self) -> &str {
         if self.signature.op_name.is_empty() || self.op != OpType::Other {
             self.op.name()
@@ -79,8 +81,8 @@ impl Call {
         }
     }
 
-    /// The operation with what matters of its arguments: `all_reduce [64] Float`, and where parts differ
-    /// in length what they go into: `all_gather [5] into [2] [5] [9] Float`.
+    /// The operation with its relevant arguments, like `all_reduce [64] Float`; if parts differ in length, with the
+    /// shapes of the output: `all_gather [5] into [2] [5] [9] Float`.
     pub(crate) fn describe(&self) -> String {
         let Signature {
             input_sizes,
@@ -114,7 +116,7 @@ impl Call {
         text
     }
 
-    /// Bytes that the call names: the larger side.
+    /// The bytes of the input or of the output, whichever is larger.
     pub(crate) fn bytes(&self) -> u64 {
         self.signature
             .input_bytes()
@@ -162,11 +164,11 @@ impl Call {
                 (self.op, None, None)
             }
         };
-        // Several tensors are another operation on the wire than one of their length together.
+        // Several tensors are another operation on the wire than one tensor of their total length.
         let is_several = self.op.layout() == Layout::Several;
         let class = if is_several { self.op } else { base };
         let has_one_length = match (self.op.pattern(), self.op.parts()) {
-            // The list of all parts, which every member has, is as long everywhere.
+            // Every member has the list of all parts, so its length is equal everywhere.
             (Pattern::AllGather | Pattern::ReduceScatter, _) | (_, Parts::Equal) => true,
             (_, Parts::PerRank | Parts::PerPair) => false,
         };
@@ -184,7 +186,7 @@ impl Call {
     }
 }
 
-/// The first few shapes; of more, how many elements they are together.
+/// Appends the first few shapes; for more, their number and all elements together.
 fn describe_shapes(sizes: &[Vec<u64>], text: &mut String) {
     const SHOWN: usize = 3;
     for shape in sizes.iter().take(SHOWN) {
@@ -216,7 +218,7 @@ fn per_tensor(sizes: &[Vec<u64>]) -> Option<u64> {
     Some(hash_of(&elements))
 }
 
-/// A hash that is the same in every run: verdicts must not depend on a seed.
+/// A hash without a random seed: verdicts must be the same in every run.
 fn hash_of<T: std::hash::Hash + ?Sized>(value: &T) -> u64 {
     use std::hash::Hasher;
     let mut hasher = std::hash::DefaultHasher::new();
@@ -224,7 +226,7 @@ fn hash_of<T: std::hash::Hash + ?Sized>(value: &T) -> u64 {
     hasher.finish()
 }
 
-/// The calls of all ranks, each once, numbered from 0.
+/// The distinct calls of all ranks, numbered from 0.
 #[derive(Debug, Default)]
 pub(crate) struct Calls {
     ids: HashMap<Call, u32>,
@@ -233,7 +235,7 @@ pub(crate) struct Calls {
 }
 
 impl Calls {
-    /// The number of this call, given out at first sight.
+    /// The number of this call; a new call gets the next one.
     pub(crate) fn intern(&mut self, call: Call) -> u32 {
         if let Some(&id) = self.ids.get(&call) {
             return id;
@@ -254,13 +256,13 @@ impl Calls {
         &self.keys[id as usize]
     }
 
-    /// The gravest difference between two calls; `None` if members may issue the one and the other.
+    /// The most severe difference between two calls; `None` if two members may issue these.
     pub(crate) fn difference(&self, a: u32, b: u32) -> Option<CallDifference> {
         if a == b {
             return None;
         }
         let difference = self.key(a).difference(self.key(b));
-        // A broadcast is compared by bytes: as many elements in other bytes is another type.
+        // A broadcast is compared by bytes: equal elements with other bytes differ in type.
         let elements = |id| self.get(id).signature.input_elements();
         if difference == Some(CallDifference::Size)
             && self.get(a).op == OpType::Broadcast
@@ -320,7 +322,7 @@ mod tests {
     }
 
     #[test]
-    fn all_reduce_wants_one_size_and_one_type() {
+    fn all_reduce_requires_one_size_and_one_type() {
         let a = call(OpType::AllReduce, &[64], &[64], "Float");
         assert_eq!(
             difference(a.clone(), call(OpType::AllReduce, &[96], &[96], "Float")),
@@ -377,7 +379,7 @@ mod tests {
         );
     }
 
-    /// What of an operation's signature is compared: class, type, size with both sides and with outputs
+    /// The parts of an operation's signature that are compared: class, type, size with both sides and with outputs
     /// only, and whether tensor by tensor.
     fn compared(op: OpType) -> String {
         let named = |hash: Option<u64>| match hash {

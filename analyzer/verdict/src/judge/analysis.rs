@@ -1,4 +1,4 @@
-//! Makes a report from dumps: at once, or as they come.
+//! Makes a report from dumps, given all at once or one after another.
 
 use crate::align::p2p::Messages;
 use crate::align::record::{Extent, Record, Shared};
@@ -14,9 +14,9 @@ use rcomm_recorder::publish::{Dump, LaunchRecord};
 use std::borrow::Borrow;
 use std::collections::BTreeSet;
 
-/// Judges dumps: one call, when all of them are in memory.
+/// Judges dumps that are all in memory.
 ///
-/// Pure: the same dumps and policy give the same report, in whatever order they come.
+/// The same dumps and policy give the same report, in any order.
 pub fn analyze<D: Borrow<Dump>>(dumps: &[D], policy: &Policy) -> Report {
     let mut analysis = Analysis::new(policy.clone());
     for dump in dumps {
@@ -25,10 +25,10 @@ pub fn analyze<D: Borrow<Dump>>(dumps: &[D], policy: &Policy) -> Report {
     analysis.finish()
 }
 
-/// Judges dumps that come one after another.
+/// Judges dumps that are given one after another.
 ///
-/// A dump is taken over into compact columns, 56 bytes an operation; what ranks share (shapes, stacks,
-/// groups) is held once. The dump itself can be dropped at once.
+/// A dump is copied into compact columns, 56 bytes an operation; shapes, stacks and groups that ranks share are stored
+/// once. The dump itself can be dropped after each call.
 #[derive(Debug)]
 pub struct Analysis {
     policy: Policy,
@@ -39,7 +39,7 @@ pub struct Analysis {
 }
 
 impl Analysis {
-    /// An analysis of nothing yet.
+    /// An analysis without any dump.
     pub fn new(policy: Policy) -> Self {
         Self {
             policy,
@@ -50,12 +50,13 @@ impl Analysis {
         }
     }
 
-    /// Takes a dump in.
+    /// Adds a dump.
     pub fn add(&mut self, dump: &Dump) {
         self.add_from("", dump, Extent::Whole);
     }
 
-    /// Takes a dump in, with the file or source that it came from, and whether all of it was read.
+    /// Adds a dump with the file or source that it came from, and whether all of it was read. A dump that cannot be
+    /// used becomes a problem (N301) of the report.
     pub fn add_from(&mut self, path: &str, dump: &Dump, extent: Extent) {
         self.files += 1;
         match self.shared.take_in(path.to_owned(), dump, extent) {
@@ -67,28 +68,28 @@ impl Analysis {
         }
     }
 
-    /// Notes when a file was written whose record has no time of its own, ns since the epoch.
+    /// Sets when a file was written whose record states no time, ns since the epoch; the newest such time counts.
     pub fn note_written(&mut self, written_ns: i64) {
         self.policy.written_ns = self.policy.written_ns.max(Some(written_ns));
     }
 
-    /// Takes in what launchers know of the processes of the job.
+    /// Adds the records of launchers on the processes of the job.
     pub fn add_launches(&mut self, launches: Vec<LaunchRecord>) {
         self.policy.launches.extend(launches);
     }
 
-    /// Expects so many ranks, where the policy names no number.
+    /// Sets the number of ranks expected, unless the policy or an earlier call states one.
     pub fn expect(&mut self, world_size: u32) {
         self.policy.world_size = self.policy.world_size.or(Some(world_size));
     }
 
-    /// Notes a fault of an input. `unread`: whether a dump of it will still come.
+    /// Adds a problem of an input. `unread`: whether a dump of it is added, too.
     pub fn add_problem(&mut self, problem: Problem, unread: Unread) {
         self.files += usize::from(unread == Unread::Whole);
         self.problems.push(problem);
     }
 
-    /// Removes the records and problems of a file or source; of an archive, those of its members.
+    /// Removes the records and problems of a file or source; for an archive, those of its members.
     pub fn forget(&mut self, path: &str) {
         let is_of_it = |other: &str| {
             let rest = other.strip_prefix(path);
@@ -98,13 +99,13 @@ impl Analysis {
         self.problems.retain(|problem| !is_of_it(&problem.path));
     }
 
-    /// Judges what has come so far; more may come.
+    /// Judges the dumps added so far; more can be added afterwards.
     pub fn report(&self) -> Report {
         let (records, problems) = (self.records.clone(), self.problems.clone());
         judge(&self.policy, &self.shared, records, problems, self.files)
     }
 
-    /// Judges what has come, and ends the analysis.
+    /// Judges the dumps that were added.
     pub fn finish(self) -> Report {
         judge(
             &self.policy,
@@ -172,12 +173,12 @@ fn judge(
     assemble::report(&ctx, drafts, problems, input)
 }
 
-/// How much of an input could not be read.
+/// The part of an input that could not be read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Unread {
-    /// All of it: no dump comes of it.
+    /// All of it: it gives no dump.
     Whole,
-    /// A part: its dump was, or will be, taken in.
+    /// A part of it: its dump was or will be added.
     Part,
 }
 

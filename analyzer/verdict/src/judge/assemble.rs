@@ -1,4 +1,4 @@
-//! The report: findings ranked, consequences under their causes, victims counted.
+//! Makes the report: ranks the findings, lists consequences under their causes and counts victims.
 
 use crate::align::record::Record;
 use crate::judge::check::straggler;
@@ -13,15 +13,15 @@ use rcomm_recorder::model::Rank;
 use std::cmp::Ordering;
 use std::collections::BTreeSet;
 
-/// Puts everything together.
+/// Makes the report from the drafts of all checks.
 pub(crate) fn report(
     ctx: &Context<'_>,
     mut drafts: Vec<FindingDraft>,
     mut problems: Vec<Problem>,
     input: Input,
 ) -> Report {
-    loss::temper(ctx, &mut drafts);
-    ending::temper(ctx, &mut drafts);
+    loss::lower_confidence(ctx, &mut drafts);
+    ending::lower_confidence(ctx, &mut drafts);
     let mut drafts: Vec<(FindingDraft, Vec<Rank>)> = drafts
         .into_iter()
         .map(|draft| {
@@ -68,7 +68,8 @@ pub(crate) fn report(
     report
 }
 
-/// Errors first, then roots, then the surest, then what most wait for; then what comes first.
+/// The order of findings: errors first, then roots, then the most certain, then those with most victims; then by code,
+/// ranks and text.
 fn before(
     (a, a_victims): &(FindingDraft, Vec<Rank>),
     (b, b_victims): &(FindingDraft, Vec<Rank>),
@@ -92,7 +93,7 @@ fn victims(ctx: &Context<'_>, draft: &FindingDraft) -> Vec<Rank> {
         .ranks(&ctx.graph.waiting_for(&targets, &ctx.reversed))
         .into_iter()
         .collect();
-    // Members of a cycle wait too, but they are named already.
+    // Members of a cycle wait, too, but the finding already names them.
     victims.extend(
         targets
             .iter()
@@ -135,7 +136,7 @@ fn finding(
         caused_by: if is_consequence { root } else { None },
         cycle: draft.cycle,
         since,
-        // Nothing ages in a job that is over.
+        // In a job that is over, ages no longer grow.
         age_ms: draft
             .age_ms
             .filter(|_| ctx.policy.snapshot && ctx.life.end.is_none()),
@@ -149,7 +150,7 @@ fn finding(
     }
 }
 
-/// Since when ranks wait because of an error.
+/// The time since which ranks wait because of a finding; `None` if it is no error or no rank waits.
 fn since(ctx: &Context<'_>, draft: &FindingDraft) -> Option<Since> {
     if draft.code.severity() != Severity::Error {
         return None;
@@ -184,19 +185,19 @@ fn since(ctx: &Context<'_>, draft: &FindingDraft) -> Option<Since> {
     })
 }
 
-/// What is lacking for an all-clear: the records that were not read, or not whole.
+/// The records that were not read, or not completely: with any of these, the job cannot be called healthy.
 struct Shortfall {
-    /// Ranks that should have left a record and of which none was read, ascending.
+    /// Ranks that should have left a record, but none was read; ascending.
     absent: Vec<Rank>,
-    /// Ranks of whose record only a part was read, ascending.
+    /// Ranks whose record was read only in part, ascending.
     torn: Vec<Rank>,
-    /// Some input could not be used and no other record takes its place.
+    /// Whether some input could not be used and no other record replaces it.
     unusable: bool,
 }
 
 impl Shortfall {
     fn of(ctx: &Context<'_>, problems: &[Problem]) -> Self {
-        // What a newer record of the rank takes the place of is not missed, however damaged.
+        // A damaged record that a newer one of the rank replaces is not missed.
         let replaced: BTreeSet<&str> = problems
             .iter()
             .filter(|problem| problem.code == Code::N300)
@@ -222,15 +223,15 @@ impl Shortfall {
         }
     }
 
-    /// Every expected rank's record was read from its beginning to its end, apart from those that a live
-    /// view reports as silent (W150).
+    /// Whether the records of all expected ranks were read completely, apart from those that a live view reports as
+    /// silent (W150).
     fn is_none(&self, silent: &[Rank]) -> bool {
         let unread = self.absent.iter().any(|rank| !silent.contains(rank));
         !unread && self.torn.is_empty() && !self.unusable
     }
 }
 
-/// Ranks that left no readable record and that no finding accuses: listed, not blamed.
+/// N301 and N302 on ranks that left no complete record and that no finding blames.
 fn note_absences(
     ctx: &Context<'_>,
     drafts: &[(FindingDraft, Vec<Rank>)],
@@ -244,7 +245,7 @@ fn note_absences(
         .collect();
     let absent = shortfall.absent.iter().copied();
     let absent: Vec<Rank> = absent.filter(|rank| !accused.contains(rank)).collect();
-    let mut told: Vec<String> = Vec::new();
+    let mut notes: Vec<String> = Vec::new();
     if !absent.is_empty() {
         let waited_for: BTreeSet<Node> = ctx
             .graph
@@ -261,7 +262,7 @@ fn note_absences(
         } else {
             String::new()
         };
-        told.push(format!(
+        notes.push(format!(
             "{} left no readable record{more}",
             format_ranks(&absent)
         ));
@@ -271,18 +272,18 @@ fn note_absences(
         .any(|(draft, _)| draft.code.severity() == Severity::Error);
     if !explained && !shortfall.torn.is_empty() {
         let several = if shortfall.torn.len() == 1 { "" } else { "s" };
-        told.push(format!(
-            "only a part of the record{several} of {} could be read: what came after it is not known",
+        notes.push(format!(
+           "only a part of the record{several} of {} could be read: what came after it is not known",
             format_ranks(&shortfall.torn)
         ));
     }
-    if !told.is_empty() {
-        problems.push(Problem::unreadable_dump("", told.join("; ")));
+    if !notes.is_empty() {
+        problems.push(Problem::unreadable_dump("", notes.join("; ")));
     }
     note_lost_history(ctx, problems);
 }
 
-/// N304 and N305: what a verdict without a finding leaves open.
+/// N304 and N305: the questions that a verdict without a finding leaves open.
 fn note_verdict(
     ctx: &Context<'_>,
     verdict: Verdict,
@@ -307,7 +308,7 @@ fn note_verdict(
     Some(Problem::new(code, "", sentence))
 }
 
-/// N302: a place where it is unknown whether a rank had come.
+/// N302: it is unknown whether a rank had reached a place where others wait.
 fn note_lost_history(ctx: &Context<'_>, problems: &mut Vec<Problem>) {
     use crate::align::UnknownReason;
     let lost: BTreeSet<Rank> = ctx
@@ -370,7 +371,7 @@ fn verdict(
             _ => Verdict::Stuck,
         };
     }
-    // Launchers know how processes ended that left no record.
+    // Launchers know how processes without a record ended.
     if input.ranks_read == 0 && ctx.life.end.is_none() {
         return Verdict::Inconclusive;
     }
@@ -385,13 +386,13 @@ fn verdict(
             EndKind::Unknown => Verdict::Inconclusive,
         };
     }
-    // No finding in a part of the records is no proof that nothing is wrong in the rest, and a record
-    // without operations proves nothing.
+    // A part of the records without a finding does not prove that the rest has none, and a record without operations
+    // proves nothing.
     if !shortfall.is_none(&ctx.policy.silent) || input.entries == 0 {
         return Verdict::Inconclusive;
     }
     let pending = ctx.graph.pending.iter().any(|pending| !pending.is_empty());
-    // Something is unfinished and nothing explains it.
+    // An operation is unfinished and no finding explains it.
     let unexplained = ctx.graph.missing.iter().any(|missing| !missing.is_empty());
     let overdue = ctx.graph.is_anything_overdue();
     match (ctx.policy.snapshot, pending) {

@@ -1,23 +1,22 @@
-//! How fast a group's collectives moved their bytes: bus bandwidth, as nccl-tests counts it.
+//! The bus bandwidth of a group's collectives, as nccl-tests defines it.
 //!
-//! The rank that arrives last is in a collective for as long as the transfer takes and no longer, so the shortest
-//! of the members' durations is the time of the instance. Only durations that a backend measured count:
-//! from issue to notice is longer by what a watchdog sleeps. The bytes are those of the whole buffer,
-//! and the factor is what each rank's link carries of them, whatever the algorithm
-//! (nccl-tests, `doc/PERFORMANCE.md`).
+//! The rank that arrives last is in a collective only for the time of the transfer, so the shortest of the members'
+//! durations is the time of the instance. Only durations that a backend measured count: the time from issue to the
+//! noticed completion includes the sleep of a watchdog. The bytes are those of the whole buffer, and the factor is the
+//! share that each rank's link carries, for any algorithm (nccl-tests, `doc/PERFORMANCE.md`).
 
 use crate::align::signature::Call;
 use crate::align::{Aligned, GroupIx};
 use rcomm_recorder::model::Pattern;
 use std::collections::HashMap;
 
-/// Smaller ones measure latency.
+/// Smaller collectives measure latency.
 const LEAST_BYTES: u64 = 1 << 20;
 
-/// Newest collectives of a member that are looked at.
+/// At most this many newest collectives of a member are used.
 const NEWEST: usize = 512;
 
-/// One collective, as far as its members were looked at.
+/// One collective over the members that were read so far.
 #[derive(Clone, Copy)]
 struct Instance {
     shortest_ms: f32,
@@ -26,8 +25,8 @@ struct Instance {
     members: usize,
 }
 
-/// Median bus bandwidth of a group's newest collectives of at least 1 MiB, GB/s; `None` where no such
-/// one has a measured duration on every member.
+/// Median bus bandwidth of a group's newest collectives of at least 1 MiB, GB/s; `None` if none of these has a measured
+/// duration on every member.
 pub(crate) fn busbw_gbs(aligned: &Aligned<'_>, group: GroupIx) -> Option<f64> {
     let ranks = aligned.groups[group].ranks.len();
     let mut instances: HashMap<u32, Instance> = HashMap::new();
@@ -50,7 +49,7 @@ pub(crate) fn busbw_gbs(aligned: &Aligned<'_>, group: GroupIx) -> Option<f64> {
             }
         }
     }
-    // A block of several under one number has as many entries of each member.
+    // A coalesced block has several entries of each member under one number and is left out.
     let whole = instances.values().filter(|one| one.members == ranks);
     let mut rates: Vec<f64> = whole
         .map(|one| one.bus_bytes / f64::from(one.shortest_ms) / 1e6)
@@ -59,8 +58,8 @@ pub(crate) fn busbw_gbs(aligned: &Aligned<'_>, group: GroupIx) -> Option<f64> {
     rates.get(rates.len() / 2).copied()
 }
 
-/// What a link of the bus carries of a collective, bytes: nccl-tests' size times its factor. `None` for
-/// small ones and those that members may leave before the last has come.
+/// The bytes that a link of the bus carries for a collective: the size by nccl-tests' definition times its bus factor.
+/// `None` for small collectives and those that members may leave before the last arrives.
 fn bus_bytes(call: &Call, ranks: usize) -> Option<f64> {
     if ranks < 2 || !call.op.needs_all_members() {
         return None;
@@ -99,8 +98,8 @@ mod tests {
 
     const MIB: u64 = 1 << 20;
 
-    /// What a rank of two recorded of collectives of floats: the operation, the elements on either side,
-    /// and how long it was in it, ms.
+    /// The dump of one of two ranks with collectives of floats: for each the operation, the elements of input and
+    /// output, and the duration, ms.
     fn dump(rank: Rank, calls: &[(OpType, [u64; 2], f32)]) -> Dump {
         let mut dump = Dump {
             identity: Identity {
@@ -163,8 +162,8 @@ mod tests {
     }
 
     #[test]
-    fn the_last_to_arrive_tells_how_long_the_transfer_took() {
-        // 4 MiB, of which a link of two ranks carries all: 2 (n - 1) / n.
+    fn the_shortest_duration_is_the_time_of_the_transfer() {
+        // 4 MiB, of which a link between two ranks carries all: the factor 2 (n - 1) / n is 1.
         let call = |ms| [(OpType::AllReduce, [MIB; 2], ms)];
         let rate = measured(&call(80.0), &call(4.0)).unwrap();
         assert!((rate - 4.0 * MIB as f64 / 4e6).abs() < 1e-9, "{rate}");
@@ -188,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn small_and_unmeasured_ones_tell_nothing() {
+    fn small_and_unmeasured_collectives_do_not_count() {
         let small = [(OpType::AllReduce, [1024; 2], 4.0)];
         assert_eq!(measured(&small, &small), None);
         let measured_once = [(OpType::AllReduce, [MIB; 2], 4.0)];
@@ -197,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_everybody_waits_in_is_measured() {
+    fn only_operations_that_need_all_members_are_measured() {
         let of = |op: &OpType| {
             let call = Call {
                 op: *op,

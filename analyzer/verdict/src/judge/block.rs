@@ -1,4 +1,4 @@
-//! Ranks without a record that go together: those of a host, or ranks in a row.
+//! Ranks without a record that belong together: those of a host, or consecutive ranks.
 
 use crate::judge::context::Context;
 use crate::judge::wait_graph::Node;
@@ -6,13 +6,14 @@ use crate::report::format::{count, format_ranks};
 use rcomm_recorder::model::Rank;
 use std::collections::BTreeMap;
 
-/// Rows of ranks of one length.
+/// A block of ranks: one or more rows of consecutive ranks.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Block {
     ranks: Vec<Rank>,
-    /// Ranks of a host, where records name hosts or the rows begin at a multiple of their length.
+    /// The number of ranks on a host, if the block consists of whole hosts: by the hosts that records name, or by the
+    /// numbers of the ranks.
     per_host: Option<u32>,
-    /// Records name the hosts of the other ranks.
+    /// Whether records name the hosts of the other ranks.
     named: bool,
 }
 
@@ -26,8 +27,8 @@ impl Block {
         Self::of(ctx, &absent)
     }
 
-    /// Ranks as a block, if none of them left a record and they form one: one row, or rows that hosts of
-    /// one size would leave.
+    /// These ranks as a block: one row of consecutive ranks, or rows that whole hosts of one size would leave. `None`
+    /// if one of them left a record, or they form no block.
     pub(crate) fn of(ctx: &Context<'_>, ranks: &[Rank]) -> Option<Self> {
         let mut ranks = ranks.to_vec();
         ranks.sort_unstable();
@@ -68,7 +69,7 @@ impl Block {
             .collect()
     }
 
-    /// `all ranks of one host`, `8 ranks in a row, one host by their numbers`.
+    /// A description like `all ranks of one host` or `8 ranks in a row, one host by their numbers`.
     pub(crate) fn describe(&self) -> String {
         let hosts = |hosts: u32| match hosts {
             1 => "one host".to_owned(),
@@ -87,7 +88,7 @@ impl Block {
         }
     }
 
-    /// Each rank alone, where one of them may be gone and the record of the other only lost.
+    /// Each rank alone, if the confidence is so low that only one may be gone; else empty.
     pub(crate) fn alternatives(&self) -> Vec<Vec<Rank>> {
         if self.confidence() > 0.5 {
             return Vec::new();
@@ -95,7 +96,7 @@ impl Block {
         self.ranks.iter().map(|&rank| vec![rank]).collect()
     }
 
-    /// How sure it is that they are gone: single records get lost, those of a host rarely do.
+    /// The probability, 0..1, that they are gone: single records get lost, but rarely all those of a host.
     pub(crate) fn confidence(&self) -> f64 {
         match (self.hosts(), self.ranks.len()) {
             (Some(_), 3..) => 0.85,
@@ -116,7 +117,7 @@ impl Block {
         )
     }
 
-    /// How many hosts, of how many ranks.
+    /// The number of hosts and of ranks on each; `None` if the block does not consist of hosts.
     fn hosts(&self) -> Option<(u32, u32)> {
         let size = self.per_host?;
         let hosts: std::collections::BTreeSet<u32> =
@@ -125,7 +126,7 @@ impl Block {
     }
 }
 
-/// Ranks of a host as the records name hosts: the same on all that are complete.
+/// The number of ranks on a host by the names of hosts in the records; `None` if these do not hold consecutive ranks.
 fn ranks_per_host(ctx: &Context<'_>) -> Option<u32> {
     let mut hosts: BTreeMap<&str, Vec<Rank>> = BTreeMap::new();
     for record in ctx.aligned.records {
@@ -144,7 +145,8 @@ fn ranks_per_host(ctx: &Context<'_>) -> Option<u32> {
     (size > 1 && in_row).then_some(size)
 }
 
-/// The largest size of which all rows are multiples, the last of the world perhaps cut.
+/// The largest size greater than 1 of which all rows are multiples; the last row of the world may be shorter. `None` if
+/// there is none.
 fn common_size(rows: &[&[Rank]], world: Rank) -> Option<u32> {
     let divisor = |a: u32, b: u32| {
         let (mut a, mut b) = (a, b);
@@ -163,7 +165,7 @@ fn common_size(rows: &[&[Rank]], world: Rank) -> Option<u32> {
             size = divisor(size, last + 1);
         }
     }
-    // One row is one host where it begins at a multiple of its length.
+    // A single row is one host if it begins at a multiple of its length.
     let size = match rows {
         [row] if size > 0 => size.min(row.len() as u32),
         _ => size,

@@ -1,21 +1,21 @@
-//! The channel and peer on which an operation of NCCL no longer moves. Only NCCL's profiler interface reports
-//! it; no recorder above NCCL can see it.
+//! The channel and peer on which an operation of NCCL makes no progress. Only NCCL's profiler interface reports this;
+//! no recorder above NCCL can see it.
 
 use crate::align::{GroupIx, Presence};
 use crate::judge::context::Context;
 use rcomm_recorder::model::{KernelProgress, LinkProgress, LinkWait, Rank};
 use std::collections::BTreeSet;
 
-/// Where an operation that is under way on several ranks lags.
+/// Where an operation that runs on several ranks lags.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Lag {
-    /// The channels that have not finished, ascending; fewer than there are.
+    /// The channels that have not finished, ascending; empty unless some others have.
     pub(crate) channels: Vec<u8>,
-    /// The one transfer that the others wait for, where one lags behind all others.
+    /// The transfer that lags behind all others, if there is exactly one.
     pub(crate) link: Option<StuckTransfer>,
 }
 
-/// A transfer, by global ranks.
+/// A transfer between two global ranks that makes no progress.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct StuckTransfer {
     pub(crate) channel: u8,
@@ -26,7 +26,8 @@ pub(crate) struct StuckTransfer {
     pub(crate) wait: LinkWait,
 }
 
-/// What the records of a group's members say of the channels and links of a collective.
+/// Where a collective lags, by the channels and links in the records of the group's members; `None` if they do not show
+/// it.
 pub(crate) fn lag_of(ctx: &Context<'_>, group: GroupIx, seq: u32) -> Option<Lag> {
     let ranks = &ctx.aligned.groups[group].ranks;
     let mut kernels: Vec<KernelProgress> = Vec::new();
@@ -65,8 +66,8 @@ pub(crate) fn lag_of(ctx: &Context<'_>, group: GroupIx, seq: u32) -> Option<Lag>
     })
 }
 
-/// The transfer that is held up by the network or by its receiver. Only its sender knows that: a receiver waits in the
-/// same way for a sender that has got nothing to send itself.
+/// The transfer that is held up by the network or by its receiver. Only the sender's record shows this: a receiver also
+/// waits for a sender that has nothing to send itself. `None` if several transfers are equally far behind.
 fn blocked(
     links: &[(Rank, LinkProgress)],
     rank_of: impl Fn(u32) -> Option<Rank>,
@@ -82,7 +83,7 @@ fn blocked(
         .collect();
     held.sort_by_key(|&(done, rank, link)| (done, rank, link.channel, link.peer));
     let &(least, from, link) = held.first()?;
-    // Several came equally far: none of them alone holds up the rest.
+    // Several transfers are equally far: none of them alone holds up the rest.
     let rival = held.get(1).is_some_and(|&(done, rank, other)| {
         done == least && (rank, other.peer) != (from, link.peer)
     });
@@ -97,7 +98,7 @@ fn blocked(
 }
 
 impl Lag {
-    /// What lags, as the end of a sentence.
+    /// What lags, for the end of a sentence.
     pub(crate) fn describe(&self, host_of: impl Fn(Rank) -> Option<String>) -> String {
         let Some(link) = self.link else {
             let several = if self.channels.len() == 1 { "" } else { "s" };
@@ -156,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn the_sender_that_the_network_holds_up_is_named_not_those_that_starve() {
+    fn the_sender_held_up_by_the_network_is_named_and_not_the_waiting_ones() {
         let links = [
             (10, link(3, 1, true, 5, LinkWait::Send)),
             (11, link(3, 2, true, 4, LinkWait::Device)),
@@ -167,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn where_several_links_came_as_far_none_is_named() {
+    fn no_link_is_named_if_several_are_equally_far() {
         let links = [
             (10, link(0, 1, true, 5, LinkWait::Send)),
             (11, link(0, 2, true, 5, LinkWait::Send)),

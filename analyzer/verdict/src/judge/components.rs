@@ -1,8 +1,8 @@
 //! Strongly connected components of a graph.
 
-/// Tarjan's strongly connected components (R. Tarjan, "Depth-first search and linear graph
-/// algorithms", SIAM J. Comput. 1972), with its recursion unrolled. A component comes out before those
-/// that point to it.
+/// The strongly connected components by Tarjan's algorithm (R. Tarjan, "Depth-first search and linear graph
+/// algorithms", SIAM J. Comput. 1972), without recursion. Each component is an ascending list of nodes and comes before
+/// those that point to it.
 pub(crate) fn components(
     nodes: usize,
     successors: impl Fn(usize) -> Vec<usize>,
@@ -67,7 +67,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn components_come_out_before_those_that_point_at_them() {
+    fn components_come_before_those_that_point_to_them() {
         // 0 -> 1 -> 2 -> 1, 3 alone
         let edges = [vec![1], vec![2], vec![1], vec![]];
         let found = components(4, |node| edges[node].clone());

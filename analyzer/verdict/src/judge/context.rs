@@ -15,7 +15,7 @@ use crate::report::format::format_ranks;
 use crate::report::{Code, Evidence, Finding, FrameRef, GroupRef, SeqKind};
 use rcomm_recorder::model::{Frame, OpType, Rank};
 
-/// Everything that is known of the job.
+/// The input of all checks: the aligned records and everything derived from them.
 pub(crate) struct Context<'a> {
     pub(crate) policy: &'a Policy,
     pub(crate) life: &'a Life,
@@ -26,11 +26,11 @@ pub(crate) struct Context<'a> {
     pub(crate) wait_roots: Vec<WaitRoot>,
     pub(crate) disagreements: Vec<Disagreement>,
     pub(crate) lateness: &'a Lateness,
-    /// Of each record: the offset of its clock, if common collectives show it.
+    /// For each record: the offset of its clock, if common collectives show it.
     pub(crate) clocks: Vec<Option<Offset>>,
 }
 
-/// A finding before it is ranked against the others.
+/// A finding before it is ranked among the others.
 #[derive(Clone, Debug)]
 pub(crate) struct FindingDraft {
     pub(crate) code: Code,
@@ -42,19 +42,19 @@ pub(crate) struct FindingDraft {
     pub(crate) at: Option<OpRef>,
     pub(crate) cycle: Vec<Rank>,
     pub(crate) sentence: String,
-    /// How long it has been so, ms, where the sentence contains it.
+    /// The age in the sentence, ms, if the sentence contains one.
     pub(crate) age_ms: Option<f64>,
     pub(crate) evidence: Vec<Evidence>,
     pub(crate) ruled_out: Vec<String>,
-    /// What keeps it from being certain.
+    /// Reasons why it is not certain.
     pub(crate) doubts: Vec<String>,
     pub(crate) frames: Vec<FrameRef>,
     pub(crate) diff: Vec<String>,
     pub(crate) next: String,
-    /// It explains others' waits; else it is a consequence of the first that does.
+    /// Whether it explains others' waits; else it is a consequence of the first finding that does.
     pub(crate) is_root: bool,
-    /// What was decided by the clocks of these two ranks: which of two moments, so far apart, ns, was
-    /// first.
+    /// Set if clocks decided the finding: the two ranks whose times were compared, and the difference of these times,
+    /// ns.
     pub(crate) by_clock: Option<([Rank; 2], i64)>,
 }
 
@@ -83,7 +83,7 @@ impl FindingDraft {
 }
 
 impl From<Finding> for FindingDraft {
-    /// A finding whose evidence is to be added: its code, ranks, sentence and next step.
+    /// A draft with the code, ranks, sentence and next step of a finding, and no evidence.
     fn from(finding: Finding) -> Self {
         Self {
             culprits: finding.culprit_ranks,
@@ -93,7 +93,7 @@ impl From<Finding> for FindingDraft {
     }
 }
 
-/// Where something happened.
+/// The operation that a finding is about.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct OpRef {
     pub(crate) group: GroupIx,
@@ -103,7 +103,7 @@ pub(crate) struct OpRef {
 }
 
 impl Context<'_> {
-    /// Whether the end of a record's process is a cause.
+    /// Whether the end of a record's process is a cause ([`Life::went_first`]).
     pub(crate) fn went_first(&self, record: RecordIx) -> bool {
         self.life.went_first(self.aligned.records[record].rank)
     }
@@ -118,7 +118,7 @@ impl Context<'_> {
         }
     }
 
-    /// The name that a person knows a group by; without a description, its ranks.
+    /// The description of a group; without one, its name and its ranks.
     pub(crate) fn group_name(&self, group: GroupIx) -> String {
         let group = &self.aligned.groups[group];
         if !group.desc.is_empty() && group.desc != "undefined" {
@@ -130,7 +130,7 @@ impl Context<'_> {
         }
     }
 
-    /// The record of a rank that covers a place's group.
+    /// The record of a rank that covers the group of a place; `None` if it left none.
     pub(crate) fn record_at(&self, place: usize, node: Node) -> Option<RecordIx> {
         self.aligned
             .record_in(self.group_at(place), self.rank(node))
@@ -152,7 +152,7 @@ impl Context<'_> {
         nodes.iter().map(|&node| self.rank(node)).collect()
     }
 
-    /// What most members issued under a number, as text.
+    /// The name of the operation that most members issued under a number; `collective` if none did.
     pub(crate) fn usual_op(&self, group: GroupIx, seq: u32) -> String {
         let call = event::usual_call(self.aligned, group, seq);
         call.map_or("collective", |call| {
@@ -161,8 +161,8 @@ impl Context<'_> {
         .to_owned()
     }
 
-    /// The recorder's own name of the operation at a place, in the case of PyTorch's logs, where it is
-    /// another than ours: `_REDUCE_SCATTER_BASE`.
+    /// The recorder's own name of an operation in upper case, as in PyTorch's logs (`_REDUCE_SCATTER_BASE`); `None` if
+    /// it equals the name in the finding.
     pub(crate) fn recorded_name(&self, at: &OpRef) -> Option<String> {
         if at.kind != SeqKind::CollectiveSeqId {
             return None;
@@ -173,8 +173,8 @@ impl Context<'_> {
         (!ours).then(|| name.to_ascii_uppercase())
     }
 
-    /// How many ranks wait in all for `targets`, where that is more than the few that a sentence has
-    /// counted: `, and 63 of 64 ranks wait in all`.
+    /// A part of a sentence, like `, and 63 of 64 ranks wait in all`; empty if no more ranks wait for `targets` than
+    /// the `counted` ones that the sentence has already.
     pub(crate) fn in_all(&self, targets: &[Node], counted: usize) -> String {
         let waiting = self.graph.waiting_for(targets, &self.reversed);
         let waiting = waiting
@@ -188,7 +188,7 @@ impl Context<'_> {
         }
     }
 
-    /// A collective as findings place it.
+    /// A collective as findings refer to it.
     pub(crate) fn op_ref(&self, group: GroupIx, seq: u32) -> OpRef {
         OpRef {
             group,
@@ -198,7 +198,7 @@ impl Context<'_> {
         }
     }
 
-    /// The number that the records show, where it is not the one that is counted here.
+    /// The sequence number that the records show: torchcomms numbers collectives in another way than [`Aligned`] does.
     fn recorded_seq(&self, group: GroupIx, seq: u32) -> u64 {
         for member in 0..self.aligned.groups[group].ranks.len() {
             let Some((record, lane)) = self.aligned.lane(group, member) else {
@@ -216,7 +216,7 @@ impl Context<'_> {
         u64::from(seq)
     }
 
-    /// Where a place is: for a batch, its first message whose other half is not there.
+    /// The operation of a place; for a batch, its first message.
     pub(crate) fn op_ref_of_place(&self, place: usize) -> OpRef {
         match self.graph.places[place] {
             Place::Collective { group, seq } => self.op_ref(group, seq),
@@ -236,7 +236,7 @@ impl Context<'_> {
         self.graph.pending[record][pending].position
     }
 
-    /// The messages of a batch; none if it is a collective.
+    /// The messages of a batch; empty for a collective.
     pub(crate) fn halves(&self, record: RecordIx, pending: usize) -> &[Half] {
         match &self.graph.pending[record][pending].what {
             PendingKind::Batch { halves } => halves,
@@ -260,7 +260,7 @@ impl Context<'_> {
         }
     }
 
-    /// `all_reduce #41 on group dp`, `send #7 to rank 2 on group pp`.
+    /// An operation as text, like `all_reduce #41 on group dp` or `send #7 to rank 2 on group pp`.
     pub(crate) fn describe_op(&self, record: RecordIx, op: &Op) -> String {
         let lane = &self.aligned.lanes[record][usize::from(op.group)];
         let name = self.aligned.shared.calls.get(op.call).op_name();
@@ -285,7 +285,7 @@ impl Context<'_> {
         }
     }
 
-    /// A rank's newest recorded call that is more than a batch's marker.
+    /// The newest recorded call of a rank, other than the end marker of a batch; `None` if it recorded none.
     pub(crate) fn last_op(&self, record: RecordIx) -> Option<&Op> {
         let position = self.last_position(record)?;
         Some(self.aligned.op(record, position))
@@ -298,7 +298,7 @@ impl Context<'_> {
         u32::try_from(position).ok()
     }
 
-    /// The newest operation that a rank completed; of a batch, the member that is shown for it.
+    /// The newest operation that a rank completed; for a batch, one of its members.
     pub(crate) fn last_completed(&self, record: RecordIx) -> Option<&Op> {
         let ops = &self.aligned.records[record].ops;
         let newest = ops.iter().rposition(Op::completed)?;
@@ -306,15 +306,15 @@ impl Context<'_> {
         if done.kind != OpType::Coalesced {
             return Some(done);
         }
-        // The marker has no name of its own that a program knows.
+        // The marker is no call that the program made.
         let mut members = ops[..newest].iter().rev();
         let member = members
             .find(|op| op.group == done.group && (op.p2p_seq, op.seq) == (done.p2p_seq, done.seq));
         Some(member.unwrap_or(done))
     }
 
-    /// Whether an operation is unfinished, as far as all records together show: the end marker of a batch
-    /// decides for its members, and a recorder that knows no states still shows what it retired.
+    /// Whether an operation is unfinished, as far as all records together show. The end marker of a batch decides for
+    /// its members, and a recorder without states still shows which operations it retired.
     fn is_unfinished(&self, record: RecordIx, position: u32) -> bool {
         let op = self.aligned.op(record, position);
         let group = self.aligned.lanes[record][usize::from(op.group)].group;
@@ -327,7 +327,7 @@ impl Context<'_> {
         })
     }
 
-    /// A call's stack from the innermost frame that is not the library's own outwards.
+    /// The stack of a call, outwards from the innermost frame that is not of the communication library.
     pub(crate) fn own_frames(&self, op: &Op) -> impl Iterator<Item = &Frame> {
         let shared = self.aligned.shared;
         let stack = shared
@@ -338,7 +338,7 @@ impl Context<'_> {
             .into_iter()
             .flatten()
             .filter_map(|&frame| shared.frames.get(frame as usize));
-        // All of it may be the library's.
+        // If all frames are of the library, the whole stack is returned.
         let own = frames
             .clone()
             .position(|frame| !is_library(&frame.filename))
@@ -346,12 +346,13 @@ impl Context<'_> {
         frames.skip(own)
     }
 
-    /// A rank's call site in the source: the innermost frame that is not the library's own.
+    /// The call site in the source: the innermost frame that is not of the communication library. `None` if no stack
+    /// was recorded.
     pub(crate) fn call_site(&self, op: &Op) -> Option<&Frame> {
         self.own_frames(op).next()
     }
 
-    /// `data.py:88`, as short as it can be read.
+    /// The file name and line of a frame, like `data.py:88`.
     pub(crate) fn name_site(frame: &Frame) -> String {
         let file = frame
             .filename
@@ -361,14 +362,14 @@ impl Context<'_> {
         format!("{file}:{}", frame.line)
     }
 
-    /// ` (data.py:88)`: the call site in the source; empty where that is not recorded.
+    /// The call site in parentheses, like ` (data.py:88)`; empty if it was not recorded.
     pub(crate) fn at_site(&self, op: &Op) -> String {
         self.call_site(op).map_or(String::new(), |frame| {
             format!(" ({})", Self::name_site(frame))
         })
     }
 
-    /// The frames of a rank's newest call, as the finding shows them.
+    /// The stack of a call as findings show it, at most 12 frames.
     pub(crate) fn frames_of(&self, record: RecordIx, op: &Op, when: &str) -> Vec<FrameRef> {
         const SHOWN: usize = 12;
         let rank = self.aligned.records[record].rank;
@@ -384,7 +385,7 @@ impl Context<'_> {
             .collect()
     }
 
-    /// What a rank did last, for the end of a sentence: the call, its place in the source, the phase.
+    /// What a rank did last, for the end of a sentence: the call, its call site and the phase.
     pub(crate) fn last_seen(&self, record: RecordIx) -> String {
         let inside = self.graph.pending[record].iter();
         let inside = inside
@@ -392,7 +393,7 @@ impl Context<'_> {
             .map(|one| one.position);
         let (does, position) = match (inside.min(), self.last_position(record)) {
             (Some(position), _) => ("is in", Some(position)),
-            // What the device has not come to yet is no place where the rank is.
+            // The rank is not yet in an operation that its device has not reached.
             (None, Some(position)) if self.is_unfinished(record, position) => {
                 ("has issued", Some(position))
             }
@@ -417,7 +418,7 @@ impl Context<'_> {
         text
     }
 
-    /// An entry as proof.
+    /// An entry as evidence. `group` is the group of the finding.
     pub(crate) fn evidence(&self, record: RecordIx, position: u32, group: GroupIx) -> Evidence {
         let op = self.aligned.op(record, position);
         let lane = &self.aligned.lanes[record][usize::from(op.group)];
@@ -449,7 +450,7 @@ impl Context<'_> {
         }
     }
 
-    /// The entry of a rank for a collective, as proof.
+    /// The entry of a rank for a collective, as evidence; `None` if its record does not hold it.
     pub(crate) fn evidence_of(&self, node: Node, group: GroupIx, seq: u32) -> Option<Evidence> {
         let rank = self.rank(node);
         let member = self.aligned.groups[group]
@@ -463,7 +464,7 @@ impl Context<'_> {
         Some(self.evidence(record, lane.collectives[at], group))
     }
 
-    /// The entries of the ranks that wait at a place, as proof: the first few.
+    /// The entries of the first `most` ranks that wait at a place, as evidence.
     pub(crate) fn evidence_of_place(&self, place: usize, most: usize) -> Vec<Evidence> {
         match self.graph.places[place] {
             Place::Collective { group, seq } => {
@@ -482,7 +483,7 @@ impl Context<'_> {
         }
     }
 
-    /// A rank's newest entry in a group, as proof of how far it came.
+    /// A rank's newest entry in a group, as evidence of how far it came.
     pub(crate) fn evidence_of_newest(&self, record: RecordIx, group: GroupIx) -> Option<Evidence> {
         let lane = self.aligned.lanes[record]
             .iter()
@@ -491,10 +492,9 @@ impl Context<'_> {
         Some(self.evidence(record, *newest, group))
     }
 
-    /// How long the first of the ranks that wait at a place has waited, ms, where times are known.
+    /// How long the first rank at a place has waited, ms; `None` if times are unknown or it is less than 1 ms.
     ///
-    /// Records without the time at which they were taken show no waits: their newest moment may lie far
-    /// before that.
+    /// If no record states when it was taken, no wait is known: its newest operation may be much older.
     pub(crate) fn waited_ms(&self, place: usize) -> Option<f64> {
         let records = self.aligned.records.iter();
         let mut taken = records.map(|record| record.identity.dump_time_ns);
@@ -507,8 +507,8 @@ impl Context<'_> {
         (ms >= 1.0).then_some(ms)
     }
 
-    /// When the files were written, where the records note no time. A file that is much younger than its
-    /// record was copied since, and its time means nothing.
+    /// When the files were written, if the records state no time; ns since the epoch. `None` if a file is much younger
+    /// than its record: then it was copied, and its time means nothing.
     pub(crate) fn written_ns(&self) -> Option<i64> {
         const COPIED_NS: i64 = 86_400_000_000_000;
         let newest = now_ns(self.aligned, self.policy)?;
@@ -518,7 +518,7 @@ impl Context<'_> {
             .then_some(written)
     }
 
-    /// When the first of the ranks that wait at a place issued it, common time, ns.
+    /// When the first of the ranks that wait at a place issued the operation, common time, ns.
     pub(crate) fn waiting_since(&self, place: usize) -> Option<i64> {
         let created = |record: RecordIx, position: u32| {
             self.aligned
@@ -543,7 +543,7 @@ impl Context<'_> {
         }
     }
 
-    /// The places where a rank is missed, and why.
+    /// The places where others wait for a rank, and why it is missing there.
     pub(crate) fn missed_at(&self, node: Node) -> Vec<(usize, Missing)> {
         let before = &self.reversed[node];
         let mut places = Vec::new();
@@ -563,7 +563,7 @@ impl Context<'_> {
         places
     }
 
-    /// Whether members of a place disagree on it.
+    /// The disagreement of the members at a place, if there is one.
     pub(crate) fn disagreement_at(&self, place: usize) -> Option<&Disagreement> {
         let Place::Collective { group, seq } = self.graph.places[place] else {
             return None;
@@ -574,7 +574,7 @@ impl Context<'_> {
     }
 }
 
-/// Frames of the communication library and what wraps it.
+/// Whether a file belongs to the communication library or its wrappers.
 fn is_library(filename: &str) -> bool {
     ["/torch/", "torch/distributed/", "/torchcomms/", "c10d"]
         .iter()

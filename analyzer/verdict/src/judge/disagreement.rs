@@ -1,36 +1,36 @@
-//! Collectives on which the members of a group disagree.
+//! Finds collectives on which the members of a group disagree.
 //!
-//! The members' calls under one (group, sequence number) are put into parts that agree. The largest
-//! part is right. Where two are as large, the groups that play the same part for other ranks are
-//! asked what they issued under that number, then the group's own past: what followed the same calls
-//! before. What that cannot decide stays ambiguous, with every part as an alternative.
+//! The calls of the members under one (group, sequence number) are divided into parts that agree. The largest part is
+//! right. If two are equally large, the sibling groups (of the same family) decide by what they issued under that
+//! number, then the group's own past: which call followed the same calls before. If that does not decide, every part is
+//! an alternative.
 
 use crate::align::signature::CallDifference;
 use crate::align::{Aligned, GroupIx, RecordIx};
 use rcomm_recorder::model::{Layout, OpType, Pattern, Rank};
 
-/// What decided which part is right.
+/// The reason why one part is right.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Ground {
-    /// More members.
+    /// It has more members.
     Majority,
-    /// As many, but one part contradicts itself.
+    /// The parts are equally large, but the calls of the others contradict themselves.
     Consistency,
-    /// As many, but sibling groups side with one.
+    /// The parts are equally large, but sibling groups issued the same as this one.
     Siblings,
-    /// As many, but one continues the group's own past.
+    /// The parts are equally large, but this one continues the group's own past.
     Past,
-    /// Nothing.
+    /// None: no part is known to be right.
     Nothing,
 }
 
-/// Members that issued what agrees.
+/// Members whose calls agree.
 #[derive(Clone, Debug)]
 pub(crate) struct AgreeingMembers {
-    /// Ascending.
+    /// Their ranks, ascending.
     pub(crate) ranks: Vec<Rank>,
     pub(crate) records: Vec<RecordIx>,
-    /// The call of the first of them, at the point of difference.
+    /// The call of the first member at the point of difference.
     pub(crate) call: u32,
 }
 
@@ -39,16 +39,16 @@ pub(crate) struct AgreeingMembers {
 pub(crate) struct Disagreement {
     pub(crate) group: GroupIx,
     pub(crate) seq: u32,
-    /// The right one first, the others by size.
+    /// The right part first, the others by size.
     pub(crate) parts: Vec<AgreeingMembers>,
-    /// The gravest difference.
+    /// The most severe difference.
     pub(crate) difference: CallDifference,
     pub(crate) ground: Ground,
-    /// Every member's record shows it as completed.
+    /// Whether every member's record shows it as completed.
     pub(crate) completed: bool,
 }
 
-/// The first disagreement of each group, and the first of each further rank that parts from the others.
+/// The first disagreement of each group, and the first one of each further rank that deviates later.
 pub(crate) fn find(aligned: &Aligned<'_>) -> Vec<Disagreement> {
     let mut found = Vec::new();
     for group in 0..aligned.groups.len() {
@@ -87,7 +87,7 @@ fn find_in(aligned: &Aligned<'_>, group: GroupIx, found: &mut Vec<Disagreement>)
     }
 }
 
-/// More would not be read.
+/// At most this many disagreements of a group are reported.
 const MOST: usize = 256;
 
 /// The sequence numbers that more than one member recorded, ascending.
@@ -108,17 +108,17 @@ fn numbers(aligned: &Aligned<'_>, group: GroupIx) -> Vec<u32> {
     if (high - low) as usize <= entries {
         return (low..=high).collect();
     }
-    // Numbers with gaps between them: damaged, or only what is active.
+    // The numbers have gaps: the record is damaged or holds active operations only.
     let mut numbers: Vec<u32> = lanes().flat_map(list).collect();
     numbers.sort_unstable();
     numbers.dedup();
     numbers
 }
 
-/// Rank, record, and the calls that the rank issued under one number.
+/// A rank, its record, and the calls that it issued under one number.
 type StatedRow = (Rank, RecordIx, Vec<u32>);
 
-/// The members' calls under one number; `None` if all issued one and the same.
+/// The calls of the members under one number, and whether all completed; `None` if all issued one and the same call.
 fn row(aligned: &Aligned<'_>, group: GroupIx, seq: u32) -> Option<(Vec<StatedRow>, bool)> {
     let mut single: Option<u32> = None;
     let mut alike = true;
@@ -161,7 +161,8 @@ fn row(aligned: &Aligned<'_>, group: GroupIx, seq: u32) -> Option<(Vec<StatedRow
         blocks.push((rank, record, calls));
         cut.push((beheaded || torn, open, closed));
     }
-    // Of a coalesced block the ring may have dropped the head, and the rank may be within it still.
+    // The ring may have dropped the beginning of a coalesced block, or the rank may still be issuing it: such blocks
+    // are not compared.
     let coalesced = blocks.iter().any(|(.., calls)| calls.len() > 1) || cut.iter().any(|cut| cut.2);
     if coalesced {
         let closes = cut.iter().any(|cut| cut.2);
@@ -174,7 +175,7 @@ fn row(aligned: &Aligned<'_>, group: GroupIx, seq: u32) -> Option<(Vec<StatedRow
     Some((blocks, completed))
 }
 
-/// The gravest difference of two blocks, and the place of the first difference.
+/// The first difference of two blocks and its index; `None` if they agree.
 fn difference(aligned: &Aligned<'_>, a: &[u32], b: &[u32]) -> Option<(CallDifference, usize)> {
     let calls = &aligned.shared.calls;
     let pairs = a.iter().zip(b).enumerate();
@@ -259,16 +260,16 @@ fn put_right_first(
     if tied == 1 {
         return Ground::Majority;
     }
-    let (told, members) = (
+    let (members_known, members) = (
         aligned.groups[group].members_recorded,
         aligned.groups[group].ranks.len() as u64,
     );
     let consistent: Vec<usize> = parts[..tied]
         .iter()
-        .map(|part| usize::from(!told || is_consistent(aligned, part.call, members)))
+        .map(|part| usize::from(!members_known || is_consistent(aligned, part.call, members)))
         .collect();
-    let siblings = || ask_siblings(aligned, group, seq, &parts[..tied]);
-    let past = || ask_past(aligned, group, seq, &parts[..tied]);
+    let siblings = || sibling_votes(aligned, group, seq, &parts[..tied]);
+    let past = || past_votes(aligned, group, seq, &parts[..tied]);
     let (ground, winner) = if let Some(winner) = clear_winner(&consistent) {
         (Ground::Consistency, winner)
     } else if let Some(winner) = clear_winner(&siblings()) {
@@ -287,7 +288,7 @@ fn clear_winner(votes: &[usize]) -> Option<usize> {
     (votes.iter().filter(|&&votes| votes == most).count() == 1).then_some(winner)
 }
 
-/// Whether the two sides of a call fit each other: a gather's output is as many inputs as members.
+/// Whether input and output of a call fit each other: the output of an all-gather is one input for each member.
 fn is_consistent(aligned: &Aligned<'_>, call: u32, members: u64) -> bool {
     let call = aligned.shared.calls.get(call);
     let (input, output) = (
@@ -306,7 +307,7 @@ fn is_consistent(aligned: &Aligned<'_>, call: u32, members: u64) -> bool {
     }
 }
 
-fn ask_siblings(
+fn sibling_votes(
     aligned: &Aligned<'_>,
     group: GroupIx,
     seq: u32,
@@ -334,8 +335,9 @@ fn ask_siblings(
     votes
 }
 
-/// What followed the same calls before, in the group's own past: the longest context that was seen.
-fn ask_past(
+/// For each part, how often its call followed the same calls in the group's own past; the longest context that occurred
+/// counts.
+fn past_votes(
     aligned: &Aligned<'_>,
     group: GroupIx,
     seq: u32,
@@ -379,20 +381,20 @@ fn ask_past(
     votes
 }
 
-/// How a rank's program relates to the others' from the first difference on.
+/// How the calls of a rank relate to the others' from the first difference on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) enum Shift {
-    /// It left out so many.
+    /// It left out this many collectives.
     Skipped(usize),
-    /// It issued so many that no other member did.
+    /// It issued this many collectives that no other member did.
     Extra(usize),
-    /// The same operations in another order.
+    /// It issued this many collectives in another order.
     Reordered(usize),
-    /// One operation differs; what follows agrees, or is unknown.
+    /// One operation differs; the following ones agree or are unknown.
     None,
 }
 
-/// Compares a rank's calls with the others' from the first difference on.
+/// Compares the calls of a rank with the others' from the first difference on.
 pub(crate) fn shift(aligned: &Aligned<'_>, disagreement: &Disagreement, record: RecordIx) -> Shift {
     const DEPTH: usize = 64;
     const REACH: usize = 8;
@@ -419,7 +421,7 @@ pub(crate) fn shift(aligned: &Aligned<'_>, disagreement: &Disagreement, record: 
         let all = a.iter().zip(b).all(|(a, b)| same(a, b));
         all.then(|| a.len().min(b.len()))
     };
-    // The same operations, in another order, and afterwards together again.
+    // The same operations in another order, after which both agree again.
     for width in 2..=REACH.min(mine.len()).min(right.len()) {
         let mut rest: Vec<u32> = right[..width].to_vec();
         let all = mine[..width].iter().all(|call| {

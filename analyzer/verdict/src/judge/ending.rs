@@ -1,4 +1,4 @@
-//! What a report says of the end of a job.
+//! Describes the end of a job in its report.
 
 use crate::judge::context::{Context, FindingDraft};
 use crate::judge::life::End;
@@ -7,7 +7,7 @@ use crate::report::{Code, EndKind, JobEnd, Report};
 use rcomm_recorder::model::{EntryState, Rank};
 use rcomm_recorder::publish::RankEnd;
 
-/// The end of the job, if it is over.
+/// The end of the job; `None` if it is not over.
 pub(crate) fn of(ctx: &Context<'_>) -> Option<JobEnd> {
     let end = ctx.life.end.as_ref()?;
     Some(JobEnd {
@@ -18,12 +18,12 @@ pub(crate) fn of(ctx: &Context<'_>) -> Option<JobEnd> {
     })
 }
 
-/// How sure a finding can be that rests on waits whose age is open.
+/// The highest confidence of a finding that rests on waits of unknown age.
 const AGE_UNKNOWN: f64 = 0.5;
 
-/// Lowers the confidence of what rests on unfinished operations, where the job may have been terminated
-/// while these were young.
-pub(crate) fn temper(ctx: &Context<'_>, drafts: &mut [FindingDraft]) {
+/// Lowers the confidence of findings that rest on unfinished operations, if the job may have been terminated soon after
+/// these were issued.
+pub(crate) fn lower_confidence(ctx: &Context<'_>, drafts: &mut [FindingDraft]) {
     let end = ctx.life.end.as_ref();
     if !end.is_some_and(End::leaves_ages_open) {
         return;
@@ -43,7 +43,7 @@ pub(crate) fn temper(ctx: &Context<'_>, drafts: &mut [FindingDraft]) {
     }
 }
 
-/// Adds to the sentence of what was wrong how the job ended then.
+/// Adds to the sentence of the first finding how the job ended afterwards.
 pub(crate) fn append(ctx: &Context<'_>, report: &mut Report) {
     let lead = report.lead().map(|finding| finding.id);
     let lead = report.findings.iter_mut().find(|it| Some(it.id) == lead);
@@ -103,7 +103,7 @@ fn sentence(ctx: &Context<'_>, end: &End) -> String {
     }
 }
 
-/// By whom a job was cancelled.
+/// By what a job was cancelled.
 fn by(end: &End) -> String {
     match end.asked {
         Some(asked) => format!(
@@ -114,7 +114,7 @@ fn by(end: &End) -> String {
     }
 }
 
-/// `was killed by SIGKILL`, `exited with code 3`.
+/// The end of a process, like `was killed by SIGKILL` or `exited with code 3`.
 pub(crate) fn format_exit(end: &RankEnd) -> String {
     let memory = match end.out_of_memory {
         Some(true) => " (the kernel ran out of memory)",
@@ -127,7 +127,7 @@ pub(crate) fn format_exit(end: &RankEnd) -> String {
     }
 }
 
-/// Names of signals that end processes; their numbers are those of Linux.
+/// The signals that end processes, with their numbers on Linux.
 const SIGNALS: [(i32, &str); 13] = [
     (1, "SIGHUP"),
     (2, "SIGINT"),
@@ -159,7 +159,8 @@ fn of_ranks(ranks: &[Rank]) -> String {
     }
 }
 
-/// Where the ranks were when they were terminated.
+/// The end of a sentence: the ranks that were in an operation when they were terminated, and an example. Empty if none
+/// was.
 fn inside(ctx: &Context<'_>) -> String {
     let mut ranks: Vec<Rank> = Vec::new();
     let mut example = None;

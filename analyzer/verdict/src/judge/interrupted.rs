@@ -1,4 +1,4 @@
-//! The waits of processes that ended in the middle of an operation.
+//! Removes the waits of processes that ended in the middle of an operation.
 
 use crate::align::pending::{Pending, PendingKind};
 use crate::align::{Aligned, RecordIx};
@@ -8,11 +8,11 @@ use crate::judge::wait_graph::{Node, Place, WaitGraph};
 use std::time::Duration;
 
 impl WaitGraph {
-    /// The places where a process was when it ended as the first, and had not been for long, with its node.
+    /// The places that a process had reached only shortly before it ended as the first, each with the node of its rank.
     ///
-    /// Who has not come there yet was not late: the end of the process is the cause of what others wait
-    /// for. A process that had waited for long before it was ended keeps its wait.
-    pub(super) fn left_young(
+    /// A rank that had not arrived there was not late: the end of the process is the cause of the waits. A process that
+    /// had waited for long before it ended keeps its wait.
+    pub(super) fn young_waits_of_dead(
         &self,
         aligned: &Aligned<'_>,
         policy: &Policy,
@@ -49,7 +49,7 @@ impl WaitGraph {
         left
     }
 
-    /// Takes these waits out of the graph, where ranks are still to come.
+    /// Removes these waits from the graph, unless all ranks have arrived at the place.
     pub(super) fn drop_waits(&mut self, left: &[(Node, usize)]) {
         for &(node, place) in left {
             if !self.missing[place].is_empty() {
@@ -58,7 +58,7 @@ impl WaitGraph {
         }
     }
 
-    /// Whether an unfinished operation of a record, at this position among its unfinished ones, is the place.
+    /// Whether `one`, the unfinished operation number `at` of a record, is the operation of the place.
     fn is_at(&self, place: usize, record: RecordIx, at: usize, one: &Pending) -> bool {
         match (&self.places[place], &one.what) {
             (Place::Collective { group, seq }, PendingKind::Collective { seq: own }) => {

@@ -1,11 +1,10 @@
-//! Whether the job is over, and how it ended.
+//! Decides whether the job is over and how it ended.
 //!
-//! Judged before everything else, since the same unfinished operation means a hang while its processes
-//! live, and nothing at all where they were ended in the middle of it. A launcher's account has exit
-//! codes and signals. Without it, a ring shows whether its owner closed it, and when a process that did
-//! not close it gave its last sign of life; who of several went first is then taken from that, from the
-//! failures that the survivors recorded, and from operations that failed long before their time-outs.
-//! Where the records do not show it, the end is of unknown kind.
+//! This is decided first, because an unfinished operation means a hang while the processes live, but nothing if they
+//! were terminated in the middle of it. The record of a launcher has exit codes and signals. Without it, a ring shows
+//! whether its process closed it, and when a process that did not gave its last sign of life. Which of several
+//! processes ended first then follows from these times, from the failures that the survivors recorded, and from
+//! operations that failed long before their time-outs. If the records do not show it, the kind of end is unknown.
 
 use crate::align::record::Record;
 use crate::align::{Aligned, RecordIx};
@@ -17,81 +16,80 @@ use rcomm_recorder::publish::{LaunchRecord, LaunchSignal, RankEnd};
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-/// Last signs of life nearer to each other than this show no order: a watchdog makes ten rounds a second,
-/// on a busy host fewer.
+/// Last signs of life closer together than this, ns, show no order: a watchdog makes ten rounds a second, and fewer on
+/// a busy host.
 const TOGETHER_NS: i64 = 1_000_000_000;
 const SETTLE_NS: i64 = Policy::SETTLE.as_nanos() as i64;
-/// A launcher that looks at several processes at once notices ends that are so near in any order.
+/// A launcher may notice ends closer together than this, ns, in any order.
 const NOTICED_NS: i64 = 100_000_000;
-/// The CPU backend notices within this time that a peer's process is gone, on a busy host, too.
+/// The CPU backend notices within this time, ns, that a peer's process is gone, even on a busy host.
 const PEERS_NOTICE_NS: i64 = 3_000_000_000;
-/// As the CPU backend calls itself in records.
+/// The name of the CPU backend in records.
 const CPU: &str = "cpu";
-/// An operation that failed within this share of its time-out was not ended by it.
+/// An operation that failed within this share of its time-out was not ended by the time-out.
 const BEFORE_TIMEOUT: f64 = 0.9;
 
-/// How the job lives.
+/// Which processes of the job are gone, and how the job ended if all are.
 #[derive(Debug)]
 pub(crate) struct Life {
-    /// How it ended, if no process is left.
+    /// The end of the job; `None` while a process may live.
     pub(crate) end: Option<End>,
-    /// Whose processes are gone, have not ended in order, and were not ended by another's end.
+    /// Ranks whose processes ended out of order, and not because another process had ended.
     first: Vec<Rank>,
-    /// Of each rank whose process is gone.
+    /// The ranks whose processes are gone.
     gone: BTreeMap<Rank, Gone>,
-    /// What happened after this may be the beginning of the end of the whole job, common time, ns.
+    /// Events after this common time, ns, may already belong to the end of the whole job.
     settled_ns: i64,
 }
 
-/// How a job ended of which no process is left.
+/// The end of a job that has no process left.
 #[derive(Debug)]
 pub(crate) struct End {
     pub(crate) kind: EndKind,
-    /// Whose processes ended before the others', ascending.
+    /// Ranks whose processes ended before the others', ascending.
     pub(crate) first: Vec<Rank>,
-    /// When the last of those gave its last sign of life, common time, ns.
+    /// When the last of `first` ended, common time, ns.
     pub(crate) first_ns: i64,
-    /// The same for the last of all.
+    /// When the last process of all ended, common time, ns.
     pub(crate) last_ns: i64,
-    /// The processes gave signs of life, or their launcher noticed their ends: else they may have lived on
-    /// for long after their last operation.
+    /// Whether the time of the end is known, from signs of life or from a launcher. Otherwise the processes may have
+    /// lived on for long after their last operation.
     is_dated: bool,
-    /// The signal by which the launcher was asked to end the job before any process had failed.
+    /// The signal by which the launcher was asked to end the job before any process failed, if it was.
     pub(crate) asked: Option<LaunchSignal>,
 }
 
 impl End {
-    /// Whether the job may have been terminated while all was well: nothing shows for how long what is
-    /// unfinished had been so.
+    /// Whether the job may have been terminated without any fault: nothing shows how long its unfinished operations had
+    /// lasted.
     pub(crate) fn leaves_ages_open(&self) -> bool {
         !self.is_dated && matches!(self.kind, EndKind::Cancelled | EndKind::Unknown)
     }
 }
 
-/// A process that is no more.
+/// A process that is gone.
 #[derive(Clone, Debug)]
 pub(crate) struct Gone {
     rank: Rank,
-    /// It closed its record, or exited with 0.
+    /// Whether it closed its record or exited with 0.
     in_order: bool,
-    /// Its end where the launcher noticed it, else its last sign of life, common time, ns.
+    /// When the launcher noticed its end, else its last sign of life; common time, ns.
     at_ns: i64,
-    /// How it ended, where the launcher knows.
+    /// How it ended, if a launcher recorded it.
     pub(crate) exit: Option<RankEnd>,
-    /// The launcher had told it to end.
-    was_told: bool,
+    /// Whether the launcher had sent it a signal to end.
+    was_signalled: bool,
 }
 
 impl Gone {
-    /// When the process ended, as far as is known: as its launcher noticed it, else its last sign of life;
-    /// common time, ns.
+    /// When the process ended: when its launcher noticed it, else its last sign of life; common time, ns.
     pub(crate) const fn at_ns(&self) -> i64 {
         self.at_ns
     }
 }
 
 impl Life {
-    /// From what the records and the launcher's accounts show of the processes.
+    /// Derives the life of the job from its records and those of its launchers.
     pub(crate) fn new(aligned: &Aligned<'_>, policy: &Policy) -> Self {
         let launches = policy.launches.as_slice();
         let exits = exits(aligned, launches);
@@ -109,10 +107,10 @@ impl Life {
             _ => i64::MAX,
         };
         let asked_ns = asked(launches).map_or(i64::MAX, |asked| asked.time_ns);
-        // While others live, each end that no order is known of may be a cause, unless the whole job is
-        // being ended.
+        // While others live, each end may be a cause if no order of them is known, unless the whole job is being
+        // terminated.
         let is_cause = |one: &&Gone| {
-            let own = !one.in_order && !one.was_told && one.at_ns < asked_ns;
+            let own = !one.in_order && !one.was_signalled && one.at_ns < asked_ns;
             own && one.at_ns <= settled_ns && !gave_up(aligned, one.rank)
         };
         let causes: BTreeSet<Rank> = gone.iter().filter(is_cause).map(|it| it.rank).collect();
@@ -132,31 +130,31 @@ impl Life {
         }
     }
 
-    /// Whether what happened at this time, common time, ns, can be judged: what is newer may be the
-    /// beginning of the end of the whole job.
+    /// Whether an event at this common time, ns, can be judged: a later one may already belong to the end of the whole
+    /// job.
     pub(crate) const fn is_settled(&self, at_ns: i64) -> bool {
         at_ns <= self.settled_ns
     }
 
-    /// Whether the end of a rank's process is a cause: it did not end in order, and no other process ended
-    /// before. Processes that were ended together explain no wait.
+    /// Whether the end of a rank's process is a cause: it did not end in order, and not because another process had
+    /// ended. Processes that ended together explain no wait.
     pub(crate) fn went_first(&self, rank: Rank) -> bool {
         self.first.contains(&rank)
     }
 
-    /// A rank's process, if it is gone.
+    /// The process of a rank, if it is gone.
     pub(crate) fn gone(&self, rank: Rank) -> Option<&Gone> {
         self.gone.get(&rank)
     }
 
-    /// The parameters of the analysis: of a job that is over its end is the time of judgement, and what
-    /// was young then was no hang. Where it is not known when it ended, all that is pending counts.
+    /// The policy for this job. If it is over, its end is the time of judgement: operations that were young at that
+    /// time were no hang. If the time of the end is unknown, all pending operations count.
     pub(crate) fn policy(&self, policy: &Policy) -> Policy {
         let mut policy = policy.clone();
         if let Some(end) = &self.end {
             policy.now_ns = end.is_dated.then_some(end.last_ns);
             policy.snapshot = end.is_dated;
-            // The last sign of life is a little older than the end.
+            // The last sign of life is somewhat older than the end.
             let age = Duration::from_nanos(TOGETHER_NS.unsigned_abs());
             policy.overdue = policy.overdue.saturating_sub(age);
         }
@@ -164,27 +162,27 @@ impl Life {
     }
 }
 
-/// How ranks ended, with whether their launcher had told them to.
+/// How ranks ended, and whether their launcher had sent them a signal to end.
 fn exits(aligned: &Aligned<'_>, launches: &[LaunchRecord]) -> BTreeMap<Rank, (RankEnd, bool)> {
     let mut exits = BTreeMap::new();
     for launch in launches {
         for of in &launch.ranks {
             let mut records = aligned.records_of(of.rank);
-            // An account of another attempt is about other processes.
+            // The launch record of another attempt is about other processes.
             let other = records.any(|at| aligned.records[at].identity.attempt != launch.attempt);
             if let (Some(end), false) = (of.end, other) {
-                let told = of
+                let signalled = of
                     .sent
                     .iter()
                     .any(|sent| ends(sent.signal) && sent.time_ns <= end.time_ns);
-                exits.insert(of.rank, (end, told));
+                exits.insert(of.rank, (end, signalled));
             }
         }
     }
     exits
 }
 
-/// The first signal by which a launcher was asked to end the job.
+/// The first signal by which a launcher was asked to end the job, if any.
 fn asked(launches: &[LaunchRecord]) -> Option<LaunchSignal> {
     let received = launches.iter().flat_map(|launch| &launch.received);
     received
@@ -198,17 +196,17 @@ const fn ends(signal: i32) -> bool {
     matches!(signal, 1 | 2 | 9 | 15)
 }
 
-/// The process of a rank, if it is no more.
+/// The process of a rank, if it is gone.
 fn gone(aligned: &Aligned<'_>, rank: Rank, exit: Option<&(RankEnd, bool)>) -> Option<Gone> {
     let own = |record: RecordIx, ns: i64| ns.saturating_sub(aligned.offsets_ns[record]);
-    if let Some(&(end, was_told)) = exit {
+    if let Some(&(end, was_signalled)) = exit {
         let record = aligned.record_of(rank);
         return Some(Gone {
             rank,
             in_order: end.is_success(),
             at_ns: record.map_or(end.time_ns, |record| own(record, end.time_ns)),
             exit: Some(end),
-            was_told,
+            was_signalled,
         });
     }
     let mut found: Option<Gone> = None;
@@ -223,9 +221,9 @@ fn gone(aligned: &Aligned<'_>, rank: Rank, exit: Option<&(RankEnd, bool)>) -> Op
             in_order: false,
             at_ns,
             exit: None,
-            was_told: false,
+            was_signalled: false,
         });
-        // Several recorders of one process: the program's own is the one that is closed.
+        // With several recorders in one process, only the program's own is closed at the end.
         gone.in_order |= whole.closed();
         gone.at_ns = gone.at_ns.max(at_ns);
     }
@@ -285,12 +283,12 @@ fn ranks_of(gone: &[&Gone]) -> Vec<Rank> {
     ranks
 }
 
-/// Of processes that are gone, in order of their ends: those that ended before the others and not in
-/// order, ascending, where it is known.
+/// The ranks, ascending, whose processes ended first and not in order; `None` if that is unknown. `gone` is sorted by
+/// time.
 fn went_first(aligned: &Aligned<'_>, gone: &[Gone]) -> Option<Vec<Rank>> {
     let failed: Vec<&Gone> = gone.iter().filter(|one| !one.in_order).collect();
     let all = aligned.expected.len();
-    // A peer that goes fails the operations of those who live on; its own last operation does not fail.
+    // When a process ends, the operations of its living peers fail, but its own last operation does not.
     let suffers = |rank: Rank| {
         let mut records = aligned.records_of(rank);
         records.any(|record| {
@@ -301,9 +299,9 @@ fn went_first(aligned: &Aligned<'_>, gone: &[Gone]) -> Option<Vec<Rank>> {
     let by_launcher: Vec<&Gone> = failed
         .iter()
         .copied()
-        .filter(|one| one.exit.is_some() && !one.was_told)
+        .filter(|one| one.exit.is_some() && !one.was_signalled)
         .collect();
-    // One signal that ends all of them at once came from outside.
+    // If one signal ended all of them at once, it came from outside.
     let signals: BTreeSet<_> = by_launcher
         .iter()
         .map(|one| one.exit.and_then(|it| it.signal))
@@ -344,7 +342,7 @@ fn went_first(aligned: &Aligned<'_>, gone: &[Gone]) -> Option<Vec<Rank>> {
     if waited_on(aligned, &failed[..=at], &failed[at + 1..]) {
         return None;
     }
-    // An order of ends is no order of causes where nothing was interrupted.
+    // If no operation was interrupted, the order of ends shows no cause.
     let interrupted = |one: &&Gone| {
         let mut records = aligned.records_of(one.rank);
         records.any(|record| {
@@ -358,7 +356,7 @@ fn went_first(aligned: &Aligned<'_>, gone: &[Gone]) -> Option<Vec<Rank>> {
         .then(|| ranks_of(&failed[..=at]))
 }
 
-/// Whether a rank recorded that another one is gone.
+/// Whether a rank recorded that another rank is gone.
 fn names_another(record: &Record) -> bool {
     let other = |rank: &Rank| *rank != record.rank;
     record
@@ -367,7 +365,7 @@ fn names_another(record: &Record) -> bool {
         .any(|failure| failure.kind == FailureKind::PeerGone && failure.ranks.iter().any(other))
 }
 
-/// Whom the first rank that recorded the loss of a peer had lost.
+/// The ranks that were lost by the first rank that recorded the loss of a peer; empty if none did.
 fn lost_first<'a>(aligned: &'a Aligned<'_>) -> &'a [Rank] {
     let records = aligned.records.iter().zip(&aligned.offsets_ns);
     let failures = records.flat_map(|(record, offset)| {
@@ -379,8 +377,8 @@ fn lost_first<'a>(aligned: &'a Aligned<'_>) -> &'a [Rank] {
     first.map_or(&[], |(_, failure)| &failure.ranks)
 }
 
-/// Whether others waited to their own ends for processes that had given no sign of life for long: had these
-/// been gone, the others would have noticed it. They were stopped or without processor time, and ended with
+/// Whether the other processes waited until their own ends for processes that had given no sign of life for long. They
+/// would have noticed if those had been gone: so those were stopped or without processor time, and ended together with
 /// the others.
 fn waited_on(aligned: &Aligned<'_>, quiet: &[&Gone], others: &[&Gone]) -> bool {
     let Some(last) = quiet.last() else {
@@ -408,8 +406,7 @@ fn waited_on(aligned: &Aligned<'_>, quiet: &[&Gone], others: &[&Gone]) -> bool {
     })
 }
 
-/// Whether a rank gave up: at a time-out, whoever was missing, because it lost a peer, or by an abort. That
-/// it ended is a consequence.
+/// Whether a rank gave up at a time-out, because it lost a peer, or by an abort. Its end is then a consequence.
 fn gave_up(aligned: &Aligned<'_>, rank: Rank) -> bool {
     let mut records = aligned.records_of(rank);
     records.any(|at| {

@@ -1,6 +1,6 @@
-//! What rings have dropped, and how much surer a finding sounds than it may.
+//! Lowers the confidence of findings if a ring may have dropped the operation that its rank is in.
 //!
-//! A ring whose oldest entry has not completed may have dropped the very operation that its rank is in.
+//! That is possible if the oldest entry in the ring has not completed.
 
 use crate::align::pending::front_is_lost;
 use crate::judge::context::{Context, FindingDraft};
@@ -9,12 +9,12 @@ use crate::report::{Code, Problem};
 use rcomm_recorder::model::Rank;
 use std::collections::BTreeSet;
 
-/// How sure a finding can be that rests on where ranks wait, if one of them may be somewhere else.
+/// The highest confidence of a finding that rests on where ranks wait, if one of them may be elsewhere.
 const AMONG_OTHERS: f64 = 0.7;
-/// The same, if that rank is the one that is blamed.
+/// The same if that rank is a culprit.
 const BLAMED: f64 = 0.5;
 
-/// Ranks, ascending, of which the ring may have dropped what they are in.
+/// Ranks whose ring may have dropped the operation that they are in, ascending.
 pub(crate) fn blind(ctx: &Context<'_>) -> Vec<Rank> {
     let records = ctx.aligned.records.iter();
     let blind = records.filter(|record| front_is_lost(record));
@@ -23,8 +23,8 @@ pub(crate) fn blind(ctx: &Context<'_>) -> Vec<Rank> {
     ranks
 }
 
-/// Lowers the confidence of what rests on the places where ranks wait.
-pub(crate) fn temper(ctx: &Context<'_>, drafts: &mut [FindingDraft]) {
+/// Lowers the confidence of findings that rest on the places where ranks wait.
+pub(crate) fn lower_confidence(ctx: &Context<'_>, drafts: &mut [FindingDraft]) {
     let blind = blind(ctx);
     if blind.is_empty() {
         return;
@@ -50,7 +50,7 @@ pub(crate) fn temper(ctx: &Context<'_>, drafts: &mut [FindingDraft]) {
     }
 }
 
-/// N302 of the ranks that are not among those of which that is noted already.
+/// N302 on these ranks, without those that another note names; `None` if none is left.
 pub(crate) fn note(ctx: &Context<'_>, noted: &BTreeSet<Rank>) -> Option<Problem> {
     let mut blind = blind(ctx);
     blind.retain(|rank| !noted.contains(rank));

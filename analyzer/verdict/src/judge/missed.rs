@@ -1,8 +1,8 @@
-//! What a rank that others wait for would have done next.
+//! Finds what a rank that others wait for would have done next.
 //!
-//! Such a rank may be missed at several places: its tensor-parallel peer waits in an all_reduce, the
-//! next stage in a receive, all others at the end of the step. Only one of them is where it left the
-//! program. The ranks that went on show the order; where they do not, the earliest wait does.
+//! Such a rank may be missed at several places: its tensor-parallel peer waits in an all_reduce, the next stage in a
+//! receive, all others at the end of the step. It left the program at only one of them. The ranks that went on show the
+//! order; if they do not, the earliest wait counts.
 
 use crate::align::event::{self, ProgramEvent};
 use crate::align::p2p::peer_of;
@@ -12,13 +12,14 @@ use crate::judge::program_order::vote;
 use crate::judge::wait_graph::{Missing, Node, Place};
 use std::cmp::Reverse;
 
-/// More places than this are not compared with each other.
+/// At most this many places, those with the earliest waits, are compared.
 const MOST: usize = 24;
 
-/// The place that a rank would have come to first, of all those where it is missed.
+/// The place that a rank would have reached first of all those where it is missed, and why it is missing there; `None`
+/// if it is not missed.
 pub(crate) fn first_missed(ctx: &Context<'_>, node: Node) -> Option<(usize, Missing)> {
     let mut places = ctx.missed_at(node);
-    // A certain absence before one that is only possible.
+    // A certain absence takes precedence over a possible one.
     if places.iter().any(|&(_, why)| why != Missing::Candidate) {
         places.retain(|&(_, why)| why != Missing::Candidate);
     }
@@ -51,14 +52,14 @@ pub(crate) fn first_missed(ctx: &Context<'_>, node: Node) -> Option<(usize, Miss
     Some(places[best])
 }
 
-/// A rank that is at the place: as good a measure of the point of the program as the missing rank.
+/// The record of a rank that is at the place: it shows the point of the program as well as the missing rank does.
 fn witness(ctx: &Context<'_>, place: usize) -> Option<RecordIx> {
     ctx.graph.arrived[place]
         .iter()
         .find_map(|&node| ctx.record_at(place, node))
 }
 
-/// What `rank` would do to come to a place.
+/// The operation that `rank` would have to issue at a place.
 pub(crate) fn event_for(ctx: &Context<'_>, place: usize, rank: u32) -> Option<ProgramEvent> {
     let aligned = ctx.aligned;
     match ctx.graph.places[place] {
@@ -83,7 +84,7 @@ pub(crate) fn event_for(ctx: &Context<'_>, place: usize, rank: u32) -> Option<Pr
     }
 }
 
-/// The rank at the other end of a message.
+/// The rank at the other end of a message; `None` if it is not recorded, or the message is a receive from any source.
 pub(crate) fn peer_rank(
     aligned: &Aligned<'_>,
     group: usize,
@@ -98,7 +99,7 @@ pub(crate) fn peer_rank(
     ranks.get(peer as usize).copied()
 }
 
-/// What a rank that waits at a place has done there.
+/// The operation that a rank issued at the place where it waits.
 pub(crate) fn event_at(ctx: &Context<'_>, place: usize, rank: u32) -> Option<ProgramEvent> {
     let aligned = ctx.aligned;
     match ctx.graph.places[place] {

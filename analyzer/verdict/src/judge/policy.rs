@@ -10,31 +10,30 @@ use std::time::Duration;
 pub struct Policy {
     /// The time of judgement, wall clock, ns since the epoch.
     ///
-    /// `None` = each dump's own time, and where a dump carries none (PyTorch's), it is taken as made
-    /// because something hung.
+    /// `None` = each dump's own time. A dump without a time (PyTorch's) is taken as written because of a hang.
     pub now_ns: Option<i64>,
-    /// The dumps are a look at a running job: what is merely pending and not overdue is no finding, and
-    /// the verdict is `running`.
+    /// Whether the dumps are a snapshot of a running job: operations that are pending but not overdue are then no
+    /// finding, and the verdict is `running`.
     pub snapshot: bool,
-    /// From which age on a pending operation counts as stuck in a snapshot, at the latest
+    /// The age from which a pending operation counts as stuck in a snapshot; a short time-out lowers it
     /// ([`Policy::overdue_after`]).
     pub overdue: Duration,
-    /// Ranks that should be there, where another source than the dumps lists them (a scheduler, a flag).
+    /// The number of ranks expected, if another source than the dumps states it (a scheduler, a flag).
     pub world_size: Option<u32>,
-    /// Ranks whose record is not given since they no longer answer: a live view reports that itself.
+    /// Ranks whose record is missing because they no longer answer; the live view reports that itself.
     pub silent: Vec<Rank>,
-    /// When the files were written that note no time themselves, the newest of them, ns since the epoch.
+    /// When the newest of the files was written that state no time themselves, ns since the epoch.
     pub written_ns: Option<i64>,
-    /// What launchers know of the processes of the job, of any hosts.
+    /// The records of launchers on the processes of the job, of all hosts.
     pub launches: Vec<LaunchRecord>,
-    /// Of each record the newest so many operations were given, whatever the ring holds; `None` = all.
+    /// At most this many newest operations of each record were given, even if the ring holds more; `None` = all.
     pub newest: Option<usize>,
-    /// How many of a finding's victims are listed before the list is cut.
+    /// The number of victims of a finding that are listed at most.
     pub max_victims: usize,
-    /// From which share of the job's time on a straggler is worth a warning, 0..1.
+    /// The share of the job's time, 0..1, from which a straggler is reported.
     pub straggler_share: f64,
-    /// Ranks that the look before this one found late: they stay so until they clearly are no more, so
-    /// that a live view does not waver.
+    /// Ranks that were late in the previous snapshot. They remain late until they clearly no longer are, which keeps a
+    /// live view stable.
     pub late: Vec<Rank>,
 }
 
@@ -57,15 +56,14 @@ impl Default for Policy {
 }
 
 impl Policy {
-    /// While others live, a process that ended is judged this long after its end: where a whole job is being
-    /// ended, the others' ends come soon.
+    /// While others live, a process that ended is judged this long after its end: if the whole job is being terminated,
+    /// the others end soon.
     pub const SETTLE: Duration = Duration::from_secs(1);
 
-    /// From which age on an operation with this time-out, ms, counts as stuck in a snapshot: `overdue`,
-    /// or half of the time-out where that is shorter; 0 = the time-out is not known.
+    /// The age from which an operation with this time-out, ms, counts as stuck in a snapshot: `overdue`, or half of the
+    /// time-out if that is shorter. A time-out of 0 is unknown.
     ///
-    /// With `overdue` alone the hang of a job with a short time-out would be seen only once the
-    /// job has given up.
+    /// With `overdue` alone, a hang of a job with a short time-out would be seen only after the job has given up.
     pub fn overdue_after(&self, timeout_ms: u64) -> Duration {
         match timeout_ms {
             0 => self.overdue,

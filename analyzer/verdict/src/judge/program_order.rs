@@ -1,30 +1,29 @@
-//! In which order the program does things, as the ranks' own records show it.
+//! The order in which the program issues operations, according to the ranks' own records.
 //!
-//! Ranks of one job mostly run one program: what rank 3 does on its `tp` group, rank 5 does on its own.
-//! So a question such as "does `tp` #95 come before `world` #3?" is put to all ranks that have issued
-//! one of them. This identifies the odd rank in a wait cycle, and which of several things a silent
-//! rank would have done next.
+//! The ranks of a job mostly run one program: rank 5 does the same on its `tp` group as rank 3 on its own. So all ranks
+//! that have issued one of two operations vote on a question such as "does `tp` #95 come before `world` #3?". The votes
+//! identify the rank that deviates in a wait cycle, and which of several operations a silent rank would have issued
+//! next.
 
 use crate::align::event::{Occurrence, Posted, ProgramEvent, lane_of_family, when};
 use crate::align::p2p::Messages;
 use crate::align::{Aligned, RecordIx};
 use crate::judge::programs::Point;
 
-/// How many ranks put one of two events first.
+/// The number of ranks that issued each of two events first.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Votes {
     pub(crate) first: usize,
     pub(crate) second: usize,
-    /// Where in its program the first of those that put the first event first did so.
+    /// A point in the program of a rank where it issued the first event first.
     pub(crate) shown_by: Option<Point>,
 }
 
-/// Asks all ranks that are at the same point of the program as `like` which of two events they put
-/// first.
+/// Counts which of two events the ranks at the same point of the program as `like` issued first.
 ///
-/// A rank is not at the same point if it had issued another number of the first's family when it
-/// issued the collective before the second (stages of a pipeline may have layers of their own). Where
-/// the ring has dropped the entries, a rank is asked only if no rank at the same point answers.
+/// A rank is not at the same point if it had issued another number of collectives in the family of `first` when it
+/// issued the collective before `second` (stages of a pipeline may have layers of their own). A rank whose ring has
+/// dropped these entries counts only if no rank at the same point can decide.
 pub(crate) fn vote(
     aligned: &Aligned<'_>,
     messages: &Messages,
@@ -36,7 +35,7 @@ pub(crate) fn vote(
     let point = point_before(aligned, like, first, second);
     let mut next = 0;
     while next < aligned.records.len() {
-        // Each of several recorders of a process may hold one of the two.
+        // A process may have several recorders, and each may hold one of the two events.
         let own = aligned.records_of(aligned.records[next].rank);
         next = own.end;
         let there = own
@@ -47,11 +46,11 @@ pub(crate) fn vote(
             (Some(_), None) => &mut unsure,
             _ => &mut sure,
         };
-        let told = [first, second].map(|event| {
+        let occurrences = [first, second].map(|event| {
             let mut own = own.clone();
             own.find_map(|record| Some((record, when(aligned, messages, record, event)?)))
         });
-        let [Some((one, a)), Some((other, b))] = told else {
+        let [Some((one, a)), Some((other, b))] = occurrences else {
             continue;
         };
         let before = |(one, a): (RecordIx, u32), (other, b): (RecordIx, u32)| {
@@ -88,10 +87,10 @@ pub(crate) fn vote(
     }
 }
 
-/// The order of two collectives in a rank's own past, where it is regular: how many of one
-/// family there were between two of the other, the same number each time.
+/// The order of two collectives by a rank's own past, if it is regular: between two collectives of one family it issued
+/// the same number of the other each time.
 ///
-/// `Some(true)`: the first comes before the second.
+/// `Some(true)`: the first comes before the second. `None`: the past is not regular.
 pub(crate) fn past(
     aligned: &Aligned<'_>,
     record: RecordIx,
@@ -114,8 +113,8 @@ fn seq_of(event: ProgramEvent) -> u32 {
     }
 }
 
-/// How many of the second's family should have been issued when the first comes, by the rhythm of the
-/// ones before the first.
+/// The number of the second's family that is expected when the first is issued, extrapolated from the collectives
+/// before the first; `None` if these are not regular.
 fn expected_before(
     aligned: &Aligned<'_>,
     record: RecordIx,
@@ -142,7 +141,7 @@ fn expected_before(
             seq: seq.max(1),
             call,
         };
-        // The count when number `seq - 1` was issued.
+        // The count when collective `seq - 1` was issued.
         match point_before(aligned, record, second, before) {
             Some(count) => counts.push(count),
             None => break,
@@ -157,7 +156,8 @@ fn expected_before(
         .then(|| counts[0] + rhythm)
 }
 
-/// How far the first event's lane was when the collective before the second event was issued.
+/// The newest number in the first event's lane when the collective before the second event was issued; `None` if the
+/// record does not show it.
 fn point_before(
     aligned: &Aligned<'_>,
     record: RecordIx,

@@ -1,4 +1,4 @@
-//! Two ranks' programs side by side, from where they part.
+//! Compares the programs of two ranks from where they first differ.
 
 use crate::align::record::Op;
 use crate::align::{GroupIx, RecordIx};
@@ -7,16 +7,16 @@ use crate::report::format::format_ranks;
 use rcomm_recorder::model::{OpType, Rank};
 use std::collections::BTreeMap;
 
-/// Steps that both have in common, shown before the first difference.
+/// The number of common steps shown before the first difference.
 const BEFORE: usize = 1;
-/// Steps of each program shown from the first difference on.
+/// The number of steps of each program shown from the first difference on.
 const AFTER: usize = 4;
-/// The same where the programs are shown over all groups.
+/// The same for programs over all groups.
 const BEFORE_IN_ALL: usize = 2;
 const AFTER_IN_ALL: usize = 6;
 
-/// Ranks that issued one call, by where in the source they did: one line for each place and its caller,
-/// since the call itself is often in a wrapper that all share.
+/// The ranks that issued a call, one line for each call site and its caller: the call itself is often in a wrapper that
+/// all share.
 pub(crate) fn sites(
     ctx: &Context<'_>,
     group: GroupIx,
@@ -50,14 +50,14 @@ pub(crate) fn sites(
     by_site.into_iter().map(line).collect()
 }
 
-/// ` (train.py:88)`: where in its source a rank issued a collective; empty where that is not recorded.
+/// The call site of a collective in parentheses, like ` (train.py:88)`; empty if it was not recorded.
 pub(crate) fn at_site(ctx: &Context<'_>, group: GroupIx, seq: u32, record: RecordIx) -> String {
     let position = position_of(ctx, record, group, seq);
     position.map_or(String::new(), |at| ctx.at_site(ctx.aligned.op(record, at)))
 }
 
-/// The steps of two ranks in a group from just before number `seq` on, as a diff under the names of the
-/// two: ` ` both, `-` only `usual`, `+` only `odd`.
+/// The steps of two ranks in a group from just before number `seq` on, as a unified diff: ` ` both, `-` only `usual`,
+/// `+` only `odd`.
 pub(crate) fn next_steps(
     ctx: &Context<'_>,
     group: GroupIx,
@@ -83,8 +83,8 @@ pub(crate) struct Point {
     pub(crate) position: u32,
 }
 
-/// The steps of two ranks in all their groups from just before these points on, in the order in which
-/// they issued them, as [`next_steps`] shows them. `usual` and `odd` have programs like theirs.
+/// The steps of two ranks in all their groups from just before these points on, in order of issue, as a diff like that
+/// of [`next_steps`]. `usual` and `odd` are the ranks whose programs these are.
 pub(crate) fn orders(
     ctx: &Context<'_>,
     (usual, first): (&[Rank], Point),
@@ -99,7 +99,7 @@ pub(crate) fn orders(
     lines
 }
 
-/// Whether two ranks did the same, over all groups, around these points and from them on.
+/// Whether two ranks issued the same operations over all groups around these points and after them.
 pub(crate) fn same_order(ctx: &Context<'_>, one: Point, other: Point) -> bool {
     let (one, other) = (steps_in_all(ctx, one), steps_in_all(ctx, other));
     one.len() == other.len() && one.iter().zip(&other).all(|(a, b)| same(ctx, a, b))
@@ -110,7 +110,7 @@ struct ProgramStep {
     kind: OpType,
     call: u32,
     text: String,
-    /// Without what may differ between ranks that do the same.
+    /// The text without the parts that may differ between ranks that do the same.
     common: String,
     group: GroupIx,
 }
@@ -119,14 +119,14 @@ fn same(ctx: &Context<'_>, a: &ProgramStep, b: &ProgramStep) -> bool {
     let calls = &ctx.aligned.shared.calls;
     a.family == b.family
         && match a.kind.is_p2p() {
-            // Each rank has peers of its own.
+            // The peers differ from rank to rank.
             true => a.kind == b.kind,
             false => calls.difference(a.call, b.call).is_none(),
         }
 }
 
 fn difference(ctx: &Context<'_>, usual: &[ProgramStep], odd: &[ProgramStep]) -> Vec<String> {
-    // Longest common part of what follows, by length of what is left of each.
+    // `common[a][b]` is the length of the longest common subsequence of `usual[a..]` and `odd[b..]`.
     let mut common = vec![vec![0u8; odd.len() + 1]; usual.len() + 1];
     for a in (0..usual.len()).rev() {
         for b in (0..odd.len()).rev() {
@@ -158,7 +158,8 @@ fn difference(ctx: &Context<'_>, usual: &[ProgramStep], odd: &[ProgramStep]) -> 
     lines
 }
 
-/// The text of a step; where one of the other program reads the same and is another, with what makes it so.
+/// The text of a step. If a step of the other program has the same text but is not the same, size and members are
+/// added.
 fn unlike(ctx: &Context<'_>, step: &ProgramStep, others: &[ProgramStep]) -> String {
     let twin = |other: &&ProgramStep| other.text == step.text && !same(ctx, step, other);
     if !others.iter().any(|other| twin(&other)) {

@@ -1,9 +1,9 @@
-//! Which records belong to the job that is judged, and which were left by another.
+//! Selects the records of one job and leaves aside those of other jobs and runs.
 //!
-//! Folders of dumps collect leftovers: files of an older run, of another attempt, of a job of another
-//! size. Clocks alone do not decide (hosts disagree, jobs restart within seconds), so content decides
-//! first: a job, an attempt, the shape of the world, and then contradictions that no single run can
-//! produce, such as two ranks having completed different operations under one number.
+//! Folders of dumps collect leftovers: files of an older run, of another attempt, of a job of another size. Clocks
+//! alone do not decide (hosts disagree, jobs restart within seconds), so content decides first: job, attempt, shape of
+//! the world, and then contradictions that no single run can produce, such as two ranks that completed different
+//! operations under one number.
 
 use crate::align::record::{NONE, Record, Shared};
 use crate::align::signature::CallDifference;
@@ -14,18 +14,20 @@ use rcomm_recorder::model::Rank;
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
-/// Clocks of one job are nearer than this; a record further off, and not in step, is from another time.
+/// The clocks of one job differ by less than this, ns; a record that differs by more and has no pending collective in
+/// common with a peer is from another time.
 const CLOCKS_AGREE_NS: i64 = 60_000_000_000;
-/// Two runs of one job do not follow each other so closely.
+/// Two runs of one job are further apart than this, ns.
 const ONE_RUN_NS: i64 = 1_000_000_000;
-/// No host's clock is further off; a record that is was left earlier.
+/// No host's clock is wrong by more than this, ns; a record that differs by more was left earlier.
 const NO_CLOCK_IS_SO_WRONG_NS: i64 = 600_000_000_000;
-/// So many operations that contradict the majority's, and so large a share, and a record is foreign.
+/// A record is of another run if at least this many of its operations, and this share of those compared, contradict the
+/// majority's.
 const CONTRADICTIONS: usize = 3;
 const CONTRADICTING_SHARE: f64 = 0.25;
 
-/// Keeps the records of one job, by rank, and of each rank one, or one of each of the recorders that its
-/// process ran side by side, the newest first; the others become problems.
+/// Keeps the records of one job, ordered by rank: one for each rank, or one for each recorder that its process ran side
+/// by side, the newest first. The others become problems (N300).
 pub(crate) fn select(
     shared: &Shared,
     mut records: Vec<Record>,
@@ -37,7 +39,7 @@ pub(crate) fn select(
     keep_one_world(shared, &mut records, problems);
     keep_newest_of_each_recorder(shared, &mut records, problems);
     if !policy.snapshot {
-        // Leaving one aside may show the next: two files of one older run support each other.
+        // Leaving one record aside may reveal the next: two files of one older run support each other.
         for _ in 0..3 {
             if !leave_contradicting(shared, &mut records, problems) {
                 break;
@@ -47,14 +49,14 @@ pub(crate) fn select(
     records
 }
 
-fn leave(record: &Record, why: &str, problems: &mut Vec<Problem>) {
+fn leave_aside(record: &Record, why: &str, problems: &mut Vec<Problem>) {
     problems.push(Problem::stale_dump(
         record.path.clone(),
         format!("the record of rank {} was left aside: {why}", record.rank),
     ));
 }
 
-/// Our own records carry job and attempt.
+/// Keeps the records of the most frequent job and of its newest attempt; only rcomm's records state these.
 fn keep_one_job(records: &mut Vec<Record>, problems: &mut Vec<Problem>) {
     let mut jobs: BTreeMap<String, (usize, i64)> = BTreeMap::new();
     for record in records
@@ -71,7 +73,7 @@ fn keep_one_job(records: &mut Vec<Record>, problems: &mut Vec<Problem>) {
         records.retain(|record| {
             let keep = record.identity.job.is_empty() || record.identity.job == *job;
             if !keep {
-                leave(
+                leave_aside(
                     record,
                     &format!(
                         "it is of job {}, most are of job {job}",
@@ -95,13 +97,13 @@ fn keep_one_job(records: &mut Vec<Record>, problems: &mut Vec<Problem>) {
                 "it is of attempt {}, the newest is {newest}",
                 record.identity.attempt
             );
-            leave(record, &why, problems);
+            leave_aside(record, &why, problems);
         }
         keep
     });
 }
 
-/// The members of the world as a record names them.
+/// The members of the world according to a record.
 fn world_of<'a>(shared: &'a Shared, record: &Record) -> Option<&'a [Rank]> {
     let groups = record
         .groups
@@ -132,7 +134,7 @@ fn keep_one_world(shared: &Shared, records: &mut Vec<Record>, problems: &mut Vec
     if worlds.len() < 2 {
         return;
     }
-    // The world that is most complete; among equals the newest.
+    // The most complete world; among equals the newest.
     let best = worlds.iter().max_by_key(|(ranks, world)| {
         (
             world.present.len() * 1_000_000 / ranks.len(),
@@ -149,20 +151,20 @@ fn keep_one_world(shared: &Shared, records: &mut Vec<Record>, problems: &mut Vec
                 "its world has {size} ranks, that of the job has {}",
                 chosen.len()
             );
-            leave(record, &why, problems);
+            leave_aside(record, &why, problems);
         }
         keep
     });
 }
 
-/// Of several records of a rank the newest stays, and with it those that other recorders of the same
-/// process left: one holds what one backend did, the other what another did.
+/// Keeps the newest of several records of a rank, and those of other recorders of the same process: each may hold the
+/// operations of another backend.
 fn keep_newest_of_each_recorder(
     shared: &Shared,
     records: &mut Vec<Record>,
     problems: &mut Vec<Problem>,
 ) {
-    // Two forms of one moment: the one with the call sites.
+    // Of two records of one moment, the one with call sites is better.
     let with_stack = |record: &Record| record.ops.iter().filter(|op| op.stack != NONE).count();
     let better = |record: &Record| {
         let taken = record.identity.dump_time_ns;
@@ -193,13 +195,13 @@ fn keep_newest_of_each_recorder(
             "" => "another record of this rank is newer".to_owned(),
             path => format!("{path} is of the same rank and as new or newer"),
         };
-        leave(&record, &why, problems);
+        leave_aside(&record, &why, problems);
     }
     *records = kept;
 }
 
-/// Whether two records of one rank are of two recorders in one process: they overlap in time and hold
-/// different operations, each the groups or the backends of its own.
+/// Whether two records of one rank come from two recorders in one process: they overlap in time and hold operations of
+/// different groups or backends.
 fn are_side_by_side(shared: &Shared, one: &Record, other: &Record) -> bool {
     let (a, b) = (&one.identity, &other.identity);
     let apart = |a: &str, b: &str| !a.is_empty() && !b.is_empty() && a != b;
@@ -218,14 +220,14 @@ fn are_side_by_side(shared: &Shared, one: &Record, other: &Record) -> bool {
     if meet(&ours, &theirs, |a, b| a.0 == b.0 && one_backend(a, b)) {
         return false;
     }
-    // One recorder lists all groups that it knows, so an older look at a ring names those of a newer one.
+    // A recorder lists all groups that it knows, so two snapshots of one ring list common groups.
     let lists = |record: &Record, group: u32| record.groups.iter().any(|it| it.group == group);
     one.recorder != other.recorder
         || !meet(&ours, &theirs, one_backend)
         || !one.groups.iter().any(|it| lists(other, it.group))
 }
 
-/// A group, and a backend that carried operations of it.
+/// A group and a backend that carried out operations of it.
 type Use<'a> = (u32, &'a str);
 
 fn meet<'a>(
@@ -236,12 +238,12 @@ fn meet<'a>(
     ours.iter().any(|a| theirs.iter().any(|b| test(a, b)))
 }
 
-/// A recorder that wraps a backend may add to its name.
+/// Whether two names mean one backend: a recorder that wraps a backend may add a prefix to its name.
 fn are_one_backend(a: &str, b: &str) -> bool {
     a.ends_with(b) || b.ends_with(a)
 }
 
-/// The groups that a record has operations of, and the backends that carried them.
+/// The groups that a record has operations of, with the backends that carried them out.
 fn used_by<'a>(shared: &'a Shared, record: &Record) -> BTreeSet<Use<'a>> {
     let mut seen: HashSet<(u16, u32)> = HashSet::new();
     let mut used = BTreeSet::new();
@@ -257,13 +259,14 @@ fn used_by<'a>(shared: &'a Shared, record: &Record) -> BTreeSet<Use<'a>> {
 #[derive(Clone, Default)]
 struct Comparison {
     compared: usize,
-    /// Completed another operation than the majority did under the same number.
+    /// The number of operations that contradict what most members completed under the same number.
     against: usize,
-    /// Completed, with every member, what most members never issued.
+    /// The number of groups in which it completed a collective that needs all members and that most of them never
+    /// issued.
     beyond: usize,
-    /// Does not know a group whose other members list it, but another of that name.
+    /// The number of groups that list its rank, while its own record uses another group of that name.
     misplaced: usize,
-    /// Has a pending collective that a peer has pending too.
+    /// Whether it has a pending collective that is also pending on a peer.
     in_step: bool,
 }
 
@@ -289,14 +292,13 @@ fn leave_contradicting(
     known.sort_unstable();
     let typical_offset = known.get(known.len() / 2).copied().unwrap_or(0);
     let mut foreign: Vec<(RecordIx, String)> = Vec::new();
-    // Records of another time are set aside first: what contradicts a record that is kept may be one
-    // of them.
+    // Records of another time are left aside first: they may be the ones that contradict a record that is kept.
     let mut another_time: Vec<(RecordIx, String)> = Vec::new();
     for (at, tally) in tallies.iter().enumerate() {
         let older = records[at].newest_ns() < typical_newest;
         let share = tally.against as f64 / tally.compared.max(1) as f64;
         let apart = clocks[at].map_or(0, |clock| clock.ns.saturating_sub(typical_offset));
-        // Nothing that both completed connects the clocks: then only hours count.
+        // No common collective connects the clocks: then only a large difference counts.
         let apart = if clocks[at].is_none() && most_agree && records[at].newest_ns() > 0 {
             let behind = records[at].newest_ns().saturating_sub(typical_newest);
             if behind < -NO_CLOCK_IS_SO_WRONG_NS {
@@ -339,7 +341,7 @@ fn leave_contradicting(
         foreign.extend(another_time);
     }
     if foreign.len() * 2 > records.len() || foreign.len() == records.len() {
-        // Where all contradict all, the newest is of the job at hand.
+        // If all contradict each other, the newest belongs to the job.
         let Some(newest) =
             (0..records.len()).max_by_key(|&at| (records[at].newest_ns(), Reverse(at)))
         else {
@@ -347,7 +349,7 @@ fn leave_contradicting(
         };
         foreign.retain(|&(at, _)| at != newest);
     } else if foreign.len() * 2 == records.len() {
-        // As many as stay: the older ones go.
+        // Half of the records contradict the other half: the older half is left aside.
         let newest_of = |set: &dyn Fn(RecordIx) -> bool| {
             (0..records.len())
                 .filter(|&at| set(at))
@@ -368,17 +370,17 @@ fn leave_contradicting(
         let foreign = why.remove(&at);
         at += 1;
         if let Some(why) = &foreign {
-            leave(record, why, problems);
+            leave_aside(record, why, problems);
         }
         foreign.is_none()
     });
     true
 }
 
-/// Whether a record that names other groups than its peers do is of the same run all the same: what it
-/// completed is what its peers completed, at the same time as some record whose groups are in order. Such
-/// a rank made other groups (E105). Where too little is completed to relate the clocks, the newest moments
-/// are compared as they are: ranks of one host share a clock.
+/// Whether a record that lists other groups than its peers is nevertheless of the same run: it completed what its peers
+/// completed, at the same time as a record whose groups agree. Such a rank made other groups (E105). If too few
+/// collectives completed to relate the clocks, the newest times are compared as they are: ranks of one host share a
+/// clock.
 fn is_of_this_run(
     records: &[Record],
     tallies: &[Comparison],
@@ -404,7 +406,7 @@ fn tally(aligned: &Aligned<'_>) -> Vec<Comparison> {
         let Some((low, high)) = aligned.window(group) else {
             continue;
         };
-        // A window that is wider than all its entries is a damaged number.
+        // A window wider than the number of its entries contains a damaged number.
         let entries: usize = aligned.groups[group]
             .lanes
             .iter()
@@ -482,7 +484,8 @@ fn count_against(aligned: &Aligned<'_>, row: &[(RecordIx, u32)], tallies: &mut [
     }
 }
 
-/// Completed with every member what most other members have not issued.
+/// Counts collectives that need all members and that a record completed although most other members have not issued
+/// them.
 fn count_beyond(aligned: &Aligned<'_>, group: usize, tallies: &mut [Comparison]) {
     let mut newest: Vec<(RecordIx, u32)> = Vec::new();
     for member in 0..aligned.groups[group].ranks.len() {
@@ -533,7 +536,7 @@ fn count_misplaced(aligned: &Aligned<'_>, tallies: &mut [Comparison]) {
                 continue;
             }
             for record in aligned.records_of(rank) {
-                // What another backend did in a group of this name is no contradiction.
+                // Operations of another backend in a group of this name are no contradiction.
                 let elsewhere = aligned.lanes[record].iter().any(|lane| {
                     let other = &aligned.groups[lane.group];
                     other.name == group.name

@@ -1,11 +1,10 @@
-//! Sibling pipelines: what the ranks with the same part in groups of the same description exchange with
-//! their peers, step by step.
+//! Compares the messages of a rank step by step with those of its siblings: the ranks with the same part in other
+//! groups of the same description, such as other pipelines.
 //!
-//! Two ends of a message contradict each other when one of them left a half out, and neither record shows
-//! which of them is wrong. The siblings do: the same member of another pipeline runs the same program. Its
-//! messages with the same peer are compared with the rank's own, with the collectives of all groups
-//! between them as marks: so a step that was left out is found where it happened, not where the job
-//! stopped because of it.
+//! If one end of a message left its half out, the two records contradict each other, and neither shows which end is
+//! wrong. The siblings show it, since the same member of another pipeline runs the same program. Its messages with the
+//! same peer are compared with the rank's own, with the collectives of all groups between them as marks: so a step that
+//! was left out is found where it happened, not where the job stopped because of it.
 
 use crate::align::event::{lane_of_family, nth_of_family, other_end};
 use crate::align::record::{NONE, Record};
@@ -14,16 +13,16 @@ use rcomm_recorder::model::{OpType, Rank};
 use rcomm_recorder::publish::Recorder;
 use std::collections::HashMap;
 
-/// How a rank's messages with a peer differ from those of its siblings.
+/// How the messages of a rank with a peer differ from those of its siblings.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) enum Deviation {
     /// It left out this half and went on.
     LeftOut { sends: bool },
-    /// It posted another step where its siblings post this half: left out, or to come later.
+    /// It posted another step where its siblings post this half, which it left out or would post later.
     NotFirst { sends: bool },
     /// It posted this half and its siblings do not.
     Extra { sends: bool },
-    /// It posted this half with another size, and goes on as its siblings do.
+    /// It posted this half with another size and goes on as its siblings do.
     Resized { sends: bool },
 }
 
@@ -32,19 +31,19 @@ pub(crate) enum Deviation {
 pub(crate) struct Odd {
     pub(crate) record: RecordIx,
     pub(crate) deviation: Deviation,
-    /// Position in its operations of the first step that is not its siblings'.
+    /// Position of its first step that differs from its siblings'.
     pub(crate) position: u32,
-    /// Siblings that show it, ascending, and of the first of them the step that is missing, or comes
-    /// instead.
+    /// Siblings that show the deviation, ascending.
     pub(crate) siblings: Vec<Rank>,
+    /// Record and position of the first sibling's step that is missing or comes instead.
     pub(crate) shown_by: (RecordIx, u32),
-    /// Siblings that did as the rank.
+    /// The number of siblings that did the same as the rank.
     pub(crate) like_it: usize,
 }
 
-/// So many siblings are compared with a rank.
+/// At most this many siblings are compared with a rank.
 const SIBLINGS: usize = 12;
-/// So many steps may be left out at a time.
+/// At most this many steps may be left out together.
 const STEPS: usize = 4;
 
 /// A step that a rank and its siblings share.
@@ -55,7 +54,7 @@ enum Step {
 }
 
 impl Step {
-    /// Whether it sends; `None` if it is no message.
+    /// Whether the message is a send; `None` for a collective.
     fn direction(self) -> Option<bool> {
         match self {
             Self::Message { sends, .. } => Some(sends),
@@ -66,8 +65,8 @@ impl Step {
 
 type Steps = Vec<(Step, u32)>;
 
-/// Compares a rank's messages with one peer of a group with its siblings'; `None` if they do not deviate, or
-/// as many siblings did as the rank. A single sibling may be the one that deviates.
+/// Compares the messages of a rank with one peer of a group with those of its siblings. `None` if they do not deviate,
+/// or if too many siblings did the same or deviate in other ways. A single sibling may itself be the one that deviates.
 pub(crate) fn odd(
     aligned: &Aligned<'_>,
     record: RecordIx,
@@ -91,21 +90,20 @@ pub(crate) fn odd(
     if let Some(odd) = decide(aligned, record, &walks(aligned, &own, &siblings)) {
         return Some(odd);
     }
-    // Pipelines that exchange parts of other lengths are alike in their order alone.
+    // Pipelines that exchange parts of different lengths are alike only in their order.
     own.forget_sizes();
     siblings.iter_mut().for_each(Program::forget_sizes);
     decide(aligned, record, &walks(aligned, &own, &siblings))
 }
 
-/// What a rank does in a group with a peer.
+/// The part of a rank: a member of a group and its peer.
 struct Part {
     group: GroupIx,
     member: u32,
     peer: u32,
 }
 
-/// A rank's messages with a peer and the collectives of all its groups, in the order in which it issued
-/// them.
+/// A rank's messages with a peer and the collectives of all its groups, in order of issue.
 struct Program {
     record: RecordIx,
     steps: Steps,
@@ -129,7 +127,7 @@ fn siblings(aligned: &Aligned<'_>, record: RecordIx, part: &Part) -> Vec<Program
         .collect()
 }
 
-/// A rank's steps against those of each of its siblings.
+/// Compares the steps of a rank with those of each sibling; siblings that cannot be compared are left out.
 fn walks(aligned: &Aligned<'_>, own: &Program, siblings: &[Program]) -> Vec<(RecordIx, Walk)> {
     let walks = siblings.iter().filter_map(|theirs| {
         let walk = walk(aligned, own, theirs)?;
@@ -138,23 +136,23 @@ fn walks(aligned: &Aligned<'_>, own: &Program, siblings: &[Program]) -> Vec<(Rec
     walks.collect()
 }
 
-/// Whether a record holds steps without gaps, and peers.
+/// Whether a record holds all steps and their peers.
 fn is_usable(record: &Record) -> bool {
-    // torchcomms names no peers, and describes all groups alike.
+    // torchcomms records no peers and describes all groups alike.
     !record.only_active && record.recorder != Recorder::Torchcomms
 }
 
-/// How far two programs agree, and where they part.
+/// How far two programs agree, and where they differ.
 struct Walk {
     /// Position in the rank's operations up to which they agree.
     agreed_to: u32,
-    /// Both go on, and not alike.
+    /// Whether both continue after that, in different ways.
     differs: bool,
-    /// The deviation, where it is in the rank's operations, and the sibling's step there.
+    /// The deviation, its position in the rank's operations, and the position of the sibling's step there.
     parted: Option<(Deviation, u32, u32)>,
 }
 
-/// The sibling that shows a deviation: its rank, its record and its step there.
+/// A sibling that shows a deviation: its rank, its record and the position of its step.
 type Vote = (Rank, RecordIx, u32);
 
 fn decide(aligned: &Aligned<'_>, record: RecordIx, walks: &[(RecordIx, Walk)]) -> Option<Odd> {
@@ -176,7 +174,7 @@ fn decide(aligned: &Aligned<'_>, record: RecordIx, walks: &[(RecordIx, Walk)]) -
         .iter()
         .filter(|(_, walk)| walk.agreed_to > position)
         .count();
-    // Siblings that deviate in ways of their own show no usual program.
+    // Siblings that deviate in other ways do not show what is usual.
     let others = walks.iter().filter(|(_, walk)| walk.differs).count() - votes.len();
     votes.sort_unstable();
     if votes.len() <= like_it + others {
@@ -230,7 +228,7 @@ impl Program {
         Self { record, steps }
     }
 
-    /// From here on messages of other sizes are no other steps.
+    /// Removes the sizes, so messages of different sizes become equal steps.
     fn forget_sizes(&mut self) {
         for (step, _) in &mut self.steps {
             if let Step::Message { size, .. } = step {
@@ -240,8 +238,8 @@ impl Program {
     }
 }
 
-/// Whether a step is compared with a record: every message is, and a collective that the record holds too.
-/// What it lacks it may not have come to.
+/// Whether a step is compared with a record: every message is, and a collective if the record holds it, too. A rank may
+/// not have reached a collective that its record lacks.
 fn is_compared(aligned: &Aligned<'_>, record: RecordIx, step: Step) -> bool {
     match step {
         Step::Message { .. } => true,
@@ -253,8 +251,8 @@ fn is_compared(aligned: &Aligned<'_>, record: RecordIx, step: Step) -> bool {
     }
 }
 
-/// Follows both programs from their beginning, or from the first collective that both rings still hold;
-/// `None` if they share none.
+/// Compares both programs from their beginning or, if a ring has wrapped, from the first collective that both hold;
+/// `None` if they have none in common.
 fn walk(aligned: &Aligned<'_>, own: &Program, theirs: &Program) -> Option<Walk> {
     let wrapped = |program: &Program| aligned.records[program.record].wrapped();
     let is_shared = |&(step, _): &(Step, u32)| is_compared(aligned, theirs.record, step);
@@ -269,7 +267,7 @@ fn walk(aligned: &Aligned<'_>, own: &Program, theirs: &Program) -> Option<Walk> 
     }
     let mut agreed_to = 0;
     loop {
-        // Steps that are equal are in both records: only where the two differ is a step looked up.
+        // Equal steps are in both records, so a step is looked up only if the two differ.
         match (mine.split_first(), usual.split_first()) {
             (Some((one, after)), Some((other, behind))) if one.0 == other.0 => {
                 (agreed_to, mine, usual) = (one.1 + 1, after, behind);
@@ -290,7 +288,8 @@ fn walk(aligned: &Aligned<'_>, own: &Program, theirs: &Program) -> Option<Walk> 
     })
 }
 
-/// How one program goes on that no longer agrees with the other.
+/// The deviation of a program from where it no longer agrees with the other; `None` if a collective is the first
+/// difference or none explains it.
 fn parted(own: &[(Step, u32)], theirs: &[(Step, u32)]) -> Option<(Deviation, u32, u32)> {
     let (&(mine, position), &(usual, there)) = (own.first()?, theirs.first()?);
     let messages = |steps: &[(Step, u32)]| steps.iter().all(|(step, _)| step.direction().is_some());
@@ -298,7 +297,7 @@ fn parted(own: &[(Step, u32)], theirs: &[(Step, u32)]) -> Option<(Deviation, u32
         let found = steps.iter().take(STEPS + 1).skip(1);
         found.clone().position(|&(step, _)| step == wanted)
     };
-    // A message of another size, after which the two agree again, is no step too many or too few.
+    // A message of another size, after which the two agree again, is neither an extra nor a missing step.
     let agree = |own: &[(Step, u32)], theirs: &[(Step, u32)]| {
         let pairs = own.iter().zip(theirs);
         pairs
@@ -321,7 +320,7 @@ fn parted(own: &[(Step, u32)], theirs: &[(Step, u32)]) -> Option<(Deviation, u32
         }
         let follows = theirs.get(left_out + 2).map(|&(step, _)| step);
         let went_on = own.get(1).map(|&(step, _)| step);
-        // With the missing half right behind it, the two are in the other order.
+        // If the missing half comes right after it, the two steps are swapped.
         let turned = went_on == Some(usual);
         let deviation = if follows.is_some() && went_on == follows && !turned {
             Deviation::LeftOut { sends }

@@ -1,4 +1,4 @@
-//! Every group, rank, unfinished operation and wait, in addition to the findings.
+//! Lists every group, rank, unfinished operation and wait, in addition to the findings.
 
 use crate::align::pending::{Arrival, Pending, PendingKind};
 use crate::align::{GroupIx, Presence, RecordIx};
@@ -11,7 +11,7 @@ use crate::report::{
 use rcomm_recorder::model::{OpType, Rank};
 use std::collections::BTreeMap;
 
-/// What a record shows as unfinished, with whether it is overdue.
+/// The unfinished operations of a record, each with whether it is overdue.
 fn pending<'a>(
     ctx: &'a Context<'_>,
     record: RecordIx,
@@ -81,7 +81,7 @@ pub(crate) fn groups(ctx: &Context<'_>) -> Vec<GroupReport> {
     reports
 }
 
-/// Every rank that is expected, ascending. What lateness cost is no question where the job is stuck.
+/// Every expected rank, ascending. The cost of lateness is left out if the job is stuck.
 pub(crate) fn ranks(ctx: &Context<'_>, stuck: bool) -> Vec<RankReport> {
     let aligned = ctx.aligned;
     aligned
@@ -90,7 +90,7 @@ pub(crate) fn ranks(ctx: &Context<'_>, stuck: bool) -> Vec<RankReport> {
         .map(|&rank| {
             let record = aligned.record_of(rank);
             let whole = record.map(|record| &aligned.records[record]);
-            // Several recorders of one process each hold a part.
+            // Each of several recorders of one process holds a part.
             let all = || aligned.records_of(rank);
             let status = whole.and_then(|whole| whole.status.as_ref());
             RankReport {
@@ -141,7 +141,7 @@ pub(crate) fn in_flight(ctx: &Context<'_>) -> Vec<InstanceReport> {
                         .missing_from_batch(aligned, ctx.messages, record, one);
                     reports.push((created, message(ctx, record, one, &missing, overdue)));
                 }
-                // What is overdue has a place.
+                // Overdue batches are in the graph and are added below.
                 PendingKind::Batch { .. } => {}
             }
         }
@@ -255,10 +255,10 @@ fn collective(ctx: &Context<'_>, group: GroupIx, seq: u32, overdue: bool) -> Ins
     }
 }
 
-/// So many ranks are listed in all waits together: in the largest jobs every rank waits for all others.
+/// At most this many ranks are listed in all waits together: in the largest jobs every rank may wait for all others.
 const LISTED: usize = 1 << 22;
 
-/// The wait-for graph, rank by rank, as far as it can be listed.
+/// The waits of the graph by rank, cut at [`LISTED`].
 pub(crate) fn waits(ctx: &Context<'_>) -> Vec<Wait> {
     let mut waits = Vec::new();
     let mut listed = 0;
@@ -296,7 +296,7 @@ pub(crate) fn waits(ctx: &Context<'_>) -> Vec<Wait> {
 pub(crate) fn stacks(ctx: &Context<'_>) -> Vec<StackNode> {
     let mut by_stack: BTreeMap<u32, Vec<Rank>> = BTreeMap::new();
     for (at, record) in ctx.aligned.records.iter().enumerate() {
-        // The newest call of the rank, in whichever of its records it is.
+        // Only the newest record of a rank counts.
         if ctx.aligned.record_of(record.rank) != Some(at) {
             continue;
         }

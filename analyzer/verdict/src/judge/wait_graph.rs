@@ -1,16 +1,15 @@
-//! Which rank waits for which, across groups.
+//! The wait-for graph: which rank waits for which, across groups.
 //!
-//! The graph has two kinds of nodes: ranks, and what they are inside of ([`Place`]: a collective of a
-//! group, or a batch of messages of one rank). A rank points at every place where it has arrived and
-//! that has not completed; a place points to every rank that has not arrived there. A waiting rank can
-//! be followed to the cause: ranks that wait for nothing, places where all are and nothing moves, and
-//! cycles. Those are the *sinks* of the graph of strongly connected components, found here by Tarjan's
-//! algorithm without recursion.
+//! The graph has two kinds of nodes: ranks, and the operations that they are in ([`Place`]: a collective of a group, or
+//! a batch of messages of one rank). A rank points to every place where it has arrived and that has not completed; a
+//! place points to every rank that has not arrived there. From a waiting rank, the edges lead to the cause: a rank that
+//! waits for nothing, a place where all have arrived and none finishes, or a cycle. These are the *sinks* of the graph
+//! of strongly connected components.
 //!
-//! *Arrived* is not *issued*: a program that runs ahead of its device issues operations that the device
-//! has not come to. Where the records show starts, started is arrived. Else, on devices, the oldest
-//! unfinished operation of a rank is where it is. A host backend runs the groups independently, so
-//! there the oldest unfinished operation of each group is.
+//! *Arrived* is not *issued*: a program that runs ahead of its device issues operations that the device has not
+//! reached. If the records show starts, an operation that has started has arrived. Otherwise, on devices, a rank has
+//! arrived at its oldest unfinished operation. A host backend runs groups independently, so there a rank has arrived at
+//! the oldest unfinished operation of each group.
 
 use crate::align::p2p::{self, Counterpart, Half, Messages};
 use crate::align::pending::{Arrival, Pending, PendingKind, front_is_lost, pending_of};
@@ -22,14 +21,14 @@ use rcomm_recorder::model::{OpType, Rank};
 use std::collections::{BTreeMap, HashMap};
 use std::time::Duration;
 
-/// Where ranks wait.
+/// An operation that ranks wait in.
 #[derive(Clone, Debug)]
 pub(crate) enum Place {
     Collective {
         group: GroupIx,
         seq: u32,
     },
-    /// Messages that one rank posted together: the record and its pending number.
+    /// Messages that one rank posted together: its record and the index in [`WaitGraph::pending`].
     Batch {
         group: GroupIx,
         record: RecordIx,
@@ -37,37 +36,37 @@ pub(crate) enum Place {
     },
 }
 
-/// Why a rank is not where others wait.
+/// Why a rank has not arrived where others wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) enum Missing {
-    /// Never issued it.
+    /// It never issued the operation.
     Absent,
-    /// Issued it, and is held by something older.
+    /// It issued the operation, but an older one holds it up.
     Held(Arrival),
-    /// Its record does not show it.
+    /// Its record does not show whether it issued the operation.
     Unknown(UnknownReason),
-    /// May or may not be the one: a receive from any source, or a record that names no peer.
+    /// It may or may not be the missing one: a receive from any source, or a record that names no peer.
     Candidate,
 }
 
-/// Number of a node: ranks first, in the order of [`Aligned::expected`], then places.
+/// Index of a node: ranks first, in the order of [`Aligned::expected`], then places.
 pub(crate) type Node = usize;
 
-/// The graph.
+/// The wait-for graph.
 #[derive(Debug)]
 pub(crate) struct WaitGraph {
-    /// Of each record: what is unfinished, in order of issue.
+    /// For each record: its unfinished operations, in order of issue.
     pub(crate) pending: Vec<Vec<Pending>>,
-    /// Of each of those: whether it is overdue. Outside of a snapshot everything is.
+    /// For each of those: whether it is overdue. Outside of a snapshot all are.
     overdue: Vec<Vec<bool>>,
-    /// Of each record: the end of its process is a cause.
+    /// For each record: whether the end of its process is a cause.
     went_first: Vec<bool>,
     pub(crate) places: Vec<Place>,
-    /// Of each place: the ranks that are there, as positions in `expected`.
+    /// For each place: the ranks that have arrived.
     pub(crate) arrived: Vec<Vec<Node>>,
-    /// Of each place: the ranks that are not, and why.
+    /// For each place: the ranks that have not arrived, and why.
     pub(crate) missing: Vec<Vec<(Node, Missing)>>,
-    /// Of each rank: the places where it waits.
+    /// For each rank: the places where it waits.
     pub(crate) waits_in: Vec<Vec<usize>>,
     pub(crate) ranks: usize,
     by_collective: HashMap<(GroupIx, u32), usize>,
@@ -75,11 +74,11 @@ pub(crate) struct WaitGraph {
 }
 
 impl WaitGraph {
-    /// Builds the graph of everything unfinished.
+    /// Builds the graph of all unfinished operations.
     ///
-    /// In a snapshot the age of an operation decides when to judge, never which rank to name: as long as
-    /// nothing is overdue the graph has no places, and from then on every unfinished operation is in
-    /// it. [`WaitGraph::due`] returns the waits that are worth a finding.
+    /// In a snapshot the age of an operation decides when to judge, never which rank to name: the graph has no places
+    /// as long as nothing is due, and from then on it has every unfinished operation. [`WaitGraph::due`] returns the
+    /// waits that are worth a finding.
     pub(crate) fn new(
         aligned: &Aligned<'_>,
         messages: &Messages,
@@ -114,12 +113,12 @@ impl WaitGraph {
             let pending = pending_of(aligned, messages, record);
             let mut overdue = vec![true; pending.len()];
             if let Some(now) = snapshot {
-                // A clock that nothing connects to the others measures ages only by itself.
+                // If no collective connects a clock to the others, ages are measured by that clock alone.
                 let own = aligned.records[record].latest_ns();
                 let foreign = policy.now_ns.is_none() && !aligned.clock_known[record];
-                // What was pending when a record was taken may have ended since: a view that looks
-                // again too late must not take its own lateness for the job's. Only the dead stay as
-                // they are, while others live.
+                // An operation that was pending when the record was taken may have ended since, so its age counts up to
+                // that time only. The record of a dead process no longer changes, so its operations age while others
+                // live.
                 let dead = life.end.is_none() && life.gone(aligned.records[record].rank).is_some();
                 let now = match aligned.records[record].identity.dump_time_ns {
                     _ if foreign => own,
@@ -148,7 +147,7 @@ impl WaitGraph {
                 graph.enter_unstarted(aligned);
             }
         }
-        let left = graph.left_young(aligned, policy, life);
+        let left = graph.young_waits_of_dead(aligned, policy, life);
         for place in 0..graph.places.len() {
             graph.missing[place] = match graph.places[place] {
                 Place::Collective { group, seq } => graph.missing_from(aligned, group, seq),
@@ -167,7 +166,7 @@ impl WaitGraph {
                     *why = Missing::Unknown(UnknownReason::HistoryLost);
                 }
             }
-            prefer_what_is_known(&mut graph.missing[place]);
+            prefer_known(&mut graph.missing[place]);
         }
         graph.drop_waits(&left);
         graph
@@ -183,14 +182,14 @@ impl WaitGraph {
         self.overdue.iter().flatten().any(|&overdue| overdue)
     }
 
-    /// Whether there is something to judge: an operation that is overdue, or one that is unfinished in
-    /// a job of which a process died. What waits for the dead does not become more certain with age.
+    /// Whether there is something to judge: an overdue operation, or a process whose end is a cause. A wait for a dead
+    /// process does not become more certain with age.
     fn is_anything_due(&self) -> bool {
         self.is_anything_overdue() || self.went_first.iter().any(|&first| first)
     }
 
-    /// Of each node: whether what waits there, or behind it, is due: overdue, or in want of a rank whose
-    /// process died. What is young and leads elsewhere may end at any moment.
+    /// For each node: whether a wait that leads to it is due, because it is overdue or because a rank that it needs has
+    /// died. Other young operations may complete at any moment.
     pub(crate) fn due(&self, aligned: &Aligned<'_>) -> Vec<bool> {
         let dead = |node: Node| {
             let mut records = aligned.records_of(aligned.expected[node]);
@@ -231,7 +230,7 @@ impl WaitGraph {
         }
     }
 
-    /// The node of a rank.
+    /// The node of a rank; `None` if the rank is not expected.
     pub(crate) fn node(&self, rank: Rank) -> Option<Node> {
         self.node_of_rank.get(&rank).copied()
     }
@@ -241,7 +240,7 @@ impl WaitGraph {
         self.by_collective.get(&(group, seq)).copied()
     }
 
-    /// The arrival of a record's unfinished collective, if it is unfinished.
+    /// How far a rank is in a collective; `None` if it is not unfinished in this record.
     pub(crate) fn arrival(&self, record: RecordIx, group: GroupIx, seq: u32) -> Option<Arrival> {
         let found = self.pending[record].iter().find(|one| {
             one.group == group && matches!(one.what, PendingKind::Collective { seq: s } if s == seq)
@@ -249,7 +248,7 @@ impl WaitGraph {
         found.map(|one| one.arrival)
     }
 
-    /// The nodes that a node points at.
+    /// The nodes that a node points to.
     pub(crate) fn successors(&self, node: Node) -> impl Iterator<Item = Node> + '_ {
         let (places, missing): (&[usize], &[(Node, Missing)]) = if node < self.ranks {
             (&self.waits_in[node], &[])
@@ -262,8 +261,7 @@ impl WaitGraph {
             .chain(missing.iter().map(|&(rank, _)| rank))
     }
 
-    /// Stops taking the operations at the head of their group's queue for held: used where that alone
-    /// closes a cycle.
+    /// No longer treats operations at the head of their group's queue as held up: used if only these close a cycle.
     pub(crate) fn release_heads(&mut self, places: &[usize]) {
         for &place in places {
             self.missing[place].retain(|&(_, why)| why != Missing::Held(Arrival::Head));
@@ -277,7 +275,7 @@ impl WaitGraph {
         })
     }
 
-    /// All that wait, directly or through others, for one of `targets`: ranks, ascending.
+    /// The ranks that wait, directly or through others, for one of `targets`, ascending.
     pub(crate) fn waiting_for(&self, targets: &[Node], reversed: &[Vec<Node>]) -> Vec<Node> {
         let mut seen = vec![false; reversed.len()];
         let mut stack: Vec<Node> = targets.to_vec();
@@ -300,7 +298,7 @@ impl WaitGraph {
         ranks
     }
 
-    /// The nodes that point at each node.
+    /// For each node: the nodes that point to it.
     pub(crate) fn reversed(&self) -> Vec<Vec<Node>> {
         let nodes = self.ranks + self.places.len();
         let mut reversed = vec![Vec::new(); nodes];
@@ -312,8 +310,8 @@ impl WaitGraph {
         reversed
     }
 
-    /// Starts are recorded and nothing unfinished has started anywhere, so no device has come to it: each
-    /// rank's oldest is its position, for then all of them are before their first.
+    /// Starts are recorded, and no unfinished operation has started on any rank: then each rank counts as arrived at
+    /// its oldest one.
     fn enter_unstarted(&mut self, aligned: &Aligned<'_>) {
         for record in 0..aligned.records.len() {
             if let Some(oldest) = self.pending[record].first_mut()
@@ -394,7 +392,7 @@ impl WaitGraph {
         missing
     }
 
-    /// The ranks that have to come so that a rank's batch of messages can complete.
+    /// The ranks that must arrive before a rank's batch of messages can complete.
     pub(crate) fn missing_from_batch(
         &self,
         aligned: &Aligned<'_>,
@@ -419,7 +417,7 @@ impl WaitGraph {
         missing.into_iter().collect()
     }
 
-    /// The ranks that have to come so that a half can complete.
+    /// The ranks that must arrive before a half can complete.
     fn other_ends(
         &self,
         aligned: &Aligned<'_>,
@@ -492,8 +490,8 @@ impl WaitGraph {
     }
 }
 
-/// The possible sources of a receive from any source: where all records show how much they have sent to
-/// this receiver, those that have sent least.
+/// The possible sources of a receive from any source. If all records show how many messages they have sent to this
+/// receiver, only the ranks that have sent least.
 fn possible_senders(
     aligned: &Aligned<'_>,
     messages: &Messages,
@@ -503,7 +501,7 @@ fn possible_senders(
     let ranks = &aligned.groups[group].ranks;
     let others = (0..ranks.len() as u32).filter(|&member| member != me);
     let mut senders: Vec<(Rank, Missing, usize)> = Vec::with_capacity(ranks.len());
-    let mut all_tell = true;
+    let mut all_known = true;
     for member in others {
         let rank = ranks[member as usize];
         let record = aligned.record_in(group, rank);
@@ -512,28 +510,28 @@ fn possible_senders(
             None => Missing::Unknown(UnknownReason::NoRecord),
             Some(record) if record.cut => Missing::Unknown(UnknownReason::Cut),
             Some(record) => {
-                all_tell &= !record.wrapped() && !record.only_active;
+                all_known &= !record.wrapped() && !record.only_active;
                 Missing::Candidate
             }
         };
-        all_tell &= why == Missing::Candidate;
+        all_known &= why == Missing::Candidate;
         let pair = messages.pairs.get(&(group, (member, me)));
         senders.push((rank, why, pair.map_or(0, |pair| pair.sends.len())));
     }
     let least = senders.iter().map(|&(.., sent)| sent).min();
-    senders.retain(|&(.., sent)| !all_tell || Some(sent) == least);
+    senders.retain(|&(.., sent)| !all_known || Some(sent) == least);
     senders
         .into_iter()
         .map(|(rank, why, _)| (rank, why))
         .collect()
 }
 
-/// Whether the receiver of a group also takes from any source.
+/// Whether a member also receives from any source.
 fn takes_from_any(messages: &Messages, group: GroupIx, receiver: u32) -> bool {
     messages.any.contains_key(&(group, receiver))
 }
 
-/// Whether a rank has sent what this receive from any source would take.
+/// Whether some rank has sent the message that this receive from any source takes.
 fn any_is_served(
     aligned: &Aligned<'_>,
     messages: &Messages,
@@ -555,14 +553,14 @@ fn any_is_served(
     };
     let members = 0..aligned.groups[group].ranks.len() as u32;
     let exact = members.clone().filter_map(of_member).all(is_whole);
-    // Where rings have dropped some, only what is unfinished can be counted.
+    // If rings have dropped entries, only unfinished halves can be counted.
     let counts = |record: Option<RecordIx>, half: Half| {
         exact || record.is_some_and(|record| !p2p::done(aligned, record, half))
     };
     let earlier = list
         .iter()
         .filter(|any| any.position < half.position && counts(of_member(me), **any));
-    // Sends to me that none of my receives by name takes.
+    // Sends to `me` that no receive from that source takes.
     let unclaimed = members.filter_map(|source| {
         let pair = messages.pairs.get(&(group, (source, me)))?;
         let open = |list: &[Half], member| {
@@ -575,16 +573,16 @@ fn any_is_served(
     unclaimed.sum::<usize>() > earlier.count()
 }
 
-/// A member whose record does not show it is not suspected while another's record does.
-fn prefer_what_is_known(missing: &mut Vec<(Node, Missing)>) {
+/// Removes the members whose record does not show whether they arrived, if the record of another shows that it did not.
+fn prefer_known(missing: &mut Vec<(Node, Missing)>) {
     let known = |why: Missing| matches!(why, Missing::Absent | Missing::Held(_));
     if missing.iter().any(|&(_, why)| known(why)) {
         missing.retain(|&(_, why)| known(why));
     }
 }
 
-/// The moment of judgement in common time: the policy's, the dumps' own, else the newest moment that
-/// any record knows of.
+/// The time of judgement, common time, ns: the policy's, else the newest time in any record. `None` if no time is
+/// known.
 pub(crate) fn now_ns(aligned: &Aligned<'_>, policy: &Policy) -> Option<i64> {
     let of_records = aligned
         .records

@@ -1,21 +1,21 @@
-//! The roots of the wait-for graph.
+//! Finds the roots of the wait-for graph.
 //!
-//! Every wait leads to a sink: a rank that waits for nothing, a rank whose record cannot be read, a
-//! place where all members are, or a cycle. These sinks are what the checks judge. A sink counts only
-//! from when a wait that leads to it is due ([`WaitGraph::due`]).
+//! Every wait leads to a sink: a rank that waits for nothing, a rank whose record cannot be read, a place where all
+//! members have arrived, or a cycle. The checks judge these sinks. A sink counts only if a wait that leads to it is due
+//! ([`WaitGraph::due`]).
 
 use crate::align::Aligned;
 use crate::align::pending::Arrival;
 use crate::judge::wait_graph::{Missing, Node, WaitGraph};
 
-/// Where waits end.
+/// A sink of the graph, where waits end.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum WaitRoot {
-    /// Others wait for this rank; it waits for nothing that is recorded.
+    /// Others wait for this rank, and it waits for nothing that is recorded.
     Idle(Node),
     /// Others wait for this rank, and it left no readable record.
     Unread(Node),
-    /// All members are at this place.
+    /// All members have arrived at this place.
     Full(usize),
     /// Ranks wait for each other.
     Cycle {
@@ -24,8 +24,8 @@ pub(crate) enum WaitRoot {
     },
 }
 
-/// Finds the sinks. Where a cycle rests only on operations that may in truth have reached the device,
-/// these are released, if that leads out of the cycle.
+/// Finds the sinks. If a cycle is closed only by operations that the device may in fact have reached, these no longer
+/// count as held up, provided that this leads out of the cycle.
 pub(crate) fn find(aligned: &Aligned<'_>, graph: &mut WaitGraph) -> Vec<WaitRoot> {
     for _ in 0..8 {
         let found = wait_roots(aligned, graph);
@@ -121,7 +121,7 @@ fn wait_roots(aligned: &Aligned<'_>, graph: &WaitGraph) -> Vec<WaitRoot> {
     found
 }
 
-/// A record was read, but it does not cover any place where the rank is missed.
+/// Whether the rank's record does not show its state at any place where it is missed.
 fn unread_by_all(graph: &WaitGraph, rank: Node) -> bool {
     graph
         .missing

@@ -141,32 +141,31 @@ pub(super) fn confidence(ctx: &Context<'_>, one: &Disagreement) -> f64 {
 }
 
 fn grounds(ctx: &Context<'_>, one: &Disagreement, difference: CallDifference) -> Vec<String> {
-    let mut told = Vec::new();
+    let mut reasons = Vec::new();
     match one.ground {
         Ground::Siblings => {
-            told.push(
+            reasons.push(
                 "two equal sides: the groups that play the same part agree with the other side"
                     .into(),
             );
         }
-        Ground::Past => {
-            told.push("two equal sides: the group's own past continues with the other side".into())
-        }
+        Ground::Past => reasons
+            .push("two equal sides: the group's own past continues with the other side".into()),
         Ground::Consistency => {
-            told.push("two equal sides: input and output of the other side fit".into())
+            reasons.push("two equal sides: input and output of the other side fit".into())
         }
         _ => {}
     }
     match difference {
-        CallDifference::Dtype => told.push("op_mismatch: all issued the same operation".into()),
+        CallDifference::Dtype => reasons.push("op_mismatch: all issued the same operation".into()),
         CallDifference::Size => {
-            told.push("op_mismatch, dtype_mismatch: operation and type agree".into())
+            reasons.push("op_mismatch, dtype_mismatch: operation and type agree".into())
         }
         CallDifference::Argument => {
-            told.push("size_mismatch: operation, type and size agree".into())
+            reasons.push("size_mismatch: operation, type and size agree".into())
         }
         CallDifference::Op => {
-            told.push("skipped_collective: no later operation matches shifted".into());
+            reasons.push("skipped_collective: no later operation matches shifted".into());
         }
     }
     let missing = ctx
@@ -174,9 +173,9 @@ fn grounds(ctx: &Context<'_>, one: &Disagreement, difference: CallDifference) ->
         .collective(one.group, one.seq)
         .map_or(0, |place| ctx.graph.missing[place].len());
     if missing == 0 {
-        told.push("not_joined: every member that left a record issued this number".into());
+        reasons.push("not_joined: every member that left a record issued this number".into());
     }
-    told
+    reasons
 }
 
 /// Adds the evidence, frames, diff, targets and next step that all findings on a disagreement have.

@@ -162,9 +162,9 @@ fn unread_and_vague(ctx: &Context<'_>, nodes: &[(Node, Missing)]) -> Vec<Rank> {
 
 fn ruled_out(ctx: &Context<'_>, place: usize, op_ref: &OpRef) -> Vec<String> {
     let arrived = ctx.graph.arrived[place].len();
-    let mut told = Vec::new();
+    let mut reasons = Vec::new();
     if ctx.disagreement_at(place).is_none() && arrived > 1 {
-        told.push(format!(
+        reasons.push(format!(
             "op_mismatch: all {arrived} arrived ranks issued {}",
             op_ref.op
         ));
@@ -175,12 +175,12 @@ fn ruled_out(ctx: &Context<'_>, place: usize, op_ref: &OpRef) -> Vec<String> {
         .filter(|&&(node, _)| !ctx.graph.waits_in[node].is_empty())
         .count();
     if held > 0 {
-        told.push(format!(
+        reasons.push(format!(
             "{held} of the {absent} ranks that are missing there wait elsewhere themselves"
         ));
     }
-    told.push("cross_group_deadlock: it waits for no other rank".to_owned());
-    told
+    reasons.push("cross_group_deadlock: it waits for no other rank".to_owned());
+    reasons
 }
 
 fn next(ctx: &Context<'_>, culprits: &[Rank], records: &[usize]) -> String {

@@ -284,7 +284,7 @@ impl Check for OperationFailed {
     }
 }
 
-/// The first pending operation of a record that failed long before its time-out.
+/// The first operation of a record that failed long before its time-out, and after which its group completed no other.
 pub(super) fn first_failure(ctx: &Context<'_>, record: usize) -> Option<Failure> {
     let pending = ctx.graph.pending[record].iter().enumerate();
     pending

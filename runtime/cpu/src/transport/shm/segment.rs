@@ -16,12 +16,13 @@ use rustix::thread::futex;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::OnceLock;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 const MAGIC: u64 = 0x3230_6d67_7363_7472;
-/// How many groups can have an exchange area at the same time. Further groups use sockets.
-const GROUPS: usize = 256;
+/// How many groups can have an exchange area at the same time. Further groups use sockets. An area takes
+/// memory only where it was written.
+const GROUPS: usize = 4096;
 const HEAD: usize = 4096;
 const ENTRY: usize = 64;
 /// Bytes of a rank's entry: state, process id, and from byte 64 on the processors on which the rank may
@@ -34,9 +35,11 @@ const CLAIMS: usize = 16;
 const SLEEPERS: usize = 20;
 /// Offset of the count of ranks that have entered.
 const ENTERED: usize = 24;
-/// Offset of the keys of the last groups that were refused a place; and the number of these keys.
+/// Offset of the count of groups that were refused a place; and how many of their keys, the last ones, are
+/// kept. A rank that is further behind the leader of a refused group than this does not learn of the
+/// refusal, and its time-out ends the wait.
 const REFUSED: usize = 64;
-const REFUSALS: usize = 64;
+const REFUSALS: usize = 8192;
 const HUGE_PAGE: usize = 2 << 20;
 
 const PRESENT: u32 = 1;
@@ -44,6 +47,13 @@ const LEFT: u32 = 2;
 
 const CLAIMED: u32 = 1;
 const READY: u32 = 2;
+
+/// All places, from one on that depends on the key: neither making a group nor finding it passes over the
+/// places of all others.
+fn places(key: u64) -> impl Iterator<Item = usize> {
+    let start = (key % GROUPS as u64) as usize;
+    (start..GROUPS).chain(0..start)
+}
 
 fn timespec(time: Duration) -> Timespec {
     Timespec {
@@ -135,8 +145,12 @@ impl Segment {
         HEAD + rank as usize * RANK
     }
 
-    fn agreements_at(world_size: usize) -> usize {
+    fn refusals_at(world_size: usize) -> usize {
         HEAD + world_size * RANK + GROUPS * ENTRY
+    }
+
+    fn agreements_at(world_size: usize) -> usize {
+        Self::refusals_at(world_size) + REFUSALS * 8
     }
 
     fn group_entry(&self, at: usize) -> usize {
@@ -293,7 +307,7 @@ impl Segment {
     }
 
     fn claim(&self, key: u64) -> Option<usize> {
-        let found = (0..GROUPS).find(|&at| {
+        let found = places(key).find(|&at| {
             let state = self.table.word(self.group_entry(at));
             let (new, order) = (CLAIMED, Ordering::Relaxed);
             state
@@ -308,8 +322,8 @@ impl Segment {
         } else {
             // The other ranks must not wait for an area that will never be made.
             let at = self.table.word(REFUSED).fetch_add(1, Ordering::Relaxed) as usize % REFUSALS;
-            let place = self.table.long(REFUSED + 8 + at * 8);
-            place.store(key.wrapping_add(1), Ordering::Release);
+            self.refusal(at)
+                .store(key.wrapping_add(1), Ordering::Release);
         }
         let claims = self.table.word(CLAIMS);
         claims.fetch_add(1, Ordering::SeqCst);
@@ -329,6 +343,26 @@ impl Segment {
         sleepers.fetch_sub(1, Ordering::SeqCst);
     }
 
+    fn refusal(&self, at: usize) -> &AtomicU64 {
+        self.table.long(Self::refusals_at(self.world_size) + at * 8)
+    }
+
+    /// What the leader of a group was given: the number of its area, or `Some(None)` for a refusal. `None`
+    /// as long as it was given neither.
+    fn answer_to(&self, key: u64) -> Option<Option<usize>> {
+        let is_its_place = |&at: &usize| {
+            let entry = self.group_entry(at);
+            self.table.word(entry).load(Ordering::Acquire) == READY
+                && self.table.long(entry + 8).load(Ordering::Relaxed) == key
+        };
+        if let Some(at) = places(key).find(is_its_place) {
+            return Some(Some(at));
+        }
+        let refused =
+            (0..REFUSALS).any(|at| self.refusal(at).load(Ordering::Acquire) == key.wrapping_add(1));
+        refused.then_some(None)
+    }
+
     fn find(
         &self,
         key: u64,
@@ -336,23 +370,16 @@ impl Segment {
         policy: &mut WaitPolicy<'_>,
     ) -> Result<Option<usize>, ShmExchangeError> {
         let mut is_leader_gone = false;
+        let mut searched = None;
         loop {
             let claims = self.table.word(CLAIMS).load(Ordering::SeqCst);
-            for at in 0..GROUPS {
-                let entry = self.group_entry(at);
-                if self.table.word(entry).load(Ordering::Acquire) == READY
-                    && self.table.long(entry + 8).load(Ordering::Relaxed) == key
-                {
-                    return Ok(Some(at));
-                }
-            }
-            let refused = |at| {
-                self.table
-                    .long(REFUSED + 8 + at * 8)
-                    .load(Ordering::Acquire)
-            };
-            if (0..REFUSALS).any(|at| refused(at) == key.wrapping_add(1)) {
-                return Ok(None);
+            // The tables are long: they are searched again only after a claim, and once more after the
+            // leader is gone, since it may have ended before it counted its claim.
+            let is_changed = searched.replace(claims) != Some(claims);
+            if (is_changed || is_leader_gone)
+                && let Some(answer) = self.answer_to(key)
+            {
+                return Ok(answer);
             }
             if is_leader_gone {
                 return Err(ShmExchangeError::Gone(0));
@@ -398,5 +425,24 @@ mod tests {
             assert!(segment.map_area(0, last, 2 * PAGE).is_err());
             assert!(segment.map_area(GROUPS, 0, PAGE).is_err());
         }
+    }
+
+    #[test]
+    fn a_rank_that_comes_late_learns_every_place_and_every_refusal() {
+        let segment = Segment::create(0, 2).unwrap();
+        let keys = || (0..(GROUPS + REFUSALS) as u64).map(|group| group * 0x9e37_79b9);
+        let given: Vec<_> = keys().map(|key| segment.claim(key)).collect();
+        assert!(given[..GROUPS].iter().all(Option::is_some));
+        assert!(given[GROUPS..].iter().all(Option::is_none));
+        // Those that find theirs last, and some of the others: each search for a refusal reads all places.
+        for (key, place) in keys().zip(&given).step_by(101) {
+            assert_eq!(segment.answer_to(key), Some(*place));
+        }
+        assert_eq!(segment.answer_to(u64::MAX / 2), None);
+        // A place that is free again is found wherever the search for it begins.
+        let freed = given[7].unwrap();
+        segment.free_area(freed, PAGE);
+        assert_eq!(segment.claim(1), Some(freed));
+        assert_eq!(segment.answer_to(1), Some(Some(freed)));
     }
 }

@@ -32,7 +32,7 @@ macro_rules! elements {
 
         pub(crate) fn zeroed(dtype: DType, len: usize) -> Result<Buffer<'static>> {
             match dtype {
-                $( DType::$dtype => Ok(Buffer::from_vec(vec![<$rust>::default(); len])), )+
+                $( DType::$dtype => zeros::<$rust>(len).map(Buffer::from_vec), )+
                 DType::Other => Err(Error::new(
                     ErrorKind::InvalidArgument,
                     "elements of an unknown type have no size",
@@ -43,6 +43,18 @@ macro_rules! elements {
         #[cfg(test)]
         const SIZES: &[(DType, usize)] = &[$( (DType::$dtype, size_of::<$rust>()) ),+];
     };
+}
+
+/// An error in place of the abort with which a vector answers a length that does not fit into memory.
+fn zeros<T: Element>(len: usize) -> Result<Vec<T>> {
+    let mut elements = Vec::new();
+    elements.try_reserve_exact(len).map_err(|e| {
+        let bytes = len as u128 * size_of::<T>() as u128;
+        let message = format!("cannot allocate {bytes} bytes for {len} elements: {e}");
+        Error::new(ErrorKind::InvalidArgument, message)
+    })?;
+    elements.resize(len, T::default());
+    Ok(elements)
 }
 
 elements! {
@@ -68,6 +80,16 @@ elements! {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_length_that_no_memory_holds_is_an_error() {
+        for len in [usize::MAX, usize::MAX / 2, usize::MAX / 8] {
+            let error = Buffer::zeroed(DType::F64, len).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::InvalidArgument);
+            assert!(error.to_string().contains(&len.to_string()), "{error}");
+        }
+        assert_eq!(Buffer::zeroed(DType::F64, 3).unwrap().len(), 3);
+    }
 
     #[test]
     fn every_element_type_has_the_size_that_dumps_state() {

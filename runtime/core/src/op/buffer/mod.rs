@@ -438,7 +438,7 @@ impl Buffer<'static> {
     /// Owned memory of this type, all zero.
     ///
     /// # Errors
-    /// `InvalidArgument` for [`DType::Other`], which has no size.
+    /// `InvalidArgument` for [`DType::Other`], which has no size, and if the memory cannot be allocated.
     pub fn zeroed(dtype: DType, len: usize) -> Result<Self> {
         crate::op::element::zeroed(dtype, len)
     }

@@ -23,12 +23,12 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! A running job is read by a [`Source`] and judged by a [`Live`]; a [`Watch`] does both on threads of its own.
+//! A [`Source`] reads a running job and a [`Live`] judges it; a [`Watch`] does both on threads of its own.
 //!
 //! | module | holds |
 //! |---|---|
-//! | [`load`], [`rsum`], [`ras`], [`log`] | what is read from files: dumps, summaries, NCCL's RAS reports, logs |
-//! | [`source`] | what is read from a running job: rings, endpoints, stores, worker servers |
+//! | [`load`], [`rsum`], [`ras`], [`log`] | readers of files: dumps, summaries, NCCL's RAS reports, logs |
+//! | [`source`] | readers of a running job: rings, endpoints, stores, worker servers |
 //! | [`mod@print`], [`export`] | a report as text, JSON or HTML; records for other tools |
 //! | [`recording`], [`simulate`] | recorded and simulated jobs as sources |
 #![forbid(unsafe_code)]

@@ -1,4 +1,4 @@
-//! `rcomm-fr analyze PATH...`.
+//! `rcomm-fr analyze PATH...`: judges records and prints the report.
 
 use super::judge::{Judged, Keep, judge};
 use crate::cli::args::{AnalyzeArgs, Format};
@@ -20,7 +20,7 @@ pub(super) fn run(args: &AnalyzeArgs, color: ColorChoice) -> Result<ExitCode, Fa
     show(&judged, &args.show, color)
 }
 
-/// Writes the report in the form that was asked for; the exit code is the verdict's.
+/// Writes the report in the chosen format and returns the exit code of its verdict.
 pub(super) fn show(
     judged: &Judged,
     args: &crate::cli::args::ShowReportArgs,
@@ -40,7 +40,7 @@ pub(super) fn show(
     Ok(ExitCode::from(report.exit_code()))
 }
 
-/// A page for standard output.
+/// The page layout for standard output.
 pub(super) fn layout(verbose: bool) -> Layout {
     Layout {
         width: output::page_width(),

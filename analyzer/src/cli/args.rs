@@ -1,4 +1,4 @@
-//! Defines the whole command line. The help, the manual page and the completions are made from it.
+//! The command line, from which help, manual pages and completions are generated.
 
 use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum};
 use std::ffi::OsString;
@@ -29,7 +29,7 @@ pub(crate) struct Cli {
     pub(crate) command: Command,
 }
 
-/// When to colour.
+/// When to colour the output.
 #[derive(Clone, Copy, Debug, ValueEnum)]
 pub(crate) enum Color {
     /// On a terminal.
@@ -50,7 +50,7 @@ impl From<Color> for anstream::ColorChoice {
     }
 }
 
-/// The arguments with the sub-command `analyze` where the first of them names a file instead of a sub-command.
+/// Inserts the sub-command `analyze` if the first argument names a file and no sub-command.
 pub(crate) fn with_sub_command(mut args: Vec<OsString>) -> Vec<OsString> {
     let names_a_record = args.get(1).is_some_and(|first| {
         let is_flag = first.as_encoded_bytes().starts_with(b"-") && first != "-";
@@ -162,7 +162,7 @@ impl Default for JudgeArgs {
     }
 }
 
-/// A moment, wall clock, ns since the epoch.
+/// A time, wall clock, ns since the epoch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct AsOf(pub(crate) i64);
 
@@ -185,7 +185,7 @@ impl std::str::FromStr for AsOf {
     }
 }
 
-/// An amount of memory.
+/// An amount of memory, bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct ByteSize(pub(crate) u64);
 
@@ -454,7 +454,7 @@ pub(crate) struct QueryArgs {
     pub(crate) judge: JudgeArgs,
 }
 
-/// How the answer to a query is written.
+/// The format of the answer to a query.
 #[cfg(feature = "tables")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum QueryFormat {

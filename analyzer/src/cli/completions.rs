@@ -1,4 +1,4 @@
-//! `rcomm-fr completions SHELL`.
+//! `rcomm-fr completions SHELL`: prints a completion script.
 
 use crate::cli::args::{Cli, CompletionsArgs};
 use crate::cli::failure::Failure;
@@ -10,7 +10,7 @@ pub(super) fn run(
     args: &CompletionsArgs,
     color: anstream::ColorChoice,
 ) -> Result<ExitCode, Failure> {
-    // Into memory first: the generator takes a broken pipe for a bug.
+    // Generate in memory first: the generator panics on a broken pipe.
     let mut script = Vec::new();
     clap_complete::generate(args.shell, &mut Cli::command(), "rcomm-fr", &mut script);
     output::write_to(None, color, |out| out.write_all(&script))?;

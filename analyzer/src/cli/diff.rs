@@ -1,4 +1,4 @@
-//! `rcomm-fr diff A B`: two runs, or two moments of one.
+//! `rcomm-fr diff A B`: compares two runs, or two moments of one run.
 
 use super::analyze::layout;
 use super::judge::{Keep, judge};
@@ -13,7 +13,7 @@ use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-/// A saved report larger than this is none.
+/// The largest saved report, bytes.
 const MAX_REPORT: u64 = 256 << 20;
 
 pub(super) fn run(args: &DiffArgs, color: ColorChoice) -> Result<ExitCode, Failure> {
@@ -38,7 +38,7 @@ pub(super) fn run(args: &DiffArgs, color: ColorChoice) -> Result<ExitCode, Failu
     )
 }
 
-/// A report that was saved as JSON, or the report of the records that lie there.
+/// The report that was saved at this path as JSON, or that of the records there.
 fn side(path: &PathBuf, args: &DiffArgs) -> Result<Report, Failure> {
     match saved_report(path) {
         Some(report) => Ok(report),
@@ -52,7 +52,7 @@ fn saved_report(path: &Path) -> Option<Report> {
         return None;
     }
     let mut file = io::BufReader::new(file.take(MAX_REPORT));
-    // The name of the form comes first in a report: other files differ in their first bytes.
+    // A report begins with the name of its schema, so the first bytes distinguish it from other files.
     let mut start = [0; 64];
     let mut filled = 0;
     while filled < start.len() {

@@ -1,4 +1,4 @@
-//! `rcomm-fr dump`: rings as dump files.
+//! `rcomm-fr dump`: writes rings as dump files.
 
 use super::rings;
 use crate::cli::args::{DumpArgs, DumpFormat};
@@ -59,7 +59,8 @@ pub(super) fn run(args: &DumpArgs, color: ColorChoice) -> Result<ExitCode, Failu
     })
 }
 
-/// `<folder>/<job>/rank_<N>`: the name that PyTorch's tools look for. A later attempt adds its number.
+/// The file `<folder>/<job>/rank_<N>`, the name that PyTorch's tools expect. Attempts after the first have a folder of
+/// their own.
 fn file_for(dump: &Dump, folder: &Path, format: DumpFormat) -> PathBuf {
     let identity = &dump.identity;
     let job: String = identity

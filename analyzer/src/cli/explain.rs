@@ -1,4 +1,4 @@
-//! `rcomm-fr explain [CODE]...`.
+//! `rcomm-fr explain [CODE]...`: prints the explanations of finding codes.
 
 use crate::cli::args::ExplainArgs;
 use crate::cli::failure::Failure;

@@ -1,4 +1,4 @@
-//! The errors that end a command: for each its message and its exit code.
+//! The errors that end a command, with messages and exit codes.
 
 use rcomm_analyzer::format::{bytes, duration_ms, printable};
 use std::io::{self, Write};
@@ -6,52 +6,52 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
-/// Why a command could not answer.
+/// Why a command failed.
 ///
 /// Messages are fragments that fit after `error: `.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Failure {
-    /// `explain` was asked for a code that does not exist.
+    /// The code given to `explain` does not exist.
     #[error("there is no code {given:?}")]
     UnknownCode { given: String },
-    /// Arguments that clap takes and that make no sense together.
+    /// The arguments contradict each other or are incomplete.
     #[error("{sentence}")]
     Usage { sentence: String },
-    /// A file that the arguments name could not be read.
+    /// A file in the arguments could not be read.
     #[error("cannot read {}: {source}", path.display())]
     Read { path: PathBuf, source: io::Error },
-    /// A path that names nothing.
+    /// A path names no file.
     #[error(transparent)]
     Find(#[from] rcomm_analyzer::load::FindError),
-    /// What was asked for does not fit into the memory that was allowed.
+    /// The records do not fit into the memory limit.
     #[error("the records need more than {} of memory; {read} of them were read", bytes(*limit))]
     MemoryLimit { limit: u64, read: usize },
-    /// A watched folder stayed empty.
+    /// No record arrived in a watched folder.
     #[error("nothing arrived in {} within {}", dir.display(), duration_ms(after.as_secs_f64() * 1e3))]
     NothingArrived { dir: PathBuf, after: Duration },
     /// The recorder could not read or remove a ring.
     #[error(transparent)]
     Ring(#[from] rcomm_recorder::Error),
-    /// No ring is there that was asked for.
+    /// There is no such ring.
     #[error("no ring of {wanted} in {}", directory.display())]
     NoRing { wanted: String, directory: PathBuf },
-    /// Several rings fit.
+    /// Several rings match.
     #[error("{fitting} rings are of {wanted}")]
     SeveralRings { wanted: String, fitting: usize },
     /// A dump file could not be written.
     #[error(transparent)]
     DumpFile(#[from] rcomm_recorder::publish::DumpFileError),
-    /// A query that the tables cannot answer.
+    /// A query failed.
     #[cfg(feature = "tables")]
     #[error(transparent)]
     Query(#[from] rcomm_analyzer::export::tables::TableError),
-    /// The answer could not be written.
+    /// The output could not be written.
     #[error("cannot write {}: {source}", target.display())]
     Write { target: PathBuf, source: io::Error },
 }
 
 impl Failure {
-    /// What the caller could do about it.
+    /// What the user can do, for some errors.
     fn hint(&self) -> Option<&'static str> {
         match self {
             Self::UnknownCode { .. } => Some("`rcomm-fr explain` lists all codes"),
@@ -74,7 +74,7 @@ impl Failure {
         }
     }
 
-    /// 2 = inconclusive: a script must not take it for a finding.
+    /// The exit code, always 2 (inconclusive): a script must not mistake an error for a finding.
     pub(crate) fn exit_code(&self) -> ExitCode {
         match self {
             #[cfg(feature = "tables")]
@@ -93,7 +93,7 @@ impl Failure {
         }
     }
 
-    /// One line on standard error.
+    /// Prints the error as one line on standard error.
     pub(crate) fn show(&self, color: anstream::ColorChoice) {
         let alarm = anstyle::AnsiColor::Red.on_default().bold();
         let mut stderr = anstream::AutoStream::new(io::stderr(), color);
@@ -102,7 +102,7 @@ impl Failure {
             .hint()
             .map(|hint| format!(" (hint: {hint})"))
             .unwrap_or_default();
-        // No output is left when standard error is gone.
+        // If standard error is closed, there is no place for a message.
         let _ = writeln!(stderr, "{alarm}error:{alarm:#} {}{hint}", printable(&text));
     }
 }

@@ -1,4 +1,4 @@
-//! Reads paths and makes a report: what `analyze`, `watch`, `diff` and `collect` share.
+//! Reads paths and makes a report, for `analyze`, `watch`, `diff`, `collect` and `query`.
 
 use super::on_node::{self, OnNode};
 use crate::cli::args::JudgeArgs;
@@ -12,26 +12,26 @@ use std::path::PathBuf;
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
-/// Faster work shows no bar: it would only flicker.
+/// The progress bar appears after this time: for faster work it would only flicker.
 const BAR_AFTER: Duration = Duration::from_secs(1);
 
-/// Whether the records themselves are wanted in addition to the report.
+/// Whether to keep the records in addition to the report.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Keep {
-    /// No: memory holds what the verdict needs, 56 bytes an operation.
+    /// Only the report: memory holds 56 bytes an operation.
     Report,
-    /// Yes: pictures are made from them.
+    /// Also the records, for formats that show them.
     Records,
 }
 
-/// A report, and what it was made from if that was wanted.
+/// A report, with its records if these were kept.
 pub(super) struct Judged {
     pub(super) report: Report,
-    /// By rank; empty unless wanted.
+    /// The records by rank; empty unless they were kept.
     pub(super) dumps: Vec<Dump>,
 }
 
-/// Reads everything below `paths` and judges it.
+/// Reads all records below `paths` and judges them.
 pub(super) fn judge(paths: &[PathBuf], args: &JudgeArgs, keep: Keep) -> Result<Judged, Failure> {
     let meter = Meter::new();
     let progress = |progress| meter.show(progress);
@@ -65,7 +65,7 @@ pub(super) fn judge(paths: &[PathBuf], args: &JudgeArgs, keep: Keep) -> Result<J
             kept.push(loaded);
         }
         if too_large(args) {
-            // What was taken in is of no use without the rest: give the memory back at once.
+            // A part of the records is useless: free the memory at once.
             analysis = None;
             kept.clear();
         }
@@ -106,20 +106,20 @@ pub(super) fn judge(paths: &[PathBuf], args: &JudgeArgs, keep: Keep) -> Result<J
     })
 }
 
-/// When a file was written, ns since the epoch; `None` for the member of an archive.
+/// When a file was written, ns since the epoch; `None` if that is unknown, as for the member of an archive.
 fn written_ns(path: &str) -> Option<i64> {
     let written = std::fs::metadata(path).ok()?.modified().ok()?;
     let since = written.duration_since(std::time::UNIX_EPOCH).ok()?;
     i64::try_from(since.as_nanos()).ok()
 }
 
-/// Whether more memory is in use than was allowed.
+/// Whether the process uses more memory than `--memory-limit` allows.
 pub(super) fn too_large(args: &JudgeArgs) -> bool {
     args.memory_limit
         .is_some_and(|limit| resident_bytes() > limit.0)
 }
 
-/// The error where more memory is in use than was allowed, after `read` records.
+/// The error for exceeding `--memory-limit` after `read` records.
 pub(super) fn memory_limit(args: &JudgeArgs, read: usize) -> Failure {
     Failure::MemoryLimit {
         limit: args.memory_limit.map_or(0, |limit| limit.0),
@@ -130,7 +130,7 @@ pub(super) fn memory_limit(args: &JudgeArgs, read: usize) -> Failure {
 pub(super) fn policy(args: &JudgeArgs) -> Policy {
     Policy {
         now_ns: args.as_of.map(|then| then.0),
-        // Who names a time wants to know what was overdue then.
+        // `--as-of` asks which operations were overdue at that time, as in a snapshot.
         snapshot: args.snapshot || args.as_of.is_some(),
         overdue: args.overdue,
         world_size: args.world_size.map(std::num::NonZeroU32::get),
@@ -138,7 +138,7 @@ pub(super) fn policy(args: &JudgeArgs) -> Policy {
     }
 }
 
-/// Memory of this process that is in use; 0 where the system does not show it.
+/// The resident memory of this process, bytes; 0 if the system does not show it.
 fn resident_bytes() -> u64 {
     let statm = std::fs::read_to_string("/proc/self/statm").unwrap_or_default();
     let pages: u64 = statm
@@ -149,7 +149,7 @@ fn resident_bytes() -> u64 {
     pages.saturating_mul(rustix::param::page_size() as u64)
 }
 
-/// A bar on standard error, on a terminal only, for work that takes longer than a second.
+/// A progress bar on standard error for work that takes longer than a second, on terminals only.
 pub(super) struct Meter {
     began: Instant,
     bar: OnceLock<ProgressBar>,
@@ -168,7 +168,7 @@ impl Meter {
             return;
         }
         let bar = self.bar.get_or_init(|| {
-            // Draws nothing where standard error is no terminal.
+            // This target draws nothing if standard error is not a terminal.
             let target = ProgressDrawTarget::stderr();
             let bar = ProgressBar::with_draw_target(Some(progress.files as u64), target);
             let style =

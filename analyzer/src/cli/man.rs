@@ -1,4 +1,4 @@
-//! `rcomm-fr man`: the manual, made from the same text as `--help`.
+//! `rcomm-fr man`: prints the manual pages, which are generated like `--help`.
 
 use crate::cli::args::{Cli, ManArgs};
 use crate::cli::failure::Failure;

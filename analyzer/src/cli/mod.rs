@@ -1,4 +1,4 @@
-//! The program: its command line, one file per sub-command, output and exit codes.
+//! The program `rcomm-fr`: command line, sub-commands, output and exit codes.
 //!
 //! [`args`] defines the command line, [`failure`] maps errors to messages and exit codes, [`output`] opens
 //! files and terminals. Every other file is a sub-command; it takes its arguments and returns an exit code.
@@ -28,7 +28,7 @@ use args::Command;
 use failure::Failure;
 use std::process::ExitCode;
 
-/// Does what was asked.
+/// Runs the sub-command and returns the exit code.
 pub(crate) fn run(cli: Cli) -> Result<ExitCode, Failure> {
     let color = cli.color.into();
     match cli.command {

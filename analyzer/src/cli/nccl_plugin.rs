@@ -1,4 +1,4 @@
-//! `rcomm-fr nccl-plugin`.
+//! `rcomm-fr nccl-plugin`: prints the path of the profiler plug-in for NCCL.
 
 use crate::cli::args::NcclPluginArgs;
 use crate::cli::failure::Failure;
@@ -6,7 +6,7 @@ use crate::cli::output;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-/// Places from a program's folder on: a release, a wheel, what cargo builds.
+/// Paths of the plug-in relative to the folder of the program: in a release, in a wheel, in cargo's target folder.
 const PLACES: [&str; 3] = [
     "../lib/libnccl-profiler-rcomm.so",
     "libnccl-profiler-rcomm.so",

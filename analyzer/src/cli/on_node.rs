@@ -1,5 +1,5 @@
-//! What else this node has of the jobs whose records were read: launchers' accounts, and the rings of
-//! ranks that left no dump.
+//! Finds further records on this node of the jobs that were read: launch records, and the rings of ranks that left no
+//! dump.
 
 use rcomm_analyzer::load::LoadedDump;
 use rcomm_recorder::model::Rank;
@@ -8,8 +8,8 @@ use rcomm_recorder::record::default_directory;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
-/// The launchers' accounts in these folders, of the newest attempt: all that is left of a job whose ranks
-/// closed and removed their records.
+/// The launch records in these folders, of the newest attempt. They are all that is left of a job whose ranks closed
+/// and removed their rings.
 pub(super) fn launches_in(paths: &[PathBuf]) -> Vec<LaunchRecord> {
     let found = paths
         .iter()
@@ -20,7 +20,7 @@ pub(super) fn launches_in(paths: &[PathBuf]) -> Vec<LaunchRecord> {
     found
 }
 
-/// What was read of the jobs.
+/// The jobs whose records were read.
 #[derive(Default)]
 pub(super) struct OnNode {
     jobs: BTreeMap<String, Job>,
@@ -30,15 +30,15 @@ pub(super) struct OnNode {
 #[derive(Default)]
 struct Job {
     attempt: u32,
-    /// Where its rings were read from.
+    /// The folders of its rings that were read.
     directories: BTreeSet<PathBuf>,
     ranks: BTreeSet<Rank>,
-    /// The earliest time of a dump, ns; 0 if none was read.
+    /// When its earliest dump was taken, ns since the epoch; 0 if none was read.
     taken_ns: i64,
 }
 
 impl OnNode {
-    /// Notes whose record was read.
+    /// Notes the job and the rank of a record that was read.
     pub(super) fn note(&mut self, loaded: &LoadedDump) {
         let identity = &loaded.dump.identity;
         if identity.job.is_empty() {
@@ -58,7 +58,7 @@ impl OnNode {
         }
     }
 
-    /// What launchers wrote next to the rings of these jobs.
+    /// The launch records next to the rings of these jobs and in the default ring directory.
     pub(super) fn launches(&self) -> Vec<LaunchRecord> {
         let mut launches: Vec<LaunchRecord> = Vec::new();
         for (name, job) in &self.jobs {
@@ -77,8 +77,8 @@ impl OnNode {
         launches
     }
 
-    /// The rings of ranks of which no dump was read. A ring that was made after the dumps were taken is of
-    /// another run of the same name.
+    /// Path and dump of the rings of ranks without a dump. A ring that was created after the dumps were taken belongs
+    /// to another run of the same name and is left out.
     pub(super) fn rings(&self) -> Vec<(String, Dump)> {
         if self.jobs.values().all(|job| job.taken_ns == 0) {
             return Vec::new();

@@ -5,21 +5,20 @@ use anstream::{AutoStream, ColorChoice};
 use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
 
-/// Width of a page where the output is no terminal.
+/// The width of a page, columns, if the output is not a terminal.
 const DEFAULT_WIDTH: usize = 80;
 
-/// Below this `COLUMNS` is not obeyed: a page needs room for its sentences.
+/// Smaller values of `COLUMNS` are ignored: sentences need room.
 const MIN_WIDTH: usize = 40;
 
-/// Wider lines are hard to read, however wide the terminal is.
+/// The widest page: wider lines are hard to read.
 const MAX_WIDTH: usize = 110;
 
-/// Writes an answer to `path` (`None` or `-` = standard output).
+/// Writes output to `path` (`None` or `-` = standard output).
 ///
-/// A reader that stops early (`rcomm-fr analyze ... | head -1`) is no error: the answer was good, and
-/// its exit code stays that of the verdict.
+/// A reader that stops early (`rcomm-fr analyze ... | head -1`) is no error: the exit code remains that of the verdict.
 ///
-/// A file is written next to its final name first, so that no reader ever sees half of it.
+/// A file is written under a temporary name first, so no reader ever sees a part of it.
 pub(crate) fn write_to(
     path: Option<&Path>,
     color: ColorChoice,
@@ -28,7 +27,7 @@ pub(crate) fn write_to(
     match path.filter(|path| !is_stdout(path)) {
         None => {
             let result = {
-                // Standard output flushes at every line end; a report has many.
+                // Standard output alone would flush after every line.
                 let mut out = BufWriter::new(AutoStream::new(io::stdout().lock(), color));
                 print(&mut out).and_then(|()| out.flush())
             };
@@ -60,7 +59,8 @@ fn write_file(
     partial.persist(path).map_err(|failed| failed.error)
 }
 
-/// A file next to `path` that goes away unless it is given that name. Its owner alone can read it.
+/// A temporary file next to `path`, which is removed unless it is persisted under that name. Only its owner can read
+/// it.
 pub(crate) fn partial_file(path: &Path) -> io::Result<tempfile::NamedTempFile> {
     let folder = match path.parent() {
         Some(folder) if !folder.as_os_str().is_empty() => folder,
@@ -70,16 +70,16 @@ pub(crate) fn partial_file(path: &Path) -> io::Result<tempfile::NamedTempFile> {
         .prefix(path.file_name().unwrap_or_default())
         .suffix(".partial")
         .tempfile_in(folder)
-        // Without the temporary name, which is gone again.
+        // The error without the temporary name, which no longer exists.
         .map_err(|error| error.kind().into())
 }
 
-/// `-` means standard output.
+/// Whether the path is `-`, which means standard output.
 pub(crate) fn is_stdout(path: &Path) -> bool {
     path == Path::new("-")
 }
 
-/// Columns of a page on standard output: as `COLUMNS` says, else those of the terminal.
+/// The width of a page on standard output, columns: from `COLUMNS`, else from the terminal.
 pub(crate) fn page_width() -> usize {
     let asked = std::env::var("COLUMNS").ok();
     let asked = asked.and_then(|columns| columns.parse().ok());

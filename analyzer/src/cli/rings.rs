@@ -23,12 +23,12 @@ pub(super) fn run(args: &RingsArgs, color: ColorChoice) -> Result<ExitCode, Fail
     }
 }
 
-/// The directory that was asked for, or the user's own.
+/// The directory in the arguments, or the user's default one.
 pub(super) fn directory(place: &RingPlace) -> PathBuf {
     place.dir.clone().unwrap_or_else(default_directory)
 }
 
-/// The rings of the place, those of other jobs left out. One that cannot be read belongs to any job.
+/// The rings in the directory, only those of the job if one is given. Rings that cannot be read are always included.
 pub(super) fn find(place: &RingPlace) -> Result<Vec<RingListing>, Failure> {
     let mut rings = list_rings(&directory(place))?;
     if let Some(job) = &place.job {
@@ -52,7 +52,7 @@ fn list(place: &RingPlace, color: ColorChoice) -> Result<ExitCode, Failure> {
         }
     }
     let layout = Layout {
-        // A path is there to be copied: the table is as wide as it needs to be.
+        // Paths are to be copied, so lines are not cut.
         width: usize::MAX,
         ..Layout::default()
     };
@@ -137,7 +137,7 @@ fn show(args: &ShowArgs, color: ColorChoice) -> Result<ExitCode, Failure> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// The rank's ring of the newest attempt.
+/// The ring of the rank's newest attempt; an error if rings of several jobs match.
 fn newest_of(rank: u32, place: &RingPlace) -> Result<PathBuf, Failure> {
     let wanted = match &place.job {
         Some(job) => format!("rank {rank} of job {job}"),

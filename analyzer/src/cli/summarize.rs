@@ -1,4 +1,4 @@
-//! `rcomm-fr summarize PATH... -o FILE`: one node's part of an analysis.
+//! `rcomm-fr summarize PATH... -o FILE`: condenses the records of one node into a summary.
 
 use super::judge::Meter;
 use crate::cli::args::SummarizeArgs;
@@ -28,7 +28,7 @@ pub(super) fn run(args: &SummarizeArgs, color: ColorChoice) -> Result<ExitCode, 
         let loaded = summarize(args, &mut counted, &failed)?;
         (loaded, counted.1)
     } else {
-        // Readable by its owner alone, and whole once it has its name.
+        // Only the owner can read the file, and it is complete once it has its name.
         let partial = output::partial_file(&args.output);
         let partial = partial.map_err(SummarizeError::Io).map_err(&failed)?;
         let mut counted = Counted(BufWriter::new(partial.as_file()), 0);
@@ -97,7 +97,7 @@ fn summarize(
     Ok(loaded)
 }
 
-/// Counts the bytes that pass.
+/// A writer that counts its bytes.
 struct Counted<W>(W, u64);
 
 impl<W: Write> Write for Counted<W> {

@@ -1,7 +1,7 @@
-//! `rcomm-fr watch DIR`: the report of a folder into which dumps still arrive.
+//! `rcomm-fr watch DIR`: reports on a folder in which dumps still arrive.
 //!
-//! The folder is looked at several times a second, not subscribed to: on a network file system a
-//! subscription does not report what other hosts write.
+//! The folder is polled several times a second: on a network file system, notifications do not report the writes of
+//! other hosts.
 
 use super::analyze::show;
 use super::judge::{Judged, Keep, judge, memory_limit, policy, too_large};
@@ -18,7 +18,7 @@ use std::io::{self, Write};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-/// Between two looks at the folder.
+/// The time between two polls of the folder.
 const LOOK: Duration = Duration::from_millis(100);
 
 pub(super) fn run(args: &WatchArgs, color: ColorChoice) -> Result<ExitCode, Failure> {
@@ -34,16 +34,16 @@ pub(super) fn run(args: &WatchArgs, color: ColorChoice) -> Result<ExitCode, Fail
     let mut further = Further::default();
     let mut changed = began;
     let mut latest: Option<Report> = None;
-    let mut said = String::new();
+    let mut printed = String::new();
     loop {
         if let Some(report) = poll(&mut follower, &mut analysis, &mut further, &args.judge)? {
             changed = Instant::now();
             let line = format_progress(&report);
-            if line != said {
+            if line != printed {
                 let at = began.elapsed().as_secs_f64();
-                // A closed standard error means that only the report is wanted.
+                // If standard error is closed, only the report is printed.
                 let _ = writeln!(stderr, "{at:7.1} s  {line}");
-                said = line;
+                printed = line;
             }
             latest = Some(report);
         }
@@ -56,7 +56,7 @@ pub(super) fn run(args: &WatchArgs, color: ColorChoice) -> Result<ExitCode, Fail
         std::thread::sleep(LOOK);
     }
     match latest {
-        // Pictures are made from the records themselves, which were not kept.
+        // These formats show the records themselves, which were not kept: read them again.
         Some(_) if keep == Keep::Records => {
             let dir = std::slice::from_ref(&args.dir);
             show(&judge(dir, &args.judge, keep)?, &args.show, color)
@@ -72,14 +72,14 @@ pub(super) fn run(args: &WatchArgs, color: ColorChoice) -> Result<ExitCode, Fail
     }
 }
 
-/// Evidence that is no record, by path.
+/// Input other than records, by path.
 #[derive(Default)]
 struct Further {
     ras: BTreeMap<String, RasReport>,
     logs: BTreeMap<String, Log>,
 }
 
-/// Reads what arrived since the last look, and judges if anything did.
+/// Reads the files that arrived since the last poll and judges; `None` if none did.
 fn poll(
     follower: &mut Follower,
     analysis: &mut Analysis,
@@ -104,7 +104,7 @@ fn poll(
         Change::Log(log) => {
             further.logs.insert(log.path.clone(), log);
         }
-        // What is over the limit is given up, but all the same read to the end.
+        // Above the memory limit, the remaining dumps are dropped; the command then fails.
         Change::Dump(_) if large => {}
         Change::Dump(loaded) => {
             let extent = if loaded.cut {
@@ -135,7 +135,7 @@ fn poll(
     Ok(Some(report))
 }
 
-/// Every rank that should have left a record did, whole.
+/// Whether a record of every expected rank was read.
 fn is_complete(report: &Report) -> bool {
     report.input.ranks_read > 0 && report.input.ranks_read >= report.input.ranks_expected
 }

@@ -1,4 +1,4 @@
-//! The jobs of a node: which one is shown, and how the others do.
+//! Lists the jobs of a node with their verdicts.
 
 use crate::live::source::{JobChoice, RingSource, Source, SourceError};
 use crate::live::watch::time_spent;
@@ -13,34 +13,35 @@ use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// Jobs that are judged for the list, the newest ones; the others are listed without a verdict.
+/// At most this many jobs, the newest, are judged; the others are listed without a verdict.
 const MOST_JUDGED: usize = 16;
-/// How many operations of one job are kept for its verdict.
+/// The number of operations of one job that are kept for its verdict.
 const ENTRIES: usize = 50_000;
-/// Between two looks, unless a look keeps a core busy for more than a fiftieth of that.
+/// The time between two polls, unless a poll takes more than a fiftieth of that on a core.
 const ROUND: Duration = Duration::from_secs(3);
-/// Looks and judgements together take one part of a core in so many.
+/// Polls and judgements together take at most one part in this many of a core.
 const SHARE: u32 = 50;
-/// How long a look at one job may take.
-const PATIENCE: Duration = Duration::from_secs(2);
+/// The longest time that a poll of one job may take.
+const POLL_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// One job that has rings on this node.
+/// A job that has rings on this node.
 #[derive(Clone, Debug)]
 pub struct NodeJob {
     /// Its name.
     pub name: String,
-    /// Ranks that have a ring on this node.
+    /// The number of ranks with a ring on this node.
     pub ranks: usize,
-    /// Of them, how many processes live.
+    /// The number of these whose process lives.
     pub alive: usize,
-    /// When its newest ring was made, wall clock, ns since the epoch.
+    /// When its newest ring was created, wall clock, ns since the epoch.
     pub created_ns: i64,
-    /// The verdict of what is on this node; `None` if it was not judged yet, or is one of too many.
+    /// The report on the ranks of this node; `None` if the job was not judged yet, or is one of too many.
     pub report: Option<Arc<Report>>,
 }
 
 impl NodeJob {
-    /// How much it needs a look, the most first: an error, a warning, whatever else lives, the dead.
+    /// The order of the list: 0 with an error, 1 with a warning, 2 for other jobs that live, 3 for others that are
+    /// over.
     pub fn urgency(&self) -> u8 {
         let worst = self.report.iter().flat_map(|report| &report.findings);
         match worst.map(|finding| finding.severity).min() {
@@ -52,13 +53,13 @@ impl NodeJob {
     }
 }
 
-/// All jobs with rings below one directory, judged one after the other.
+/// Lists and judges all jobs with rings in one directory.
 pub struct NodeJobs {
     directory: PathBuf,
     judged: BTreeMap<String, JudgedJob>,
 }
 
-/// One job's records and its last report.
+/// The records of one job and its last report.
 struct JudgedJob {
     source: RingSource,
     live: Live,
@@ -66,7 +67,7 @@ struct JudgedJob {
 }
 
 impl NodeJobs {
-    /// The jobs below `directory`. Reads nothing yet.
+    /// Lists the jobs with rings in `directory`; reads nothing yet.
     pub fn new(directory: PathBuf) -> Self {
         Self {
             directory,
@@ -74,11 +75,11 @@ impl NodeJobs {
         }
     }
 
-    /// Lists all jobs and judges the newest, trouble first.
+    /// Lists all jobs, ordered by [`NodeJob::urgency`], and judges the newest.
     ///
     /// # Blocking
     ///
-    /// Reads ring files, for at most two seconds a job; asks no process.
+    /// Reads ring files, for at most two seconds a job; no process has to answer.
     ///
     /// # Errors
     ///
@@ -117,7 +118,7 @@ impl NodeJobs {
                 report: None,
             }
         });
-        let poll = known.source.poll(Instant::now() + PATIENCE);
+        let poll = known.source.poll(Instant::now() + POLL_TIMEOUT);
         let at = anchor.moment();
         known.live.observe(0, poll, at);
         if let Some(snapshot) = known.live.refresh(at) {
@@ -130,7 +131,7 @@ impl NodeJobs {
 fn by_name(listing: Vec<RingListing>) -> Vec<NodeJob> {
     let mut found: BTreeMap<String, (BTreeMap<u32, bool>, i64)> = BTreeMap::new();
     for RingListing { ring, .. } in listing {
-        // A file that is no ring belongs to no job.
+        // A file that cannot be read as a ring belongs to no job.
         let Ok(summary) = ring else { continue };
         let Some(rank) = summary.identity.rank else {
             continue;
@@ -149,19 +150,18 @@ fn by_name(listing: Vec<RingListing>) -> Vec<NodeJob> {
     found.into_iter().map(job).collect()
 }
 
-/// Keeps a list of a node's jobs fresh on a thread of its own, until dropped.
+/// Keeps the list of a node's jobs current on a thread of its own, until it is dropped.
 ///
 /// # Blocking
 ///
-/// Dropping it waits for the look that is under way ([`NodeJobs::poll`]).
+/// Dropping it waits for the poll in progress ([`NodeJobs::poll`]).
 pub struct JobsWatch {
     stop: Option<Sender<()>>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl JobsWatch {
-    /// Starts the thread. `sink` is called on it with every list; a directory that cannot be read gives
-    /// an empty one.
+    /// Starts the thread, which calls `sink` with every list; the list is empty if the directory cannot be read.
     ///
     /// # Errors
     ///
@@ -217,7 +217,7 @@ mod tests {
         FlightRecorder::create(&config).expect("a ring in a fresh directory")
     }
 
-    /// Issues an operation whose time-out is over as soon as it is looked at.
+    /// Issues an operation whose time-out is over at once.
     fn issue(recorder: &FlightRecorder) {
         let info = ProcessGroupInfo {
             id: 0,

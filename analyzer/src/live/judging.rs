@@ -12,40 +12,40 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Pending operations are judged again this often, since sentences contain their ages.
+/// With pending operations, the records are judged again after this time, since sentences contain ages.
 const AGES: Duration = Duration::from_secs(5);
 
-/// How soon a new judgement is wanted.
+/// How urgent a new judgement is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Urgency {
-    /// Nothing is new.
+    /// Not needed: nothing has changed.
     No,
     /// Something changed.
     Usual,
-    /// More became overdue, in a job where something was overdue before.
+    /// Another operation became overdue after others.
     More,
-    /// The first look, or the first operation that is overdue: a user at a screen waits for this.
+    /// The first poll, or the first overdue operation: a user waits for this.
     First,
 }
 
-/// A report on a job that is kept current; see the parent module.
+/// Keeps the report on a running job current; see the parent module.
 pub struct Live {
     options: LiveOptions,
     judge: Judge,
     pub(super) kept: LatestRecords,
     silent: BTreeSet<Rank>,
-    /// Ranks that the newest report finds late.
+    /// Ranks that are late in the newest report.
     late: Vec<Rank>,
     changed: bool,
     number: u64,
-    /// When the records were judged last, and as of which time of their own clock.
+    /// When the records were judged last, and for which time of the job's clock, ns since the epoch.
     judged: Option<(Duration, Option<i64>)>,
-    /// When the verdict may change without any record changing.
+    /// When the verdict may change although no record changes.
     due: Option<Duration>,
 }
 
 impl Live {
-    /// Nothing seen yet, from sources of these names.
+    /// A view of sources with these names that has seen nothing yet.
     pub fn new(options: LiveOptions, judge: Judge, sources: Vec<String>) -> Self {
         Self {
             options,
@@ -60,12 +60,12 @@ impl Live {
         }
     }
 
-    /// Takes in what the source of this number saw.
+    /// Takes the result of a poll of source number `source`.
     pub fn observe(&mut self, source: usize, poll: Result<Poll, SourceError>, at: Moment) {
         self.changed |= self.kept.observe(source, poll, at, &self.options);
     }
 
-    /// How soon [`Live::refresh`] has a new snapshot.
+    /// How urgent a call of [`Live::refresh`] is.
     pub fn urgency(&self, at: Moment) -> Urgency {
         let Some((then, before)) = self.judged else {
             return match self.changed {
@@ -96,8 +96,8 @@ impl Live {
         }
     }
 
-    /// The moment of an extra look at the sources, at which something that was pending at the last look
-    /// becomes overdue, unless it has ended.
+    /// When the sources should be polled again because an operation that was pending at the last poll becomes overdue
+    /// then; `None` if there is none.
     pub fn look_again(&self, at: Moment) -> Option<Duration> {
         let seen = self.horizon(at, &self.silent)?;
         let due = self.kept.slots.values().flat_map(|slot| &slot.due);
@@ -109,7 +109,7 @@ impl Live {
         Some(seen.looked + Duration::from_nanos(left))
     }
 
-    /// When [`Live::refresh`] may have a new snapshot although nothing is observed; `None` for never.
+    /// When [`Live::refresh`] may have a new snapshot although nothing is observed; `None` if never.
     pub fn due(&self) -> Option<Duration> {
         self.due
     }
@@ -118,16 +118,16 @@ impl Live {
         self.kept.slots.values().any(|slot| !slot.due.is_empty())
     }
 
-    /// The time as of which the records are judged; `None` where each record's own time counts.
+    /// The time for which the records are judged; `None` if each record's own time counts.
     fn horizon(&self, at: Moment, silent: &BTreeSet<Rank>) -> Option<Horizon> {
         let live = self.options.policy.snapshot;
         live.then(|| self.kept.horizon(at, silent)).flatten()
     }
 
-    /// The job at this moment, if anything changed since the last time.
+    /// A snapshot of the job; `None` if nothing has changed since the last one.
     ///
-    /// The records are judged again only if one of them changed, a rank fell silent, or a look found
-    /// that what is pending became overdue.
+    /// The records are judged again only if one of them changed, a rank fell silent, or a poll showed that a pending
+    /// operation became overdue.
     pub fn refresh(&mut self, at: Moment) -> Option<Snapshot> {
         if self.urgency(at) == Urgency::No {
             return None;
@@ -137,8 +137,8 @@ impl Live {
         self.changed = false;
         let mut policy = self.options.policy.clone();
         policy.now_ns = self.horizon(at, &self.silent).map(|seen| seen.ns);
-        let told = self.kept.feeds.iter().filter_map(|feed| feed.world_size);
-        policy.world_size = told.chain(policy.world_size).max();
+        let stated = self.kept.feeds.iter().filter_map(|feed| feed.world_size);
+        policy.world_size = stated.chain(policy.world_size).max();
         policy.newest = self.kept.newest;
         let launches = self.kept.feeds.iter().flat_map(|feed| &feed.launches);
         policy.launches = launches.cloned().collect();
@@ -148,8 +148,8 @@ impl Live {
             slot.take_signs();
         }
         let mut ranks = recorded_views(&self.kept, &self.silent, at, policy.world_size);
-        // A silent rank's last record is old: judged with the others' new records, the rank would be a
-        // culprit for operations that it may have issued since.
+        // The last record of a silent rank is old: judged with the new records of the others, the rank would be blamed
+        // for operations that it may have issued since.
         let dumps: Vec<Arc<Dump>> = ranks
             .iter()
             .filter(|view| !view.silent)
@@ -158,7 +158,7 @@ impl Live {
         let collected = self.kept.collected().cloned();
         let mut report = match &collected {
             Some(collected) => Report::clone(&collected.report),
-            // No source gave a record: only the state of the ranks is left.
+            // Without any record, only the state of the ranks is known.
             None if dumps.is_empty() && self.kept.communicators().next().is_some() => Report {
                 input: Input {
                     ranks_expected: ranks.len(),
@@ -207,7 +207,7 @@ impl Live {
         })
     }
 
-    /// Keeps what was judged, which [`urgency`](Self::urgency) compares.
+    /// Stores what [`urgency`](Self::urgency) compares with.
     fn remember(&mut self, at: Moment, as_of: Option<i64>, watched: &[Watched]) {
         self.judged = Some((at.elapsed, as_of));
         for slot in self.kept.slots.values_mut() {
@@ -221,7 +221,7 @@ impl Live {
             .min();
     }
 
-    /// Adds the findings that no record shows; returns the time until there may be one more.
+    /// Adds the findings that no record shows; returns the time until there may be another one.
     fn add_seen(
         &self,
         report: &mut Report,

@@ -1,4 +1,4 @@
-//! Keeps the last answer of each source: its records, and when it was asked.
+//! Keeps the last answer of each source: its records, and when it was polled.
 
 use super::{LiveOptions, Moment, SourceStatus};
 use crate::input::ras::Communicator;
@@ -10,30 +10,30 @@ use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// How far a record may lag behind its signs of life: taking them in copies a record that is shown.
+/// The time that a record may lag behind its signs of life, ns: updating it copies a record that is shown.
 const SIGNS_LAG_NS: i64 = 20_000_000_000;
 
-/// One record as a source last gave it.
+/// The last version of one record from a source.
 #[derive(Default)]
 pub(super) struct Slot {
     pub(super) dump: Option<Arc<Dump>>,
     pub(super) liveness: Liveness,
     pub(super) answered: Option<Duration>,
     pub(super) failure: Option<Arc<str>>,
-    /// From when on its unfinished operations are overdue, by the rank's clock, ns.
+    /// When its unfinished operations become overdue, by the rank's clock, ns.
     pub(super) due: Vec<i64>,
     /// Whether it had an overdue operation when it was last judged.
     pub(super) was_overdue: bool,
-    /// The rank's clock less ours at the last look, ns, where it gave the time.
+    /// The rank's clock minus the local one at the last poll, ns; `None` if it gave no time.
     ahead_ns: Option<i64>,
-    /// Heartbeat and time of looks that found nothing else new.
+    /// Heartbeat and time of the last poll that found nothing else new.
     signs: (i64, i64),
 }
 
-/// Up to when records show what happened.
+/// The time up to which the records show what happened.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Horizon {
-    /// By our clock.
+    /// By the local monotonic clock.
     pub(super) looked: Duration,
     /// By the job's clock, ns since the epoch.
     pub(super) ns: i64,
@@ -45,9 +45,9 @@ impl Slot {
         self.due.iter().any(|&due| due <= as_of_ns)
     }
 
-    /// Copies signs of life into the record when they matter: when an operation that was young at the
-    /// record's last change is overdue, where the process is stopped, and after [`SIGNS_LAG_NS`], since a
-    /// heartbeat that is not copied would seem to have stopped.
+    /// Copies signs of life into the record if they matter: if an operation became overdue since the record's last
+    /// change, if the process is stopped, and after [`SIGNS_LAG_NS`], since a heartbeat that is not copied would seem
+    /// to have stopped.
     pub(super) fn take_signs(&mut self) {
         let (heartbeat, as_of) = self.signs;
         let Some(taken) = self.dump.as_ref().map(|dump| dump.identity.dump_time_ns) else {
@@ -56,7 +56,7 @@ impl Slot {
         let lags = as_of.saturating_sub(taken) >= SIGNS_LAG_NS;
         let older = self.due.iter().any(|&due| taken < due && due <= as_of);
         let stopped = [RingReader::OWNER_IS_STOPPED, RingReader::OWNER_IS_TRACED];
-        // How long the owner has been stopped.
+        // The findings state how long the process has been stopped.
         let held = |dump: &Dump| stopped.contains(&dump.identity.reason.as_str());
         let matters = |dump: &&mut Arc<Dump>| lags || older || held(dump);
         let Some(dump) = self.dump.as_mut().filter(matters) else {
@@ -70,13 +70,13 @@ impl Slot {
     }
 }
 
-/// One source.
+/// The last answer of one source.
 #[derive(Default)]
 pub(super) struct Feed {
     pub(super) status: SourceStatus,
     /// When it answered last.
     pub(super) answered: Option<Duration>,
-    /// When it was asked last.
+    /// When it was polled last.
     looked: Duration,
     pub(super) problems: Vec<Problem>,
     pub(super) world_size: Option<u32>,
@@ -90,9 +90,9 @@ pub(super) struct Feed {
 pub(super) struct LatestRecords {
     pub(super) slots: BTreeMap<(Rank, usize, u8), Slot>,
     pub(super) feeds: Vec<Feed>,
-    /// Members of groups, once however many ranks list them.
+    /// The members of groups, stored once for all ranks that list them.
     members: HashSet<Arc<[Rank]>>,
-    /// How many operations of a record were kept at the last look.
+    /// The number of operations of a record that were kept at the last poll; `None` = all.
     pub(super) newest: Option<usize>,
 }
 
@@ -111,8 +111,8 @@ impl LatestRecords {
         }
     }
 
-    /// Takes in what a source saw; true if there is anything new. Of each record at most its share of
-    /// the operations that may be kept is kept.
+    /// Takes the result of a poll and returns whether anything is new. Of each record, at most its share of the
+    /// operation budget is kept.
     pub(super) fn observe(
         &mut self,
         source: usize,
@@ -141,9 +141,9 @@ impl LatestRecords {
         feed.launches = poll.launches;
         let communicators = Watched::update(&feed.communicators, poll.communicators, at.elapsed);
         let same = |a: &Watched, b: &Watched| a.communicator == b.communicator;
-        let told = &feed.communicators;
-        changed |= told.len() != communicators.len()
-            || !told.iter().zip(&communicators).all(|(a, b)| same(a, b));
+        let known = &feed.communicators;
+        changed |= known.len() != communicators.len()
+            || !known.iter().zip(&communicators).all(|(a, b)| same(a, b));
         feed.communicators = communicators;
         let number = |collected: &Option<Collected>| {
             collected
@@ -206,7 +206,7 @@ impl LatestRecords {
                 as_of_ns
             }
         };
-        // The record of a dead process ends at the time of its death.
+        // The record of a dead process ends when the process died.
         if as_of_ns > 0 && slot.liveness != Liveness::Dead {
             slot.ahead_ns = Some(as_of_ns.saturating_sub(at.wall_ns));
         }
@@ -215,9 +215,9 @@ impl LatestRecords {
         changed
     }
 
-    /// Ranks that did not answer when they were asked last, nor for so long before.
+    /// Ranks that have not answered for longer than `limit`, up to the last poll.
     pub(super) fn silent(&self, limit: Duration) -> BTreeSet<Rank> {
-        // A rank answers while a source answers for any of its records.
+        // A rank answers as long as any source has a current record of it.
         let mut last: BTreeMap<Rank, Duration> = BTreeMap::new();
         for (&(rank, source, _), slot) in &self.slots {
             if let Some(answered) = slot.answered {
@@ -232,9 +232,9 @@ impl LatestRecords {
             .collect()
     }
 
-    /// Up to when all records show what happened; `None` where none has a time.
+    /// The time up to which all records show what happened; `None` if none has a time.
     ///
-    /// An operation is no older than it was when it was last seen pending.
+    /// An operation counts as old as it was when it was last seen pending.
     pub(super) fn horizon(&self, at: Moment, silent: &BTreeSet<Rank>) -> Option<Horizon> {
         let mut looked = None;
         let mut ahead = Vec::new();
@@ -245,11 +245,11 @@ impl LatestRecords {
                 ahead.extend(slot.ahead_ns);
             }
         }
-        // One host whose clock is wrong does not move the others.
+        // The median, so one host with a wrong clock does not matter.
         let middle = ahead.len() / 2;
         let ahead = match (looked, ahead.is_empty()) {
             (Some(_), true) => return None,
-            // Dead processes do not age, but the time since their death is ours.
+            // Without living processes, the time since their death is measured by the local clock.
             (None, _) => 0,
             (Some(_), false) => *ahead.select_nth_unstable(middle).1,
         };
@@ -268,7 +268,7 @@ impl LatestRecords {
         self.feeds.iter().flat_map(|feed| &feed.communicators)
     }
 
-    /// A collector's report, where it read more ranks than we did ourselves.
+    /// The report of a collector, if it has read more ranks than the other sources.
     pub(super) fn collected(&self) -> Option<&Collected> {
         let ours = |source: usize| self.feeds[source].collected.is_none();
         let own: BTreeSet<Rank> = (self.slots.iter())
@@ -283,9 +283,9 @@ impl LatestRecords {
 }
 
 impl Feed {
-    /// Takes in an answer; true if it differs from the one before.
+    /// Takes an answer and returns whether it differs from the previous one.
     fn answer(&mut self, poll: &Poll, at: Moment) -> bool {
-        // A process may have several recorders: ranks are counted, not records.
+        // Count ranks and not records: a process may have several recorders.
         let ranks: BTreeSet<Rank> = poll.observations.iter().map(|o| o.rank).collect();
         let failed = poll.observations.iter();
         let failed = failed.filter(|o| matches!(o.seen, Seen::Failed(_)));
@@ -302,14 +302,14 @@ impl Feed {
     }
 }
 
-/// From when on an operation is overdue while it is unfinished, by its rank's clock, ns.
+/// When an unfinished operation becomes overdue, by its rank's clock, ns.
 fn due_ns(entry: &Entry, policy: &Policy) -> i64 {
     let after = policy.overdue_after(entry.timeout_ms).as_nanos();
     let after = i64::try_from(after).unwrap_or(i64::MAX);
     entry.time_created_ns.saturating_add(after)
 }
 
-/// A communicator, and since when none of its counts moved.
+/// A communicator, and the time since which its counts have not changed.
 #[derive(Clone, Debug)]
 pub(super) struct Watched {
     pub(super) communicator: Communicator,
@@ -317,7 +317,7 @@ pub(super) struct Watched {
 }
 
 impl Watched {
-    /// Takes in what the library reports now.
+    /// The communicators as the library reports them now; `since` is kept for those whose counts are the same.
     pub(super) fn update(known: &[Self], now: Vec<Communicator>, at: Duration) -> Vec<Self> {
         let counts = |communicator: &Communicator| -> Vec<_> {
             let members = communicator.members.iter();
@@ -337,7 +337,7 @@ impl Watched {
         watched.collect()
     }
 
-    /// Whether members launched different numbers of operations.
+    /// Whether its members launched different numbers of operations.
     pub(super) fn is_uneven(&self) -> bool {
         !self.communicator.behind().is_empty()
     }
@@ -347,7 +347,7 @@ pub(super) fn is_open(entry: &Entry) -> bool {
     entry.state < EntryState::Completed && !entry.retired
 }
 
-/// Gives the groups of a record the members that other records hold already.
+/// Replaces the members of a record's groups by equal lists of other records, which share memory.
 fn share(members: &mut HashSet<Arc<[Rank]>>, dump: &mut Dump, before: Option<&Dump>) {
     let before = before.map_or(&[][..], |before| &before.groups);
     for (at, group) in dump.groups.iter_mut().enumerate() {

@@ -1,18 +1,18 @@
-//! The latest record of every rank, and a report kept fresh.
+//! The latest record of every rank, and a report that is kept current.
 //!
-//! [`Live`] is a value: it takes what sources observed and the time, and returns a
-//! [`Snapshot`]. It starts no thread and reads no clock; [`Watch`](crate::Watch) does that.
+//! [`Live`] takes the observations of sources and the time, and returns a [`Snapshot`]. It starts no thread;
+//! [`Watch`](crate::Watch) does that.
 //!
 //! | file | holds |
 //! |---|---|
-//! | `judging` | [`Live`]: when the records are judged again, and what goes into a snapshot |
+//! | `judging` | [`Live`]: when the records are judged again, and the making of a snapshot |
 //! | `jobs` | the jobs of a node, for a list |
-//! | `latest` | what each source saw last |
+//! | `latest` | the last answer of each source |
 //! | `seen` | findings that no record shows |
 //! | `views` | the ranks as views show them |
-//! | [`source`] | where records are read from: rings, endpoints, files, collectors |
+//! | [`source`] | the sources of records: rings, endpoints, files, collectors |
 //! | `watch` | the threads that read sources and refresh a [`Live`] |
-//! | [`recording`] | what was seen, written down and played back |
+//! | [`recording`] | recorded views, and their replay |
 //! | [`simulate`] | a simulated job |
 
 mod jobs;

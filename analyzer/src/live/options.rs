@@ -6,10 +6,10 @@ use rcomm_verdict::{Policy, Report};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// A point in time on both clocks: ages are monotonic, stamps are wall clock.
+/// A point in time on both clocks: the monotonic one for ages, the wall clock for time stamps.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Moment {
-    /// Since some fixed beginning; never runs backwards.
+    /// Monotonic time since a fixed beginning.
     pub elapsed: Duration,
     /// Wall clock, ns since the epoch.
     pub wall_ns: i64,
@@ -18,15 +18,14 @@ pub struct Moment {
 /// Parameters of a [`Live`](super::Live).
 #[derive(Clone, Debug)]
 pub struct LiveOptions {
-    /// What the analysis takes for granted; its time of judgement is set by
-    /// [`Live`](super::Live).
+    /// The parameters of the analysis; [`Live`](super::Live) sets the time of judgement.
     pub policy: Policy,
-    /// From which age of its last answer on a rank counts as silent.
+    /// The age of its last answer from which a rank counts as silent.
     pub silent_after: Duration,
-    /// How many operations are kept in memory over all ranks. Where rings hold more, the oldest
-    /// finished ones are let go, and show as lost.
+    /// The number of operations kept in memory over all ranks. If rings hold more, the oldest finished ones are dropped
+    /// and count as lost.
     pub entry_budget: usize,
-    /// How many operations of one record are kept at most.
+    /// The largest number of operations of one record that are kept.
     pub record_budget: usize,
 }
 
@@ -45,8 +44,8 @@ impl Default for LiveOptions {
 }
 
 impl LiveOptions {
-    /// For records that will not change any more: dumps are judged as made because something hung,
-    /// and no rank is expected to answer again.
+    /// For records that will not change any more: dumps are judged as written because of a hang, and no rank is
+    /// expected to answer again.
     pub fn post_mortem() -> Self {
         let mut options = Self {
             silent_after: Duration::MAX,
@@ -59,5 +58,5 @@ impl LiveOptions {
     }
 }
 
-/// How dumps are judged: [`analyze`](rcomm_verdict::analyze), unless a test replaces it.
+/// The function that judges dumps: [`analyze`](rcomm_verdict::analyze), unless a test replaces it.
 pub type Judge = fn(&[Arc<Dump>], &Policy) -> Report;

@@ -1,8 +1,8 @@
-//! Records what a live view saw, and reads it back for a replay.
+//! Writes the snapshots of a live view to a file, and reads them for a replay.
 //!
-//! A recording is a gzip stream. Its first line is a header; then each frame is one line of JSON that
-//! names the records that follow it and their lengths, and those records, as dumps in JSON. A frame
-//! holds what changed since the one before. A recording that was cut is read as far as it goes.
+//! A recording is a gzip stream. Its first line is a header. Each frame then is one line of JSON with the lengths of
+//! its records, followed by these records as dumps in JSON. A frame holds the records that changed since the previous
+//! one. A recording that was cut is read up to the cut.
 
 use crate::live::source::{Liveness, Observation, Poll, Seen};
 use crate::live::{Moment, Snapshot};
@@ -19,11 +19,11 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Name and version of the form.
+/// Name and version of the format.
 const SCHEMA: &str = "rcomm.recording/1";
-/// Operations of one rank that a frame holds at most, unless older ones are pending.
+/// A frame holds at most this many operations of one rank, unless older ones are pending.
 const WINDOW: usize = 512;
-/// The longest line, and the longest record, that is read.
+/// The longest line and the longest record that are read, bytes.
 const MOST_BYTES: u64 = 256 << 20;
 
 #[derive(Serialize, Deserialize)]
@@ -61,11 +61,11 @@ pub struct RecordingWriter {
 }
 
 impl RecordingWriter {
-    /// Begins a recording in a new file, readable by its owner alone.
+    /// Begins a recording in a new file that only its owner can read.
     ///
     /// # Errors
     ///
-    /// If the file exists or cannot be made.
+    /// If the file exists or cannot be created.
     pub fn create(path: &Path) -> io::Result<Self> {
         use std::os::unix::fs::OpenOptionsExt as _;
         let mut options = File::options();
@@ -84,15 +84,15 @@ impl RecordingWriter {
         Ok(writer)
     }
 
-    /// Adds what `snapshot` shows.
+    /// Adds a frame with the records of `snapshot` that changed.
     ///
     /// # Blocking
     ///
-    /// As long as the disk takes.
+    /// Until the file is written.
     ///
     /// # Errors
     ///
-    /// If the disk refuses.
+    /// If the file cannot be written.
     pub fn write(&mut self, snapshot: &Snapshot) -> io::Result<()> {
         let mut records = Vec::new();
         let mut blobs: Vec<Vec<u8>> = Vec::new();
@@ -140,7 +140,7 @@ impl RecordingWriter {
         for blob in &blobs {
             self.out.write_all(blob)?;
         }
-        // A process that is killed now leaves a recording up to here.
+        // If the process is killed after this, the recording is complete up to here.
         self.out.flush()
     }
 
@@ -170,7 +170,7 @@ impl RecordingReader {
             from: BufReader::new(MultiGzDecoder::new(File::open(path)?)),
             known: BTreeSet::new(),
         };
-        // What is no gzip stream, or begins otherwise, is no recording.
+        // A file that is no gzip stream or has another header is not a recording.
         let header = match reader.line() {
             Ok(Some(line)) => serde_json::from_slice::<Header>(&line).ok(),
             Ok(None) | Err(_) => None,
@@ -180,11 +180,11 @@ impl RecordingReader {
             .then_some(reader))
     }
 
-    /// The next frame: when it was seen, and what; `None` at the end.
+    /// The next frame: its time and the observations; `None` at the end.
     ///
     /// # Errors
     ///
-    /// If the rest is damaged. A recording that merely ends too early ends here.
+    /// If the file is damaged. A file that merely ends too early is no error.
     pub fn next_frame(&mut self) -> io::Result<Option<(Moment, Poll)>> {
         let Some(line) = self.line()? else {
             return Ok(None);
@@ -236,7 +236,7 @@ impl RecordingReader {
         Ok(Some((moment, poll)))
     }
 
-    /// A line without its end; `None` where the stream ends.
+    /// A line without its line break; `None` at the end of the stream.
     fn line(&mut self) -> io::Result<Option<Vec<u8>>> {
         let mut line = Vec::new();
         let read = (&mut self.from)
@@ -288,7 +288,7 @@ mod tests {
         )
     }
 
-    /// Looks at a job before and after it gets stuck, and records both.
+    /// Records a job before and after it gets stuck.
     fn record(path: &Path) -> Vec<Snapshot> {
         let simulation = Simulation::new(Situation::StuckRank, 16, 0);
         let fault = simulation.fault_ns();

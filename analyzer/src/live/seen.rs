@@ -1,4 +1,4 @@
-//! Findings that no record shows: which ranks do not answer, and what NCCL's RAS reports.
+//! Findings that no record shows: ranks that do not answer, and reports of NCCL's RAS.
 
 use super::RankView;
 use super::latest::{Watched, is_open};
@@ -11,11 +11,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Confidence of a finding by launch counts alone: they show which rank is behind, not whether another waits
+/// The confidence of a finding from launch counts alone: they show which rank is behind, but not whether others wait
 /// for it.
 const BY_COUNTS: f64 = 0.6;
 
-/// W150, where ranks no longer answer us.
+/// W150 on ranks that no longer answer; `None` if all do.
 pub(super) fn silence(silent: &BTreeSet<Rank>, ranks: &[RankView]) -> Option<Finding> {
     if silent.is_empty() {
         return None;
@@ -44,9 +44,9 @@ pub(super) fn silence(silent: &BTreeSet<Rank>, ranks: &[RankView]) -> Option<Fin
     })
 }
 
-/// In what time the analysis has more to say of processes that are gone, although no record will have
-/// changed: when their ends, and what the others recorded of them, have settled, and when the others have
-/// gone on for too long without one more process that was in no operation.
+/// The time until the findings on processes that are gone may change although no record does: until their ends and the
+/// failures that others recorded have settled, and until the others have gone on for too long without a process that
+/// was in no operation.
 pub(super) fn missed_in(ranks: &[RankView], now_ns: i64, overdue: Duration) -> Option<Duration> {
     let left = |since_ns: i64, limit: Duration| {
         let since = now_ns.saturating_sub(since_ns);
@@ -67,10 +67,10 @@ pub(super) fn missed_in(ranks: &[RankView], now_ns: i64, overdue: Duration) -> O
     settled.chain(missed).min()
 }
 
-/// Which of the job's ranks a member of a communicator is.
+/// The global rank of a member of a communicator; `None` if it cannot be identified.
 ///
-/// By process, where records hold process ids; by host and device, where they do not; and in a
-/// communicator of the whole job by its rank there.
+/// It is identified by its process if records hold process ids, else by host and device, and in a communicator of the
+/// whole job by its rank there.
 fn rank_of(member: &Member, communicator: &Communicator, ranks: &[RankView]) -> Option<Rank> {
     let process = &member.process;
     let pid = |view: &RankView| view.dump().map_or(0, |dump| dump.identity.pid);
@@ -124,7 +124,7 @@ fn format_member(member: &Member, rank: Option<Rank>) -> String {
     }
 }
 
-/// Adds to each rank what the library reports of it, and its host where no record has it.
+/// Adds the library's reports to each rank, and its host if no record states it.
 pub(super) fn remark(watched: &[Watched], ranks: &mut [RankView]) {
     let mut remarks: BTreeMap<Rank, Vec<String>> = BTreeMap::new();
     let mut hosts: BTreeMap<Rank, String> = BTreeMap::new();
@@ -164,11 +164,11 @@ pub(super) fn remark(watched: &[Watched], ranks: &mut [RankView]) {
     }
 }
 
-/// Makes a finding of the ranks at fault and a sentence.
+/// Makes a finding from culprits and a sentence.
 type NewFinding = fn(Vec<Rank>, String) -> Finding;
 
-/// What the library's report adds: processes that it gave up, errors that it met, and,
-/// unless `explained` already, ranks whose launches stay behind.
+/// The findings from the library's report: processes that it gave up, errors that it reported, and, unless `explained`,
+/// ranks whose launch counts stay behind.
 pub(super) fn library(
     watched: &[Watched],
     ranks: &[RankView],
@@ -272,7 +272,7 @@ mod tests {
     use crate::input::ras::Process;
     use rcomm_verdict::Code;
 
-    /// Four ranks on two hosts; those with an even number give their process id.
+    /// Four ranks on two hosts; the records of even ranks hold process ids.
     fn ranks() -> Vec<RankView> {
         let view = |rank: Rank| {
             let mut dump = Dump::default();
@@ -300,7 +300,7 @@ mod tests {
         }
     }
 
-    /// A communicator of three whose ranks are in another order than the job's.
+    /// A communicator of three members in another order than the ranks of the job.
     fn communicator(launched: [u64; 3]) -> Communicator {
         Communicator {
             name: "27a0".into(),
@@ -327,7 +327,7 @@ mod tests {
             .iter()
             .map(|member| rank_of(member, &communicator, &ranks))
             .collect();
-        // By host and device, then twice by a process id that two hosts have.
+        // One by host and device, then two by a process id that occurs on both hosts.
         assert_eq!(joined, [Some(3), Some(2), Some(0)]);
         let stranger = member(1, "n9", 5, 0, 1);
         assert_eq!(rank_of(&stranger, &communicator, &ranks), None);
@@ -339,7 +339,7 @@ mod tests {
     }
 
     #[test]
-    fn launches_that_stay_behind_are_told_once_nothing_moves() {
+    fn launches_that_stay_behind_are_reported_once_no_count_moves() {
         let ranks = ranks();
         let first = Watched::update(&[], vec![communicator([42, 41, 42])], seconds(10));
         let moved = Watched::update(&first, vec![communicator([43, 41, 43])], seconds(12));
@@ -364,7 +364,7 @@ mod tests {
     }
 
     #[test]
-    fn a_process_that_the_library_gave_up_is_told_once() {
+    fn a_process_that_the_library_gave_up_is_reported_once() {
         let ranks = ranks();
         let mut dead = communicator([42, 42, 42]);
         dead.members[0].state = MemberState::Dead;

@@ -1,4 +1,4 @@
-//! What a live view shows, at one moment.
+//! The state of a live view at one moment.
 
 use super::Moment;
 use crate::live::source::Liveness;
@@ -8,14 +8,14 @@ use rcomm_verdict::{Report, Verdict};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// One rank at the time of a [`Snapshot`].
+/// One rank in a [`Snapshot`].
 #[derive(Clone, Debug)]
 pub struct RankView {
     /// Rank in the world.
     pub rank: Rank,
     /// Host; empty if unknown.
     pub host: Arc<str>,
-    /// Place among the ranks of its host, from 0.
+    /// Index among the ranks of its host, from 0.
     pub local_rank: u32,
     /// Its records, the newest first; empty if none was ever read.
     pub dumps: Vec<Arc<Dump>>,
@@ -23,16 +23,16 @@ pub struct RankView {
     pub liveness: Liveness,
     /// Age of its last answer; `None` if it never answered.
     pub silence: Option<Duration>,
-    /// Why it does not answer, where it does not.
+    /// Why it does not answer; `None` if it does.
     pub failure: Option<Arc<str>>,
-    /// It stopped answering: its record is old.
+    /// Whether it stopped answering, so its record is old.
     pub silent: bool,
-    /// What the communication library reports of it, one sentence each.
+    /// The communication library's reports on it, one sentence each.
     pub remarks: Vec<String>,
 }
 
 impl RankView {
-    /// Its newest record.
+    /// Its newest record, if one was read.
     pub fn dump(&self) -> Option<&Dump> {
         self.dumps.first().map(Arc::as_ref)
     }
@@ -41,39 +41,39 @@ impl RankView {
 /// The state of a source.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SourceStatus {
-    /// Its name: what is read, and where.
+    /// Its name: what is read and where.
     pub name: String,
     /// Age of its last answer; `None` if it never answered.
     pub silence: Option<Duration>,
-    /// Ranks that answered the last time.
+    /// The number of ranks that answered at the last poll.
     pub answered: usize,
-    /// Ranks that it knows of.
+    /// The number of ranks that it knows.
     pub known: usize,
-    /// Why it could not be asked the last time.
+    /// Why the last poll failed, if it did.
     pub error: Option<String>,
 }
 
-/// Everything a view shows, at one moment. Shared, never changed.
+/// All data that a view shows at one moment; immutable and shared.
 #[derive(Clone, Debug)]
 pub struct Snapshot {
     /// Number of this snapshot, from 1.
     pub number: u64,
     /// When it was judged.
     pub at: Moment,
-    /// The judgement.
+    /// The report.
     pub report: Arc<Report>,
-    /// Every rank that is expected or was seen, ascending.
+    /// Every rank that is expected or has a record, ascending.
     pub ranks: Arc<[RankView]>,
-    /// Every source.
+    /// The state of every source.
     pub sources: Vec<SourceStatus>,
     /// Name of the job; empty if unknown.
     pub job: String,
-    /// How long the judgement took.
+    /// How long the judgement took, wall time.
     pub cost: Duration,
 }
 
 impl Snapshot {
-    /// Nothing seen, from no source.
+    /// A snapshot without records and sources.
     pub fn empty(at: Moment) -> Self {
         let report = Report {
             schema: Report::SCHEMA.into(),
@@ -112,7 +112,7 @@ impl Snapshot {
             .flat_map(|view| view.dumps.iter().map(|dump| (view.rank, dump.as_ref())))
     }
 
-    /// Operations held, over all ranks.
+    /// The number of operations in memory over all ranks.
     pub fn entries(&self) -> usize {
         self.dumps().map(|(_, dump)| dump.entries.len()).sum()
     }
@@ -133,8 +133,8 @@ impl RankView {
         }
     }
 
-    /// Several sources may hold the same recorder's record: the newest is kept. Records of different
-    /// recorders of one process are listed one after the other.
+    /// Adds a record. If several sources have a record of the same recorder, the newest is kept; records of different
+    /// recorders of one process are kept side by side.
     pub(super) fn add(&mut self, dump: &Arc<Dump>) {
         let newer = |a: &Dump, b: &Dump| {
             (a.identity.attempt, a.identity.dump_time_ns)
@@ -145,7 +145,7 @@ impl RankView {
         match known {
             Some(at) if newer(dump, &self.dumps[at]) => self.dumps[at] = dump.clone(),
             Some(_) => {}
-            // An unused recorder adds nothing to one that is used.
+            // An unused recorder is dropped if another one was used.
             None if is_empty(dump) && !self.dumps.is_empty() => {}
             None => {
                 self.dumps.retain(|known| !is_empty(known));

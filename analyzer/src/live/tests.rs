@@ -9,7 +9,7 @@ use rcomm_verdict::{
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Counts what it is given: one finding-free report, everything unfinished as one instance.
+/// A judge that only counts: a report without findings, with one instance for all unfinished operations.
 fn count(dumps: &[Arc<Dump>], policy: &Policy) -> Report {
     let open = dumps
         .iter()
@@ -109,7 +109,7 @@ fn unchanged_as_of(ranks: impl Iterator<Item = Rank>, seconds: f64) -> Result<Po
 fn nothing_is_judged_again_while_nothing_changes() {
     let simulation = Simulation::new(Situation::Healthy, 4, 0);
     let mut live = live();
-    // Between two operations: nothing is pending, so nothing can become overdue.
+    // Between two operations nothing is pending, so nothing can become overdue.
     live.observe(0, poll(simulation.dumps_at(45_000_000)), at(0.045));
     assert!(live.refresh(at(0.045)).is_some());
     live.observe(0, unchanged(0..4), at(1.0));
@@ -119,7 +119,7 @@ fn nothing_is_judged_again_while_nothing_changes() {
 }
 
 #[test]
-fn what_is_pending_is_judged_again_when_it_becomes_overdue() {
+fn pending_operations_are_judged_again_when_they_become_overdue() {
     let simulation = Simulation::new(Situation::StuckRank, 16, 0);
     let now = simulation.fault_ns() as f64 / 1e9 + 1.0;
     let mut live = live();
@@ -129,7 +129,7 @@ fn what_is_pending_is_judged_again_when_it_becomes_overdue() {
     let due = live.look_again(at(now)).expect("something is pending");
     let due = due.as_secs_f64();
     assert!(due > now + 3.0 && due < now + 5.0, "due {due}, now {now}");
-    // Time alone makes nothing overdue: the operation may be over by now.
+    // Time alone makes nothing overdue, since the operation may have ended.
     assert_eq!(live.urgency(at(due + 60.0)), Urgency::No);
     live.observe(0, unchanged(0..16), at(due - 0.1));
     assert_eq!(live.urgency(at(due - 0.1)), Urgency::No);
@@ -141,7 +141,7 @@ fn what_is_pending_is_judged_again_when_it_becomes_overdue() {
     live.observe(0, unchanged(0..16), at(due + 1.0));
     assert_eq!(live.urgency(at(due + 1.0)), Urgency::More);
     assert!(live.refresh(at(due + 1.0)).is_some());
-    // From then on only ages change.
+    // After that only ages change.
     live.observe(0, unchanged(0..16), at(due + 5.0));
     assert_eq!(live.urgency(at(due + 5.0)), Urgency::No);
     live.observe(0, unchanged(0..16), at(due + 6.0));
@@ -149,7 +149,7 @@ fn what_is_pending_is_judged_again_when_it_becomes_overdue() {
 }
 
 #[test]
-fn what_is_pending_is_shown_at_once_and_accuses_nobody_before_it_is_overdue() {
+fn pending_operations_are_shown_at_once_and_blame_no_rank_before_they_are_overdue() {
     let simulation = Simulation::new(Situation::StuckRank, 16, 0);
     let (fault, culprit) = (simulation.fault_ns() as f64 / 1e9, simulation.culprit());
     for (timeout_ms, overdue_after) in [(600_000, 5.0), (0, 5.0), (3000, 1.5)] {
@@ -206,7 +206,7 @@ fn a_view_that_looks_too_rarely_does_not_call_the_job_stuck() {
         rcomm_verdict::analyze,
         vec!["test".into()],
     );
-    // All ranks are inside the first operation of a step, at every look.
+    // At every poll, all ranks are in the first operation of a step.
     for now in [4.602, 9.802, 60.002] {
         live.observe(0, poll(simulation.dumps_at((now * 1e9) as i64)), at(now));
         let late = at(now + 30.0);
@@ -243,7 +243,7 @@ fn a_clock_that_jumps_here_ages_nothing_and_hides_nothing() {
 }
 
 #[test]
-fn members_of_a_group_are_held_once_whoever_tells_them() {
+fn members_of_a_group_are_stored_once_for_all_ranks() {
     let simulation = Simulation::new(Situation::Healthy, 4, 0);
     let mut live = live();
     let dumps = || {
@@ -350,7 +350,7 @@ fn ranks_of_one_host_are_numbered_on_it() {
     assert_eq!((view.host.as_ref(), view.local_rank), ("n001", 3));
 }
 
-/// What a source sees of these dumps when the processes of some ranks are gone.
+/// A poll of these dumps in which the processes of some ranks are gone.
 fn poll_with_dead(dumps: Vec<Dump>, dead: &[Rank]) -> Result<Poll, SourceError> {
     let mut poll = poll(dumps)?;
     for observation in &mut poll.observations {
@@ -365,7 +365,7 @@ fn poll_with_dead(dumps: Vec<Dump>, dead: &[Rank]) -> Result<Poll, SourceError> 
 }
 
 #[test]
-fn a_rank_that_is_killed_after_a_hang_was_shown_is_told_whether_it_is_the_cause_or_waits() {
+fn a_rank_killed_after_a_hang_was_shown_is_a_cause_or_a_victim() {
     let simulation = Simulation::new(Situation::StuckRank, 16, 0);
     let culprit = simulation.culprit();
     let fault = simulation.fault_ns() as f64 / 1e9;
@@ -401,7 +401,7 @@ fn a_rank_that_is_killed_after_a_hang_was_shown_is_told_whether_it_is_the_cause_
         if killed == culprit {
             assert_eq!(first.id, gone.id);
         } else {
-            // It died waiting: that is no cause.
+            // It died while it waited, so its end is not the cause.
             assert_eq!((first.code, gone.caused_by), (Code::E101, Some(first.id)));
             assert!(gone.sentence.contains("it was inside"), "{}", gone.sentence);
         }
@@ -409,7 +409,7 @@ fn a_rank_that_is_killed_after_a_hang_was_shown_is_told_whether_it_is_the_cause_
 }
 
 #[test]
-fn a_process_that_ended_between_operations_is_told_once_the_others_went_on_without_it() {
+fn a_process_that_ended_between_operations_is_reported_once_the_others_went_on() {
     let simulation = Simulation::new(Situation::Healthy, 4, 0);
     // Between two operations.
     let dumps = || simulation.dumps_at(45_000_000);
@@ -448,7 +448,7 @@ fn a_process_that_ended_between_operations_is_told_once_the_others_went_on_witho
         "{}",
         finding.sentence
     );
-    // Where all have ended, no rank is missed.
+    // If all have ended, no rank is missed.
     let mut live = Live::new(
         LiveOptions::default(),
         rcomm_verdict::analyze,
@@ -460,7 +460,7 @@ fn a_process_that_ended_between_operations_is_told_once_the_others_went_on_witho
 }
 
 #[test]
-fn a_sentence_grows_older_by_the_clock_that_the_ages_do() {
+fn ages_in_sentences_follow_the_clock_of_the_report() {
     let simulation = Simulation::new(Situation::StuckRank, 16, 0);
     let now = simulation.fault_ns() as f64 / 1e9 + 20.0;
     let mut live = Live::new(
@@ -498,7 +498,7 @@ fn hours_of_looks_hold_no_more_than_the_newest_operations() {
         let now = f64::from(look) * 20.0 + 0.045;
         live.observe(0, poll(simulation.dumps_at((now * 1e9) as i64)), at(now));
         let snapshot = live.refresh(at(now)).expect("everything changed");
-        // One operation may be pending, and what came after it stays with it.
+        // One operation may be pending, and all later ones are kept with it.
         assert!(
             snapshot.entries() <= 4 * 104,
             "{look}: {}",

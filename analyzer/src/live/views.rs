@@ -1,4 +1,4 @@
-//! Makes the ranks of a snapshot from the last answers of the sources.
+//! Makes the rank views of a snapshot from the last answers of the sources.
 
 use super::latest::LatestRecords;
 use super::{Moment, RankView};
@@ -7,7 +7,7 @@ use rcomm_recorder::model::Rank;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-/// The ranks of the records that sources left, and all others of a world of this size.
+/// The views of all ranks with a record, and of the other ranks of a world of this size.
 pub(super) fn recorded_views(
     kept: &LatestRecords,
     silent: &BTreeSet<Rank>,
@@ -48,25 +48,25 @@ pub(super) fn recorded_views(
     views
 }
 
-/// The ranks of a collector's report, in addition to those that we read.
+/// Adds the ranks of a collector's report to the views from own records.
 pub(super) fn collected_views(own: Vec<RankView>, collected: &Collected) -> Vec<RankView> {
     let mut views: BTreeMap<Rank, RankView> =
         own.into_iter().map(|view| (view.rank, view)).collect();
-    for told in &collected.report.ranks {
+    for reported in &collected.report.ranks {
         let view = views
-            .entry(told.rank)
-            .or_insert_with(|| RankView::missing(told.rank));
+            .entry(reported.rank)
+            .or_insert_with(|| RankView::missing(reported.rank));
         if view.host.is_empty() {
-            view.host = told.host.as_str().into();
+            view.host = reported.host.as_str().into();
         }
-        view.silent |= collected.silent.binary_search(&told.rank).is_ok();
+        view.silent |= collected.silent.binary_search(&reported.rank).is_ok();
     }
     let mut views: Vec<RankView> = views.into_values().collect();
     number_on_hosts(&mut views);
     views
 }
 
-/// Numbers the ranks of each host.
+/// Sets `local_rank`: numbers the ranks of each host.
 fn number_on_hosts(views: &mut [RankView]) {
     let mut on_host: BTreeMap<Arc<str>, u32> = BTreeMap::new();
     for view in views {

@@ -1,8 +1,7 @@
-//! Polls each source on a thread of its own and judges on another, so that the thread that draws waits for
-//! neither.
+//! Polls each source on a thread of its own and judges on another one: a thread that draws waits for neither.
 //!
-//! `rcomm/source/<n>` asks one source at every interval; `rcomm/judge` owns the [`Live`] and hands
-//! each new [`Snapshot`] to a function. All of them stop and are joined when the [`Watch`] is dropped.
+//! `rcomm/source/<n>` polls one source at every interval; `rcomm/judge` owns the [`Live`] and passes each new
+//! [`Snapshot`] to a function. Dropping the [`Watch`] stops and joins all threads.
 
 use crate::live::source::{Poll, Source, SourceError};
 use crate::live::{Live, Moment, Snapshot, Urgency};
@@ -11,7 +10,7 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-/// Wall time pinned once to the monotonic clock: a wall clock that jumps moves no age.
+/// The wall time at one point of the monotonic clock: with it, a jump of the wall clock changes no age.
 #[derive(Clone, Copy, Debug)]
 pub struct Anchor {
     start: Instant,
@@ -19,7 +18,7 @@ pub struct Anchor {
 }
 
 impl Anchor {
-    /// Pins now.
+    /// Reads both clocks now.
     pub fn now() -> Self {
         let wall = SystemTime::now().duration_since(UNIX_EPOCH);
         Self {
@@ -28,7 +27,7 @@ impl Anchor {
         }
     }
 
-    /// The present moment.
+    /// The current moment.
     pub fn moment(&self) -> Moment {
         let elapsed = self.start.elapsed();
         let ns = i64::try_from(elapsed.as_nanos()).unwrap_or(i64::MAX);
@@ -39,13 +38,13 @@ impl Anchor {
     }
 }
 
-/// How a [`Watch`] paces itself.
+/// The timing of a [`Watch`].
 #[derive(Clone, Copy, Debug)]
 pub struct Pace {
-    /// Between two looks at a source, unless looking keeps a core busy for more than a fiftieth of that;
-    /// then longer, until something that was pending may have become overdue.
+    /// The time between two polls of a source. If polling would take more than a fiftieth of a core, the time is
+    /// longer, but at most until a pending operation may have become overdue.
     pub refresh: Duration,
-    /// How long one look may take.
+    /// The longest time that one poll may take.
     pub timeout: Duration,
 }
 
@@ -58,7 +57,7 @@ impl Default for Pace {
     }
 }
 
-/// Orders to the threads between two looks.
+/// Signals to the threads between two polls.
 #[derive(Default)]
 struct Orders {
     pending: Mutex<PendingOrders>,
@@ -68,7 +67,7 @@ struct Orders {
 #[derive(Clone, Copy, Default)]
 struct PendingOrders {
     stopped: bool,
-    /// When sources are to be looked at again although they could rest.
+    /// When sources must be polled again before their pause is over.
     look: Option<Duration>,
 }
 
@@ -83,7 +82,8 @@ impl Orders {
         pending.stopped
     }
 
-    /// Rests until `rested`, or from `soonest` on until a look is wanted; true = stop.
+    /// Sleeps until `rested`, or until a poll is requested, but at least until `soonest`. Returns whether the thread
+    /// must stop.
     fn rest(&self, anchor: Anchor, soonest: Duration, rested: Duration) -> bool {
         let mut pending = self.pending.lock().unwrap_or_else(PoisonError::into_inner);
         loop {
@@ -100,14 +100,14 @@ impl Orders {
 
 type PollResult = (usize, Result<Poll, SourceError>, Moment);
 
-/// See the module.
+/// Threads that poll sources and judge their records; see the module.
 pub struct Watch {
     orders: Arc<Orders>,
     threads: Vec<JoinHandle<()>>,
 }
 
 impl Watch {
-    /// Starts the threads. `sink` is called on `rcomm/judge` with every new snapshot.
+    /// Starts the threads. `rcomm/judge` calls `sink` with every new snapshot.
     ///
     /// # Errors
     ///
@@ -123,7 +123,7 @@ impl Watch {
             orders: Arc::default(),
             threads: Vec::new(),
         };
-        // Bounded: a judge that lags behind slows the looking, and no record waits in a queue.
+        // Bounded: if the judge lags behind, polling slows down, and no records pile up in a queue.
         let (sender, receiver) = sync_channel::<PollResult>(sources.len().max(1));
         for (number, source) in sources.into_iter().enumerate() {
             let (orders, sender) = (watch.orders.clone(), sender.clone());
@@ -148,7 +148,7 @@ impl Watch {
     ///
     /// # Blocking
     ///
-    /// Until a look at a source that is under way is over: at most the pace's timeout.
+    /// Until the polls in progress end: at most [`Pace::timeout`].
     pub fn stop(self) {}
 }
 
@@ -179,12 +179,12 @@ fn look_on(
         if sender.send((number, poll, ended)).is_err() {
             return;
         }
-        // A still source has nothing more to report.
+        // A still source has nothing new to report.
         if read && source.is_still() {
             return;
         }
-        // Looking may cost at most its share of a core, however many ranks there are. Waiting for an
-        // answer costs nothing: ranks that answer late are not to be asked more rarely.
+        // Polling may take at most its share of a core, for any number of ranks. Only processor time counts: ranks that
+        // answer late are polled as often as others.
         let rested = began + pace.refresh.max(cost * SHARE);
         if orders.rest(anchor, began + pace.refresh, rested) {
             return;
@@ -192,7 +192,7 @@ fn look_on(
     }
 }
 
-/// The processor's time that this thread has had.
+/// The processor time that this thread has used.
 pub(super) fn time_spent() -> Duration {
     let time = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
     Duration::try_from(time).unwrap_or_default()
@@ -205,10 +205,10 @@ fn judge_on(
     orders: &Orders,
     sink: &mut impl FnMut(Snapshot),
 ) {
-    /// How often is asked whether to stop.
+    /// The longest wait before the next check whether to stop.
     const ROUND: Duration = Duration::from_millis(500);
     let mut open = true;
-    // When judging began last, and the processor's time that it cost.
+    // When the last judgement began, and its processor time.
     let mut last: Option<(Duration, Duration)> = None;
     let mut wake = Duration::ZERO;
     loop {
@@ -217,7 +217,7 @@ fn judge_on(
             match receiver.recv_timeout(wait) {
                 Ok((number, poll, at)) => {
                     live.observe(number, poll, at);
-                    // What arrived in between is judged together.
+                    // Polls that arrived in between are judged together.
                     while let Ok((number, poll, at)) = receiver.try_recv() {
                         live.observe(number, poll, at);
                     }
@@ -235,7 +235,7 @@ fn judge_on(
         let at = anchor.moment();
         let rest = match live.urgency(at) {
             Urgency::No => None,
-            // Judging, too, takes at most its share of a core, unless it matters.
+            // Judging takes at most its share of a core, unless it is urgent.
             Urgency::Usual => Some(SHARE),
             Urgency::More => Some(8),
             Urgency::First => Some(1),
@@ -249,8 +249,8 @@ fn judge_on(
         if begin.is_some_and(|begin| begin <= at.elapsed)
             && let Some(snapshot) = live.refresh(at)
         {
-            // The processor's time, not the wall clock's: on a busy node a judgement takes long and
-            // costs no more, and there the view must not grow old.
+            // Processor time and not wall time counts: on a busy node a judgement takes longer without costing more,
+            // and the view must stay current.
             last = Some((at.elapsed, time_spent().saturating_sub(spent)));
             sink(snapshot);
         }
@@ -265,10 +265,10 @@ fn judge_on(
     }
 }
 
-/// Looking at a source takes one part of a core in so many, and so does judging.
+/// Polling takes at most one part in this many of a core, and so does judging.
 const SHARE: u32 = 50;
 
-/// However much a judgement costs, the next one begins this long after it began, or when it is over.
+/// The next judgement begins at the latest this long after the last one began, or when that is over.
 const LONGEST_REST: Duration = Duration::from_secs(5);
 
 /// The shortest pause between two rounds of the judge.
@@ -336,7 +336,7 @@ mod tests {
         );
     }
 
-    /// A source that waits for a signal, and then reports when it was polled.
+    /// A source that waits for a signal in each poll and reports when it was polled.
     struct Waiting(std::sync::mpsc::Sender<Instant>);
 
     impl Source for Waiting {
@@ -362,7 +362,7 @@ mod tests {
         };
         let source = Box::new(Waiting(sender));
         let watch = Watch::start(vec![source], live, pace, Anchor::now(), |_| {}).expect("threads");
-        // Fifty times what it waits would be longer than this.
+        // Fifty times its waiting time would be longer than this.
         let deadline = Duration::from_secs(20);
         for _ in 0..3 {
             receiver.recv_timeout(deadline).expect("it is asked again");

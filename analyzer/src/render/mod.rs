@@ -1,4 +1,4 @@
-//! Output: reports for people, programs and browsers, and records in the formats of other tools.
+//! Output: reports as text, JSON and HTML, and records in the formats of other tools.
 
 pub mod export;
 pub mod print;

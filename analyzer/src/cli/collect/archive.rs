@@ -1,6 +1,6 @@
 //! The archive: a tar file whose last member is `manifest.json`.
 //!
-//! Members are `<host>/<path>`. Everything that reads dumps reads these archives, compressed or not.
+//! Members are named `<host>/<path>`. Every command that reads dumps reads these archives, compressed or not.
 
 use crate::cli::failure::Failure;
 use crate::cli::output::{self, is_stdout};
@@ -15,48 +15,48 @@ use std::time::{SystemTime, UNIX_EPOCH};
 /// The name of the manifest in an archive, which comes last.
 pub(super) const MANIFEST: &str = "manifest.json";
 
-/// What the archive holds and what it lacks.
+/// Lists the members of an archive and what is absent.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Manifest {
     /// [`Manifest::SCHEMA`].
     pub(super) schema: String,
     /// Program and version.
     pub(super) made_by: String,
-    /// When, wall clock, ns since the epoch.
+    /// When it was made, wall clock, ns since the epoch.
     pub(super) made_ns: u64,
-    /// Every member but this one.
+    /// Every member except the manifest.
     pub(super) files: Vec<Kept>,
-    /// What should have been here, and why it is not.
+    /// Records that should be in the archive, with the reason why they are not.
     pub(super) absent: Vec<Absence>,
-    /// Other files that lay next to the records.
+    /// The number of other files in the folders, which are no records.
     pub(super) left_out: u64,
 }
 
-/// One member.
+/// A member of the archive.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Kept {
     /// Its name in the archive.
     pub(super) name: String,
-    /// On which host it lay.
+    /// The host that it comes from.
     pub(super) host: String,
-    /// Where it lay.
+    /// Its path on that host.
     pub(super) path: String,
-    /// How large it is.
+    /// Its size.
     pub(super) bytes: u64,
 }
 
-/// One thing that is not there.
+/// A record, folder or host that is absent.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Absence {
-    /// On which host it was looked for; empty if that is not known.
+    /// The host where it was expected; empty if unknown.
     pub(super) host: String,
-    /// The file or folder; empty if it is the host itself, or a rank.
+    /// The file or folder; empty for a host or a rank.
     #[serde(default)]
     pub(super) path: String,
-    /// The rank of which there is no record, if that is what is absent.
+    /// The rank without a record, if a rank is absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) rank: Option<u32>,
-    /// Why it is not there.
+    /// Why it is absent.
     pub(super) reason: String,
 }
 
@@ -69,12 +69,12 @@ impl Absence {
         }
     }
 
-    /// A host that did not answer.
+    /// A host without an archive.
     pub(super) fn host(host: &str, reason: String) -> Self {
         Self::path(host, "", reason)
     }
 
-    /// A file or folder that could not be had.
+    /// A file or folder that could not be read.
     pub(super) fn path(host: &str, path: &str, reason: String) -> Self {
         Self {
             host: host.to_owned(),
@@ -86,7 +86,7 @@ impl Absence {
 }
 
 impl Manifest {
-    /// Name and version of the form.
+    /// Name and version of the JSON form.
     pub(super) const SCHEMA: &'static str = "rcomm.capture/1";
 
     fn new() -> Self {
@@ -117,10 +117,9 @@ impl Manifest {
     }
 }
 
-/// An archive in progress: written next to its final name, which it gets in [`Archive::finish`].
+/// An archive that is being written, to a temporary file that [`Archive::finish`] renames.
 ///
-/// What goes to standard output is written to a file first as well: it is looked at before its
-/// manifest is written.
+/// For standard output it is a temporary file as well, since the records are analysed before the manifest is written.
 pub(super) struct Archive {
     tar: tar::Builder<BufWriter<File>>,
     target: PathBuf,
@@ -131,7 +130,7 @@ pub(super) struct Archive {
 
 impl Archive {
     pub(super) fn create(target: &Path) -> Result<Self, Failure> {
-        // Readable by its owner alone: records hold paths and names.
+        // Only the owner can read the file: records hold paths and names.
         let partial = if is_stdout(target) {
             tempfile::NamedTempFile::new()
         } else {
@@ -152,7 +151,7 @@ impl Archive {
         })
     }
 
-    /// What was gathered so far, as a file that can be read.
+    /// The file with the records added so far, without the manifest.
     pub(super) fn so_far(&mut self) -> Result<&Path, Failure> {
         match self.tar.get_mut().flush() {
             Ok(()) => Ok(&self.partial),
@@ -164,7 +163,7 @@ impl Archive {
         self.manifest.files.is_empty()
     }
 
-    /// Adds a record. Two of one name get different names.
+    /// Adds a record; a number makes a name that occurs twice unique. `modified` is in s since the epoch.
     pub(super) fn add(
         &mut self,
         host: &str,
@@ -197,7 +196,7 @@ impl Archive {
         self.manifest.left_out += files;
     }
 
-    /// Writes the manifest and gives the archive its name.
+    /// Writes the manifest and moves the archive to its target.
     pub(super) fn finish(mut self) -> Result<Manifest, Failure> {
         let text = serde_json::to_vec_pretty(&self.manifest)
             .map_err(io::Error::from)
@@ -242,7 +241,7 @@ impl Archive {
     }
 }
 
-/// `<host>/<path>` without a root and without steps upwards.
+/// The name `<host>/<path>` of a member, without a root and without `..`.
 fn member_name(host: &str, path: &Path) -> String {
     let mut name = host.replace('/', "_");
     for part in path.components() {

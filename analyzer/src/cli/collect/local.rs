@@ -1,4 +1,4 @@
-//! Records on this node: files, folders, and the rings of jobs.
+//! Collects the records on this node: files, folders and rings.
 
 use super::super::rings;
 use super::archive::{Absence, Archive};
@@ -14,15 +14,15 @@ use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 use std::time::UNIX_EPOCH;
 
-/// Larger files are no dumps: a ring of a million operations is an order of magnitude smaller.
+/// The largest file that is taken, bytes: the dump of a million operations is ten times smaller.
 const MAX_FILE: u64 = 1 << 30;
 
-/// Why a file is in the list of what to take.
+/// Why a file is considered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Origin {
-    /// The user named it: it is taken, whatever it is.
+    /// The user named it: it is taken without a check.
     Named,
-    /// It lay in a folder that the user named: it is taken if it is a record.
+    /// It is in a folder that the user named: it is taken if it is a record.
     Found,
 }
 
@@ -49,7 +49,7 @@ pub(super) fn collect(args: &CollectArgs, archive: &mut Archive) -> Result<(), F
         }
     }
     files.sort();
-    // What was named and found as well counts as named, which sorts first.
+    // A file that was both named and found counts as named, which sorts first.
     files.dedup_by(|one, other| one.0 == other.0);
 
     let mut reader = DumpReader::new();
@@ -71,7 +71,7 @@ pub(super) fn collect(args: &CollectArgs, archive: &mut Archive) -> Result<(), F
     Ok(())
 }
 
-/// The rings as dumps: what is copied while it is written would be torn.
+/// Adds the rings as dumps: a plain copy of a ring in use could be inconsistent.
 pub(super) fn collect_rings(args: &CollectArgs, archive: &mut Archive) -> Result<(), Failure> {
     let host = this_host();
     let listings = rings::find(&args.place)?;
@@ -97,7 +97,7 @@ pub(super) fn collect_rings(args: &CollectArgs, archive: &mut Archive) -> Result
     Ok(())
 }
 
-/// The content, and when it was last written, s since the epoch.
+/// The content of a file, and when it was last written, s since the epoch.
 fn read(path: &Path) -> io::Result<(Vec<u8>, u64)> {
     let file = File::open(path)?;
     let meta = file.metadata()?;

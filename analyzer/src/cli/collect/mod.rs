@@ -1,9 +1,8 @@
-//! `rcomm-fr collect`: the records of a job into one archive, before the allocation that holds them
-//! ends.
+//! `rcomm-fr collect`: gathers the records of a job into one archive before its allocation ends.
 //!
-//! Takes what lies on this node ([`local`]) and what a command prints for each of a list of hosts
-//! ([`remote`]). What could not be had is named in the archive's manifest ([`archive`]): an archive
-//! that looks complete and is not would be worse than none.
+//! It takes the records on this node ([`local`]) and the archives that a command prints for each of a list of hosts
+//! ([`remote`]). The manifest of the archive ([`archive`]) lists what could not be read, so an incomplete archive never
+//! looks complete.
 
 mod archive;
 mod local;
@@ -48,8 +47,7 @@ pub(super) fn run(args: &CollectArgs, color: anstream::ColorChoice) -> Result<Ex
     })
 }
 
-/// Reads what was gathered and names the ranks of which there is no record, as far as the groups of
-/// the others (or the user) name.
+/// Adds an absence for each rank without a record that the user or the groups of other ranks state.
 fn note_absent_ranks(args: &CollectArgs, archive: &mut Archive) -> Result<(), Failure> {
     if archive.is_empty() {
         return Ok(());
@@ -71,7 +69,7 @@ fn note_absent_ranks(args: &CollectArgs, archive: &mut Archive) -> Result<(), Fa
     Ok(())
 }
 
-/// This host's name; `localhost` where it has none.
+/// The name of this host; `localhost` if it has none.
 fn this_host() -> String {
     let name = rustix::system::uname();
     match name.nodename().to_str() {

@@ -1,8 +1,8 @@
-//! Records of other hosts: a command of the user's is run once a host and prints that host's archive.
+//! Collects the records of other hosts: a command of the user runs once for each host and prints its archive.
 //!
-//! How to reach a host (ssh, kubectl, srun, ...) is the user's business. The command is split into
-//! words as a shell would and started without one; `{host}` in a word becomes the host's name. A host
-//! that does not answer in time, or with something else than an archive, is an absence.
+//! The command decides how to reach a host (ssh, kubectl, srun, ...). It is split into words like in a shell, but
+//! started without one; `{host}` in a word becomes the name of the host. A host that does not answer in time, or not
+//! with an archive, becomes an absence.
 
 use super::archive::MANIFEST;
 use super::archive::{Absence, Archive, Manifest};
@@ -16,22 +16,22 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Stdio};
 use std::time::{Duration, Instant};
 
-/// An archive of one host that is larger is given up.
+/// The largest archive of one host, bytes.
 const MAX_ANSWER: u64 = 16 << 30;
 
-/// One file of one host's archive that is larger is given up.
+/// The largest member of one host's archive, bytes.
 const MAX_MEMBER: u64 = 1 << 30;
 
-/// How often the commands that run are looked at.
+/// The time between two polls of the running commands.
 const LOOK: Duration = Duration::from_millis(20);
 
-/// What is run for each host.
+/// The command that runs for each host.
 pub(super) struct RemoteCommand {
     words: Vec<String>,
 }
 
 impl RemoteCommand {
-    /// `None` if no command was given.
+    /// Parses `--command`; `None` if it was not given.
     pub(super) fn parse(args: &CollectArgs) -> Result<Option<Self>, Failure> {
         let Some(text) = &args.command else {
             return Ok(None);
@@ -57,7 +57,7 @@ impl RemoteCommand {
     }
 }
 
-/// The hosts of `--host` and `--hosts-from`, each once, in that order.
+/// The hosts of `--host` and then of `--hosts-from`, each once.
 pub(super) fn hosts(args: &CollectArgs) -> Result<Vec<String>, Failure> {
     let mut hosts: Vec<String> = Vec::new();
     let listed = match &args.hosts_from {
@@ -84,7 +84,7 @@ pub(super) fn hosts(args: &CollectArgs) -> Result<Vec<String>, Failure> {
     Ok(hosts)
 }
 
-/// Names, addresses and `user@name`; never something that a command would take for an option.
+/// Whether this is a name, an address or `user@name`: never a text that a command could take for an option.
 fn is_host_name(text: &str) -> bool {
     let first = text.starts_with(|c: char| c.is_ascii_alphanumeric() || c == '[' || c == ':');
     first
@@ -94,7 +94,7 @@ fn is_host_name(text: &str) -> bool {
             .all(|c| c.is_ascii_alphanumeric() || "._-:@%[]/".contains(c))
 }
 
-/// One command that runs.
+/// A running command.
 struct Running {
     host: String,
     child: Child,
@@ -143,7 +143,7 @@ pub(super) fn collect(
             std::thread::sleep(LOOK);
         }
     }
-    // In the order of the list, not of the answers: the archive does not depend on luck.
+    // Merge in the order of the list, so the archive does not depend on the order of the answers.
     for host in hosts {
         let merged = match answers.remove(host.as_str()) {
             Some(Ok(answer)) => merge(host, answer, archive)?,
@@ -157,7 +157,7 @@ pub(super) fn collect(
     Ok(())
 }
 
-/// Starts the command. What it prints goes to files without a name, so it can never block on us.
+/// Starts the command. Its output goes to unnamed files, so it never blocks on a pipe.
 fn start(host: &str, command: &RemoteCommand, timeout: Duration) -> io::Result<Running> {
     let (stdout, stderr) = (tempfile::tempfile()?, tempfile::tempfile()?);
     let words = command.for_host(host);
@@ -166,7 +166,7 @@ fn start(host: &str, command: &RemoteCommand, timeout: Duration) -> io::Result<R
         .stdin(Stdio::null())
         .stdout(stdout.try_clone()?)
         .stderr(stderr.try_clone()?)
-        // A group of its own: at the deadline its children end with it.
+        // With a process group of its own, its children can be killed at the deadline.
         .process_group(0)
         .spawn()?;
     Ok(Running {
@@ -179,12 +179,12 @@ fn start(host: &str, command: &RemoteCommand, timeout: Duration) -> io::Result<R
 }
 
 impl Running {
-    /// `None` while it runs; then whether it answered.
+    /// `None` while the command runs; then its success, or the reason of its failure.
     fn poll(&mut self) -> Option<Result<(), String>> {
         match self.child.try_wait() {
             Err(error) => Some(Err(format!("cannot wait for its command: {error}"))),
             Ok(Some(status)) if status.success() => Some(Ok(())),
-            // Exit code 1 is an archive that names absences: take it, and them.
+            // Exit code 1 means an archive that lists absences: merge it with them.
             Ok(Some(status)) if status.code() == Some(1) && self.printed() > 0 => Some(Ok(())),
             Ok(Some(status)) => Some(Err(format!("{status}{}", self.format_last_error()))),
             Ok(None) if Instant::now() >= self.deadline => {
@@ -217,7 +217,7 @@ impl Running {
         let _ = self.child.wait();
     }
 
-    /// The last line that the command printed as an error.
+    /// The last line on the command's standard error, after a colon; empty if there is none.
     fn format_last_error(&mut self) -> String {
         let mut text = Vec::new();
         let read = self
@@ -232,8 +232,8 @@ impl Running {
     }
 }
 
-/// Takes over the members of a host's archive. The outer error is of our own archive, the inner one
-/// of the host's.
+/// Adds the members of a host's archive. The outer error is a failure to write the archive, the inner one a fault of
+/// the host's archive.
 fn merge(
     host: &str,
     mut answer: File,
@@ -283,7 +283,7 @@ fn merge(
             "its archive has no manifest: it may be incomplete".to_owned()
         ));
     };
-    // Which ranks are absent is judged over all hosts, not over one.
+    // Absent ranks are found over all hosts, not for one.
     let absent = manifest.absent.into_iter();
     for absence in absent.filter(|absence| absence.rank.is_none()) {
         archive.absent(Absence {
@@ -295,8 +295,7 @@ fn merge(
     Ok(Ok(()))
 }
 
-/// Members of an archive begin with the host as it calls itself; here it goes by the name it was
-/// asked under.
+/// The path of a member without the host's own name for itself, which the name given by the user replaces.
 fn without_host(path: &Path) -> PathBuf {
     path.components().skip(1).collect()
 }

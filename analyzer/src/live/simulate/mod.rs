@@ -1,10 +1,9 @@
-//! Simulates a job and its records: for demonstrations, tests and measurements of scale.
+//! Simulates a job and its records, for demonstrations, tests and measurements of scale.
 //!
-//! Every rank runs the same program: in each step an all-gather and a reduce-scatter over its
-//! tensor-parallel group (the ranks of its host), a barrier of all ranks every eighth step, and an
-//! all-reduce over its data-parallel group (one rank of every host). From the step of the
-//! fault on something goes wrong, and how far each rank comes follows from the rules of blocking operations:
-//! a rank issues its next operation when all members have entered the one before.
+//! Every rank runs the same program: in each step an all-gather and a reduce-scatter over its tensor-parallel group
+//! (the ranks of its host), a barrier of all ranks every eighth step, and an all-reduce over its data-parallel group
+//! (one rank of every host). A fault occurs in one step. How far each rank gets then follows from the rules of blocking
+//! operations: a rank issues its next operation when all members have entered the previous one.
 
 mod progress;
 mod record;
@@ -13,10 +12,10 @@ use rcomm_recorder::model::Rank;
 use rcomm_recorder::publish::Dump;
 use std::sync::Arc;
 
-/// What goes wrong.
+/// The fault of a simulated job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Situation {
-    /// Nothing.
+    /// No fault.
     Healthy,
     /// One rank never issues an all-reduce that its group waits in.
     StuckRank,
@@ -25,14 +24,14 @@ pub enum Situation {
     Deadlock,
     /// One rank issues another operation than its group.
     Mismatch,
-    /// The ranks of one host come late, again and again.
+    /// The ranks of one host repeatedly arrive late.
     Straggler,
     /// One rank's record can no longer be read; the job runs on.
     SilentRank,
 }
 
 impl Situation {
-    /// Every situation, with the name it goes by on a command line.
+    /// Every situation with its name on a command line.
     pub const ALL: &'static [(Self, &'static str)] = &[
         (Self::Healthy, "healthy"),
         (Self::StuckRank, "stuck"),
@@ -42,7 +41,7 @@ impl Situation {
         (Self::SilentRank, "silent"),
     ];
 
-    /// The name it goes by.
+    /// Its name on a command line.
     pub fn name(self) -> &'static str {
         Self::ALL
             .iter()
@@ -50,7 +49,7 @@ impl Situation {
             .map_or("", |&(_, name)| name)
     }
 
-    /// The situation of this name.
+    /// The situation of this name, if there is one.
     pub fn from_name(name: &str) -> Option<Self> {
         Self::ALL
             .iter()
@@ -62,14 +61,14 @@ impl Situation {
 const MS: i64 = 1_000_000;
 const STEP_NS: i64 = 200 * MS;
 const SLOT_NS: i64 = 50 * MS;
-/// Operations of one step: gather, scatter, barrier (or nothing), all-reduce.
+/// The slots of one step: gather, scatter, barrier (or nothing), all-reduce.
 const SLOTS: u64 = 4;
 /// The slot of each operation in a step.
 const GATHER: u64 = 0;
 const SCATTER: u64 = 1;
 const BARRIER: u64 = 2;
 const ALL_REDUCE: u64 = 3;
-/// How late a straggler's host is.
+/// How late the ranks of the straggling host are, ns.
 const LATE_NS: i64 = 4 * MS;
 
 /// A simulated job.
@@ -84,17 +83,17 @@ pub struct Simulation {
     members: Arc<Members>,
 }
 
-/// The members of every group, once for all records.
+/// The members of every group, shared by all records.
 #[derive(Debug)]
 struct Members {
     world: Arc<[Rank]>,
     /// By host.
     tensor_parallel: Vec<Arc<[Rank]>>,
-    /// By place on the host.
+    /// By rank on the host.
     data_parallel: Vec<Arc<[Rank]>>,
 }
 
-/// One operation of the program: its place (step, slot) decides everything else.
+/// One operation of the program; step and slot determine everything else.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct ProgramStep {
     step: u64,
@@ -105,8 +104,7 @@ impl Simulation {
     /// The step of the fault. A multiple of eight, so that it has a barrier.
     pub const FAULT_STEP: u64 = 48;
 
-    /// A job of `ranks` ranks, eight to a host (fewer where `ranks` is small), that began at
-    /// `start_ns` (wall clock, ns since the epoch).
+    /// A job of `ranks` ranks, at most eight on a host, that began at `start_ns` (wall clock, ns since the epoch).
     pub fn new(situation: Situation, ranks: u32, start_ns: i64) -> Self {
         let ranks = ranks.max(2);
         let per_host = (1..=8u32)
@@ -138,23 +136,23 @@ impl Simulation {
         self
     }
 
-    /// The same job, begun at another time.
+    /// The same job with another time of its beginning, ns since the epoch.
     pub fn begun_at(mut self, start_ns: i64) -> Self {
         self.start_ns = start_ns;
         self
     }
 
-    /// Ranks of the job.
+    /// The number of ranks of the job.
     pub fn ranks(&self) -> u32 {
         self.ranks
     }
 
-    /// Ranks of one host.
+    /// The number of ranks on a host.
     pub fn ranks_per_host(&self) -> u32 {
         self.per_host
     }
 
-    /// Name of the job.
+    /// The name of the job.
     pub fn job(&self) -> &str {
         &self.job
     }
@@ -164,7 +162,7 @@ impl Simulation {
         self.ranks / 2 + (self.per_host - 1).min(5)
     }
 
-    /// Time of the fault, ns since the epoch.
+    /// The time of the fault, ns since the epoch.
     pub fn fault_ns(&self) -> i64 {
         self.start_ns + Self::FAULT_STEP as i64 * STEP_NS
     }
@@ -176,13 +174,13 @@ impl Simulation {
             || now_ns < self.fault_ns()
     }
 
-    /// The records of all ranks as of `now_ns`, ascending by rank. A rank that no longer
-    /// answers is left with its last record.
+    /// The records of all ranks as of `now_ns`, ascending by rank. For a rank that no longer answers, it is its last
+    /// record.
     pub fn dumps_at(&self, now_ns: i64) -> Vec<Dump> {
         self.each_at(now_ns).collect()
     }
 
-    /// As [`Self::dumps_at`], one after the other.
+    /// As [`Self::dumps_at`], as an iterator.
     pub(crate) fn each_at(&self, now_ns: i64) -> impl Iterator<Item = Dump> + '_ {
         let progress = self.progress(now_ns);
         (0..self.ranks).map(move |rank| {
@@ -221,10 +219,10 @@ impl Simulation {
         self.start_ns + place.step as i64 * STEP_NS + place.slot as i64 * SLOT_NS
     }
 
-    /// When `rank` reaches `place` if nothing holds it back: the nominal time and a little jitter.
+    /// When `rank` reaches `place` if no rank holds it up: the nominal time with some jitter, ns.
     fn arrival_ns(&self, rank: Rank, place: ProgramStep) -> i64 {
         let mut x = (u64::from(rank) << 32) ^ (place.step * SLOTS + place.slot);
-        // splitmix64's finisher: the same jitter on every run.
+        // The finisher of splitmix64, which gives the same jitter in every run.
         x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
         x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
         let jitter = (x >> 40) as i64 % 200_000;
@@ -246,7 +244,7 @@ impl Simulation {
         }
     }
 
-    /// When the operation at `place` is over on `rank`'s group, if all members came.
+    /// When the operation at `place` ends in the group of `rank` if all members arrived, ns.
     fn end_ns(&self, rank: Rank, place: ProgramStep) -> i64 {
         let slowest = if self.situation == Situation::Straggler {
             let slow = self.host_of(self.culprit());
@@ -264,7 +262,7 @@ impl Simulation {
         self.nominal_ns(place) + 200_000 + slowest + duration
     }
 
-    /// Which of the groups of its kind `rank` is in.
+    /// The index of the group of `rank` among the groups of its kind.
     fn group_index(&self, rank: Rank, slot: u64) -> u32 {
         match slot {
             BARRIER => 0,
@@ -311,7 +309,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stuck_rank_holds_up_everybody_and_waits_for_nobody() {
+    fn a_stuck_rank_holds_up_all_others_and_waits_for_none() {
         let simulation = Simulation::new(Situation::StuckRank, 16, 0);
         let dumps = simulation.dumps_at(simulation.fault_ns() + LATER);
         let culprit = simulation.culprit();

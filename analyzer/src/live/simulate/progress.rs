@@ -1,21 +1,20 @@
-//! How far each rank comes once something goes wrong.
+//! How far each rank gets after the fault.
 
 use super::{ALL_REDUCE, ProgramStep, SCATTER, Simulation, Situation};
 use rcomm_recorder::model::Rank;
 use std::collections::HashMap;
 
-/// How far each rank came after the fault; by rank.
+/// The progress of all ranks after the fault, by rank.
 #[derive(Debug)]
 pub(super) struct RankProgress {
-    /// Operations issued from the step of the fault on.
+    /// The number of operations issued from the step of the fault on.
     pub(super) issued: Vec<usize>,
     /// Whether the newest of them waits for another rank.
     pub(super) blocked: Vec<bool>,
 }
 
 impl Simulation {
-    /// How many operations each rank has issued from the step of the fault on, or `None` while
-    /// nothing is wrong.
+    /// The progress from the step of the fault on; `None` before the fault, or if the fault stops no rank.
     pub(super) fn progress(&self, now_ns: i64) -> Option<RankProgress> {
         let stops = matches!(
             self.situation,
@@ -24,8 +23,8 @@ impl Simulation {
         if !stops || now_ns < self.fault_ns() {
             return None;
         }
-        // What a rank wants to do next, as far as its clock allows, from the step of the fault on.
-        // Blocked ranks never get further than two steps.
+        // The operations of each rank from the step of the fault on that are due by now. Blocked ranks never get
+        // further than two steps.
         let steps = Self::FAULT_STEP..Self::FAULT_STEP + 3;
         let program: Vec<Vec<ProgramStep>> = (0..self.ranks)
             .map(|rank| {
@@ -73,7 +72,7 @@ impl Simulation {
         }
     }
 
-    /// Whether the operation at `place` cannot end in `rank`'s group, although all members came.
+    /// Whether the operation at `place` cannot end in the group of `rank` although all members arrived.
     fn is_broken(&self, rank: Rank, place: ProgramStep) -> bool {
         self.situation == Situation::Mismatch
             && place == Self::fault_of(Situation::Mismatch)

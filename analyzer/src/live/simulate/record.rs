@@ -1,4 +1,4 @@
-//! What each rank's recorder holds of the program at a moment.
+//! The records of the simulated ranks.
 
 use super::progress::RankProgress;
 use super::{
@@ -11,7 +11,7 @@ use rcomm_recorder::model::{
 use rcomm_recorder::publish::{Dump, DumpGroup, FormatVersion, Identity, Recorder};
 
 impl Simulation {
-    /// Sequence number of the operation at `place` in its group, from 1.
+    /// The sequence number of the operation at `place` in its group, from 1.
     fn seq(place: ProgramStep) -> u64 {
         match place.slot {
             GATHER => place.step * 2 + 1,
@@ -27,7 +27,7 @@ impl Simulation {
             Some(_) => since.min(Self::FAULT_STEP + 2),
             None => since,
         };
-        // About three operations a step; the barrier adds one in eight.
+        // A step has three operations, and every eighth step a barrier.
         let first_step = last_step.saturating_sub(self.window as u64 / 3 + 1);
         let mut entries =
             Vec::with_capacity((last_step - first_step + 1) as usize * SLOTS as usize);

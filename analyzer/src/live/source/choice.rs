@@ -1,11 +1,11 @@
-//! Which job of a node is shown.
+//! The choice of the job that is shown.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// The job that all sources of one view show. Cloned handles share the choice.
 ///
-/// A job that the user named or chose stays until another is chosen. Without a choice the first look
-/// takes the newest job, and the view stays with it; see [`RingSource`](super::RingSource).
+/// A job that the user named or chose remains until another is chosen. Without a choice, the first poll takes the
+/// newest job, and the view keeps it; see [`RingSource`](super::RingSource).
 #[derive(Clone, Debug, Default)]
 pub struct JobChoice(Arc<Mutex<Shown>>);
 
@@ -16,24 +16,24 @@ struct Shown {
 }
 
 impl JobChoice {
-    /// The job that the user named, or none yet.
+    /// Shows the job that the user named, or none yet.
     pub fn of(job: Option<String>) -> Self {
         let chosen = job.is_some();
         Self(Arc::new(Mutex::new(Shown { job, chosen })))
     }
 
-    /// Shows another job from the next look on.
+    /// Shows another job from the next poll on, as chosen by the user.
     pub fn choose(&self, job: &str) {
         self.set(job, true);
     }
 
-    /// The job that is shown, and whether the user chose it.
+    /// The job that is shown, and whether the user chose it; `None` before the first poll.
     pub fn shown(&self) -> Option<(String, bool)> {
         let shown = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         shown.job.clone().map(|job| (job, shown.chosen))
     }
 
-    /// Takes a job that the user did not choose.
+    /// Shows a job that the user did not choose.
     pub(super) fn take(&self, job: &str) {
         self.set(job, false);
     }

@@ -1,8 +1,7 @@
-//! A collector: a `rcomm-web` that watches a job and is asked for its report and its records.
+//! A collector, which is a `rcomm-web` that watches a job, as a source of a report and of records.
 //!
-//! What comes from it is judged already, with what its own sources know in addition; the records
-//! are for the views that show them. A server that serves no records (an older one) is asked for its
-//! report alone.
+//! Its report is already judged, with all that its own sources know; the records are for views that show them. From an
+//! older server without records, only the report is read.
 
 use super::net::HttpAddress;
 use super::{Collected, Observation, Poll, RecordsFollower, Source, SourceError};
@@ -17,7 +16,7 @@ use std::time::Instant;
 /// The route of the records.
 const RECORDS: &str = "/api/v1/records";
 
-/// See the module.
+/// A collector as a source; see the module.
 pub struct CollectorSource {
     address: HttpAddress,
     token: Option<EndpointToken>,
@@ -27,7 +26,7 @@ pub struct CollectorSource {
     tells_records: bool,
 }
 
-/// What is read of the answer to `GET /api/v1/status`.
+/// The fields that are read from the answer to `GET /api/v1/status`.
 #[derive(Deserialize)]
 struct Status {
     job: String,
@@ -36,7 +35,7 @@ struct Status {
 }
 
 impl CollectorSource {
-    /// The collector at this address; most want a token.
+    /// Reads the collector at this address; most require a token.
     pub fn new(address: HttpAddress, token: Option<EndpointToken>) -> Self {
         Self {
             address,
@@ -60,7 +59,7 @@ impl CollectorSource {
         })
     }
 
-    /// The records, or what changed in them.
+    /// The observations of all records that the collector serves; empty if it serves none.
     fn observe(&mut self, deadline: Instant) -> Result<Vec<Observation>, SourceError> {
         if !self.tells_records {
             return Ok(Vec::new());
@@ -69,7 +68,7 @@ impl CollectorSource {
         for question in self.records.questions() {
             let (ranks, since) = (question.ranks_text(), &question.since);
             let path = format!("{RECORDS}?ranks={ranks}&since={since}");
-            let told = match self.ask(&path, deadline) {
+            let taken = match self.ask(&path, deadline) {
                 Err(SourceError::Nothing { .. }) => {
                     self.tells_records = false;
                     return Ok(Vec::new());
@@ -83,10 +82,10 @@ impl CollectorSource {
                     })
                 }
             };
-            match told {
+            match taken {
                 Ok(_) => {}
                 Err(error) if observations.is_empty() => return Err(error),
-                // What arrived before the connection broke off is kept.
+                // Records that arrived before the connection failed are kept.
                 Err(error) => {
                     let why = error.to_string();
                     self.records.break_off(&mut observations, &why);

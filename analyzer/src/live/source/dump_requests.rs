@@ -1,16 +1,16 @@
-//! Ranks that write their dumps themselves on request.
+//! Requests to ranks to write their dumps.
 
 use super::SourceError;
 use rcomm_recorder::model::Rank;
 use std::time::Instant;
 
-/// Ranks that can be asked to write their dumps.
+/// A way to request dumps from the ranks of a job.
 pub trait DumpRequests: Send + Sync {
-    /// Asks all of them at once.
+    /// Requests a dump from all ranks at once.
     ///
     /// # Blocking
     ///
-    /// At most until the deadline.
+    /// Until the deadline at most.
     ///
     /// # Errors
     ///
@@ -18,22 +18,22 @@ pub trait DumpRequests: Send + Sync {
     fn ask(&self, deadline: Instant) -> Result<DumpAnswers, SourceError>;
 }
 
-/// What ranks answered to the request to write their dumps.
+/// The answers of ranks to the request for their dumps.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct DumpAnswers {
-    /// Ranks that have written theirs, and where, ascending.
+    /// Ranks that have written their dump, with its path, ascending.
     pub written: Vec<(Rank, String)>,
-    /// Ranks that do it after they answered, ascending.
+    /// Ranks that answered and will write their dump, ascending.
     pub agreed: Vec<Rank>,
-    /// Ranks whose endpoints do not answer and that were asked through the job's store, ascending: they
-    /// do it if they still read the store.
+    /// Ranks whose endpoints do not answer and that were requested through the job's store, ascending: they write a
+    /// dump if they still read the store.
     pub requested: Vec<Rank>,
-    /// Ranks that do not, or did not answer, with the reason, ascending.
+    /// Ranks that refused or did not answer, with the reason, ascending.
     pub refused: Vec<(Rank, String)>,
 }
 
 impl DumpAnswers {
-    /// What ranks answered that names the location of their dumps.
+    /// The answers of ranks that return the path of their dump.
     pub(super) fn of_writers(answers: Vec<(Rank, Result<String, String>)>) -> Self {
         let mut all = Self::default();
         for (rank, answer) in answers {

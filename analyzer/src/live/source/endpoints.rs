@@ -1,8 +1,7 @@
-//! The endpoints of a job's ranks: any one of them lists the others, and so does the job's
-//! store.
+//! The endpoints of a job's ranks as a source. Each endpoint lists the others, and so does the job's store.
 //!
-//! Every rank is asked for what changed since it was asked last, at the same time as the others and
-//! until the same deadline: one that does not answer is its own failure, never a stall of the whole.
+//! All ranks are asked at the same time and until the same deadline for the changes since the last poll. A rank that
+//! does not answer fails alone and does not delay the others.
 
 use super::net::HostPort;
 use super::questions::{Looks, NO_ANSWER_YET, ask_all, unless_asked};
@@ -18,39 +17,39 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-/// How often the ranks that are known are asked for others.
+/// The time between two requests for further ranks.
 const PEERS: Duration = Duration::from_secs(10);
 
-/// See the module.
+/// The endpoints of a job as a source; see the module.
 pub struct EndpointSource {
     given: Vec<EndpointAddress>,
     store: Option<HostPort>,
     token: Option<EndpointToken>,
     ranks: BTreeMap<Rank, KnownEndpoint>,
     looks: Looks<Observation>,
-    /// Ranks of the job, by the largest number that a record states.
+    /// The number of ranks of the job: the largest that a record states.
     world_size: Option<u32>,
     asked_for_peers: Option<Instant>,
-    /// The attempt of the job that the ranks found in the store are of.
+    /// The attempt of the job whose ranks were found in the store.
     attempt: u32,
     /// Ranks in the store whose endpoints cannot be reached from this host.
     far: Vec<Rank>,
 }
 
-/// One rank's endpoint; its last answer is held by a question that is under way.
+/// The endpoint of one rank; a request in progress locks `followed`.
 struct KnownEndpoint {
     address: EndpointAddress,
     followed: Arc<Mutex<Followed>>,
 }
 
-/// One rank's endpoint, and its last answer.
+/// The endpoint of one rank with its last answer.
 struct Followed {
     follower: EndpointFollower,
     last: Option<Dump>,
 }
 
 impl EndpointSource {
-    /// The ranks behind these addresses, and those that they know of. Over TCP a token is needed.
+    /// Reads the ranks at these addresses and those that they list. TCP requires a token.
     pub fn new(given: Vec<EndpointAddress>, token: Option<EndpointToken>) -> Self {
         Self {
             given,
@@ -65,7 +64,7 @@ impl EndpointSource {
         }
     }
 
-    /// The ranks whose addresses are in a job's store. Over TCP a token is needed.
+    /// Reads the ranks whose addresses are in a job's store. TCP requires a token.
     pub fn in_store(store: HostPort, token: Option<EndpointToken>) -> Self {
         Self {
             store: Some(store),
@@ -77,9 +76,8 @@ impl EndpointSource {
         EndpointClient::new(address.clone(), self.token.clone())
     }
 
-    /// Finds ranks: in the store, behind the addresses given, and those that one of them knows of.
-    /// Returns
-    /// whether those known before are of an earlier attempt of the job.
+    /// Finds ranks in the store, at the given addresses and in the lists of these. Returns whether the ranks known
+    /// before belong to an earlier attempt of the job.
     fn find(&mut self, deadline: Instant) -> Result<bool, SourceError> {
         let (restart, mut failure) = match self.find_in_store(deadline) {
             Ok(restart) => (restart, None),
@@ -118,28 +116,28 @@ impl EndpointSource {
         let Some(store) = self.store.clone() else {
             return Ok(false);
         };
-        let told = store::endpoints(&store, self.attempt, deadline);
-        let told = told.map_err(|source| SourceError::Io {
+        let listed = store::endpoints(&store, self.attempt, deadline);
+        let listed = listed.map_err(|source| SourceError::Io {
             place: format!("store {store}"),
             source,
         })?;
-        let restart = told.attempt != self.attempt && !self.ranks.is_empty();
+        let restart = listed.attempt != self.attempt && !self.ranks.is_empty();
         if restart {
             self.ranks.clear();
             self.world_size = None;
-            // With what an earlier attempt has yet to answer.
+            // This also drops late answers of the earlier attempt.
             self.looks = Looks::new();
         }
-        self.attempt = told.attempt;
+        self.attempt = listed.attempt;
         let own = rustix::system::uname();
         let own = own.nodename().to_string_lossy();
-        // A path means something else on another host.
+        // The path of a socket is valid only on its own host.
         let reachable = |notice: &EndpointNotice| {
             matches!(notice.address, EndpointAddress::Tcp(_)) || *notice.host == *own
         };
-        let all = told.notices.len();
+        let all = listed.notices.len();
         self.far.clear();
-        for (rank, notice) in told.notices {
+        for (rank, notice) in listed.notices {
             if reachable(&notice) {
                 self.follow(rank, &notice.address);
             } else {
@@ -174,12 +172,11 @@ impl EndpointSource {
     }
 }
 
-/// Asks the ranks behind endpoints to write their dumps; where the job's store is known, those that do
-/// not answer are asked through it.
+/// Requests dumps through endpoints; ranks that do not answer are requested through the job's store, if it is known.
 pub struct EndpointDumps(Mutex<EndpointSource>);
 
 impl EndpointDumps {
-    /// Asks the ranks of this source, on connections of its own.
+    /// Requests dumps from the ranks of this source, on connections of its own.
     pub fn new(source: EndpointSource) -> Self {
         Self(Mutex::new(source))
     }
@@ -192,9 +189,9 @@ impl DumpRequests for EndpointDumps {
         if source.far.is_empty() {
             found?;
         }
-        // A rank that does not answer leaves time to ask the store.
-        let patience = deadline.saturating_duration_since(Instant::now());
-        let soon = Instant::now() + patience / 2;
+        // Half of the time is left for the store.
+        let left = deadline.saturating_duration_since(Instant::now());
+        let soon = Instant::now() + left / 2;
         let ranks = source.ranks.iter();
         let ranks: Vec<(Rank, EndpointClient)> = ranks
             .map(|(&rank, known)| (rank, source.client(&known.address)))
@@ -218,7 +215,7 @@ impl DumpRequests for EndpointDumps {
     }
 }
 
-/// Asks the ranks that did not answer through the store.
+/// Requests dumps through the store from the ranks that did not answer.
 fn ask_through(store: &HostPort, attempt: u32, deadline: Instant, all: &mut DumpAnswers) {
     match store::ask_for_dumps(store, attempt, "asked for from outside", deadline) {
         Ok(()) => {
@@ -393,7 +390,7 @@ mod tests {
         let directory = tempfile::tempdir().expect("a directory");
         let first = serve(directory.path(), 0);
         let socket = directory.path().join("frozen.sock");
-        // The system accepts for a stopped process, and nothing ever answers.
+        // The system accepts connections for a stopped process, but it never answers.
         let _frozen = std::os::unix::net::UnixListener::bind(&socket).expect("a free path");
         first.set_peers(vec![PeerEndpoint {
             rank: 1,
@@ -411,7 +408,7 @@ mod tests {
         }
     }
 
-    /// A key of a store, and what it holds: the endpoint of a rank on a host.
+    /// A key of a store with its value: the endpoint of a rank on a host.
     fn notice(
         attempt: u32,
         rank: Rank,
@@ -437,7 +434,7 @@ mod tests {
         for (rank, endpoint) in (0..).zip(&endpoints) {
             keys.push(notice(2, rank, endpoint.address(), &own));
         }
-        // Its path is one of another host.
+        // Its socket is on another host.
         keys.push(notice(2, 2, endpoints[0].address(), "elsewhere"));
         let store = store::tests::serve(keys.into_iter().collect());
         let mut source = EndpointSource::in_store(store.clone(), None);
@@ -456,7 +453,7 @@ mod tests {
     }
 
     #[test]
-    fn a_store_that_tells_of_no_rank_in_reach_is_an_error_that_says_why() {
+    fn a_store_without_a_reachable_rank_is_an_error_with_the_reason() {
         let error = |keys: Vec<(String, Vec<u8>)>| {
             let store = store::tests::serve(keys.into_iter().collect());
             let mut source = EndpointSource::in_store(store, None);
@@ -472,7 +469,7 @@ mod tests {
     }
 
     #[test]
-    fn an_address_where_nobody_listens_is_an_error_that_names_it() {
+    fn an_address_without_a_listener_is_an_error_that_names_it() {
         let address = EndpointAddress::Unix("/does/not/exist.sock".into());
         let error = EndpointSource::new(vec![address], None)
             .poll(soon())

@@ -1,4 +1,4 @@
-//! Dumps on disk: folders, files, archives. They are read once.
+//! Dumps on disk as a source: folders, files and archives. They are read once.
 
 use super::{Liveness, Observation, Poll, Seen, Source, SourceError};
 use crate::input::load::{LoadOptions, load_all};
@@ -6,13 +6,13 @@ use rcomm_verdict::Problem;
 use std::path::PathBuf;
 use std::time::Instant;
 
-/// See the module.
+/// Dumps on disk as a source; see the module.
 pub struct FileSource {
     paths: Vec<PathBuf>,
 }
 
 impl FileSource {
-    /// The dumps below these paths, as [`load_all`] reads them.
+    /// Reads the dumps below these paths, as [`load_all`] does.
     pub fn new(paths: Vec<PathBuf>) -> Self {
         Self { paths }
     }
@@ -26,7 +26,7 @@ impl Source for FileSource {
 
     /// # Blocking
     ///
-    /// Until all files are read: there is only one look.
+    /// Until all files are read, even after the deadline: there is only one poll.
     fn poll(&mut self, _deadline: Instant) -> Result<Poll, SourceError> {
         let read = load_all(&self.paths, &LoadOptions::default());
         let (dumps, loaded) = read.map_err(|error| SourceError::Nothing {
@@ -47,7 +47,7 @@ impl Source for FileSource {
                 ));
                 continue;
             };
-            // Of several files of one rank the analysis picks the one that counts.
+            // If there are several files of one rank, the analysis selects one.
             let part = match observations.last() {
                 Some(last) if last.rank == rank => last.part.saturating_add(1),
                 _ => 0,

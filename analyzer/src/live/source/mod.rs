@@ -1,7 +1,7 @@
-//! Where a live view gets its records from.
+//! The sources of the records of a live view.
 //!
-//! A [`Source`] is asked again and again for what changed. It knows how to reach the ranks; what
-//! their records mean is left to the analysis, and how they are kept to [`Live`](crate::Live).
+//! A [`Source`] is polled repeatedly for changes. It knows how to reach the ranks; the analysis interprets their
+//! records, and [`Live`](crate::Live) stores them.
 
 mod choice;
 mod collector;
@@ -41,52 +41,52 @@ use rcomm_verdict::{Problem, Report};
 use std::sync::Arc;
 use std::time::Instant;
 
-/// How many operations of one record a live view keeps, the newest ones: enough for every view and for
-/// the analysis of what goes on, and a look at a job costs the same however large its rings are.
+/// A live view keeps this many newest operations of a record: enough for every view and for the analysis. With it, the
+/// cost of a poll does not depend on the size of the rings.
 pub const NEWEST: usize = 1_024;
 
-/// Many records, asked for again and again. Not shared: each source has a thread of its own.
+/// A source of records that is polled repeatedly. It is not shared: each source has a thread of its own.
 pub trait Source: Send {
-    /// What is asked, in a few words: `rings of job llama in /dev/shm/rcomm-0`.
+    /// A short description of the source, like `rings of job llama in /dev/shm/rcomm-0`.
     fn name(&self) -> String;
 
-    /// Looks once. A rank that does not answer is an observation, not an error.
+    /// Reads all records once. A rank that does not answer is an observation, not an error.
     ///
     /// # Blocking
     ///
-    /// May block until `deadline`, and no longer.
+    /// Until `deadline` at most.
     ///
     /// # Errors
     ///
-    /// [`SourceError`] if nothing at all could be asked.
+    /// [`SourceError`] if no record could be read at all.
     fn poll(&mut self, deadline: Instant) -> Result<Poll, SourceError>;
 
-    /// Whether [`Source::poll`] will never see anything new, as with a folder of dumps.
+    /// Whether further polls never return anything new, as for a folder of dumps.
     fn is_still(&self) -> bool {
         false
     }
 }
 
-/// What one look at a source saw.
+/// The result of one poll of a source.
 #[derive(Debug, Default)]
 pub struct Poll {
-    /// One for every rank that the source knows of, changed or not.
+    /// One for every record that the source knows, changed or not.
     pub observations: Vec<Observation>,
-    /// Files and answers that could not be used, or only in part.
+    /// Files and answers that could not be used, or only a part of them.
     pub problems: Vec<Problem>,
-    /// Ranks of the job, where the source knows better than the records.
+    /// The number of ranks of the job, if the source knows it.
     pub world_size: Option<u32>,
-    /// What launchers know of the job's processes.
+    /// The records of launchers on the job's processes.
     pub launches: Vec<LaunchRecord>,
-    /// What the communication library reports of its communicators.
+    /// The communication library's reports on its communicators.
     pub communicators: Vec<Communicator>,
-    /// A report that another program judged already.
+    /// A report that another program has made.
     pub collected: Option<Collected>,
-    /// What this source showed before belongs to another job: it is to be forgotten.
+    /// Whether all earlier observations of this source belong to another job and must be dropped.
     pub restart: bool,
 }
 
-/// A report that a collector made of records that it keeps.
+/// The report of a collector on its own records.
 #[derive(Clone, Debug)]
 pub struct Collected {
     /// The job's name; empty if unknown.
@@ -97,32 +97,32 @@ pub struct Collected {
     pub silent: Vec<Rank>,
 }
 
-/// One rank, looked at once.
+/// One record of a rank in one poll.
 #[derive(Debug)]
 pub struct Observation {
     /// Rank in the world.
     pub rank: Rank,
-    /// Which of several recorders of one process; 0 where there is one.
+    /// The index among several recorders of one process; 0 if there is one.
     pub part: u8,
     /// Whether its process lives, as far as the source knows.
     pub liveness: Liveness,
-    /// Its record.
+    /// The record, or why there is none.
     pub seen: Seen,
 }
 
-/// What was seen of a record.
+/// The result of a poll for one record.
 #[derive(Debug)]
 pub enum Seen {
-    /// The record, changed since the last look.
+    /// The record, which has changed since the last poll.
     Changed(Box<Dump>),
-    /// Nothing was written since the last look but a sign of life.
+    /// Nothing but the heartbeat has changed since the last poll.
     Unchanged {
         /// When the rank's watchdog last made a round, wall clock, ns since the epoch; 0 if unknown.
         heartbeat_ns: i64,
-        /// When it was looked at, wall clock, ns since the epoch; 0 if unknown.
+        /// When the record was read, wall clock, ns since the epoch; 0 if unknown.
         as_of_ns: i64,
     },
-    /// No answer, with the reason as a sentence.
+    /// There was no answer, for this reason.
     Failed(String),
 }
 
@@ -138,15 +138,15 @@ pub enum Liveness {
     Dead,
 }
 
-/// Why a source could not be asked at all.
+/// Why a source could not be polled at all.
 #[derive(Debug, thiserror::Error)]
 pub enum SourceError {
-    /// There is nothing to look at (yet).
+    /// There is no record (yet).
     #[error("{what}; {hint}")]
     Nothing {
-        /// What was looked for, and where.
+        /// What is missing, and where.
         what: String,
-        /// How to get one.
+        /// How to get a record.
         hint: String,
     },
     /// Input or output failed.
@@ -157,7 +157,7 @@ pub enum SourceError {
         /// What went wrong.
         source: std::io::Error,
     },
-    /// What was read cannot be understood.
+    /// The data that was read is not valid.
     #[error("cannot use {place}: {reason}")]
     Unusable {
         /// File or address.
@@ -167,7 +167,7 @@ pub enum SourceError {
     },
 }
 
-/// Whether nothing was written but the heartbeat.
+/// Whether two dumps differ only in the heartbeat.
 fn is_same(last: &Dump, dump: &Dump) -> bool {
     let metadata = |dump: &Dump| {
         let status = dump.status.as_ref();

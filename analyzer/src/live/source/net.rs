@@ -1,4 +1,4 @@
-//! Addresses as people write them, and connections that keep a deadline.
+//! Addresses in text form, and connections with a deadline.
 
 use rcomm_recorder::publish::{EndpointAddress, HttpRequest};
 use std::fmt;
@@ -28,7 +28,7 @@ impl fmt::Display for HostPort {
     }
 }
 
-/// Why an address could not be read.
+/// Why an address could not be parsed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("`{text}` is no address: {expected}")]
 pub struct AddressError {
@@ -54,7 +54,7 @@ impl FromStr for HostPort {
         let bare = host.strip_prefix('[').and_then(|h| h.strip_suffix(']'));
         let host = match bare {
             Some(number) => number,
-            // More colons are an IPv6 address without its brackets: where its port begins is ambiguous.
+            // Further colons mean an IPv6 address without brackets, whose port is ambiguous.
             None if host.contains([':', '[', ']']) => return Err(wrong()),
             None => host,
         };
@@ -70,10 +70,10 @@ impl FromStr for HostPort {
 }
 
 impl HostPort {
-    /// The socket addresses behind the name.
+    /// Resolves the name to socket addresses.
     ///
-    /// The system's resolver knows no deadline. It is asked on a thread of its own, which ends when the
-    /// resolver gives up; the caller goes on at the deadline.
+    /// The system's resolver has no deadline. It runs on a thread of its own, which ends when the resolver gives up;
+    /// this function returns at the deadline.
     pub(super) fn resolve(&self, deadline: Instant) -> io::Result<Vec<SocketAddr>> {
         if let Ok(number) = self.host.parse::<IpAddr>() {
             return Ok(vec![SocketAddr::new(number, self.port)]);
@@ -83,7 +83,7 @@ impl HostPort {
         let builder = std::thread::Builder::new().name("rcomm/resolver".into());
         builder.spawn(move || {
             let found = wanted.to_socket_addrs().map(Iterator::collect::<Vec<_>>);
-            // No caller waits any more if the deadline passed.
+            // After the deadline the caller no longer waits.
             let _ = sender.send(found);
         })?;
         let name = &self.host;
@@ -118,7 +118,7 @@ impl HostPort {
     }
 }
 
-/// The time left, or the error that none is.
+/// The time until the deadline; an error if it has passed.
 pub(super) fn left(deadline: Instant) -> io::Result<Duration> {
     let left = deadline.saturating_duration_since(Instant::now());
     if left.is_zero() {
@@ -130,7 +130,7 @@ pub(super) fn left(deadline: Instant) -> io::Result<Duration> {
     Ok(left)
 }
 
-/// A connection whose reads and writes end by one deadline.
+/// A connection whose reads and writes all have one deadline.
 pub(super) struct Timed {
     stream: TcpStream,
     deadline: Instant,
@@ -142,7 +142,7 @@ impl Timed {
     }
 }
 
-/// A wait that ran into its limit, in the same words wherever it happens.
+/// Replaces the error of a read or write that timed out by one with a clear text.
 fn late(error: io::Error) -> io::Error {
     match error.kind() {
         io::ErrorKind::WouldBlock => {
@@ -170,7 +170,7 @@ impl Write for Timed {
     }
 }
 
-/// Where a server over HTTP answers: `http://n001:8080` or `unix:/run/worker.sock`.
+/// The address of an HTTP server: `http://n001:8080` or `unix:/run/worker.sock`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum HttpAddress {
     /// A host and a port.
@@ -216,7 +216,7 @@ impl HttpAddress {
         }
     }
 
-    /// Sends a request to the first address that answers; `known` remembers which one that was.
+    /// Sends a request to the first address that answers and stores that address in `known`.
     pub(super) fn ask(
         &self,
         request: &HttpRequest<'_>,
@@ -225,7 +225,7 @@ impl HttpAddress {
     ) -> Result<rcomm_recorder::publish::HttpAnswer, String> {
         if let Some(address) = known {
             let answer = request.send(address, deadline);
-            // The name may resolve to another address by now.
+            // The name may resolve to another address the next time.
             return answer.map_err(|error| {
                 *known = None;
                 error.to_string()
@@ -259,7 +259,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn addresses_are_read_as_people_write_them() {
+    fn addresses_are_parsed_in_all_usual_forms() {
         for (text, shown) in [
             ("n001:29500", "n001:29500"),
             ("127.0.0.1:1", "127.0.0.1:1"),
@@ -293,7 +293,7 @@ mod tests {
     }
 
     #[test]
-    fn a_name_that_nobody_knows_is_named() {
+    fn the_error_of_an_unknown_name_contains_it() {
         let address: HostPort = "no-such-host.invalid:1".parse().expect("an address");
         let deadline = Instant::now() + Duration::from_secs(20);
         let error = address.connect(deadline).err().expect("no server there");

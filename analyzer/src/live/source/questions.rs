@@ -5,10 +5,10 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// Asked at a time.
+/// The number of ranks asked at the same time.
 const AT_ONCE: usize = 32;
 
-/// Does `ask` for every item, many at a time, and gathers the answers in the order of the items.
+/// Calls `ask` for every item, many at the same time, and returns the answers in the order of the items.
 pub(super) fn ask_all<T: Sync, A: Send>(items: &[T], ask: impl Fn(&T) -> A + Sync) -> Vec<A> {
     let next = AtomicUsize::new(0);
     let answers: Mutex<Vec<(usize, A)>> = Mutex::new(Vec::with_capacity(items.len()));
@@ -22,7 +22,7 @@ pub(super) fn ask_all<T: Sync, A: Send>(items: &[T], ask: impl Fn(&T) -> A + Syn
         }
     };
     std::thread::scope(|scope| {
-        // This thread is one of them; where the system has no more to spare, it is the only one.
+        // This thread is one of the workers, and the only one if no thread can be started.
         for _ in 1..AT_ONCE.min(items.len()) {
             let builder = std::thread::Builder::new().name("rcomm/client".into());
             if builder.spawn_scoped(scope, work).is_err() {
@@ -36,7 +36,7 @@ pub(super) fn ask_all<T: Sync, A: Send>(items: &[T], ask: impl Fn(&T) -> A + Syn
     answers.into_iter().map(|(_, answer)| answer).collect()
 }
 
-/// The state of a rank, unless an earlier question to the rank still holds it.
+/// The state of a rank; `None` while an earlier request to the rank is in progress.
 pub(super) fn unless_asked<T>(state: &Mutex<T>) -> Option<MutexGuard<'_, T>> {
     match state.try_lock() {
         Ok(state) => Some(state),
@@ -45,29 +45,28 @@ pub(super) fn unless_asked<T>(state: &Mutex<T>) -> Option<MutexGuard<'_, T>> {
     }
 }
 
-/// Why a rank is shown without an answer to this look.
+/// The failure of a rank that has not answered this poll.
 pub(super) const NO_ANSWER_YET: &str = "it has not answered yet";
 
-/// Looks at many ranks again and again, where a rank that does not answer delays no other.
+/// Polls many ranks repeatedly; a rank that does not answer does not delay the others.
 ///
-/// Once half of them have answered, the rest get a quarter of the look's time, or three times what that
-/// half took if this is more. An answer that comes later is kept for the next look: what was read is
-/// not lost.
+/// Once half of the ranks have answered, the others get a quarter of the poll's time, or three times what the first
+/// half took if this is longer. A later answer is kept for the next poll.
 pub(super) struct Looks<A> {
     late: Arc<Mutex<Vec<A>>>,
     threads: Vec<JoinHandle<()>>,
 }
 
-/// What one look brought.
+/// The answers of one poll.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Answers<A> {
-    /// Answers that were too late for the look before, then those of this one in the order of its items.
+    /// Answers that were too late for an earlier poll, then those of this one in the order of its items.
     pub(super) answers: Vec<A>,
-    /// Which items have no answer yet, ascending.
+    /// The indices of items without an answer yet, ascending.
     pub(super) missing: Vec<usize>,
 }
 
-/// One look, shared with the threads that ask.
+/// One poll, shared with its threads.
 struct Round<T, A> {
     items: Vec<T>,
     next: AtomicUsize,
@@ -90,7 +89,7 @@ impl<A: Send + 'static> Looks<A> {
         }
     }
 
-    /// Does `ask` for every item. `ask` must end by `deadline`.
+    /// Calls `ask` for every item and waits for the answers; `ask` must return by `deadline`.
     pub(super) fn ask<T: Send + Sync + 'static>(
         &mut self,
         items: Vec<T>,
@@ -118,7 +117,7 @@ impl<A: Send + 'static> Looks<A> {
             let builder = std::thread::Builder::new().name("rcomm/client".into());
             match builder.spawn(move || shared.work(&*question)) {
                 Ok(thread) => self.threads.push(thread),
-                // Where the system has no thread to spare, this one asks.
+                // If no thread can be started, this one does the work.
                 Err(_) if number == 0 => round.work(&*ask),
                 Err(_) => break,
             }
@@ -133,7 +132,7 @@ impl<A: Send + 'static> Looks<A> {
 
 impl<A> Drop for Looks<A> {
     fn drop(&mut self) {
-        // Each ends by the deadline of its look.
+        // Each thread ends by the deadline of its poll.
         for thread in self.threads.drain(..) {
             // A thread that panicked has reported it itself.
             let _ = thread.join();
@@ -165,7 +164,7 @@ impl<T, A> Round<T, A> {
         }
     }
 
-    /// The answers there are when all have answered, or when the others' time is up.
+    /// Waits until all have answered or the time of the others is over, and returns the answers.
     fn wait(&self, deadline: Instant) -> Vec<Option<A>> {
         let begin = Instant::now();
         let grace = deadline.saturating_duration_since(begin) / 4;
@@ -220,19 +219,19 @@ mod tests {
         let patience = Duration::from_secs(3_600);
         let mut looks = Looks::new();
         let frozen = held.clone();
-        // A quarter of an hour would be its grace; so the look's own time is short.
+        // The grace of this rank is a quarter of the poll's time, so the poll's time is short.
         let short = begin + Duration::from_secs(4);
         let looked = looks.ask(vec![0, 1, 2], short, move |&rank| {
             if rank == 1 {
                 let held = frozen.lock().expect("no panic");
-                // Both a signal and the end of the sender let it go on.
+                // It continues on a signal and when the sender is dropped.
                 let _ = held.recv_timeout(patience);
             }
             rank
         });
         assert_eq!((looked.answers, looked.missing), (vec![0, 2], vec![1]));
         release.send(()).expect("rank 1 waits");
-        // Its answer arrives with a later look.
+        // Its answer arrives with a later poll.
         let limit = Instant::now() + Duration::from_secs(60);
         loop {
             let looked = looks.ask(vec![0, 2], limit, |&rank| rank);

@@ -1,8 +1,8 @@
-//! Records as one `rcomm-web` serves them to another, or to a terminal: all of them, or what changed.
+//! The records that a `rcomm-web` serves to another one or to a terminal: all of them, or their changes.
 //!
-//! The client names for each record the first id that it wants again: everything before is settled and
-//! known. So an answer is as large as what happened in between, however large the rings are. It is one
-//! line of JSON ([`RecordsHead`]), then those records, as dumps in JSON.
+//! For each record, the client states the first id that it needs: it knows everything before, and that no longer
+//! changes. So the size of an answer depends only on the changes and not on the size of the rings. An answer is one
+//! line of JSON ([`RecordsHead`]), then these records as dumps in JSON.
 
 use super::{Liveness, Observation, Seen};
 use rcomm_recorder::model::Rank;
@@ -11,53 +11,53 @@ use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::RangeInclusive;
 
-/// The longest list of cursors that goes into an address, bytes.
+/// The longest list of cursors in a URL, bytes.
 const LONGEST_SINCE: usize = 7 * 1024;
 
-/// Name and version of the form.
+/// Name and version of the format.
 pub const RECORDS_SCHEMA: &str = "rcomm.records/1";
 
-/// What follows in the body.
+/// The first line of an answer: the records that follow in the body.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct RecordsHead {
     /// [`RECORDS_SCHEMA`].
     pub schema: String,
-    /// Ranks of the job.
+    /// The number of ranks of the job.
     pub world_size: usize,
     /// Every record, in the order of the dumps that follow.
     pub records: Vec<RecordHead>,
 }
 
-/// One rank's record.
+/// The head of one record.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct RecordHead {
-    /// Whose it is.
+    /// Its rank.
     pub rank: Rank,
-    /// Which of several recorders of one process.
+    /// The index among several recorders of one process.
     pub part: u8,
-    /// Which process wrote it: what was known of another one is to be forgotten.
+    /// The attempt of the job. With `pid` it identifies the process: data of another process must be dropped.
     pub attempt: u32,
-    /// See `attempt`.
+    /// The process id; see `attempt`.
     pub pid: u32,
-    /// `null` = unknown.
+    /// Whether the process lives; `null` = unknown.
     pub alive: Option<bool>,
-    /// Why the rank does not answer, where it does not.
+    /// Why the rank does not answer; `null` if it does.
     pub failure: Option<String>,
-    /// The record has all that the rank still has; else it begins at the id that was asked for.
+    /// Whether the record is complete; else it begins at the requested id.
     pub whole: bool,
-    /// The oldest operation that the rank still has; older ones are to be forgotten.
+    /// The oldest record id that the rank still has; older ones must be dropped.
     pub oldest: u64,
-    /// The first record id to ask for the next time.
+    /// The first record id to request the next time.
     pub next: u64,
-    /// A number that is another one when the record's groups are. Where the one that was asked with is
-    /// the same, the dump's groups come without their ranks.
+    /// A number that changes with the groups of the record. If the request has the same number, the groups of the dump
+    /// are sent without their ranks.
     #[serde(default)]
     pub groups: u64,
-    /// Length of the dump, bytes; 0 if nothing changed.
+    /// The length of the dump, bytes; 0 if nothing changed.
     pub bytes: usize,
 }
 
-/// The records of one server, kept current by what it sends.
+/// The records of one server, kept current with its answers.
 #[derive(Default)]
 pub struct RecordsFollower {
     records: BTreeMap<(Rank, u8), FollowedRecord>,
@@ -68,12 +68,12 @@ struct FollowedRecord {
     followed: FollowedDump,
 }
 
-/// One request for what is new.
+/// One request for changes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RecordsQuestion {
-    /// Of these ranks.
+    /// The ranks of this request.
     pub ranks: RangeInclusive<Rank>,
-    /// What is known of them: the value of `since`.
+    /// The value of `since`: the cursors of the known records.
     pub since: String,
 }
 
@@ -85,13 +85,12 @@ impl RecordsQuestion {
 }
 
 impl RecordsFollower {
-    /// What to ask for, so that each list of cursors fits into an address: ranges of ranks that together
-    /// leave out none.
+    /// The requests to send. The ranges of ranks cover all ranks, and each list of cursors fits into a URL.
     pub fn questions(&self) -> Vec<RecordsQuestion> {
         let mut questions = Vec::new();
         let (mut first, mut since) = (0, String::new());
         for (&(rank, _), record) in &self.records {
-            // Without a cursor it gets the whole record.
+            // A record without a cursor is sent completely.
             if record.head.next == 0 {
                 continue;
             }
@@ -115,12 +114,12 @@ impl RecordsFollower {
         questions
     }
 
-    /// Each record known: its rank, and which of several recorders of one process.
+    /// The rank and the part of each known record.
     pub fn known(&self) -> impl Iterator<Item = (Rank, u8)> + '_ {
         self.records.keys().copied()
     }
 
-    /// The server broke off: marks the other records as not answered.
+    /// Adds a failure for each known record that has no observation, after the server closed the connection.
     pub fn break_off(&self, observations: &mut Vec<Observation>, why: &str) {
         let answered: BTreeSet<(Rank, u8)> =
             observations.iter().map(|it| (it.rank, it.part)).collect();
@@ -133,11 +132,11 @@ impl RecordsFollower {
         }));
     }
 
-    /// Takes an answer in: adds what was seen of each record, and returns how many ranks the job has.
+    /// Takes an answer: adds an observation for each record and returns the number of ranks of the job.
     ///
     /// # Errors
     ///
-    /// What is wrong with the answer. What was known stays known.
+    /// What is wrong with the answer. The known records remain.
     pub fn take(
         &mut self,
         asked: &RecordsQuestion,
@@ -208,7 +207,7 @@ impl RecordsFollower {
             .map_or(0, |status| status.heartbeat_ns);
         let as_of_ns = newer.identity.dump_time_ns;
         let before = record.followed.dump();
-        // Members that did not change are not sent again.
+        // The members of unchanged groups are not sent again.
         for group in &mut newer.groups {
             let info = &mut group.info;
             let known = before.groups.iter().find(|it| it.info.id == info.id);
@@ -221,7 +220,7 @@ impl RecordsFollower {
             let status = status.map(|s| (s.phase.clone(), s.phase_since_ns, s.step, s.dropped));
             (status, dump.groups.len(), dump.identity.reason.clone())
         };
-        // Pending operations come again every time: only if one of them moved is there something new.
+        // Pending operations are sent every time, so the record has changed only if one of them did.
         let moved = newer.entries.iter().any(|entry| {
             let at = before
                 .entries
@@ -237,7 +236,7 @@ impl RecordsFollower {
         record.followed.take_in(newer, held);
         record.head = head;
         if record.followed.is_overgrown() {
-            // Asked for whole the next time.
+            // Request the complete record the next time.
             record.head.next = 0;
         }
         if same {
@@ -251,7 +250,7 @@ impl RecordsFollower {
     }
 }
 
-/// What a server is asked about a record that is known.
+/// The cursor of a known record.
 fn cursor(head: &RecordHead) -> String {
     let RecordHead {
         rank,

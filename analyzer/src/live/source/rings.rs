@@ -1,5 +1,5 @@
-//! The rings of one job on this node. No process of the job has to answer: frozen and dead ones are
-//! read as well as running ones.
+//! The rings of one job on this node as a source. The rings of frozen and dead processes can be read like those of
+//! running ones.
 
 use super::questions::ask_all;
 use super::{
@@ -18,25 +18,23 @@ use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-/// How often new rings are looked for: ranks that join, attempts that start.
+/// The time between two searches for new rings, of ranks that join and attempts that start.
 const LISTING: Duration = Duration::from_secs(2);
-/// The same while the job is starting: a rank whose ring is not read yet must not be taken for one that
-/// left no record.
+/// The same while the job starts: a rank whose ring is not read yet must not count as a rank without a record.
 const LISTING_AT_START: Duration = Duration::from_millis(200);
-/// For so long after a new ring was found the job is starting.
+/// A job counts as starting for this time after a new ring was found.
 const START: Duration = Duration::from_secs(10);
 
-/// The shown job stays for so long after its last process ended; then a job that lives takes its place,
-/// unless the user chose the job.
+/// A job is shown for this time after its last process ended; then a living job replaces it, unless the user chose it.
 const STAY: Duration = Duration::from_secs(300);
 
-/// See the module.
+/// The rings of one job as a source; see the module.
 pub struct RingSource {
     directory: PathBuf,
     choice: JobChoice,
-    /// The job whose rings are held.
+    /// The job whose rings are attached.
     job: Option<String>,
-    /// Since when no process of that job has been seen alive.
+    /// When all processes of that job were first found dead; `None` while one lives.
     ended: Option<Instant>,
     rings: BTreeMap<(Rank, RingPart), Ring>,
     listed: Option<Instant>,
@@ -45,7 +43,7 @@ pub struct RingSource {
     problems: Vec<Problem>,
 }
 
-/// A ring file: whose and which, its attempt, and when it was made, ns.
+/// A ring file with its rank and part, its attempt, and when it was created, ns since the epoch.
 type Candidate = (PathBuf, (Rank, RingPart), u32, i64);
 
 /// One rank's ring.
@@ -56,16 +54,15 @@ struct Ring {
 }
 
 impl RingSource {
-    /// The rings below `directory`: those of `job`, or of the newest job where none is named.
+    /// Reads the rings in `directory` of `job`, or of the newest job.
     pub fn new(directory: PathBuf, job: Option<String>) -> Self {
         Self::showing(directory, JobChoice::of(job))
     }
 
-    /// The rings below `directory` of the job that is chosen at the time of each look.
+    /// Reads the rings in `directory` of the job that is chosen at the time of each poll.
     ///
-    /// Where none is chosen, the first look takes the newest job, a live one before a dead one. That job
-    /// stays, however many others start. Five minutes after its last process ended, the newest job that
-    /// lives takes its place.
+    /// Without a choice, the first poll takes the newest job, preferring one that lives. That job remains even if
+    /// others start. Five minutes after its last process ended, the newest living job replaces it.
     pub fn showing(directory: PathBuf, choice: JobChoice) -> Self {
         Self {
             directory,
@@ -79,7 +76,7 @@ impl RingSource {
         }
     }
 
-    /// Looks for rings; true if another job than before is shown from now on.
+    /// Searches for rings and returns whether another job than before is shown now.
     fn list(&mut self) -> Result<bool, SourceError> {
         let listing = list_rings(&self.directory).map_err(|error| SourceError::Unusable {
             place: self.directory.display().to_string(),
@@ -88,8 +85,8 @@ impl RingSource {
         self.listed = Some(Instant::now());
         self.problems.clear();
         let mut found: BTreeMap<String, Vec<Candidate>> = BTreeMap::new();
-        // The newest job is the one whose newest live ring is newest; dead ones count only among
-        // themselves.
+        // The newest job is the one with the newest ring of a living process; rings of dead processes count only if no
+        // process lives.
         let mut newest: Option<(bool, i64, String)> = None;
         for RingListing { path, ring } in listing {
             let summary = match ring {
@@ -110,7 +107,7 @@ impl RingSource {
             found.entry(job).or_default().push(ring);
         }
         let Some(job) = self.pick(newest).filter(|job| found.contains_key(job)) else {
-            // A job whose rings were removed at its end is still shown as it was.
+            // A job whose rings were removed at its end is still shown.
             if self.rings.is_empty() {
                 return Err(self.nothing(&found.into_keys().collect::<Vec<_>>()));
             }
@@ -131,7 +128,7 @@ impl RingSource {
         Ok(other)
     }
 
-    /// The job to show, given the newest one and whether it lives.
+    /// The job to show; `newest` is whether the newest job lives, its creation time, and its name.
     fn pick(&mut self, newest: Option<(bool, i64, String)>) -> Option<String> {
         let lives = self
             .rings
@@ -158,7 +155,7 @@ impl RingSource {
         }
     }
 
-    /// Each rank, and its process where that is there and can be seen from here.
+    /// Each rank with its process id; `None` if the process is gone or cannot be seen from here.
     pub(super) fn processes(&mut self) -> Result<Vec<(Rank, Option<u32>)>, SourceError> {
         self.list()?;
         let ranks = self.rings.iter();
@@ -210,11 +207,11 @@ fn unreadable(path: &Path, error: &dyn std::error::Error) -> Problem {
     Problem::unreadable_dump(path.display().to_string(), error.to_string())
 }
 
-/// Asks the ranks of a job on this node to write their dumps, at the endpoints next to their rings.
+/// Requests dumps from the ranks of a job on this node, at the endpoints next to their rings.
 pub struct RingDumps(Mutex<RingSource>);
 
 impl RingDumps {
-    /// Asks the ranks of the job that this source would show.
+    /// Requests dumps from the ranks of the job that this source shows.
     pub fn new(source: RingSource) -> Self {
         Self(Mutex::new(source))
     }
@@ -224,7 +221,7 @@ impl DumpRequests for RingDumps {
     fn ask(&self, deadline: Instant) -> Result<DumpAnswers, SourceError> {
         let mut source = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         source.list()?;
-        // Rings of NCCL's plug-in have no endpoint.
+        // The rings of NCCL's plug-in have no endpoint.
         let ranks = source.rings.iter();
         let ranks = ranks.filter(|((_, part), _)| *part == RingPart::Program);
         let sockets: Vec<(Rank, PathBuf)> = ranks
@@ -281,7 +278,7 @@ impl Source for RingSource {
             }
         });
         let observations: Vec<Observation> = observations.collect();
-        // Only of a job of which processes are gone is more to be known.
+        // Launch records matter only once a process is gone.
         let ended = observations.iter().any(|it| it.liveness == Liveness::Dead);
         let job = self.job.as_deref().filter(|_| ended);
         Ok(Poll {
@@ -357,7 +354,7 @@ mod tests {
     }
 
     #[test]
-    fn a_ring_is_read_and_its_changes_are_told_from_its_silence() {
+    fn a_ring_is_read_and_changes_are_distinguished_from_silence() {
         let directory = tempfile::tempdir().expect("a directory");
         let recorder = recorder(directory.path(), "job", 1);
         issue(&recorder, 1);
@@ -401,7 +398,7 @@ mod tests {
         let choice = JobChoice::default();
         let mut source = RingSource::showing(directory.path().to_owned(), choice.clone());
         let mut job = || {
-            // New rings are looked for at every look.
+            // New rings are searched for at every poll.
             source.listed = None;
             let poll = source.poll(soon()).expect("a ring");
             assert_eq!(poll.observations.len(), 1);
@@ -419,7 +416,7 @@ mod tests {
     }
 
     #[test]
-    fn a_job_that_ended_long_ago_gives_way_to_one_that_lives_unless_it_was_chosen() {
+    fn a_living_job_replaces_one_that_ended_long_ago_unless_it_was_chosen() {
         let directory = tempfile::tempdir().expect("a directory");
         for chosen in [false, true] {
             let first = format!("first-{chosen}");
@@ -447,11 +444,10 @@ mod tests {
         }
     }
 
-    /// Moves a ring's clock: what a wall clock that jumped after the ring was made looks like from
-    /// outside.
+    /// Shifts a ring's clock, as if the wall clock had jumped after the ring was created.
     fn shift_clock(recorder: &FlightRecorder, by_ns: i64) {
         use std::os::unix::fs::FileExt as _;
-        /// Where the wall time is that the ring's times are counted from, in docs/FORMAT.md.
+        /// The offset of the wall time that the ring's times are relative to; see docs/FORMAT.md.
         const ANCHOR_WALL: u64 = 88;
         let path = recorder.storage().path().expect("a file");
         let file = std::fs::File::options().read(true).write(true).open(path);
@@ -487,7 +483,7 @@ mod tests {
                 assert!(report.findings.is_empty(), "{:?}", report.findings);
             };
             running(look(&mut source).0);
-            // Nothing is written, so only the passing of time makes it overdue.
+            // Nothing is written, so it becomes overdue by time alone.
             assert_eq!(look(&mut source).1, Urgency::No);
             shift_clock(&recorder, jump);
             let (report, urgency) = look(&mut source);
@@ -497,7 +493,7 @@ mod tests {
     }
 
     #[test]
-    fn garbage_beside_a_ring_is_a_note_and_the_ring_is_read() {
+    fn garbage_next_to_a_ring_is_a_note_and_the_ring_is_read() {
         let directory = tempfile::tempdir().expect("a directory");
         let recorder = recorder(directory.path(), "job", 0);
         let ring = recorder.storage().path().expect("a file").to_owned();

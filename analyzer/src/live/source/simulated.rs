@@ -10,12 +10,13 @@ use std::time::Instant;
 pub struct SimulatedSource {
     simulation: Simulation,
     now_ns: Box<dyn FnMut() -> i64 + Send>,
-    /// Newest record and number of unfinished operations at the last look: what a change would move.
+    /// For each rank, the newest record id and the number of unfinished operations at the last poll: a change alters
+    /// one of them.
     stamps: HashMap<Rank, (u64, usize)>,
 }
 
 impl SimulatedSource {
-    /// The simulation as seen at the times that `now_ns` returns (wall clock, ns since the epoch).
+    /// Shows the simulation at the times that `now_ns` returns (wall clock, ns since the epoch).
     pub fn new(simulation: Simulation, now_ns: impl FnMut() -> i64 + Send + 'static) -> Self {
         Self {
             simulation,

@@ -7,16 +7,16 @@ use rcomm_verdict::StackNode;
 use std::sync::{Mutex, PoisonError};
 use std::time::Instant;
 
-/// Frames of one process that are read at most.
+/// At most this many frames of one process are read.
 const MOST_FRAMES: usize = 4096;
 
-/// Ranks whose call stacks can be taken while they run.
+/// A way to take the call stacks of running ranks.
 pub trait StackRequests: Send + Sync {
-    /// Asks all of them at once.
+    /// Takes the stacks of all ranks at once.
     ///
     /// # Blocking
     ///
-    /// At most until the deadline.
+    /// Until the deadline at most.
     ///
     /// # Errors
     ///
@@ -24,16 +24,16 @@ pub trait StackRequests: Send + Sync {
     fn take(&self, deadline: Instant) -> Result<TakenStacks, SourceError>;
 }
 
-/// What ranks do at the moment, by their call stacks.
+/// The call stacks of ranks at one moment.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct TakenStacks {
-    /// What kind of frames these are, for a heading: `Python frames`.
+    /// The kind of frames, for a heading, like `Python frames`.
     pub what: &'static str,
     /// The stacks of all threads, merged from the outermost frame inwards.
     pub stacks: Vec<StackNode>,
-    /// Ranks that sent theirs, ascending.
+    /// Ranks whose stacks were taken, ascending.
     pub taken: Vec<Rank>,
-    /// Ranks that did not, with the reason, ascending.
+    /// Ranks whose stacks were not taken, with the reason, ascending.
     pub refused: Vec<(Rank, String)>,
 }
 
@@ -60,11 +60,11 @@ impl TakenStacks {
     }
 }
 
-/// Asks PyTorch's worker servers for the Python frames of every thread. They only read.
+/// Takes the Python frames of every thread from PyTorch's worker servers, which only read.
 pub struct WorkerServerStacks(Mutex<WorkerServerSource>);
 
 impl WorkerServerStacks {
-    /// Asks the ranks of this source, on connections of its own.
+    /// Takes the stacks of the ranks of this source, on connections of its own.
     pub fn new(source: WorkerServerSource) -> Self {
         Self(Mutex::new(source))
     }
@@ -81,8 +81,8 @@ impl StackRequests for WorkerServerStacks {
     }
 }
 
-/// The stacks in what Python's `faulthandler` writes, one a thread, each innermost first. Threads without
-/// a Python frame are left out.
+/// Parses the output of Python's `faulthandler`: one stack for each thread, innermost frame first. Threads without a
+/// Python frame are left out.
 ///
 /// ```text
 /// Thread 0x00007ff61edcfb80 (most recent call first):
@@ -161,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_traceback_has_no_stack() {
+    fn text_that_is_no_traceback_has_no_stack() {
         for text in [
             "",
             "<html>",

@@ -1,11 +1,11 @@
-//! Reads keys of a job's store: the wire protocol of PyTorch's TCPStore (as of 2.15) and of ours.
+//! Reads keys of a job's store over the wire protocol of PyTorch's TCPStore (as of 2.15), which rcomm's store shares.
 //!
-//! A request is one opcode byte and its fields, integers are little-endian, a string is its `u64`
-//! length and its bytes. A key is looked for before it is asked for: a `get` of one that is missing
-//! would wait, or close the connection. Nothing is written, unless ranks are asked for their dumps.
+//! A request is one opcode byte and its fields; integers are little-endian, a string is its `u64` length and its bytes.
+//! A key is checked before it is read: a `get` of a missing key would wait or close the connection. Nothing is written
+//! except to request dumps.
 //!
-//! A store that asks for the job's secret gets the proof: of `RCOMM_JOB_SECRET`, or, where that is not set,
-//! of the user's own secret, which jobs on one host use.
+//! A store that requires the job's secret gets a proof of `RCOMM_JOB_SECRET` or, if that is not set, of the user's own
+//! secret, which jobs on one host use.
 
 use super::SourceError;
 use super::net::{HostPort, Timed};
@@ -20,26 +20,26 @@ const ADD: u8 = 0x04;
 const CHECK: u8 = 0x05;
 const MULTI_GET: u8 = 0x0A;
 const PING: u8 = 0x0D;
-/// What a PING carries and the reply repeats.
+/// The value of a PING, which the reply repeats.
 const NONCE: [u8; 4] = *b"seen";
 const MAGIC: u32 = 0x3C85_F7CE;
-/// The longest value that is read, bytes: they are addresses.
+/// The longest value that is read, bytes: values are addresses.
 const MOST_VALUE: u64 = 4096;
-/// Keys asked for at a time.
+/// The number of keys in one request.
 const BATCH: u32 = 256;
-/// Attempts of a job without an endpoint in the store, after which no later one is looked for.
+/// After this many attempts of a job without an endpoint in the store, later ones are not searched.
 const GAP: u32 = 4;
 
-/// What a store lists of the endpoints of a job's newest attempt.
+/// The endpoints of a job's newest attempt in its store.
 #[derive(Debug, Default)]
 pub(super) struct StoreEndpoints {
-    /// Which attempt that is.
+    /// The attempt.
     pub(super) attempt: u32,
     /// By rank, ascending.
     pub(super) notices: Vec<(Rank, EndpointNotice)>,
 }
 
-/// The endpoints of the newest attempt from this one on that has any; none is no error.
+/// The endpoints of the newest attempt from `from` on that has any; an empty list is no error.
 pub(super) fn endpoints(
     store: &HostPort,
     from: u32,
@@ -71,7 +71,7 @@ pub(super) fn endpoints(
     Ok(newest)
 }
 
-/// Names of the hosts that a job's ranks are on, from its store: sorted, each once.
+/// The names of the hosts of a job's ranks, from its store: sorted, each once.
 ///
 /// # Blocking
 ///
@@ -94,8 +94,8 @@ pub fn hosts_in_store(store: &HostPort, deadline: Instant) -> Result<Vec<String>
     Ok(hosts)
 }
 
-/// Raises the alarm that ranks of rcomm watch in their store: all of the job write their dumps, whether
-/// their endpoints answer or not. Blocks until the deadline at most.
+/// Raises the alarm that ranks of rcomm watch in their store: all of them write their dumps, even if their endpoints do
+/// not answer. Blocks until the deadline at most.
 pub(super) fn ask_for_dumps(
     store: &HostPort,
     attempt: u32,
@@ -105,7 +105,7 @@ pub(super) fn ask_for_dumps(
     let key = format!("rcomm/alarm/{attempt}");
     let mut stream = connect(store, deadline)?;
     let raised = add(&mut stream, &key, 0)?;
-    // Every rank that sees the alarm reads its cause.
+    // The cause comes first, since every rank that sees the alarm reads it.
     let mut request = vec![SET];
     put(
         &mut request,
@@ -117,10 +117,10 @@ pub(super) fn ask_for_dumps(
     add(&mut stream, &key, 1).map(drop)
 }
 
-/// A connection that the server serves.
+/// Connects and validates the protocol, with a proof of the secret if the store requires it.
 fn connect(store: &HostPort, deadline: Instant) -> io::Result<Timed> {
     let mut stream = store.connect(deadline)?;
-    // PyTorch's server wants the first five bytes in one piece.
+    // PyTorch's server requires the first five bytes in one piece.
     let mut hello = vec![VALIDATE];
     hello.extend(MAGIC.to_le_bytes());
     hello.push(PING);
@@ -138,7 +138,7 @@ fn connect(store: &HostPort, deadline: Instant) -> io::Result<Timed> {
     }
 }
 
-/// A connection to a store that asks for the secret.
+/// Connects to a store that requires the secret.
 fn prove(store: &HostPort, deadline: Instant) -> io::Result<Timed> {
     let given = std::env::var("RCOMM_JOB_SECRET")
         .ok()
@@ -177,7 +177,7 @@ fn add(stream: &mut (impl Read + Write), key: &str, amount: i64) -> io::Result<i
     Ok(i64::from_le_bytes(sum))
 }
 
-/// A store that lists no rank.
+/// The error for a store without endpoints.
 pub(super) fn nothing(store: &HostPort) -> SourceError {
     SourceError::Nothing {
         what: format!(
@@ -188,7 +188,7 @@ pub(super) fn nothing(store: &HostPort) -> SourceError {
     }
 }
 
-/// The values of these keys, `None` for those that are not there. Blocks until the deadline at most.
+/// The values of these keys, `None` for missing ones. Blocks until the deadline at most.
 pub(super) fn read(
     store: &HostPort,
     keys: &[String],
@@ -226,8 +226,8 @@ pub(super) fn read(
     values.collect()
 }
 
-/// The values under `<prefix>0`, `<prefix>1`, ...: of all ranks of a world of this size, or, where it
-/// is not known, up to where a stretch of keys is missing.
+/// The values of `<prefix>0`, `<prefix>1`, ..., with their ranks: for all ranks of a world of this size or, if it is
+/// unknown, up to the first batch without any key.
 pub(super) fn read_by_rank(
     store: &HostPort,
     prefix: &str,
@@ -253,7 +253,7 @@ pub(super) fn read_by_rank(
     }
 }
 
-/// Clients put a `/` before every key.
+/// Appends a key, with the `/` that clients put before it.
 fn put(request: &mut Vec<u8>, key: &str) {
     request.extend((key.len() as u64 + 1).to_le_bytes());
     request.push(b'/');
@@ -295,13 +295,13 @@ pub(super) mod tests {
     use std::net::TcpListener;
     use std::time::Duration;
 
-    /// Serves these keys to one connection after the other, until the process ends.
+    /// Serves these keys, one connection at a time, until the process ends.
     pub(in crate::live::source) fn serve(keys: BTreeMap<String, Vec<u8>>) -> HostPort {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
         let port = listener.local_addr().expect("bound").port();
         std::thread::spawn(move || {
             for stream in listener.incoming().flatten() {
-                // A client that breaks off ends its own connection.
+                // An error ends only this connection.
                 let _ = answer(stream, &keys);
             }
         });
@@ -325,7 +325,7 @@ pub(super) mod tests {
         }
         let mut hello = [0; 5];
         stream.read_exact(&mut hello)?;
-        // Ports are used again: a stranger that looks for another server may connect.
+        // Ports are reused, so a client of another server may connect.
         if hello != [0x00, 0xCE, 0xF7, 0x85, 0x3C] {
             return Ok(());
         }
@@ -364,7 +364,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn keys_that_are_missing_hold_up_nobody() {
+    fn missing_keys_do_not_block_the_others() {
         let keys =
             [0, 1, 3, 300].map(|rank| (format!("/p/rank{rank}"), format!("at {rank}").into()));
         let store = serve(keys.into());

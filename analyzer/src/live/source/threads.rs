@@ -1,5 +1,5 @@
-//! What the threads of processes on this node do, from the kernel's files on a user's own processes.
-//! No process is asked, stopped or traced.
+//! The states of the threads of processes on this node, from the kernel's files in `/proc`. No process has to answer,
+//! and none is stopped or traced.
 
 use super::{RingSource, SourceError, StackRequests, TakenStacks};
 use rcomm_recorder::model::{Frame, Rank};
@@ -9,14 +9,14 @@ use std::path::Path;
 use std::sync::{Mutex, PoisonError};
 use std::time::Instant;
 
-/// Threads of one process that are looked at at most.
+/// At most this many threads of one process are read.
 const MOST_THREADS: usize = 1_024;
 
-/// The ranks whose rings are on this node: what each of their threads runs or waits in.
+/// Takes the states of all threads of the ranks with rings on this node.
 pub struct RingThreads(Mutex<RingSource>);
 
 impl RingThreads {
-    /// Looks at the ranks of the job that this source would show.
+    /// Reads the ranks of the job that this source shows.
     pub fn new(source: RingSource) -> Self {
         Self(Mutex::new(source))
     }
@@ -44,7 +44,7 @@ impl StackRequests for RingThreads {
                 Err(reason) => taken.refused.push((rank, reason)),
             }
         }
-        // The name first, then what it is in: equal names on several ranks share a row.
+        // The name is the outer frame, the state the inner one, so threads of one name share a row.
         let merged = stacks
             .iter()
             .map(|(frames, rank)| (frames.iter(), vec![*rank]));
@@ -53,7 +53,7 @@ impl StackRequests for RingThreads {
     }
 }
 
-/// Each thread of a process: its name, then what it does.
+/// For each thread of a process: its name, then its state.
 fn threads_of(proc: &Path, pid: u32) -> Result<Vec<Vec<Frame>>, String> {
     let tasks = proc.join(format!("{pid}/task"));
     let listed = fs::read_dir(&tasks).map_err(|error| format!("{}: {error}", tasks.display()))?;
@@ -61,7 +61,7 @@ fn threads_of(proc: &Path, pid: u32) -> Result<Vec<Vec<Frame>>, String> {
     for task in listed.flatten().take(MOST_THREADS) {
         let read = |what: &str| fs::read_to_string(task.path().join(what)).unwrap_or_default();
         let (name, status, place) = (read("comm"), read("status"), read("wchan"));
-        // It may have ended since.
+        // A thread may have ended since.
         if !status.is_empty() {
             threads.push(vec![
                 frame(&printable(&name)),
@@ -73,7 +73,7 @@ fn threads_of(proc: &Path, pid: u32) -> Result<Vec<Vec<Frame>>, String> {
     Ok(threads)
 }
 
-/// `sleeps in futex_wait_queue`, from the text of `status` and of `wchan`.
+/// The state of a thread, like `sleeps in futex_wait_queue`, from the text of `status` and of `wchan`.
 fn doing(status: &str, place: &str) -> String {
     let state = status.lines().find_map(|line| line.strip_prefix("State:"));
     let state = state.map_or("", str::trim_start);
@@ -87,7 +87,7 @@ fn doing(status: &str, place: &str) -> String {
         Some('I') => "is idle",
         _ => "is in a state that is not known",
     };
-    // The kernel shows `0` where it hides the value.
+    // The kernel writes `0` if it hides the value.
     match printable(place).as_str() {
         "" | "0" => what.to_owned(),
         place => format!("{what} in {place}"),
@@ -131,7 +131,7 @@ mod tests {
         let source = RingSource::new(directory.path().to_owned(), None);
         let threads = RingThreads::new(source);
         let deadline = Instant::now() + Duration::from_secs(20);
-        // It takes a moment until it has its name, and sleeps.
+        // The thread gets its name and sleeps only after a moment.
         loop {
             let taken = threads.take(deadline).expect("there is a ring");
             assert_eq!((&taken.taken[..], taken.refused.len()), (&[3][..], 0));
@@ -147,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_kernel_tells_is_said_in_words() {
+    fn the_state_of_a_thread_is_described() {
         let describe =
             |state: &str, place: &str| doing(&format!("Name:\tx\nState:\t{state}\n"), place);
         assert_eq!(

@@ -1,11 +1,9 @@
-//! PyTorch's worker servers: one HTTP server in each rank of a job that called
+//! PyTorch's worker servers as a source: HTTP servers in the ranks of a job that called
 //! `torch.distributed.debug.start_debug_server()`.
 //!
-//! Their addresses are in the job's store (key `debug_server/rank<R>`), or the user gives them. Each rank
-//! is asked for both of its recorders, NCCL's and the generic one, which are different rings of one
-//! process; a
-//! pickle is read by this library's reader, which executes nothing. A rank that does not answer is its
-//! own failure, never a stall of the whole.
+//! Their addresses are in the job's store (key `debug_server/rank<R>`), or the user gives them. Both recorders of each
+//! rank are read, NCCL's and the generic one, which are different rings of one process; pickles are parsed without
+//! executing anything. A rank that does not answer fails alone and does not delay the others.
 
 use super::net::{HostPort, HttpAddress};
 use super::questions::{Looks, NO_ANSWER_YET, ask_all, unless_asked};
@@ -21,12 +19,12 @@ use std::str::FromStr;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-/// How often the store is asked for ranks that joined.
+/// The time between two searches of the store for ranks that joined.
 const LISTING: Duration = Duration::from_secs(10);
-/// Under this and the rank's number the store holds the address of a rank's server.
+/// The prefix of the keys with the servers' addresses; the rank follows.
 const KEY: &str = "debug_server/rank";
 
-/// A recorder of a process, by the handlers that give its ring; the first one that exists is asked.
+/// The handlers that return the ring of a recorder; the first one that exists is used.
 type RecorderPaths = &'static [&'static str];
 const RECORDERS: [RecorderPaths; 2] = [
     &[
@@ -40,9 +38,9 @@ const RECORDERS: [RecorderPaths; 2] = [
 /// A worker server that the user names: `[RANK=]ADDRESS`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct WorkerAddress {
-    /// Its rank; its place in the list where none is given.
+    /// Its rank; `None` = its index in the list.
     pub rank: Option<Rank>,
-    /// Where it answers.
+    /// Its address.
     pub address: HttpAddress,
 }
 
@@ -63,10 +61,10 @@ impl FromStr for WorkerAddress {
     }
 }
 
-/// What each rank answered, or why it did not, ascending.
+/// The answer of each rank, or why there is none, ascending.
 pub(super) type RankReplies = Vec<(Rank, Result<Vec<u8>, String>)>;
 
-/// See the module.
+/// PyTorch's worker servers as a source; see the module.
 pub struct WorkerServerSource {
     store: Option<HostPort>,
     world_size: Option<u32>,
@@ -75,16 +73,16 @@ pub struct WorkerServerSource {
     listed: Option<Instant>,
 }
 
-/// What one look at a rank saw, and what of it could not be used.
+/// The observations of one rank, and the parts that could not be used.
 type WorkerPoll = (Vec<Observation>, Vec<Problem>);
 
-/// One rank's server; its last answer is held by a question that is under way.
+/// The server of one rank; a request in progress locks `state`.
 struct KnownWorker {
     address: HttpAddress,
     state: Arc<Mutex<WorkerState>>,
 }
 
-/// One rank's server, and its last answer.
+/// The server of one rank with its last answers.
 struct WorkerState {
     address: HttpAddress,
     reached: Option<EndpointAddress>,
@@ -108,8 +106,7 @@ impl KnownWorker {
 }
 
 impl WorkerServerSource {
-    /// The servers whose addresses are in a job's store, of all ranks of `world_size` or of as many as
-    /// there are.
+    /// Reads the servers whose addresses are in a job's store: those of `world_size` ranks, or of all that it lists.
     pub fn in_store(store: HostPort, world_size: Option<u32>) -> Self {
         Self {
             store: Some(store),
@@ -120,7 +117,7 @@ impl WorkerServerSource {
         }
     }
 
-    /// The servers at these addresses.
+    /// Reads the servers at these addresses.
     pub fn at(given: Vec<WorkerAddress>) -> Self {
         let workers = (0..).zip(given).map(|(place, worker)| {
             let rank = worker.rank.unwrap_or(place);
@@ -135,7 +132,7 @@ impl WorkerServerSource {
         }
     }
 
-    /// Asks the store for ranks; what is known stays known when it does not answer.
+    /// Searches the store for ranks; known ranks remain if it does not answer.
     fn list(&mut self, deadline: Instant, problems: &mut Vec<Problem>) -> Result<(), SourceError> {
         let Some(store) = &self.store else {
             return Ok(());
@@ -173,7 +170,7 @@ impl WorkerServerSource {
         Ok(())
     }
 
-    /// Has every rank run a handler; what each answered.
+    /// Runs a handler in every rank and returns the answers.
     pub(super) fn ask_each(
         &mut self,
         handler: &str,
@@ -195,14 +192,13 @@ impl WorkerServerSource {
     }
 }
 
-/// Asks every rank to write a dump file itself, where PyTorch is configured to write them
-/// (`TORCH_FR_DUMP_TEMP_FILE`).
+/// Requests every rank to write a dump file, if PyTorch is configured for it (`TORCH_FR_DUMP_TEMP_FILE`).
 ///
-/// The files are written after the answers; a rank none of whose groups named its recorder refuses.
+/// The files are written after the answers; a rank refuses if none of its groups has registered its recorder.
 pub struct WorkerServerDumps(Mutex<WorkerServerSource>);
 
 impl WorkerServerDumps {
-    /// Asks the ranks of this source, on connections of its own.
+    /// Requests dumps from the ranks of this source, on connections of its own.
     pub fn new(source: WorkerServerSource) -> Self {
         Self(Mutex::new(source))
     }
@@ -278,7 +274,7 @@ impl Source for WorkerServerSource {
 }
 
 impl WorkerState {
-    /// Both recorders of one rank.
+    /// Reads both recorders of one rank.
     fn poll(&mut self, rank: Rank, world_size: Option<u32>, deadline: Instant) -> WorkerPoll {
         let mut problems = Vec::new();
         if let Err(reason) = self.ask_for_handlers(deadline) {
@@ -331,7 +327,7 @@ impl WorkerState {
         (observations, problems)
     }
 
-    /// Which handlers the server has: NCCL's are there only where PyTorch was built with it.
+    /// Requests the list of handlers: NCCL's exist only if PyTorch was built with it.
     fn ask_for_handlers(&mut self, deadline: Instant) -> Result<(), String> {
         if self.handlers.is_some() {
             return Ok(());
@@ -376,7 +372,7 @@ impl WorkerState {
         let request = HttpRequest::post(&path);
         let answer = self.address.ask(&request, &mut self.reached, deadline)?;
         if answer.status != 200 {
-            // It may be another build by now.
+            // The server may be another build by now.
             self.handlers = None;
             let text = error_text(&answer.body);
             return Err(format!("HTTP status {}: {text}", answer.status));
@@ -387,14 +383,14 @@ impl WorkerState {
     }
 }
 
-/// A server's error message, as far as it fits on a line.
+/// A server's error message, cut to a line.
 fn error_text(body: &[u8]) -> String {
     let text = String::from_utf8_lossy(body);
     let printable = text.chars().filter(|c| !c.is_control());
     printable.take(120).collect()
 }
 
-/// A handler without its parameters.
+/// The name of a handler without its parameters.
 fn plain(handler: &str) -> &str {
     handler.split_once('?').map_or(handler, |(name, _)| name)
 }

@@ -1,4 +1,4 @@
-//! Writes the records themselves in the formats of other tools, without a judgement.
+//! Writes the records themselves in the formats of other tools.
 
 pub mod perfetto;
 #[cfg(feature = "tables")]

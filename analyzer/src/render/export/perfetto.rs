@@ -1,12 +1,10 @@
 //! A timeline for ui.perfetto.dev and chrome://tracing: the JSON Trace Event Format.
 //!
-//! A process is a rank, a thread is a group, a slice is an operation from its issue to its
-//! completion: what a slice shows is therefore mostly waiting. Arrows lead from the member that came
-//! last to those that had waited for it, and from a send to its receive. An operation that is still
-//! pending reaches to the end of the trace and is marked as pending.
+//! A process is a rank, a thread is a group, a slice is an operation from its issue to its completion: a slice
+//! therefore shows mostly waiting. Arrows lead from the member that arrived last to those that waited for it, and from
+//! a send to its receive. A pending operation extends to the end of the trace and is marked as pending.
 //!
-//! Times are the hosts' own wall clocks, less a common origin. Where clocks disagree, arrows can
-//! seem to lead backwards.
+//! Times are the hosts' own wall clocks minus a common origin. If clocks disagree, arrows can point backwards in time.
 
 use rcomm_recorder::model::{Entry, EntryState, OpType, Rank, Signature};
 use rcomm_recorder::publish::Dump;
@@ -18,7 +16,7 @@ use std::collections::BTreeMap;
 use std::io::{self, Write};
 use std::sync::Arc;
 
-/// Writes the timeline of `dumps`, with the root findings of `report` marked on the ranks at fault.
+/// Writes the timeline of `dumps`; the root findings of `report` are marked on their culprits.
 ///
 /// A dump that names no rank gets a process number above all ranks.
 ///
@@ -45,10 +43,10 @@ pub fn write(dumps: &[Dump], report: &Report, out: &mut dyn Write) -> io::Result
     writeln!(events.out, "\n]}}")
 }
 
-/// One collective over its members: group, `collective_seq_id`, place in a coalesced block.
+/// One collective over its members: group, `collective_seq_id`, index in a coalesced block.
 type InstanceKey = (u32, u64, u32);
 
-/// What belongs together over the ranks.
+/// The slices of all ranks that arrows connect.
 #[derive(Default)]
 struct Joins {
     collectives: BTreeMap<InstanceKey, Vec<Slice>>,
@@ -56,7 +54,7 @@ struct Joins {
     messages: BTreeMap<(u32, Message), [Option<Slice>; 2]>,
 }
 
-/// One operation on one rank, placed on the page. Times in ns from the origin.
+/// One operation on one rank in the trace. Times are ns from the origin.
 #[derive(Clone, Copy, Debug)]
 struct Slice {
     pid: u32,
@@ -67,11 +65,11 @@ struct Slice {
 
 struct Timeline {
     origin: i64,
-    /// End of the trace, ns from the origin: what is pending reaches up to here.
+    /// The end of the trace, ns from the origin, where pending operations end.
     end: i64,
-    /// Process number of each dump.
+    /// The process number of each dump.
     pids: Vec<u32>,
-    /// Groups over all ranks: by name and members.
+    /// The number of each group, by name and members.
     groups: BTreeMap<(String, Arc<[Rank]>), u32>,
 }
 
@@ -116,12 +114,13 @@ impl Timeline {
         }
     }
 
-    /// From issue to completion. A completion before the issue (clocks set back) has no length.
+    /// The time from issue to completion, ns from the origin. If the completion is before the issue (a clock was set
+    /// back), the length is 0.
     fn span(&self, entry: &Entry) -> (i64, i64) {
         let start = entry.time_created_ns.saturating_sub(self.origin).max(0);
         let end = match entry.time_discovered_completed_ns {
             0 if entry.state == EntryState::Completed => {
-                // Completed at an unknown time: the duration, if the backend measured one.
+                // It completed at an unknown time: use the duration, if the backend measured one.
                 let ns = entry.duration_ms.map_or(0.0, |ms| f64::from(ms) * 1e6);
                 start.saturating_add(ns as i64)
             }
@@ -231,7 +230,7 @@ impl Timeline {
     }
 }
 
-/// Slices of one thread must not overlap: those that do go to a further lane of the group.
+/// The threads of one group: slices of a thread must not overlap, so those that do go to another one.
 struct Lanes {
     first: u32,
     ends: Vec<i64>,
@@ -245,7 +244,7 @@ impl Lanes {
         }
     }
 
-    /// The thread number of the first lane that is free at `start`.
+    /// The number of the first thread that is free at `start`.
     fn place(&mut self, start: i64, end: i64) -> u32 {
         let lane = self.ends.iter().position(|&free| free <= start);
         let lane = lane.unwrap_or_else(|| {
@@ -262,7 +261,7 @@ impl Lanes {
 }
 
 impl Joins {
-    /// Arrows from the last to arrive to all that were there before it, and from sends to receives.
+    /// Writes arrows from the last member to arrive to all others, and from sends to receives.
     fn write_arrows(&self, events: &mut TraceEvents<'_>) -> io::Result<()> {
         let mut arrows = Arrows { events, id: 0 };
         for members in self.collectives.values() {
@@ -285,14 +284,14 @@ impl Joins {
     }
 }
 
-/// Each arrow has an id of its own: viewers close an id at its first end.
+/// Writes arrows, each with an id of its own: viewers close an id at its first end.
 struct Arrows<'a, 'b> {
     events: &'a mut TraceEvents<'b>,
     id: u64,
 }
 
 impl Arrows<'_, '_> {
-    /// From the beginning of one slice into another.
+    /// Writes an arrow from the beginning of one slice into another.
     fn write(&mut self, (name, cat): (&str, &str), from: &Slice, to: &Slice) -> io::Result<()> {
         self.id += 1;
         let id = self.id;
@@ -308,13 +307,13 @@ impl Arrows<'_, '_> {
             ..TraceEvent::default()
         };
         self.events.emit(&end(from, from.start, "s", None))?;
-        // Inside the slice, or the arrow binds to nothing.
+        // The arrow must end inside the slice, or viewers do not bind it.
         let lands = from.start.clamp(to.start, to.end);
         self.events.emit(&end(to, lands, "f", Some("e")))
     }
 }
 
-/// ns, written as µs: the format's unit.
+/// A time in ns, written in µs, the unit of the format.
 #[derive(Clone, Copy, Debug)]
 struct Micros(i64);
 
@@ -347,7 +346,7 @@ struct TraceEvent<'a> {
     args: Option<&'a serde_json::Value>,
 }
 
-/// The array of events under the pen.
+/// Writes the array of events.
 struct TraceEvents<'a> {
     out: &'a mut dyn Write,
     first: bool,

@@ -1,7 +1,7 @@
 //! The report as JSON: `rcomm.report/1`, described by `schema/report.schema.json`.
 //!
-//! Keys come in the order in which the types declare them, and everything in the report has a stable
-//! order, so two reports of one input are the same bytes.
+//! Keys have the order of the fields in the types, and all lists of the report have a stable order, so two reports of
+//! one input are equal byte by byte.
 
 use rcomm_verdict::Report;
 use std::io::{self, Write};
@@ -9,7 +9,7 @@ use std::io::{self, Write};
 /// The JSON Schema of what [`write()`] prints.
 pub const SCHEMA: &str = include_str!("../../../schema/report.schema.json");
 
-/// Writes the report, indented, with a line end.
+/// Writes the report, indented and ended by a line break.
 ///
 /// # Errors
 /// Errors of `out`.

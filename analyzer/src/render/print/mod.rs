@@ -1,8 +1,7 @@
 //! Printers over one [`Report`](rcomm_verdict::Report): text for a terminal, JSON for programs, HTML for a
 //! browser.
 //!
-//! Printers judge nothing and read nothing but what they are given. They write to any
-//! [`std::io::Write`], so tests print into memory.
+//! Printers only format their arguments. They write to any [`std::io::Write`], so tests print into memory.
 
 pub mod html;
 pub mod human;

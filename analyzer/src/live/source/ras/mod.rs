@@ -1,11 +1,10 @@
 //! NCCL's RAS service (2.24 and later): one process of a job answers for all of them.
 //!
-//! Lines of text over a TCP connection that the server closes after a report. Reports are asked for as
-//! JSON (2.28.7 and later), or else as text; [`ras`](crate::input::ras) reads both. A second
-//! connection listens to events (2.29
-//! and later), which report the death of a process before the next report does. The service knows
-//! launches, not completions, and ranks of communicators, not of the job: [`Live`](crate::Live) joins
-//! them by host, process and device.
+//! The protocol is lines of text over a TCP connection, which the server closes after a report. Reports are requested
+//! as JSON (2.28.7 and later) or else as text; [`ras`](crate::input::ras) reads both. A second connection receives
+//! events (2.29 and later), which report the death of a process before the next report does. The service counts
+//! launches, not completions, and knows ranks of communicators, not of the job: [`Live`](crate::Live) joins them by
+//! host, process and device.
 
 mod monitor;
 
@@ -16,16 +15,16 @@ use monitor::Monitor;
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::time::{Duration, Instant};
 
-/// Between two reports: each makes every process of the job answer.
+/// The time between two reports: each requires an answer of every process of the job.
 const PAUSE: Duration = Duration::from_secs(5);
 /// The longest report that is read, bytes.
 const MOST_REPORT: u64 = 256 << 20;
-/// The longest line of an answer that is no report, bytes.
+/// The longest line outside of a report, bytes.
 const MOST_LINE: u64 = 4096;
-/// Where the service listens by default.
+/// The default address of the service.
 pub const RAS_ADDRESS: &str = "localhost:28028";
 
-/// See the module.
+/// NCCL's RAS service as a source; see the module.
 pub struct RasSource {
     address: HostPort,
     last: Option<(Instant, Vec<Communicator>)>,
@@ -33,7 +32,7 @@ pub struct RasSource {
 }
 
 impl RasSource {
-    /// The service at this address.
+    /// Reads the service at this address.
     pub fn new(address: HostPort) -> Self {
         Self {
             address,
@@ -61,11 +60,11 @@ impl RasSource {
             reason,
         };
         let mut stream = open(&self.address, deadline).map_err(failed)?;
-        // A process that does not answer is reported as missing within our time, not after the five
-        // seconds that are usual. A server that does not know the word waits for those.
+        // With this, a process that does not answer is reported as missing after one second and not after the usual
+        // five. A server that does not know the command uses five.
         ask(&mut stream, "TIMEOUT 1").map_err(failed)?;
         let reply = ask(&mut stream, "SET FORMAT json").map_err(failed)?;
-        // An error: older than 2.28.7, its report will be text.
+        // An error means a version before 2.28.7, whose report is text.
         if reply != "OK" && !reply.starts_with("ERROR") {
             return Err(unusable(format!(
                 "it answered {reply:?}: is it NCCL's RAS?"
@@ -80,7 +79,7 @@ impl RasSource {
     }
 }
 
-/// Connects and greets.
+/// Connects and does the handshake.
 fn open(address: &HostPort, deadline: Instant) -> io::Result<BufReader<Timed>> {
     let mut stream = BufReader::new(address.connect(deadline)?);
     let reply = ask(&mut stream, "CLIENT PROTOCOL 2")?;
@@ -118,7 +117,7 @@ impl Source for RasSource {
             self.last = Some((Instant::now(), communicators));
         }
         if self.monitor.as_ref().is_none_or(Monitor::is_over) {
-            // A server without events is asked again no more often than for a report.
+            // A server without events is tried again only as often as a report is requested.
             if due {
                 self.monitor = Monitor::start(&self.address, deadline);
             }

@@ -1,7 +1,7 @@
-//! Events, as they happen: which processes died since the last report.
+//! Receives events, which show the processes that died since the last report.
 //!
-//! An event is a JSON object over several lines: objects are separated by their braces. Every server
-//! that has events can write them so.
+//! An event is a JSON object over several lines; objects end at their closing brace. Every server with events can send
+//! them in JSON.
 
 use super::super::net::HostPort;
 use super::{ask, open};
@@ -17,7 +17,8 @@ use std::time::Instant;
 /// The longest event that is read, bytes.
 const MOST_EVENT: usize = 1 << 20;
 
-/// Listens on a thread of its own, `rcomm/ras-monitor`, until it is dropped or the server closes.
+/// Receives events on a thread of its own, `rcomm/ras-monitor`, until it is dropped or the server closes the
+/// connection.
 pub(super) struct Monitor {
     stream: TcpStream,
     shared: Arc<MonitorState>,
@@ -27,7 +28,7 @@ pub(super) struct Monitor {
 #[derive(Default)]
 struct MonitorState {
     over: AtomicBool,
-    /// Processes that events report in trouble.
+    /// Processes that events report as dead or unresponsive.
     troubled: Mutex<Vec<(Process, MemberState)>>,
 }
 
@@ -48,7 +49,7 @@ struct Peer {
 }
 
 impl Monitor {
-    /// Begins to listen; `None` if the server has no events, or does not answer.
+    /// Subscribes to events; `None` if the server has none or does not answer.
     pub(super) fn start(address: &HostPort, deadline: Instant) -> Option<Self> {
         let mut stream = open(address, deadline).ok()?;
         // A server without JSON has no events either.
@@ -62,11 +63,11 @@ impl Monitor {
         listened.set_read_timeout(None).ok()?;
         let stream = listened.try_clone().ok()?;
         let shared = Arc::new(MonitorState::default());
-        let told = shared.clone();
+        let state = shared.clone();
         let builder = std::thread::Builder::new().name("rcomm/ras-monitor".into());
         let thread = builder.spawn(move || {
-            listen(begun, listened, &told);
-            told.over.store(true, Ordering::SeqCst);
+            listen(begun, listened, &state);
+            state.over.store(true, Ordering::SeqCst);
         });
         Some(Self {
             stream,
@@ -75,12 +76,12 @@ impl Monitor {
         })
     }
 
-    /// Whether nothing will come any more.
+    /// Whether no further events will arrive.
     pub(super) fn is_over(&self) -> bool {
         self.shared.over.load(Ordering::SeqCst)
     }
 
-    /// Marks the members that events spoke of.
+    /// Sets the state of the members that events report as dead or unresponsive.
     pub(super) fn mark_troubled(&self, communicators: &mut [Communicator]) {
         let troubled = self.shared.troubled.lock();
         for (process, state) in troubled.unwrap_or_else(PoisonError::into_inner).iter() {
@@ -97,7 +98,7 @@ impl Monitor {
 
 impl Drop for Monitor {
     fn drop(&mut self) {
-        // Ends the read that the thread is in; one that ended on its own needs no more.
+        // Ends the read that the thread is in. An error means that the connection is already closed.
         let _ = self.stream.shutdown(Shutdown::Both);
         self.thread.take().map(JoinHandle::join);
     }
@@ -109,7 +110,7 @@ fn listen(begun: Vec<u8>, stream: TcpStream, shared: &MonitorState) {
         objects.take(byte, shared);
     }
     for byte in BufReader::new(stream).bytes() {
-        // An endless line that is no event is refused.
+        // Stop at an event that is too long.
         match byte {
             Ok(byte) if objects.text.len() < MOST_EVENT => objects.take(byte, shared),
             _ => return,
@@ -117,7 +118,7 @@ fn listen(begun: Vec<u8>, stream: TcpStream, shared: &MonitorState) {
     }
 }
 
-/// One object after the other.
+/// Splits a stream into JSON objects.
 #[derive(Default)]
 struct Objects {
     text: Vec<u8>,
@@ -141,7 +142,7 @@ impl Objects {
             _ => {}
         }
         if self.depth == 0 {
-            // An event that is none of ours is passed over.
+            // Events of unknown form are ignored.
             if let Ok(event) = serde_json::from_slice::<RasEvent>(&self.text) {
                 shared.happened(event);
             }

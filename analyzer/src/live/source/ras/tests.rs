@@ -1,4 +1,4 @@
-//! Against a server that answers as NCCL's documentation and sources describe.
+//! Tests against a server that answers as NCCL's documentation and sources describe.
 
 use super::*;
 use crate::input::ras::{MemberState, Process};
@@ -6,7 +6,7 @@ use rustix::net::{AddressFamily, SocketType, bind, getsockname, socket};
 use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4, TcpListener, TcpStream};
 use std::sync::mpsc::{Sender, channel};
 
-/// How a server of some version answers.
+/// The answers of a server of some version.
 #[derive(Clone)]
 struct Server {
     speaks_json: bool,
@@ -22,7 +22,7 @@ fn serve(server: Server) -> HostPort {
         let (keep, kept) = channel();
         for stream in listener.incoming().flatten() {
             let (server, keep) = (server.clone(), keep.clone());
-            // A client that breaks off ends only its own connection.
+            // An error ends only this connection.
             let _ = answer(stream, &server, &keep);
         }
         drop(kept);
@@ -43,7 +43,7 @@ fn answer(stream: TcpStream, server: &Server, keep: &Sender<TcpStream>) -> io::R
             "MONITOR all" if server.speaks_json => {
                 out.write_all(b"OK\n")?;
                 out.write_all(server.events.as_bytes())?;
-                // The server's thread ends with the process.
+                // Sending cannot fail: the receiver lives as long as the server's thread.
                 let _ = keep.send(out);
                 return Ok(());
             }
@@ -162,7 +162,7 @@ fn a_report_in_json_is_read_with_its_missing_ranks() {
 }
 
 #[test]
-fn a_report_in_text_tells_who_stands_out() {
+fn a_report_in_text_names_the_members_that_differ() {
     let address = serve(Server {
         speaks_json: false,
         report: TEXT,
@@ -202,7 +202,7 @@ fn a_report_in_text_tells_who_stands_out() {
 }
 
 #[test]
-fn an_event_tells_of_a_death_before_the_next_report_does() {
+fn an_event_reports_a_death_before_the_next_report() {
     let address = serve(Server {
         speaks_json: true,
         report: JSON,
@@ -224,7 +224,7 @@ fn an_event_tells_of_a_death_before_the_next_report_does() {
 }
 
 #[test]
-fn what_is_no_ras_is_an_error_that_says_so() {
+fn a_server_that_is_not_ras_is_an_error_with_the_reason() {
     for (report, speaks_json) in [
         ("<html>", true),
         ("<html>", false),
@@ -239,7 +239,7 @@ fn what_is_no_ras_is_an_error_that_says_so() {
         let error = RasSource::new(address).poll(soon()).expect_err(report);
         assert!(error.to_string().contains("makes no sense"), "{error}");
     }
-    // It is bound and never listens: no other process gets the port as long as it is held.
+    // It is bound but never listens, so no other process can get the port.
     let deaf = socket(AddressFamily::INET, SocketType::STREAM, None).expect("a socket");
     bind(&deaf, &SocketAddrV4::new(Ipv4Addr::LOCALHOST, 0)).expect("a free port");
     let bound = getsockname(&deaf).expect("bound");

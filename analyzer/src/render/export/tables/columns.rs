@@ -1,7 +1,6 @@
-//! Which rows and columns the four tables have.
+//! The rows and columns of the four tables.
 //!
-//! Numbers are signed, since queries subtract them: a rank, a sequence number or a size beyond 63 bits
-//! is shown as the largest.
+//! Numbers are signed because queries subtract them; values beyond 63 bits are replaced by the largest one.
 
 use super::TableError;
 use polars::prelude::*;
@@ -10,7 +9,7 @@ use rcomm_recorder::publish::Dump;
 use rcomm_verdict::Report;
 use std::collections::BTreeMap;
 
-/// One column: what `pick` takes from each row.
+/// The column of the values that `pick` returns for each row.
 fn column<R, T, N: ?Sized>(rows: &[R], name: &str, pick: impl Fn(&R) -> T) -> Column
 where
     Series: NamedFrom<Vec<T>, N>,
@@ -28,12 +27,12 @@ fn signed(number: impl TryInto<i64>) -> i64 {
     number.try_into().unwrap_or(i64::MAX)
 }
 
-/// Null where a time was not seen.
+/// Null if a time was not recorded.
 fn seen(ns: i64) -> Option<i64> {
     (ns != 0).then_some(ns)
 }
 
-/// Null where a text was not recorded.
+/// Null if a text was not recorded.
 fn non_empty(text: &str) -> Option<String> {
     (!text.is_empty()).then(|| text.to_owned())
 }
@@ -47,7 +46,7 @@ fn state_name(state: EntryState) -> &'static str {
     }
 }
 
-/// An operation, and the record that it is in.
+/// An operation with its dump.
 struct Row<'a> {
     dump: &'a Dump,
     entry: &'a Entry,
@@ -67,7 +66,7 @@ impl<'a> Row<'a> {
         Some(signed(self.signature()?.input_bytes()))
     }
 
-    /// The innermost frame of the program that is not the library's own, else the innermost frame.
+    /// The innermost frame outside of the library, else the innermost frame; null without a stack.
     fn call_site(&self) -> Option<String> {
         let stack = self.dump.stacks.get(self.entry.stack? as usize)?;
         let frames = || {
@@ -154,7 +153,7 @@ struct Instance<'a> {
     seq: u64,
 }
 
-/// What its ranks recorded, folded.
+/// The records of its ranks, combined.
 #[derive(Default)]
 struct Joined {
     op: &'static str,

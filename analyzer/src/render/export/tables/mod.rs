@@ -1,8 +1,8 @@
 //! The records as tables: Parquet, CSV and SQL, by polars. Behind the feature `tables`.
 //!
-//! Four tables: `entries` (one row per recorded operation), `collectives` (one per group and sequence
-//! number, joined over the ranks), `groups` and `findings`. The verdict itself never passes through
-//! here: matching is dense arrays, a data frame would be about ten times slower.
+//! Four tables: `entries` (one row per recorded operation), `collectives` (one per group and sequence number, joined
+//! over the ranks), `groups` and `findings`. The analysis itself does not use these tables: its dense arrays are about
+//! ten times faster than data frames.
 
 mod columns;
 mod text;
@@ -13,16 +13,16 @@ use rcomm_recorder::publish::Dump;
 use rcomm_verdict::Report;
 use std::io::{Seek, Write};
 
-/// Why a table could not be made, asked or written.
+/// Why a table could not be made, queried or written.
 #[derive(Debug, thiserror::Error)]
 pub enum TableError {
-    /// polars refused; the text names column or query.
+    /// An error of polars; the text names the column or the query.
     #[error("{0}")]
     Polars(#[from] PolarsError),
     /// There is no table of this name.
     #[error("no table {0:?}; the tables are entries, collectives, groups and findings")]
     NoTable(String),
-    /// A statement that does not ask.
+    /// A statement that is not a query.
     #[error("{0:?} asks for nothing; a query begins with `select`, `with` or `show tables`")]
     NotAQuery(String),
 }
@@ -46,7 +46,7 @@ pub enum TableFormat {
     Parquet,
     /// Comma-separated values with a header line.
     Csv,
-    /// Columns for people: every row, null as `-`.
+    /// Aligned columns: every row, null as `-`.
     Text,
 }
 
@@ -66,7 +66,7 @@ impl Tables {
         })
     }
 
-    /// The names that [`Tables::get`] and queries know.
+    /// The names of the tables.
     pub const NAMES: [&'static str; 4] = ["entries", "collectives", "groups", "findings"];
 
     /// One table by name.
@@ -86,8 +86,7 @@ impl Tables {
     /// Answers a `select` over the four tables, in polars' SQL.
     ///
     /// # Errors
-    /// [`TableError::NotAQuery`] if `sql` would change something; [`TableError::Polars`] names what is
-    /// wrong with it otherwise.
+    /// [`TableError::NotAQuery`] if `sql` is not a query; [`TableError::Polars`] if it fails.
     pub fn query(&self, sql: &str) -> Result<DataFrame, TableError> {
         let begin = sql.trim_start_matches(|c: char| c.is_whitespace() || c == '(');
         let verb: String = begin
@@ -109,7 +108,7 @@ impl Tables {
 /// Writes one table.
 ///
 /// # Errors
-/// [`TableError::Polars`], with the cause where writing failed.
+/// [`TableError::Polars`], also if writing fails.
 pub fn write(
     table: &DataFrame,
     format: TableFormat,
@@ -199,7 +198,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_ask_is_refused() {
+    fn a_statement_that_is_no_query_is_refused() {
         let (_, tables) = stuck();
         for sql in ["drop table entries", "delete from entries", "", "selec 1"] {
             let error = tables.query(sql).expect_err("not a query");

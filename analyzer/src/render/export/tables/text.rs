@@ -1,4 +1,4 @@
-//! Writes a table as text: columns are as wide as their widest cell, and every row is written.
+//! Writes a table as text with all rows; columns are as wide as their widest cell.
 
 use super::TableError;
 use polars::prelude::{AnyValue, Column, DataFrame};

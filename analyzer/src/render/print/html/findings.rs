@@ -5,7 +5,7 @@ use rcomm_verdict::format::{Ranks, counter, format_frame, format_place, group_la
 use rcomm_verdict::{Finding, Report, Severity};
 use std::io::{self, Write};
 
-/// Deeper consequences are listed flat: a twelfth level of indentation is unreadable.
+/// Consequences at a greater depth are left out, to bound the nesting.
 const MAX_DEPTH: usize = 8;
 
 pub(super) fn write(report: &Report, out: &mut dyn Write) -> io::Result<()> {

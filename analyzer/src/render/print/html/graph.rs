@@ -1,7 +1,7 @@
-//! The wait-for graph of each root finding as SVG: the ranks at fault on the left, and each column to
-//! the right waits for the one before it.
+//! Draws the wait-for graph of each root finding as SVG: the culprits are on the left, and each column waits for the
+//! one to its left.
 //!
-//! Ranks that wait in the same operation share a box, so a job of thousands has a handful of boxes.
+//! Ranks that wait in the same operation share a box, so a job of thousands of ranks has few boxes.
 
 use super::{Text, cut};
 use rcomm_recorder::model::Rank;
@@ -15,14 +15,14 @@ const BOX_WIDTH: usize = 214;
 const BOX_HEIGHT: usize = 50;
 const GAP_X: usize = 44;
 const GAP_Y: usize = 16;
-/// Characters of a line in a box.
+/// The number of characters in a line of a box.
 const BOX_CHARS: usize = 33;
-/// Boxes in a column; what is cut is counted in a last box.
+/// The largest number of boxes in a column; a last box counts the rest.
 const MAX_COLUMN: usize = 12;
-/// Root findings that get a graph.
+/// At most this many root findings get a graph.
 const MAX_GRAPHS: usize = 4;
 
-/// One box.
+/// A box of the graph.
 struct Node {
     ranks: Vec<Rank>,
     title: String,
@@ -137,7 +137,7 @@ fn place_link(link: &Link, row: usize) -> Node {
     }
 }
 
-/// One box a rank, in order of the cycle.
+/// One box for each rank of a cycle, in its order.
 fn place_cycle(finding: &Finding, waits: &[Wait]) -> Vec<Node> {
     let (cycle, culprits) = (&finding.cycle, &finding.culprit_ranks);
     cycle
@@ -173,7 +173,7 @@ fn write_svg(nodes: &[Node], waits: &[Wait], out: &mut dyn Write) -> io::Result<
         .max()
         .unwrap_or(0)
         + 8;
-    // Arrows that go back run below the boxes.
+    // Arrows that return to the first box of a cycle run below the boxes.
     let height = nodes
         .iter()
         .map(|n| n.top() + BOX_HEIGHT)
@@ -212,8 +212,8 @@ fn write_svg(nodes: &[Node], waits: &[Wait], out: &mut dyn Write) -> io::Result<
     writeln!(out, "</svg></div>")
 }
 
-/// Whether a rank of `from` waits for a rank of `to`, one column nearer to the root (or, in a cycle,
-/// anywhere).
+/// Whether a rank of `from` waits for a rank of `to`, which is in the next column to the left (in a cycle, in any
+/// column).
 fn waits_for(from: &Node, to: &Node, waits: &[Wait]) -> bool {
     let cycle = from.class != "waits" && to.class != "waits";
     if !cycle && to.column + 1 != from.column {
@@ -239,7 +239,7 @@ fn write_edge(from: &Node, to: &Node, out: &mut dyn Write) -> io::Result<()> {
                 x2 + bend
             )
         } else {
-            // Over the boxes between: below them.
+            // Run below the boxes in between.
             let low = from.top().max(to.top()) + BOX_HEIGHT + 24;
             let (x1, x2) = (from.left() + BOX_WIDTH / 2, to.left() + BOX_WIDTH / 2);
             let (y1, y2) = (from.top() + BOX_HEIGHT, to.top() + BOX_HEIGHT);

@@ -5,19 +5,18 @@ use rcomm_recorder::publish::Dump;
 use rcomm_verdict::{GroupRef, Report, Severity};
 use std::collections::BTreeSet;
 
-/// Groups that get a matrix.
+/// At most this many groups get a matrix.
 const MAX_GROUPS: usize = 6;
-/// Ranks that get a row in the timeline.
+/// At most this many ranks get a row in the timeline.
 const MAX_RANKS: usize = 24;
 
-/// The records, and the choice of what is shown.
+/// The records, with the groups and ranks to show.
 pub(super) struct History<'a> {
     pub(super) dumps: Vec<(Rank, &'a Dump)>,
     /// Groups of findings first, then those with something in flight, then the largest.
     pub(super) groups: Vec<&'a GroupRef>,
     pub(super) groups_cut: usize,
-    /// Ascending; first those at fault, then the members of their group, then other victims, as far as
-    /// there is room.
+    /// Ascending. Culprits are chosen first, then the members of the findings' groups, then victims, then other ranks.
     pub(super) ranks: Vec<Rank>,
     pub(super) ranks_cut: usize,
     pub(super) culprits: BTreeSet<Rank>,
@@ -42,7 +41,7 @@ impl<'a> History<'a> {
         });
         let in_flight = report.in_flight.iter().map(|instance| &instance.group);
         let all = report.groups.iter().map(|group| &group.group);
-        // A group that only sends and receives has no row of collectives to show.
+        // A group with only point-to-point operations has no matrix.
         let without: BTreeSet<&GroupRef> = report
             .groups
             .iter()
@@ -60,7 +59,7 @@ impl<'a> History<'a> {
         let culprits: BTreeSet<Rank> = above_note()
             .filter(|finding| finding.caused_by.is_none())
             .flat_map(|finding| {
-                // All ranks of a cycle are, unless the finding names culprits.
+                // Without culprits, all ranks of a cycle count.
                 let blamed = !finding.culprit_ranks.is_empty();
                 let ranks = if blamed {
                     &finding.culprit_ranks

@@ -1,4 +1,4 @@
-//! Rank × sequence: one table a group, equal rows folded into one.
+//! Writes the rank × sequence matrices: one table for each group, with equal rows folded.
 
 use super::Text;
 use super::history::History;
@@ -7,9 +7,9 @@ use rcomm_verdict::format::{Ranks, Spans, count, group_label};
 use rcomm_verdict::matrix::{Cell, Matrix, Row, Rows, matrix};
 use std::io::{self, Write};
 
-/// Newest sequence numbers shown.
+/// The number of newest sequence numbers shown.
 const COLUMNS: usize = 16;
-/// Folded rows shown.
+/// The largest number of rows shown.
 const MAX_ROWS: usize = 40;
 
 pub(super) fn write(history: &History<'_>, out: &mut dyn Write) -> io::Result<()> {
@@ -68,7 +68,7 @@ pub(super) fn write(history: &History<'_>, out: &mut dyn Write) -> io::Result<()
     writeln!(out, "</section>")
 }
 
-/// Ranks that did the same, as one line.
+/// Writes ranks with equal cells as one row.
 fn write_row(
     ranks: &[Rank],
     class_of_row: &str,

@@ -1,9 +1,8 @@
-//! The report as one HTML file: findings first, then the pictures that support them.
+//! Writes the report as one HTML file: findings first, then graphs and tables.
 //!
-//! The file is self-contained: no script, no network, no font, and a policy in its head that forbids all
-//! of them. Everything from a dump is escaped (`Text`). What a job of thousands of ranks cannot show
-//! on a page is folded (equal rows, waiting ranks of one operation) or cut with a count, never
-//! silently.
+//! The file is self-contained: no script, no network, no font, and a policy in its head forbids all of them. All text
+//! from a dump is escaped (`Text`). In a job of thousands of ranks, rows are folded (equal rows, waiting ranks of one
+//! operation) or cut, and the page states how many.
 
 mod findings;
 mod graph;
@@ -21,8 +20,7 @@ use std::io::{self, Write};
 
 const STYLE: &str = include_str!("style.css");
 
-/// Writes the page. `dumps` are what the report was made from; without them the matrix and the
-/// timeline are left out.
+/// Writes the page. `dumps` are the records of the report; without them, matrix and timeline are left out.
 ///
 /// # Errors
 /// Errors of `out`.
@@ -94,7 +92,7 @@ fn write_header(report: &Report, out: &mut dyn Write) -> io::Result<()> {
     )
 }
 
-/// Text from outside, safe in an element and in a quoted attribute.
+/// Escapes untrusted text for an element or a quoted attribute.
 struct Text<'a>(&'a str);
 
 impl fmt::Display for Text<'_> {
@@ -113,7 +111,7 @@ impl fmt::Display for Text<'_> {
     }
 }
 
-/// `text` cut to `width` characters, with a sign where it was cut.
+/// `text` cut to `width` characters; an ellipsis marks the cut.
 fn cut(text: &str, width: usize) -> String {
     if text.chars().count() <= width {
         return text.to_owned();

@@ -1,4 +1,4 @@
-//! The merged stacks as a tree: where the programs part, which ranks are in a frame and which are not.
+//! Writes the merged stacks as a tree, with the ranks that are in each frame and those that are not.
 
 use super::Text;
 use rcomm_recorder::model::Rank;
@@ -7,7 +7,7 @@ use rcomm_verdict::{Report, StackNode};
 use std::collections::BTreeSet;
 use std::io::{self, Write};
 
-/// Frames drawn one under the other; deeper ones are left out with a word.
+/// The largest depth that is drawn; a line states that deeper frames are left out.
 const MAX_DEPTH: usize = 128;
 
 pub(super) fn write(report: &Report, out: &mut dyn Write) -> io::Result<()> {
@@ -34,14 +34,14 @@ pub(super) fn write(report: &Report, out: &mut dyn Write) -> io::Result<()> {
     )?;
     let fault = report.findings.first();
     let fault = fault.map_or(&[][..], |finding| &finding.culprit_ranks);
-    let everybody: Vec<Rank> = with_stack.into_iter().collect();
+    let all: Vec<Rank> = with_stack.into_iter().collect();
     for node in &report.stacks {
-        write_node(node, &everybody, fault, 0, out)?;
+        write_node(node, &all, fault, 0, out)?;
     }
     writeln!(out, "</ul>\n</section>")
 }
 
-/// A straight run of frames stays in one list; a new list begins where ranks part.
+/// Frames without branches stay in one list; a new list begins where ranks called different frames.
 fn write_node(
     node: &StackNode,
     caller: &[Rank],
@@ -53,7 +53,7 @@ fn write_node(
         return writeln!(out, "<li class=\"small\">deeper frames left out</li>");
     }
     let elsewhere = node.not_here(caller);
-    // Marked where those at fault went one way and others another.
+    // Mark the frames that culprits are in and other ranks of the caller are not.
     let parts = !elsewhere.is_empty() && node.ranks.iter().any(|rank| fault.contains(rank));
     write!(
         out,

@@ -1,11 +1,11 @@
-//! What is in flight, the groups and the ranks, as tables that fold away.
+//! Writes the operations in flight, the groups and the ranks as tables that can be folded.
 
 use super::Text;
 use rcomm_verdict::format::{Spans, bytes, count, duration_ms, group_label, grouped};
 use rcomm_verdict::{InstanceState, Report};
 use std::io::{self, Write};
 
-/// Rows of a table; the rest is counted.
+/// The largest number of rows of a table; the rest is counted.
 const MAX_ROWS: usize = 256;
 
 pub(super) fn write(report: &Report, out: &mut dyn Write) -> io::Result<()> {

@@ -1,7 +1,7 @@
 //! Draws the last operations of the chosen ranks over time, as SVG.
 //!
-//! The page ends where the last operation was issued: after that a hang is only waiting, and showing
-//! it to scale would leave no room for what led to it. What is pending runs into the right edge.
+//! The time axis ends where the last operation was issued: after that, ranks only wait, and showing the wait to scale
+//! would leave no room for its cause. Pending operations run into the right edge.
 
 use super::Text;
 use super::history::History;
@@ -16,17 +16,17 @@ const WIDTH: f64 = 960.0;
 const ROW: f64 = 22.0;
 /// Room to the right of the last issue, as a share of the window.
 const TAIL: f64 = 0.12;
-/// Operations of a rank that the window is made to hold.
+/// The time span is chosen to show this many completed operations of a rank.
 const DEPTH: usize = 24;
-/// Operations of a rank that are drawn.
+/// At most this many operations of a rank are drawn.
 const MAX_DRAWN: usize = 200;
-/// Colours of groups, see the style sheet.
+/// The number of colours for groups in the style sheet.
 const COLOURS: usize = 6;
 
 /// The time span that is shown, ns since the epoch.
 struct Window {
     start: i64,
-    /// The last issue.
+    /// When the last operation was issued.
     last: i64,
 }
 
@@ -38,8 +38,8 @@ impl Window {
             let timed = || dump.entries.iter().rev().filter(|e| e.time_created_ns > 0);
             let newest = timed().next()?.time_created_ns;
             last = last.max(newest);
-            // A program that runs ahead of its device has many pending operations: they all began
-            // after what completed last.
+            // A program that runs ahead of its device has many pending operations, all issued after the last completed
+            // one, so only completed ones count.
             let ended = timed().filter(|entry| entry.state >= EntryState::Completed);
             let oldest = ended.take(DEPTH).last().or_else(|| timed().next_back())?;
             starts.push(oldest.time_created_ns);
@@ -76,7 +76,7 @@ pub(super) fn write(history: &History<'_>, out: &mut dyn Write) -> io::Result<()
     let mut height = 4.0;
     let mut previous = None;
     for (rank, dump) in shown(history) {
-        // A process with two recorders has two records and one row.
+        // The two records of a process with two recorders share a row.
         if previous != Some(rank) {
             if previous.is_some() {
                 height += ROW;
@@ -127,7 +127,7 @@ pub(super) fn write(history: &History<'_>, out: &mut dyn Write) -> io::Result<()
     writeln!(out, "</section>")
 }
 
-/// The bars of one record.
+/// Draws the operations of one record.
 fn draw(dump: &Dump, window: &Window, top: f64, labels: &mut Vec<String>, rows: &mut String) {
     let mut bars: Vec<&Entry> = dump
         .entries
@@ -155,7 +155,7 @@ fn draw(dump: &Dump, window: &Window, top: f64, labels: &mut Vec<String>, rows: 
             desc: group.info.desc.clone(),
             ranks: group.info.ranks.clone(),
         });
-        // Groups of one kind (such as all tp groups) share a colour: the part before the slash or number.
+        // Groups of one kind (such as all tp groups) share a colour. The kind is the label before a slash or number.
         let kind = label
             .split('/')
             .next()

@@ -1,4 +1,4 @@
-//! What changed between two reports, as text.
+//! Prints the changes between two reports as text.
 
 use super::page::{ALARM, DIM, Detail, FINE, Layout, PLAIN, Page};
 use super::verdict_word;
@@ -6,10 +6,10 @@ use rcomm_verdict::format::{Ranks, count, duration_ms, group_label};
 use rcomm_verdict::{Difference, GroupChange};
 use std::io::{self, Write};
 
-/// Groups that a brief page names one by one.
+/// A brief page lists at most this many groups.
 const BRIEF_GROUPS: usize = 8;
 
-/// Writes what changed, the worst first.
+/// Writes the changes, new findings first.
 ///
 /// # Errors
 /// Errors of `out`.

@@ -1,10 +1,10 @@
-//! Codes and their prose as text.
+//! Prints codes and their explanations as text.
 
 use super::page::{ACT, ALARM, CAUTION, DIM, Layout, PLAIN, Page};
 use rcomm_verdict::{Code, Explanation, Severity};
 use std::io::{self, Write};
 
-/// Writes the prose of one code.
+/// Writes the explanation of one code.
 ///
 /// # Errors
 /// Errors of `out`.
@@ -35,7 +35,7 @@ pub fn write_explanation(
     Ok(())
 }
 
-/// Writes all codes, a line each.
+/// Writes all codes, one a line.
 ///
 /// # Errors
 /// Errors of `out`.

@@ -1,4 +1,4 @@
-//! The lines under a finding's sentence.
+//! Prints the details of a finding below its sentence.
 
 use super::page::{ACT, Detail, PLAIN, Page};
 use super::waiters;
@@ -7,10 +7,10 @@ use rcomm_verdict::format::{Ranks, counter, format_frame, format_place, group_la
 use rcomm_verdict::{Evidence, Finding, FrameRef, LogLine, Report, Severity};
 use std::io;
 
-/// Lines of one kind that a brief page shows.
+/// A brief page shows at most this many lines of one kind.
 const BRIEF_LINES: usize = 6;
 
-/// Everything but the sentence, which is printed above.
+/// Writes all of a finding but its sentence.
 pub(super) fn write_details(
     report: &Report,
     finding: &Finding,
@@ -22,7 +22,7 @@ pub(super) fn write_details(
     if !finding.next.is_empty() {
         page.item("next", ACT, &finding.next)?;
     }
-    let doubt = say_doubt(finding);
+    let doubt = format_doubt(finding);
     if !doubt.is_empty() {
         page.item("or else", PLAIN, &doubt)?;
     }
@@ -32,21 +32,21 @@ pub(super) fn write_details(
     )?;
     page.items(
         "where",
-        brief(say_stacks(&finding.frames), page.detail(), "frame"),
+        brief(format_stacks(&finding.frames), page.detail(), "frame"),
     )?;
     page.items("programs", &finding.diff)?;
     write_consequences(report, finding, 0, page)?;
     page.items("ruled out", &finding.ruled_out)?;
     page.items("not sure", &finding.doubts)?;
-    page.items("log", brief(say_log(finding), page.detail(), "line"))?;
+    page.items("log", brief(format_log(finding), page.detail(), "line"))?;
     if page.detail() == Detail::Verbose {
-        page.items("evidence", finding.evidence.iter().map(say_evidence))?;
+        page.items("evidence", finding.evidence.iter().map(format_evidence))?;
     }
-    page.item("finding", PLAIN, &say_identity(finding))
+    page.item("finding", PLAIN, &format_identity(finding))
 }
 
-/// `E101 not_joined, 97 % sure; group 12 (dp), collective_seq_id 9133`.
-fn say_identity(finding: &Finding) -> String {
+/// Code, confidence and place, like `E101 not_joined, 97 % sure; group dp/12 of ranks 0-3; collective_seq_id 9133`.
+fn format_identity(finding: &Finding) -> String {
     let mut text = format!("{} {}", finding.code, finding.name);
     if finding.severity != Severity::Note {
         let sure = finding.confidence.clamp(0.0, 1.0) * 100.0;
@@ -64,7 +64,7 @@ fn say_identity(finding: &Finding) -> String {
     text
 }
 
-fn say_doubt(finding: &Finding) -> String {
+fn format_doubt(finding: &Finding) -> String {
     let sets: Vec<String> = finding
         .alternatives
         .iter()
@@ -82,8 +82,8 @@ fn say_doubt(finding: &Finding) -> String {
     }
 }
 
-/// The frames of one rank are one stack: after the innermost only the callers' places are printed.
-fn say_stacks(frames: &[FrameRef]) -> Vec<String> {
+/// The lines of the stacks. For the frames of one rank after the innermost, only the places are printed.
+fn format_stacks(frames: &[FrameRef]) -> Vec<String> {
     let mut before: Option<(u32, &str)> = None;
     let mut lines = Vec::with_capacity(frames.len());
     for frame in frames {
@@ -97,7 +97,7 @@ fn say_stacks(frames: &[FrameRef]) -> Vec<String> {
     lines
 }
 
-fn say_log(finding: &Finding) -> Vec<String> {
+fn format_log(finding: &Finding) -> Vec<String> {
     let cite = |line: &LogLine| {
         let who = line
             .rank
@@ -112,7 +112,7 @@ fn say_log(finding: &Finding) -> Vec<String> {
     finding.log.iter().map(cite).collect()
 }
 
-fn say_evidence(evidence: &Evidence) -> String {
+fn format_evidence(evidence: &Evidence) -> String {
     let state = match evidence.state {
         EntryState::Scheduled => "scheduled",
         EntryState::Started => "started",
@@ -129,14 +129,14 @@ fn say_evidence(evidence: &Evidence) -> String {
     )
 }
 
-/// What follows from it, indented by how far it is from the cause.
+/// Writes the consequences of a finding, indented by their distance from it.
 fn write_consequences(
     report: &Report,
     cause: &Finding,
     depth: usize,
     page: &mut Page<'_>,
 ) -> io::Result<()> {
-    // A report from elsewhere could name a finding as its own cause; this depth ends any such loop.
+    // A report of another program could contain a loop of causes, which this depth ends.
     if depth > 8 {
         return Ok(());
     }
@@ -174,7 +174,7 @@ fn write_consequences(
     Ok(())
 }
 
-/// The first lines, and how many were left out.
+/// The first lines and a count of the rest; with `--verbose`, all lines.
 fn brief(mut lines: Vec<String>, detail: Detail, noun: &str) -> Vec<String> {
     if detail == Detail::Brief && lines.len() > BRIEF_LINES {
         let rest = lines.len() - BRIEF_LINES;

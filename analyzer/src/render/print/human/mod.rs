@@ -1,11 +1,10 @@
 //! Prints the report as text.
 //!
-//! The first line is the verdict and its sentence; the second is what to do. Then follows what supports them:
-//! which ranks wait, where the rank was, the consequences, and what was ruled out. Problems of the input come
-//! last, and are always printed.
+//! The first line is the verdict with its sentence, the second the next step. Then come the waiting ranks, where the
+//! culprit was, the consequences, and what was ruled out. Problems of the input come last and are always printed.
 //!
-//! Colours are written as ANSI sequences; a caller whose output takes none wraps it in
-//! `anstream::AutoStream`. No colour carries meaning alone.
+//! Colours are ANSI sequences; for output without colours, wrap it in `anstream::AutoStream`. Colours never carry
+//! meaning alone.
 
 mod difference;
 mod explanation;
@@ -68,21 +67,21 @@ pub fn write(report: &Report, layout: &Layout, out: &mut dyn Write) -> io::Resul
     write_footer(report, roots.first().map(|finding| finding.code), &mut page)
 }
 
-/// The note that is the answer: what logs show of a job that cannot be judged.
+/// The note to show first if logs were read but do not decide: its text states what the logs show.
 fn undecided(report: &Report) -> Option<&Finding> {
     let is_undecided = report.verdict == Verdict::Inconclusive && report.input.logs.is_some();
     let first = report.findings.first().filter(|_| is_undecided)?;
     (first.severity == Severity::Note).then_some(first)
 }
 
-/// Not the consequence of another finding *of this report*.
+/// Whether the finding is not a consequence of another one *in this report*.
 fn is_root(report: &Report, finding: &Finding) -> bool {
     finding.caused_by.is_none_or(|cause| {
         cause == finding.id || !report.findings.iter().any(|other| other.id == cause)
     })
 }
 
-/// The verdict in capitals, with the colour that goes with it.
+/// The verdict in capitals and its colour.
 const fn verdict_word(verdict: Verdict) -> (&'static str, anstyle::Style) {
     match verdict {
         Verdict::Healthy => ("HEALTHY", FINE),
@@ -99,7 +98,7 @@ const fn verdict_word(verdict: Verdict) -> (&'static str, anstyle::Style) {
 
 fn write_headline(report: &Report, first: &Finding, page: &mut Page<'_>) -> io::Result<()> {
     let (word, style) = verdict_word(report.verdict);
-    // A healthy or running job can still have a warning: then the warning leads, under its own word.
+    // A healthy or running job can have a warning: then the headline is WARNING.
     let (word, style) = match (report.verdict, first.severity) {
         (Verdict::Healthy | Verdict::Running, Severity::Warning) => ("WARNING", CAUTION),
         _ => (word, style),
@@ -107,7 +106,7 @@ fn write_headline(report: &Report, first: &Finding, page: &mut Page<'_>) -> io::
     page.headline(word, style, &first.sentence)
 }
 
-/// The page of a report without an error or a warning.
+/// Writes the headline of a report without an error or a warning.
 fn write_without_finding(report: &Report, page: &mut Page<'_>) -> io::Result<()> {
     let (word, style) = verdict_word(report.verdict);
     let pending = report.in_flight.len() as u64;
@@ -116,7 +115,7 @@ fn write_without_finding(report: &Report, page: &mut Page<'_>) -> io::Result<()>
     }
     let sentence = match report.verdict {
         Verdict::Healthy => "nothing is wrong and nothing is pending".to_owned(),
-        // What is pending is then no collective, and in no list of the report.
+        // The pending operations are then messages that no list of the report has.
         Verdict::Running if pending == 0 => {
             "operations are pending, none of them is overdue".to_owned()
         }
@@ -137,7 +136,7 @@ fn write_without_finding(report: &Report, page: &mut Page<'_>) -> io::Result<()>
             "the records do not show whether the job is stuck; what is missing is listed below"
                 .to_owned()
         }
-        // The engine gives these verdicts together with a finding; a report from elsewhere may not.
+        // These verdicts come with a finding, but perhaps not in the report of another program.
         Verdict::Stuck
         | Verdict::Mismatch
         | Verdict::Slow
@@ -148,7 +147,7 @@ fn write_without_finding(report: &Report, page: &mut Page<'_>) -> io::Result<()>
     page.headline(word, style, &sentence)
 }
 
-/// `1 operation is`, `2 operations are`.
+/// A number with its noun and verb: `1 operation is`, `2 operations are`.
 fn count_are(n: u64, noun: &str) -> String {
     format!("{} {}", count(n, noun), if n == 1 { "is" } else { "are" })
 }
@@ -162,7 +161,7 @@ fn oldest_pending(report: &Report) -> Option<String> {
         .map(rcomm_verdict::format::duration_ms)
 }
 
-/// Notes among the findings, then what was wrong with the input.
+/// Writes the notes among the findings, then the problems of the input.
 fn write_notes(report: &Report, page: &mut Page<'_>) -> io::Result<()> {
     let notes: Vec<(Code, String)> = report
         .findings
@@ -171,7 +170,7 @@ fn write_notes(report: &Report, page: &mut Page<'_>) -> io::Result<()> {
         .filter(|finding| undecided(report).is_none_or(|shown| shown.id != finding.id))
         .map(|finding| (finding.code, finding.sentence.clone()))
         .chain(report.problems.iter().map(|problem| {
-            // The sentence may name the file itself.
+            // The sentence may already contain the path.
             let text = if problem.path.is_empty() || problem.sentence.contains(&problem.path) {
                 problem.sentence.clone()
             } else {
@@ -223,8 +222,8 @@ fn write_footer(report: &Report, code: Option<Code>, page: &mut Page<'_>) -> io:
     }
     if let Some(logs) = &input.logs {
         text = match input.ranks_read {
-            0 => format!("read {}", say_logs(logs)),
-            _ => format!("{text}; {}", say_logs(logs)),
+            0 => format!("read {}", format_logs(logs)),
+            _ => format!("{text}; {}", format_logs(logs)),
         };
     }
     let style = if input.ranks_read < expected {
@@ -243,8 +242,8 @@ fn write_footer(report: &Report, code: Option<Code>, page: &mut Page<'_>) -> io:
     Ok(())
 }
 
-/// `12 facts about 8 ranks from 4,096 lines of 1 log`.
-fn say_logs(logs: &LogInput) -> String {
+/// The logs that were read, like `12 facts about 8 ranks from 4,096 lines of 1 log`.
+fn format_logs(logs: &LogInput) -> String {
     let mut text = format!(
         "{} about {} from {} of {}",
         count(logs.facts, "fact"),
@@ -258,7 +257,7 @@ fn say_logs(logs: &LogInput) -> String {
     text
 }
 
-/// One line: the verdict and its sentence, for a log or a prompt.
+/// The verdict and its sentence in one line, for a log or a prompt.
 pub fn one_line(report: &Report) -> String {
     let (word, _) = verdict_word(report.verdict);
     match (report.lead().or_else(|| undecided(report)), &report.end) {

@@ -1,43 +1,43 @@
-//! Lines on a page: wrapping, the column of keys, colours.
+//! Writes lines of text: wrapping, the column of keys, colours.
 
 use anstyle::{AnsiColor, Style};
 use rcomm_verdict::format::printable;
 use std::io::{self, Write};
 use textwrap::{Options, WordSeparator, WordSplitter, core::display_width};
 
-/// Something is broken.
+/// An error.
 pub(super) const ALARM: Style = AnsiColor::Red.on_default().bold();
-/// Something is not as it should be.
+/// A warning.
 pub(super) const CAUTION: Style = AnsiColor::Yellow.on_default().bold();
-/// Nothing is wrong.
+/// A good state.
 pub(super) const FINE: Style = AnsiColor::Green.on_default().bold();
-/// What to do.
+/// The next step, and titles.
 pub(super) const ACT: Style = Style::new().bold();
-/// The column of keys, and small print.
+/// Keys and minor text.
 pub(super) const DIM: Style = Style::new().dimmed();
 /// No style.
 pub(super) const PLAIN: Style = Style::new();
 
-/// How wide the keys' column is, with its indent.
+/// The width of the column of keys with its indent, columns.
 const KEY_WIDTH: usize = 13;
 
-/// Below this no line is wrapped any more: there is no room to read.
+/// The smallest width to which lines are wrapped, columns.
 const MIN_WIDTH: usize = 40;
 
 /// How much is printed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Detail {
-    /// What one needs to act.
+    /// What is needed to act.
     #[default]
     Brief,
     /// With the evidence, the groups, the ranks and the stacks.
     Verbose,
 }
 
-/// The shape of the page.
+/// The layout of a page.
 #[derive(Clone, Copy, Debug)]
 pub struct Layout {
-    /// Columns; at least 40 are used.
+    /// The width, columns; at least 40 are used.
     pub width: usize,
     /// How much is printed.
     pub detail: Detail,
@@ -52,7 +52,7 @@ impl Default for Layout {
     }
 }
 
-/// A page under the pen.
+/// Writes a page.
 pub(super) struct Page<'a> {
     out: &'a mut dyn Write,
     width: usize,
@@ -76,29 +76,29 @@ impl<'a> Page<'a> {
         writeln!(self.out)
     }
 
-    /// `HEAD  text`, wrapped under the text.
+    /// Writes `HEAD text`; further lines are aligned with the text.
     pub(super) fn headline(&mut self, head: &str, style: Style, text: &str) -> io::Result<()> {
         let indent = " ".repeat(display_width(head) + 2);
         self.wrapped(&format!("{head}  "), style, &indent, ACT, text)
     }
 
-    /// Text from the left margin.
+    /// Writes text from the left margin.
     pub(super) fn plain(&mut self, style: Style, text: &str) -> io::Result<()> {
         self.wrapped("", PLAIN, "", style, text)
     }
 
-    /// `  key        text`, wrapped under the text. An empty key continues the one above.
+    /// Writes ` key text`; further lines are aligned with the text. An empty key continues the one above.
     pub(super) fn item(&mut self, key: &str, style: Style, text: &str) -> io::Result<()> {
         let head = format!("{:KEY_WIDTH$}", format!("  {key}"));
         self.wrapped(&head, DIM, &" ".repeat(KEY_WIDTH), style, text)
     }
 
-    /// `  - text`, wrapped under the text.
+    /// Writes ` - text`; further lines are aligned with the text.
     pub(super) fn bullet(&mut self, text: &str) -> io::Result<()> {
         self.wrapped("  - ", DIM, "    ", PLAIN, text)
     }
 
-    /// Several texts under one key.
+    /// Writes several texts under one key.
     pub(super) fn items<T: AsRef<str>>(
         &mut self,
         key: &str,
@@ -112,7 +112,7 @@ impl<'a> Page<'a> {
         Ok(())
     }
 
-    /// A line as it is: tables and trees, which wrapping would destroy. Cut at the page's width.
+    /// Writes a line of a table or tree without wrapping, cut at the width of the page.
     pub(super) fn row(&mut self, style: Style, text: &str) -> io::Result<()> {
         let text = printable(text);
         let mut line = text.trim_end();
@@ -136,7 +136,7 @@ impl<'a> Page<'a> {
         let options = Options::new(self.width)
             .initial_indent(head)
             .subsequent_indent(indent)
-            // A path or a name is copied by hand and mouse: never cut one in two.
+            // Paths and names are copied by users, so they are never broken.
             .break_words(false)
             .word_splitter(WordSplitter::NoHyphenation)
             .word_separator(WordSeparator::AsciiSpace);
@@ -156,7 +156,7 @@ impl<'a> Page<'a> {
     }
 }
 
-/// The part of `text` that fits in `width` columns, with a sign that something was cut.
+/// The part of `text` that fits into `width` columns, with an ellipsis.
 fn cut_to(text: &str, width: usize) -> String {
     let mut kept = String::new();
     let mut used = 0;

@@ -1,4 +1,4 @@
-//! One rank's record as text: its rank, its position, what it waits in, what it did last.
+//! Prints one rank's record as text: identity, groups, pending and newest operations.
 
 use super::page::{DIM, Detail, Layout, PLAIN, Page};
 use super::tables::table;
@@ -8,10 +8,10 @@ use rcomm_verdict::GroupRef;
 use rcomm_verdict::format::{Ranks, bytes, count, duration_ms, group_label};
 use std::io::{self, Write};
 
-/// Newest operations that a brief page shows.
+/// A brief page shows at most this many newest operations.
 const BRIEF_NEWEST: usize = 8;
 
-/// Writes the record. Ages are of the moment when it was taken.
+/// Writes the record. Ages are relative to the time when it was taken.
 ///
 /// # Errors
 /// Errors of `out`.
@@ -93,7 +93,7 @@ fn label_of(dump: &Dump, group: usize) -> String {
     )
 }
 
-/// `, for 12 s`; nothing where a time is unknown.
+/// A part of a sentence, like `, for 12 s`; empty if a time is unknown.
 fn since(now: i64, then: i64) -> String {
     if now <= 0 || then <= 0 {
         return String::new();
@@ -120,7 +120,7 @@ fn write_operations(
             entry.collective_seq_id
         };
         let state = match (entry.graph_id, entry.state) {
-            // It runs when the graph is launched, which the record does not show.
+            // A captured operation runs when its graph is launched, which the record does not show.
             (Some(graph), _) => format!("in graph {graph}"),
             (None, EntryState::Scheduled) => "scheduled".to_owned(),
             (None, EntryState::Started) => "started".to_owned(),

@@ -1,4 +1,4 @@
-//! What `--verbose` adds: groups, ranks, what is in flight, and the merged stacks.
+//! Prints the tables of `--verbose`: operations in flight, groups, ranks and the merged stacks.
 
 use super::page::{ACT, DIM, Layout, PLAIN, Page};
 use rcomm_recorder::model::Rank;
@@ -7,16 +7,16 @@ use rcomm_verdict::{InstanceState, Report, StackNode};
 use std::io::{self, Write};
 use textwrap::core::display_width;
 
-/// Rows that a table shows at most; what was cut is counted.
+/// The largest number of rows of a table; the rest is counted.
 const MAX_ROWS: usize = 64;
 
-/// Depth down to which the stack tree is drawn.
+/// The largest depth of the stack tree that is drawn.
 const MAX_DEPTH: usize = 64;
 
-/// Writes a table with a title; nothing if it has no row.
+/// Writes a table with a title; writes nothing if there is no row.
 ///
-/// Every row has as many cells as there are heads. Rows beyond 64 are counted, and lines are cut at
-/// the page's width.
+/// Every row must have as many cells as `heads`. Rows beyond 64 are counted, and lines are cut at the width of the
+/// page.
 ///
 /// # Errors
 /// Errors of `out`.
@@ -140,7 +140,7 @@ fn title(text: &str, page: &mut Page<'_>) -> io::Result<()> {
     page.row(ACT, text)
 }
 
-/// Columns as wide as their widest cell.
+/// Writes a table whose columns are as wide as their widest cell.
 pub(super) fn table(
     name: &str,
     heads: &[&str],
@@ -189,8 +189,7 @@ fn join(cells: &[String], widths: &[usize]) -> String {
     line
 }
 
-/// The last two parts of a path: enough to know the file by, and short enough to leave room for the
-/// ranks.
+/// The last two parts of a path: enough to recognise the file, and short enough to leave room for the ranks.
 fn tail_of(path: &str) -> &str {
     let mut slashes = path.rmatch_indices('/');
     match slashes.nth(1) {
@@ -199,7 +198,7 @@ fn tail_of(path: &str) -> &str {
     }
 }
 
-/// A frame with the ranks that are in it, and those of its caller's that are not.
+/// Writes a frame with the ranks that are in it, and those of its caller that are not.
 fn write_stack(
     node: &StackNode,
     caller: &[Rank],
@@ -225,7 +224,7 @@ fn write_stack(
         Spans(&node.ranks),
     );
     page.row(PLAIN, &text)?;
-    // A straight run of frames stays in one column: only where ranks part does the tree step in.
+    // Frames without branches stay in one column; the indent grows where ranks called different frames.
     let step = usize::from(node.children.len() > 1);
     for child in &node.children {
         write_stack(child, &node.ranks, depth + 1, indent + step, page)?;

@@ -1,19 +1,19 @@
-//! The ranks that wait because of a finding, as text.
+//! Prints the ranks that wait because of a finding as text.
 
 use rcomm_recorder::model::Rank;
 use rcomm_verdict::causes::{Link, chain};
 use rcomm_verdict::format::{Ranks, group_label, group_labels, operation};
 use rcomm_verdict::{Finding, Report, Wait};
 
-/// The lines of one finding. Without a wait-for graph the list of victims takes their place.
+/// The lines for one finding; without a wait-for graph, the list of victims.
 pub(super) fn format(finding: &Finding, report: &Report) -> Vec<String> {
     let lines: Vec<String> = if finding.cycle.is_empty() {
         chain(report, &finding.culprit_ranks)
             .iter()
-            .map(say_link)
+            .map(format_link)
             .collect()
     } else {
-        say_cycle(&finding.cycle, &report.waits)
+        format_cycle(&finding.cycle, &report.waits)
     };
     if !lines.is_empty() || finding.victim_ranks.is_empty() {
         return lines;
@@ -29,7 +29,7 @@ pub(super) fn format(finding: &Finding, report: &Report) -> Vec<String> {
     vec![format!("{}{more}", Ranks(&finding.victim_ranks))]
 }
 
-fn say_link(link: &Link) -> String {
+fn format_link(link: &Link) -> String {
     let labels: Vec<String> = link.groups.iter().map(group_label).collect();
     let seq = match link.seq {
         (first, last) if first == last => format!("#{first}"),
@@ -49,8 +49,8 @@ fn say_link(link: &Link) -> String {
     )
 }
 
-/// Each rank of the cycle with the operation in which it waits for the next.
-fn say_cycle(cycle: &[Rank], waits: &[Wait]) -> Vec<String> {
+/// One line for each rank of a cycle, with the operation in which it waits for the next.
+fn format_cycle(cycle: &[Rank], waits: &[Wait]) -> Vec<String> {
     cycle
         .iter()
         .zip(cycle.iter().cycle().skip(1))

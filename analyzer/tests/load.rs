@@ -81,7 +81,7 @@ fn a_folder_of_dumps_is_read_with_ranks_from_its_names() {
 #[test]
 fn a_foreign_file_costs_one_line_and_nothing_else() {
     let (dumps, loaded) = all(&fixture("truncated-dump-w4"));
-    // Pickle and JSON of the same moment lie in neighbouring folders, with the truth next to them.
+    // Pickle and JSON of the same moment are in neighbouring folders, with the expected result next to them.
     assert_eq!(ranks(&dumps), [0, 0, 1, 1, 2, 2, 3, 3]);
     let truth: Vec<&Problem> = loaded
         .problems

@@ -1,4 +1,4 @@
-//! Logs alone and together with records: excerpts of public threads, and jobs that are written here.
+//! Logs alone and together with records: excerpts of public threads, and logs written here.
 
 use rcomm_analyzer::load::{LoadOptions, load};
 use rcomm_analyzer::print::human::one_line;
@@ -50,7 +50,7 @@ fn every_excerpt_has_the_first_line_that_its_table_states() {
     assert_eq!(seen, 10);
 }
 
-/// The two lines that PyTorch logs of a rank whose operation timed out.
+/// The two lines that PyTorch logs for a rank whose operation timed out.
 fn timed_out(rank: u32, seq: u64, op: &str, numel: u64, enqueued: u64) -> [String; 2] {
     [
         format!(
@@ -67,7 +67,7 @@ fn timed_out(rank: u32, seq: u64, op: &str, numel: u64, enqueued: u64) -> [Strin
     ]
 }
 
-/// What a rank logs that did not time out itself.
+/// The lines of a rank that did not time out itself.
 fn dump_signal(rank: u32, newest: u64) -> String {
     format!(
         "[rank{rank}]:[E626 06:24:45.1 ProcessGroupNCCL.cpp:1743] [PG ID 0 PG GUID 0(default_pg) Rank {rank}] \
@@ -79,7 +79,7 @@ fn dump_signal(rank: u32, newest: u64) -> String {
 const INIT: &str =
     "n1:81:90 [0] NCCL INFO ncclCommInitRank comm 0x55 rank 0 nranks 8 cudaDev 0 - Init COMPLETE";
 
-/// A log of eight ranks, of which these timed out in an all_reduce.
+/// A log of eight ranks, some of which timed out in an all_reduce.
 fn all_reduce(ranks: impl Iterator<Item = u32>) -> Vec<String> {
     let waits = ranks.flat_map(|rank| timed_out(rank, 41, "ALLREDUCE", 512, 41));
     std::iter::once(INIT.to_owned()).chain(waits).collect()
@@ -109,7 +109,7 @@ fn a_rank_without_a_line_is_named_with_doubt() {
         (Code::E102, &[5][..])
     );
     assert!(first.confidence <= 0.5, "{first:?}");
-    // Where half of the job is silent, the log is a part of the whole.
+    // If half of the job is silent, the log is incomplete.
     let half = judge_lines(&all_reduce(0..4));
     assert_eq!(half.verdict, Verdict::Inconclusive);
     assert_eq!(half.exit_code(), 2);

@@ -1,32 +1,32 @@
-//! What reading files returns.
+//! The results of reading files.
 
 use super::ras::RasReport;
 use rcomm_recorder::publish::Dump;
 use rcomm_verdict::Problem;
 use rcomm_verdict::logs::Log;
 
-/// One rank's record, as read.
+/// The record of one rank.
 #[derive(Debug)]
 pub struct LoadedDump {
-    /// The record; its identity holds the rank, from the record itself or from the file's name.
+    /// The record; its identity holds the rank, from the record or from the name of the file.
     pub dump: Dump,
-    /// Where it was: a path, with the member's name behind a colon if that is an archive.
+    /// Its path; for a member of an archive, the archive's path, a colon and the member's name.
     pub path: String,
-    /// The newest entries are missing: the file ended too early, or held no list of them.
+    /// Whether the newest entries are missing: the file ended too early or had no list of entries.
     pub cut: bool,
 }
 
-/// What was read, apart from the dumps.
+/// The results of reading, apart from the dumps.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Loaded {
-    /// What was wrong with files, in the order of their paths.
+    /// Problems of files, in the order of their paths.
     pub problems: Vec<Problem>,
-    /// Files looked at, members of archives included.
+    /// The number of files, including members of archives.
     pub files: usize,
-    /// Records that were handed over; several can be of one rank.
+    /// The number of records that were passed on; a rank may have several.
     pub dumps: usize,
-    /// What NCCL's RAS reports contain, by path, in the order of their paths.
+    /// Reports of NCCL's RAS with their paths, in the order of the paths.
     pub ras: Vec<(String, RasReport)>,
-    /// What logs contain, in the order of their paths.
+    /// Logs, in the order of their paths.
     pub logs: Vec<Log>,
 }

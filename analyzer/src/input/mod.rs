@@ -1,4 +1,4 @@
-//! Everything that is read from files: dumps and archives, their summaries, NCCL's RAS reports, logs.
+//! Readers of files: dumps and archives, summaries, NCCL's RAS reports, logs.
 
 pub mod load;
 mod loaded;

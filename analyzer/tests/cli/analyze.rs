@@ -85,7 +85,7 @@ fn pages_are_as_wide_as_columns_says() {
     };
     assert!((60..=80).contains(&widest("80")));
     assert!((81..=100).contains(&widest("100")));
-    // Not a width: as without it.
+    // A value that is no width is ignored.
     assert_eq!(widest("wide"), widest("80"));
 }
 
@@ -102,7 +102,7 @@ fn a_path_that_names_nothing_costs_a_note() {
     }
 }
 
-/// A folder with the dumps of `never-join-w4`, each as `change` leaves it; `None` leaves it out.
+/// A folder with the dumps of `never-join-w4`, changed by `change`; `None` leaves one out.
 fn never_join(change: impl Fn(u32, Vec<u8>) -> Option<Vec<u8>>) -> tempfile::TempDir {
     let folder = tempfile::tempdir().unwrap();
     for rank in 0..4 {
@@ -115,7 +115,7 @@ fn never_join(change: impl Fn(u32, Vec<u8>) -> Option<Vec<u8>>) -> tempfile::Tem
     folder
 }
 
-/// Asserts that a folder is called inconclusive, and why.
+/// Asserts that the verdict on a folder is inconclusive, with this reason.
 fn assert_inconclusive(folder: &tempfile::TempDir, why: &str) {
     let path = folder.path().to_str().unwrap();
     let analyzed = run(&["analyze", path]);
@@ -415,7 +415,7 @@ fn reader_that_stops_early_changes_nothing() {
     );
 }
 
-/// What `rcomm-run` knows of a job of three ranks that is over.
+/// The launch record of a job of three ranks that is over.
 fn launch(folder: &Path, exit_codes: [i32; 3]) {
     let second = 1_000_000_000;
     let ranks = exit_codes

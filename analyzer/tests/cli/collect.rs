@@ -1,4 +1,4 @@
-//! `rcomm-fr collect`: what is there goes in, what is not is named.
+//! `rcomm-fr collect`: the archive holds the records that exist and names the absent ones.
 
 use crate::program::{Run, rcomm_fr, run};
 use serde_json::Value;
@@ -14,7 +14,7 @@ fn pickles(scenario: &str) -> PathBuf {
     Path::new(DUMPS).join(scenario).join("pickle")
 }
 
-/// Members by name, and the manifest.
+/// The members of an archive by name, and its manifest.
 fn open(archive: &Path) -> (BTreeMap<String, Vec<u8>>, Value) {
     let mut tar = tar::Archive::new(fs::File::open(archive).unwrap());
     let mut members = BTreeMap::new();
@@ -87,7 +87,7 @@ fn files_that_are_no_records_are_left_out_and_counted() {
     assert_eq!(members.len(), 4);
     assert_eq!(manifest["left_out"], 1);
 
-    // Named outright, the log goes in.
+    // A log that is named on the command line is taken.
     let log = folder.join("train.log");
     assert_eq!(collect(&archive, &[log.to_str().unwrap()]).code, Some(0));
     assert_eq!(open(&archive).0.len(), 1);

@@ -1,4 +1,4 @@
-//! `rcomm-fr` as a script sees it: arguments in; output, errors and exit code out.
+//! Tests `rcomm-fr` from outside: its output, errors and exit codes.
 #![expect(clippy::unwrap_used, reason = "a test may fail where it stands")]
 
 mod analyze;

@@ -5,10 +5,10 @@ use std::process::{Child, ChildStderr, Command, Output, Stdio};
 use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
 
-/// How long any run may take; far above what it needs.
+/// The longest time of a run, far above what it needs.
 const DEADLINE: Duration = Duration::from_secs(60);
 
-/// What one run left.
+/// The result of a run.
 #[derive(Debug)]
 pub(crate) struct Run {
     pub(crate) code: Option<i32>,
@@ -16,7 +16,7 @@ pub(crate) struct Run {
     pub(crate) stderr: String,
 }
 
-/// The program with an environment of its own: nothing of the caller's settings shows through.
+/// The program with an environment of its own, without the caller's settings.
 pub(crate) fn rcomm_fr(args: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_rcomm-fr"));
     command
@@ -84,7 +84,7 @@ pub(crate) fn fixture(scenario: &str, form: &str) -> String {
     format!("{dumps}/{scenario}/{form}")
 }
 
-/// The lines of a program that runs, waited for with a deadline.
+/// The output lines of a running program, read with a deadline.
 pub(crate) struct Reader {
     lines: Receiver<String>,
     heard: Vec<String>,

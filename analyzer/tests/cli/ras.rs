@@ -1,4 +1,4 @@
-//! Reports of NCCL's RAS next to dumps: more evidence, never the judge.
+//! Reports of NCCL's RAS next to dumps are further evidence and never decide alone.
 
 use crate::program::{fixture, run};
 use rcomm_analyzer::{Code, Report};

@@ -10,7 +10,7 @@ use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
-/// Where the child makes its ring.
+/// The variable with the folder of the child's ring.
 const CHILD_DIR: &str = "RCOMM_TEST_CHILD_RING_DIR";
 
 /// A rank with two operations, the second of which is pending.
@@ -49,7 +49,7 @@ fn record(dir: &Path, job: &str, rank: u32) -> FlightRecorder {
     recorder
 }
 
-/// Not a test of its own: what `die_with_a_ring` runs in a process that does not survive it.
+/// No test of its own: `die_with_a_ring` runs it in a process that ends without closing its ring.
 #[test]
 fn child_that_leaves_its_ring_behind() {
     let Some(dir) = std::env::var_os(CHILD_DIR) else {

@@ -1,4 +1,4 @@
-//! `rcomm-fr watch`: dumps arrive one by one, the last one brings the report.
+//! `rcomm-fr watch`: dumps arrive one by one, and the last one completes the report.
 
 use crate::program::{Reader, fixture, rcomm_fr, run, wait};
 use rcomm_analyzer::Report;
@@ -88,7 +88,7 @@ fn a_file_that_grows_is_read_anew_and_one_that_goes_is_forgotten() {
         }
         fs::write(dir.path().join(&name), bytes).unwrap();
     }
-    // Long enough for the report never to come by itself.
+    // Long enough that the report never comes by itself.
     let mut command = rcomm_fr(&["watch", dir.path().to_str().unwrap(), "--settle", "1h"]);
     let mut child = command.stderr(Stdio::piped()).spawn().unwrap();
     let mut lines = Reader::of(child.stderr.take().unwrap());

@@ -1,4 +1,4 @@
-//! The HTML page: it is self-contained, nothing in it can run, and a browser shows it.
+//! The HTML page is self-contained, nothing in it can run, and a browser shows it.
 
 use crate::sample;
 use rcomm_analyzer::Report;
@@ -147,6 +147,6 @@ fn browser_shows_the_page_without_a_complaint() {
     assert!(shown.status.success(), "{log}");
     assert!(dom.contains("rank 6 never issued"), "{dom}");
     assert!(dom.contains("class=\"graph\""));
-    // What the page itself provokes is logged as CONSOLE; the rest of the log is the browser's own.
+    // Messages about the page are logged as CONSOLE; the rest of the log is the browser's own.
     assert!(!log.contains("CONSOLE"), "{log}");
 }

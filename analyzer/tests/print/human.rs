@@ -1,4 +1,4 @@
-//! The text report, looked at as a page.
+//! The layout of the text report.
 
 use crate::sample;
 use rcomm_analyzer::Report;

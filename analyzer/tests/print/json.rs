@@ -7,8 +7,8 @@ use rcomm_analyzer::{Analysis, Extent, Policy, Report, Unread};
 use serde_json::Value;
 use std::path::{Path, PathBuf};
 
-/// The schema with every object closed: a field that it does not describe is an error here, though
-/// not for readers, who must accept what later versions add.
+/// The schema with every object closed: here a field that it does not describe is an error. Readers must accept fields
+/// that later versions add.
 fn closed_schema() -> Value {
     fn close(value: &mut Value) {
         match value {
@@ -53,7 +53,7 @@ fn every_report_keeps_to_the_schema() {
     }
 }
 
-/// What lies in a folder, judged.
+/// The report on the records in a folder.
 fn judge(folder: &Path) -> Report {
     let mut analysis = Analysis::new(Policy::default());
     let folder = [folder.to_owned()];

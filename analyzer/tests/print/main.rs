@@ -1,4 +1,4 @@
-//! The printers and exports: a report in, a page out.
+//! Tests of the printers and exports.
 #![expect(clippy::unwrap_used, reason = "a test may fail where it stands")]
 
 mod difference;

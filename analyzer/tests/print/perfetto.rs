@@ -45,7 +45,7 @@ fn slices_of_one_track_never_overlap() {
     for (track, mut slices) in tracks {
         slices.sort_by(|a, b| a.0.total_cmp(&b.0));
         for pair in slices.windows(2) {
-            // A tenth of a ns: what decimal µs cost in precision.
+            // The precision of decimal µs: a tenth of a ns.
             assert!(pair[0].1 <= pair[1].0 + 1e-4, "{track:?}: {pair:?}");
         }
     }

@@ -1,4 +1,4 @@
-//! Reports built by hand, for tests of the printers: what they hold is chosen, not analysed.
+//! Reports written by hand for tests of the printers.
 
 use rcomm_analyzer::{
     Code, Evidence, Finding, FrameRef, GroupRef, GroupReport, Input, InstanceReport, InstanceState,

@@ -1,4 +1,4 @@
-//! A collector that is asked for its report.
+//! Tests the collector as a source.
 
 use crate::server::{Answers, serve};
 use rcomm_analyzer::simulate::{Simulation, Situation};
@@ -67,7 +67,7 @@ fn its_report_is_shown_with_its_ranks_and_hosts() {
     let last = &snapshot.ranks[15];
     assert_eq!((&*last.host, last.local_rank), ("n001", 7));
     assert!(snapshot.ranks[3].silent && !last.silent);
-    // The same report again is no news.
+    // The same report again is no change.
     live.observe(0, source.poll(soon()), at);
     assert!(live.refresh(at).is_none());
 }

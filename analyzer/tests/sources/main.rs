@@ -1,4 +1,4 @@
-//! Sources against real sockets, with answers as real jobs gave them.
+//! Tests sources against real sockets, with recorded answers of real jobs.
 #![forbid(unsafe_code)]
 
 mod collector;

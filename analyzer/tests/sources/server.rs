@@ -1,10 +1,10 @@
-//! A server over HTTP with prepared answers.
+//! An HTTP server with prepared answers.
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 
-/// Answers by path; a path that is not there gets 404, like an unknown handler.
+/// Answers by path; other paths get 404, like an unknown handler.
 pub(crate) type Answers = BTreeMap<&'static str, (u16, Vec<u8>)>;
 
 /// Serves these answers, one connection a request, until the process ends.
@@ -13,7 +13,7 @@ pub(crate) fn serve(answers: Answers) -> SocketAddr {
     let address = listener.local_addr().expect("bound");
     std::thread::spawn(move || {
         for stream in listener.incoming().flatten() {
-            // A client that breaks off ends only its own connection.
+            // An error ends only this connection.
             let _ = answer(stream, &answers);
         }
     });
@@ -30,7 +30,7 @@ fn answer(stream: TcpStream, answers: &Answers) -> std::io::Result<()> {
     }
     let path = line.split(' ').nth(1).unwrap_or("");
     let plain = path.split('?').next().unwrap_or("");
-    // Of PyTorch's server, handlers are POSTs and all else is GETs.
+    // PyTorch's server expects POST for handlers and GET for all else.
     let handler = plain.starts_with("/handler/") && !plain.ends_with('/');
     let method = if handler { "POST" } else { "GET" };
     let known = answers.get(plain).filter(|_| line.starts_with(method));

@@ -49,7 +49,7 @@ fn soon() -> Instant {
     Instant::now() + Duration::from_secs(20)
 }
 
-/// How many records are of each kind: changed, unchanged, failed.
+/// The number of observations of each kind: changed, unchanged, failed.
 fn kinds(poll: &Poll) -> [usize; 3] {
     let mut kinds = [0; 3];
     for observation in &poll.observations {
@@ -101,7 +101,7 @@ fn both_recorders_of_every_rank_are_read_and_the_late_rank_is_named() {
 
 #[test]
 fn a_rank_that_fails_fails_alone() {
-    // It is bound and never listens: no other process gets the port as long as it is held.
+    // It is bound but never listens, so no other process can get the port.
     let gone = socket(AddressFamily::INET, SocketType::STREAM, None).expect("a socket");
     bind(&gone, &SocketAddrV4::new(Ipv4Addr::LOCALHOST, 0)).expect("a free port");
     let silent = TcpListener::bind("127.0.0.1:0").expect("a free port");
@@ -204,8 +204,8 @@ fn a_pickle_of_the_nccl_recorder_brings_its_call_stacks() {
     }
 }
 
-/// A process that is ended, and waited for, with the test; those that it started (the debug server's
-/// page is one) end with it.
+/// A process that is killed and waited for at the end of the test, with all processes that it started (such as the
+/// debug server's page).
 struct Rank(Child);
 
 impl Drop for Rank {

@@ -5,10 +5,10 @@ use rcomm_verdict::Problem;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// A path that names nothing.
+/// Why a path names no file.
 #[derive(Debug, thiserror::Error)]
 pub enum FindError {
-    /// No such file, and no such pattern.
+    /// There is no such file or folder.
     #[error("{}: {source}", .path.display())]
     Path {
         /// As given.
@@ -16,13 +16,13 @@ pub enum FindError {
         /// The system's error.
         source: std::io::Error,
     },
-    /// A pattern that matches nothing.
+    /// No file matches the pattern.
     #[error("{}: no file matches", .pattern)]
     NoMatch {
         /// As given.
         pattern: String,
     },
-    /// A pattern that cannot be one.
+    /// The pattern is not valid.
     #[error("{pattern}: {why}")]
     Pattern {
         /// As given.
@@ -32,7 +32,7 @@ pub enum FindError {
     },
 }
 
-/// Something to read.
+/// An input to read.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum InputFile {
     File(PathBuf),
@@ -40,7 +40,7 @@ pub(super) enum InputFile {
 }
 
 impl InputFile {
-    /// How it is called in problems.
+    /// Its name in problems.
     pub(super) fn name(&self) -> String {
         match self {
             Self::File(path) => path.display().to_string(),
@@ -57,7 +57,7 @@ pub(super) struct Found {
     pub(super) problems: Vec<Problem>,
 }
 
-/// What the paths name. One that names nothing is a problem, as long as another names something.
+/// Finds the files that the paths name. A path that names none is a problem, or an error if no other path names a file.
 pub(super) fn find(paths: &[PathBuf]) -> Result<Found, FindError> {
     let mut found = Found::default();
     let mut missing = Vec::new();
@@ -75,7 +75,7 @@ pub(super) fn find(paths: &[PathBuf]) -> Result<Found, FindError> {
         return Err(error);
     }
     let unnamed = missing.iter().map(|(path, error)| {
-        // The job may well be whole without it: it is no damaged record.
+        // The job may be complete without it, so this is not a damaged record.
         Problem::stale_dump(path.display().to_string(), format!("left aside: {error}"))
     });
     found.problems.extend(unnamed);
@@ -98,7 +98,7 @@ impl Found {
         match fs::metadata(path) {
             Ok(about) => self.add(path, about.is_dir()),
             Err(source) => {
-                // A file may have a star in its name, so patterns come second.
+                // The name of a file may contain a star, so patterns are tried second.
                 let pattern = path.to_string_lossy();
                 if !pattern.contains(['*', '?', '[']) {
                     return Err(FindError::Path {

@@ -1,4 +1,4 @@
-//! Reads the same paths repeatedly: each look reads only what changed since the last.
+//! Reads the same paths repeatedly: each poll reads only the files that changed since the last.
 
 use super::find::{self, FindError, InputFile};
 use super::{LoadOptions, LoadedDump, Output, rank_name, read};
@@ -11,7 +11,7 @@ use std::fs;
 use std::path::PathBuf;
 use std::time::SystemTime;
 
-/// Remembers which files it has read, and as what.
+/// Follows paths: remembers which files it has read and their state.
 #[derive(Debug)]
 pub struct Follower {
     paths: Vec<PathBuf>,
@@ -19,40 +19,40 @@ pub struct Follower {
     seen: BTreeMap<String, FileStamp>,
 }
 
-/// What makes a file worth reading again if it differs.
+/// The state of a file; it is read again if this changes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct FileStamp {
     bytes: u64,
     modified: Option<SystemTime>,
-    /// A file that came later may show which number in the names is the rank.
+    /// The rank in its name: later files may show which number in the names is the rank.
     rank: Option<Rank>,
 }
 
-/// Something that is no longer as it was.
+/// A change of the files.
 #[derive(Debug)]
 pub enum Change {
-    /// The file is gone, or is read anew: what came of it before no longer counts. Members of an
-    /// archive have the archive's name and a colon before their own.
+    /// The file is gone or is read again: its earlier records no longer count. Members of an archive have the archive's
+    /// name and a colon before their own.
     Outdated(String),
-    /// A record. Several of one rank are all handed over.
+    /// A record; several records of one rank are all passed on.
     Dump(Box<LoadedDump>),
-    /// A report of NCCL's RAS, and the file's name.
+    /// The name of a file and the report of NCCL's RAS in it.
     Ras(String, RasReport),
-    /// What a log contains.
+    /// The facts of a log.
     Log(Log),
 }
 
-/// What one look found, apart from the changes.
+/// The result of one poll, apart from the changes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct FollowerPoll {
-    /// What is wrong with the files that were read.
+    /// The problems of the files that were read.
     pub problems: Vec<Problem>,
-    /// Files that are there now.
+    /// The number of files that exist now.
     pub files: usize,
 }
 
 impl Follower {
-    /// Follows these paths, of which nothing has been read yet. They need not exist.
+    /// Follows these paths, which need not exist; reads nothing yet.
     pub fn new(paths: Vec<PathBuf>) -> Self {
         Self {
             paths,
@@ -60,13 +60,13 @@ impl Follower {
         }
     }
 
-    /// Reads what is new or has changed, and hands each change to `take` on the caller's thread: first
-    /// all that is outdated, then the records. `None` if nothing has changed.
+    /// Reads new and changed files and passes each change to `take` on the caller's thread: first all outdated ones,
+    /// then the records. `None` if nothing has changed.
     ///
     /// Blocks until everything is read.
     ///
     /// # Errors
-    /// If a pattern cannot be one.
+    /// If a pattern is not valid.
     pub fn poll(
         &mut self,
         options: &LoadOptions<'_>,
@@ -76,7 +76,7 @@ impl Follower {
         for path in &self.paths {
             match find::find(std::slice::from_ref(path)) {
                 Ok(more) => found.extend(more),
-                // Not there yet, or no longer.
+                // The path does not exist yet, or no longer.
                 Err(FindError::Path { .. } | FindError::NoMatch { .. }) => {}
                 Err(error @ FindError::Pattern { .. }) => return Err(error),
             }
@@ -89,7 +89,7 @@ impl Follower {
             let InputFile::File(path) = &input else {
                 continue;
             };
-            // A file that vanished between two looks is skipped.
+            // A file that vanished in between is skipped.
             let Ok(about) = fs::metadata(path) else {
                 continue;
             };

@@ -1,13 +1,12 @@
 //! Loads records from files: dumps, and the problems of files that cannot be used.
 //!
-//! Paths are files, folders, globs, archives (`.tar`, `.gz`, `.zst` and their combinations), ring
-//! files, partial summaries, reports of NCCL's RAS, logs, or `-` for standard input; its content
-//! decides what a file is, never its name. Files are read in parallel and handed over one by
-//! one, so memory is bounded by what is in flight, not by how much there is. A file that cannot be
-//! used costs one [`Problem`], never the rest.
+//! Paths are files, folders, globs, archives (`.tar`, `.gz`, `.zst` and their combinations), ring files, partial
+//! summaries, reports of NCCL's RAS, logs, or `-` for standard input; the kind of a file is recognised by its content,
+//! never by its name. Files are read in parallel and passed on one by one, so memory is bounded by the files in flight
+//! and not by their total. A file that cannot be used becomes one [`Problem`]; the others are not affected.
 //!
-//! Only what one file shows is judged here. Whether a dump belongs to the same job as the others, and
-//! which of several of one rank counts, is known only once all are read: the analysis decides.
+//! Each file is judged alone here. Whether a dump belongs to the same job as the others, and which of several of one
+//! rank counts, is known only after all are read: the analysis decides.
 
 mod find;
 mod follow;
@@ -34,14 +33,14 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{SyncSender, sync_channel};
 use std::thread;
 
-/// How files are loaded.
+/// Options for loading.
 #[derive(Clone, Copy)]
 pub struct LoadOptions<'a> {
-    /// Files read at a time; `None` = one for each core.
+    /// The number of files read at the same time; `None` = one for each core.
     pub jobs: Option<NonZeroUsize>,
-    /// The largest file, and the largest member of an archive, that is read, in bytes.
+    /// The largest file and the largest member of an archive that are read, bytes.
     pub max_file_bytes: u64,
-    /// Called after each file, from the threads that read.
+    /// Called after each file, on the reading threads.
     pub progress: Option<&'a (dyn Fn(Progress) + Sync)>,
 }
 
@@ -55,22 +54,21 @@ impl Default for LoadOptions<'_> {
     }
 }
 
-/// How far loading has come.
+/// The progress of loading.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Progress {
-    /// Files done with.
+    /// The number of files done.
     pub done: usize,
-    /// Files in all; an archive is one file.
+    /// The number of all files; an archive is one file.
     pub files: usize,
 }
 
-/// Reads all records below `paths` and hands each to `take`, on the caller's thread.
+/// Reads all records below `paths` and passes each to `take` on the caller's thread.
 ///
-/// The order of hand-over differs from call to call. Blocks until everything is read.
+/// The order of the records differs from call to call. Blocks until everything is read.
 ///
 /// # Errors
-/// If no path names anything. One of several that names nothing is a problem, as are files that exist and
-/// cannot be used.
+/// If no path names a file. If only some name none, these become problems, like files that cannot be used.
 pub fn load(
     paths: &[PathBuf],
     options: &LoadOptions<'_>,
@@ -102,8 +100,8 @@ pub fn load(
     Ok(loaded)
 }
 
-/// Reads inputs, each with the rank in its name, on several threads; what they find is handed
-/// over on the caller's.
+/// Reads inputs, each with the rank in its name, on several threads and passes the results to `take` on the caller's
+/// thread.
 fn read(
     inputs: &[(InputFile, Option<Rank>)],
     options: &LoadOptions<'_>,
@@ -142,7 +140,7 @@ fn read(
             let thread = thread::Builder::new().name("rcomm-fr/load".to_owned());
             match thread.spawn_scoped(scope, work) {
                 Ok(_) => started += 1,
-                // Fewer threads read as much, only later; without any, nothing can be read.
+                // Fewer threads read the same files, only slower; without any, nothing can be read.
                 Err(_) if started > 0 => break,
                 Err(error) => {
                     for (input, _) in inputs {
@@ -183,9 +181,9 @@ fn jobs(options: &LoadOptions<'_>, inputs: usize) -> usize {
     wanted.min(inputs).max(1)
 }
 
-/// What a worker finds.
+/// A result of a reading thread.
 enum Output {
-    /// So many more files, or members of archives, were looked at.
+    /// The number of further files or members of archives that were read.
     Files(usize),
     Problem(Problem),
     Ras(String, RasReport),
@@ -193,7 +191,7 @@ enum Output {
     Dump(Box<LoadedDump>),
 }
 
-/// One reading thread.
+/// A reading thread.
 struct Worker<'a> {
     reader: DumpReader,
     buffer: Vec<u8>,
@@ -211,25 +209,25 @@ impl Worker<'_> {
         self.send(Output::Problem(problem));
     }
 
-    /// A file that could not be read at all.
+    /// Reports a file that could not be read at all.
     fn unreadable(&self, path: &str, what: impl std::fmt::Display) {
         let sentence = format!("could not be read: {what}");
         self.problem(Problem::unreadable_dump(path, sentence));
     }
 
-    /// A file that was read, and cannot be used.
+    /// Reports a file that was read but cannot be used.
     fn unusable(&self, path: &str, what: impl std::fmt::Display) {
         let sentence = format!("left aside: {what}");
         self.problem(Problem::unreadable_dump(path, sentence));
     }
 
-    /// A file that is not of this job's records.
+    /// Reports a file that is none of this job's records.
     fn foreign(&self, path: &str, what: impl std::fmt::Display) {
         let sentence = format!("left aside: {what}");
         self.problem(Problem::stale_dump(path, sentence));
     }
 
-    /// Reads what lies in the buffer as a dump.
+    /// Reads the buffer as a dump.
     fn dump(&mut self, path: &str, rank_of_name: Option<Rank>) {
         if let Some(report) = RasReport::parse(&self.buffer) {
             self.buffer.clear();
@@ -247,12 +245,12 @@ impl Worker<'_> {
             Err(error @ ReadError::NotADump { .. }) => self.foreign(path, error),
             Err(error) => self.unusable(path, error),
         }
-        // One huge file must not cost as much for the rest of the run.
+        // Free the memory of a huge file.
         self.buffer.clear();
         self.buffer.shrink_to(KEPT_BYTES);
     }
 
-    /// Reads what lies in the buffer as a log; `false` if no line of it is of use.
+    /// Reads the buffer as a log; `false` if no line of it has a fact.
     fn log(&self, path: &str, rank_of_name: Option<Rank>) -> bool {
         if !log::may_begin(&self.buffer[..self.buffer.len().min(LOG_HEAD)]) {
             return false;
@@ -282,14 +280,14 @@ impl Worker<'_> {
     }
 }
 
-/// The rank in a log's name, where the name has the word: other numbers are of jobs and days.
+/// The rank in a log's name, only if the name contains the word "rank": other numbers are those of jobs and days.
 fn log_rank(path: &str, rank_of_name: Option<Rank>) -> Option<Rank> {
     let file = path.rsplit('/').next().unwrap_or(path);
     rank_of_name.filter(|_| file.to_ascii_lowercase().contains("rank"))
 }
 
-/// As many bytes as show whether a file is text.
+/// The number of bytes that show whether a file is text.
 const LOG_HEAD: usize = 512;
 
-/// Memory of the file buffer that is kept from file to file.
+/// The memory of the file buffer that is kept from file to file, bytes.
 const KEPT_BYTES: usize = 4 << 20;

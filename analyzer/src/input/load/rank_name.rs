@@ -1,15 +1,15 @@
 //! Finds the rank in a file name, which may hold several numbers.
 //!
-//! PyTorch's dumps give their rank by name alone, and people rename, prefix and suffix them
-//! (`host-node07_40`, `rank_3.json`, `comm_lib_trace_rank_12`). So all names are looked at together:
-//! names that differ in nothing but numbers form a series, and within a series the rank is the number
-//! that differs in all of its files. A number after the word `rank` goes before all others; numbers
-//! after words that mean something else (`node07`, `pid812`) are taken last.
+//! PyTorch's dumps state their rank only in the name, and users rename them and add prefixes and suffixes
+//! (`host-node07_40`, `rank_3.json`, `comm_lib_trace_rank_12`). So all names are examined together: names that differ
+//! only in numbers form a series, and within a series the rank is the number that differs in all files. A number after
+//! the word `rank` takes precedence over all others; numbers after words with another meaning (`node07`, `pid812`) are
+//! never the rank.
 
 use rcomm_recorder::model::Rank;
 use std::collections::{HashMap, HashSet};
 
-/// How likely a number is the rank, from the word before it.
+/// How likely a number is the rank, by the word before it; the most likely first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Standing {
     Rank,
@@ -17,7 +17,7 @@ enum Standing {
     SomethingElse,
 }
 
-/// A name with its numbers taken out.
+/// A name split into text and numbers.
 struct Numbered {
     /// The text with each number replaced by `#`.
     series: String,
@@ -35,7 +35,7 @@ impl Numbered {
             let (digits, tail) = tail.split_at(end.unwrap_or(tail.len()));
             series.push_str(text);
             series.push('#');
-            // What does not fit is no rank; its place is kept, for places are compared.
+            // A number that is too large is no rank, but it keeps its place, since places are compared.
             let number = digits.parse().unwrap_or(u64::MAX);
             numbers.push((standing(text), number));
             rest = tail;
@@ -45,7 +45,7 @@ impl Numbered {
     }
 }
 
-/// Endings that name how a file is packed, with or without a number in them (`.bz2`).
+/// The name without endings that state how a file is packed.
 fn without_endings(mut name: &str) -> &str {
     const ENDINGS: [&str; 9] = [
         ".gz", ".zst", ".tar", ".tgz", ".tzst", ".json", ".pickle", ".pkl", ".rcap",
@@ -69,7 +69,7 @@ fn standing(before: &str) -> Standing {
     }
 }
 
-/// The rank in each name, where it can be determined.
+/// The rank in each name; `None` if it cannot be determined.
 pub(super) fn ranks(names: &[String]) -> Vec<Option<Rank>> {
     let shared = shared_folder(names).len();
     let numbered: Vec<Numbered> = names
@@ -91,7 +91,7 @@ pub(super) fn ranks(names: &[String]) -> Vec<Option<Rank>> {
     ranks
 }
 
-/// The folder that all names share, with its slash: its numbers distinguish no file.
+/// The folder that all names share, with its slash: its numbers do not distinguish the files.
 fn shared_folder(names: &[String]) -> &str {
     let Some((first, rest)) = names.split_first() else {
         return "";
@@ -106,30 +106,30 @@ fn shared_folder(names: &[String]) -> &str {
     shared
 }
 
-/// Which of a series' numbers is the rank.
+/// The index of the number in a series that is the rank.
 fn place_of_rank(members: &[usize], numbered: &[Numbered]) -> Option<usize> {
     let first = &numbered[*members.first()?].numbers;
-    let tells_apart = |place: &usize| {
+    let is_distinct = |place: &usize| {
         let mut seen = HashSet::new();
         members
             .iter()
             .all(|&at| seen.insert(numbered[at].numbers[*place].1))
     };
-    // Later numbers go before earlier ones of the same class.
+    // Among numbers of the same class, later ones take precedence.
     let best = (0..first.len())
         .rev()
-        .filter(tells_apart)
+        .filter(is_distinct)
         .min_by_key(|&place| first[place].0)
         .filter(|&place| first[place].0 != Standing::SomethingElse);
     // Several runs side by side (`run1/rank_0`, `run2/rank_0`): no number differs in all files.
-    let said = || {
+    let after_rank = || {
         (0..first.len())
             .rev()
             .find(|&place| first[place].0 == Standing::Rank)
     };
     match best {
         Some(place) if first[place].0 == Standing::Rank => Some(place),
-        other => said().or(other),
+        other => after_rank().or(other),
     }
 }
 
@@ -143,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn one_file_tells_its_rank() {
+    fn the_name_of_a_single_file_gives_its_rank() {
         assert_eq!(ranks_of(&["/tmp/comm_lib_trace_rank_12"]), [Some(12)]);
         assert_eq!(ranks_of(&["rank_3.json"]), [Some(3)]);
         assert_eq!(ranks_of(&["trace_7.pickle.gz"]), [Some(7)]);

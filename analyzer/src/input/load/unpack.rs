@@ -15,7 +15,7 @@ use std::fs::File;
 use std::io::{self, Read, Seek, Write};
 use std::path::Path;
 
-/// Packings and archives within each other.
+/// The largest depth of nested packings and archives.
 const MAX_DEPTH: usize = 4;
 
 /// The kind of file, from its first bytes.
@@ -29,7 +29,7 @@ enum Kind {
     Plain,
 }
 
-/// How archives begin that are not read.
+/// The first bytes of archives that are not supported.
 const FOREIGN: [(&[u8], &str); 4] = [
     (b"PK\x03\x04", "zip"),
     (b"\xfd7zXZ\0", "xz"),
@@ -37,7 +37,7 @@ const FOREIGN: [(&[u8], &str); 4] = [
     (b"7z\xbc\xaf\x27\x1c", "7z"),
 ];
 
-/// As many bytes as it takes to distinguish the kinds: one block of a tar file.
+/// The number of bytes needed to distinguish the kinds: one block of a tar file.
 const HEAD: usize = 512;
 
 impl Kind {
@@ -58,7 +58,7 @@ impl Kind {
     }
 }
 
-/// Reads one input, whatever it is.
+/// Reads one input of any kind.
 pub(super) fn unpack(input: &InputFile, rank: Option<Rank>, worker: &mut Worker<'_>) {
     let name = input.name();
     let done = match input {
@@ -97,7 +97,7 @@ fn file(path: &Path, name: &str, rank: Option<Rank>, worker: &mut Worker<'_>) ->
             Ok(())
         }
         _ => {
-            // An archive is read twice: its members' names together give their ranks.
+            // An archive is read twice: the names of all members are needed to find their ranks.
             file.rewind()?;
             let budget = budget(about.len(), worker);
             let ranks = RankNames::of(&mut file, name, rank, budget);
@@ -107,7 +107,7 @@ fn file(path: &Path, name: &str, rank: Option<Rank>, worker: &mut Worker<'_>) ->
     }
 }
 
-/// Standard input comes once, so it is held whole.
+/// Standard input can be read only once, so it is held in memory.
 fn stdin(name: &str, worker: &mut Worker<'_>) -> io::Result<()> {
     let mut bytes = Vec::new();
     let most = worker.options.max_file_bytes;
@@ -120,17 +120,17 @@ fn stdin(name: &str, worker: &mut Worker<'_>) -> io::Result<()> {
     stream(&mut &bytes[..], name, 0, worker, &ranks)
 }
 
-/// What is worth unpacking. Records come to a few percent of their size when packed; what shrinks a
-/// thousandfold, as packings within each other can, would take hours, and hold nothing.
+/// The largest ratio of unpacking. Packed records have a few percent of their size; a file that shrinks a thousandfold,
+/// as nested packings can, would take hours and hold nothing useful.
 const MOST_UNPACKED: u64 = 1000;
 
-/// How much a file of so many bytes may unpack to.
+/// The number of bytes that a file of `packed` bytes may unpack to.
 fn budget(packed: u64, worker: &Worker<'_>) -> u64 {
     let most = packed.saturating_mul(MOST_UNPACKED);
     most.max(worker.options.max_file_bytes.saturating_add(1))
 }
 
-/// Gives no more than its budget.
+/// A reader that fails once it has returned more than its budget.
 struct Unpacked<R> {
     packed: R,
     left: u64,
@@ -150,12 +150,12 @@ impl<R: Read> Read for Unpacked<R> {
 struct RankNames {
     of_name: HashMap<String, Option<Rank>>,
     of_archive: Option<Rank>,
-    /// How much the archive may unpack to.
+    /// The number of bytes that the archive may unpack to.
     budget: u64,
 }
 
 impl RankNames {
-    /// Lists the archive; what cannot be listed cannot be read either, and is reported then.
+    /// Lists the archive. Members that cannot be listed cannot be read either, and are reported when they are read.
     fn of(reader: &mut dyn Read, name: &str, of_archive: Option<Rank>, budget: u64) -> Self {
         let mut names = Vec::new();
         let _ = list(reader, name, 0, budget, &mut names);
@@ -182,7 +182,7 @@ fn head(reader: &mut dyn Read) -> io::Result<Vec<u8>> {
     Ok(head)
 }
 
-/// The names of all files that [`stream`] will come to, in the same order.
+/// Adds the names of all files that [`stream`] will read, in the same order.
 fn list(
     reader: &mut dyn Read,
     name: &str,
@@ -264,7 +264,7 @@ fn stream(
             for member in tar::Archive::new(whole).entries()? {
                 let mut member = member?;
                 if let Some(inner) = member_name(name, &member) {
-                    // A member that cannot be unpacked costs itself alone.
+                    // A member that cannot be unpacked does not affect the others.
                     if let Err(error) = stream(&mut member, &inner, depth + 1, worker, ranks) {
                         worker.unreadable(&inner, error);
                     }
@@ -281,7 +281,7 @@ fn stream(
     }
 }
 
-/// `archive:member`; nothing for what is no file.
+/// The name `archive:member`; `None` for hidden members and those that are no files.
 fn member_name<R: Read>(archive: &str, member: &tar::Entry<'_, R>) -> Option<String> {
     let path = member.path().ok()?;
     let hidden = path
@@ -291,7 +291,7 @@ fn member_name<R: Read>(archive: &str, member: &tar::Entry<'_, R>) -> Option<Str
     (is_file && !hidden).then(|| format!("{archive}:{}", path.display()))
 }
 
-/// A dump, or what is none: `head` and the rest of `reader`.
+/// Reads a plain file: `head` and the rest of `reader`.
 fn plain(
     head: &[u8],
     reader: &mut dyn Read,
@@ -309,7 +309,7 @@ fn plain(
     worker.buffer.clear();
     worker.buffer.extend_from_slice(head);
     if log::may_begin(head) {
-        // What is longer than reports of other kinds is read as a stream, whatever its length.
+        // A longer text can only be a log and is read as a stream of any length.
         let more = (WHOLE_LOG + 1).saturating_sub(head.len() as u64);
         let whole = (&mut *reader).take(more).read_to_end(&mut worker.buffer);
         if whole.is_ok() && worker.buffer.len() as u64 > WHOLE_LOG {
@@ -322,7 +322,7 @@ fn plain(
         worker.buffer.clear();
         return Err(too_large(most));
     }
-    // A packed file that ends too early still gives what came before.
+    // From a packed file that ends too early, the part before is used.
     if let Err(error) = read {
         worker.unreadable(name, format!("{error}; what came before is used"));
     }
@@ -341,10 +341,10 @@ fn plain(
     Ok(())
 }
 
-/// Bytes up to which a text is held in memory: it may be a report that is read as a whole.
+/// The largest text that is held in memory, bytes: it may be a report that is read as a whole.
 const WHOLE_LOG: u64 = 8 << 20;
 
-/// A log of which the buffer holds the beginning and `reader` the rest.
+/// Reads a log whose beginning is in the buffer and whose rest is in `reader`.
 fn long_log(
     reader: &mut dyn Read,
     name: &str,
@@ -380,7 +380,7 @@ struct AbsentFile {
     reason: String,
 }
 
-/// What another `rcomm-fr` packed: records and problems, as if their files lay here.
+/// Reads a summary: its records and problems, as if their files were here.
 fn summary(reader: &mut dyn Read, name: &str, worker: &mut Worker<'_>) {
     let inner = |path: &str| format!("{name}:{path}");
     let done = rsum::read(reader, |piece| match piece {
@@ -399,7 +399,7 @@ fn summary(reader: &mut dyn Read, name: &str, worker: &mut Worker<'_>) {
     }
 }
 
-/// A ring in an archive: a ring is read from a file, so it becomes one for a moment.
+/// Reads a ring in an archive. A ring can only be read from a file, so it is copied to a temporary one.
 fn ring(
     reader: &mut dyn Read,
     name: &str,
@@ -417,7 +417,7 @@ fn ring(
     match RingReader::attach(spill.path()) {
         Ok(ring) => {
             let mut dump = ring.snapshot();
-            // No process locks a copy, so the owner's state is unknown.
+            // No process locks a copy, so the state of the ring's process is unknown.
             dump.identity.reason = "ring in an archive".to_owned();
             worker.take(name, dump, false, rank);
         }

@@ -1,19 +1,19 @@
-//! Lists the files below a folder, by one rule for all that read folders.
+//! Lists the files below a folder, for all code that reads folders.
 
 use rcomm_recorder::publish::LaunchRecord;
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// Folders below a named one that are looked into.
+/// The largest depth of folders below a named one.
 const MAX_DEPTH: usize = 16;
 
-/// Every regular file below `folder` that is not hidden, in no particular order: hidden files are
+/// Calls `found` with every regular file below `folder` that is not hidden, in no particular order. Hidden files are
 /// unfinished ones.
 ///
-/// Links to folders are not followed, since they may form a cycle; links to files are. Pipes, sockets
-/// and devices are passed over: they would block the reader. `unlisted` receives what could not be
-/// listed; the other files are found nevertheless.
+/// Links to folders are not followed, since they may form a cycle; links to files are. Pipes, sockets and devices are
+/// skipped, since they would block the reader. `unlisted` is called for what could not be listed; the other files are
+/// found nevertheless.
 pub fn walk(
     folder: &Path,
     found: &mut dyn FnMut(PathBuf),
@@ -44,7 +44,7 @@ fn descend(
             continue;
         }
         let path = item.path();
-        // It has no operations: what it knows is read apart.
+        // Launch records hold no operations and are read separately.
         if LaunchRecord::is_named_so(&path) {
             continue;
         }

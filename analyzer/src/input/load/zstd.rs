@@ -1,11 +1,11 @@
-//! A zstd stream of any number of frames, as `zstd` and `pzstd` write them.
+//! Reads a zstd stream of any number of frames, as `zstd` and `pzstd` write them.
 
 use ruzstd::decoding::errors::{FrameDecoderError, ReadFrameHeaderError};
 use ruzstd::decoding::{BlockDecodingStrategy, FrameDecoder};
 use std::error::Error;
 use std::io::{self, BufRead, BufReader, Read};
 
-/// Unpacks one frame after another until the input ends.
+/// Unpacks all frames until the input ends.
 pub(super) struct Frames<R> {
     input: BufReader<R>,
     decoder: FrameDecoder,
@@ -21,7 +21,7 @@ impl<R: Read> Frames<R> {
         }
     }
 
-    /// Steps into the next frame; false at the end of the input.
+    /// Begins the next frame; `false` at the end of the input.
     fn next_frame(&mut self) -> io::Result<bool> {
         loop {
             if self.input.fill_buf()?.is_empty() {
@@ -42,7 +42,7 @@ impl<R: Read> Frames<R> {
     }
 }
 
-/// What is wrong with the stream, without the decoder's own text, which is for its developers.
+/// What is wrong with the stream. The decoder's own text is for its developers and is left out.
 fn decode_error(error: &FrameDecoderError) -> io::Error {
     let mut cause: Option<&dyn Error> = Some(error);
     while let Some(error) = cause {

@@ -1,5 +1,4 @@
-//! Launchers: torchrun's failures, Slurm's tasks, the runtime's own launcher, and the kernel's
-//! out-of-memory killer.
+//! Lines of launchers: torchrun's failures, Slurm's tasks, `rcomm-run`, and the kernel's out-of-memory killer.
 
 use super::Line;
 use super::scan::{between, leading_number, number_after};
@@ -7,7 +6,7 @@ use super::torch::Events;
 use rcomm_recorder::model::Rank;
 use rcomm_verdict::logs::{Ended, Event};
 
-/// Where in torchrun's list of failures a line is.
+/// The position of a line in torchrun's list of failures.
 #[derive(Debug, Default)]
 pub(super) struct Summary {
     inside: Section,
@@ -44,7 +43,7 @@ pub(super) fn read_line(line: &Line<'_>, summary: &mut Summary, found: &mut Even
     }
 }
 
-/// torchrun's list: a head, then `key : value` lines of each process.
+/// Reads torchrun's list: a head, then `key : value` lines for each process.
 fn in_summary(text: &str, summary: &mut Summary, found: &mut Events) {
     if text == "Failures:" {
         summary.inside = Section::Failures;
@@ -80,7 +79,7 @@ fn in_summary(text: &str, summary: &mut Summary, found: &mut Events) {
     }
 }
 
-/// `srun: error: node07: task 3: Killed`, `srun: error: node07: tasks 0-3: Exited with exit code 1`.
+/// Reads `srun: error: node07: task 3: Killed`. Lines about several tasks are ignored.
 fn slurm(text: &str, found: &mut Events) {
     let Some((_, rest)) = text.split_once(": task") else {
         return;
@@ -89,7 +88,7 @@ fn slurm(text: &str, found: &mut Events) {
     let Some((task, rest)) = leading_number::<Rank>(rest) else {
         return;
     };
-    // Several tasks that ended alike show none that was first.
+    // A line about several tasks does not show which ended first.
     let Some(how) = rest.strip_prefix(':').map(str::trim) else {
         return;
     };
@@ -117,7 +116,7 @@ fn slurm(text: &str, found: &mut Events) {
     found.push((Some(task), Event::Ended(ended)));
 }
 
-/// `rcomm-run: rank 3 (process 812) was killed by SIGKILL (9) after 1.2 s`.
+/// Reads `rcomm-run: rank 3 (process 812) was killed by SIGKILL (9) after 1.2 s`.
 fn own_launcher(text: &str, found: &mut Events) {
     let Some((_, rest)) = text.split_once("rcomm-run: rank ") else {
         return;

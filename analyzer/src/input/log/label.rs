@@ -1,24 +1,24 @@
-//! What precedes a message: its rank, its time, and the programs that passed it on.
+//! The labels before a message: its rank, its time, and those of programs that forwarded it.
 
 use super::scan::leading_number;
 use rcomm_recorder::model::Rank;
 use serde::Deserialize;
 use std::borrow::Cow;
 
-/// What the labels of a line state.
+/// The ranks that the labels of a line state.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Label {
-    /// The rank in the world.
+    /// The global rank.
     pub(super) rank: Option<Rank>,
     /// The rank on its host.
     pub(super) local_rank: Option<u32>,
 }
 
-/// Labels that are taken off one line at most.
+/// At most this many labels of a line are read.
 const MOST_LABELS: usize = 16;
 
 impl Label {
-    /// The labels of a line, and where its message begins. One space behind a label belongs to it.
+    /// The labels of a line, and the index where its message begins. One space after a label belongs to it.
     pub(super) fn of(line: &str) -> (Self, usize) {
         let mut label = Self::default();
         let mut at = 0;
@@ -44,15 +44,15 @@ impl Label {
 }
 
 enum What {
-    /// Of this rank for certain.
+    /// The global rank.
     Rank(Rank),
-    /// Of this task of a scheduler, which numbers tasks as ranks unless it is configured otherwise.
+    /// The task of a scheduler: its number is the rank unless the scheduler is configured otherwise.
     Task(Rank),
     Local(u32),
     Other,
 }
 
-/// The label at the start of `text`: its length and what it states.
+/// The label at the start of `text`: its length and its meaning; `None` if there is none.
 fn next(text: &str, first: bool) -> Option<(usize, What)> {
     match text.as_bytes().first()? {
         b'[' => bracketed(text),
@@ -66,7 +66,8 @@ fn next(text: &str, first: bool) -> Option<(usize, What)> {
     }
 }
 
-/// `[rank3]:`, `[default0]:`, `[RANK 3]`, `[rank 3]`, `[E321 02:07:08.4 file.cpp:607]`, `[80746]`, a date.
+/// Reads a label in brackets: `[rank3]:`, `[default0]:`, `[RANK 3]`, `[rank 3]`, `[E321 02:07:08.4 file.cpp:607]`,
+/// `[80746]`, a date.
 fn bracketed(text: &str) -> Option<(usize, What)> {
     const LONGEST: usize = 160;
     let end = text.find(']').filter(|&end| end <= LONGEST)?;
@@ -75,7 +76,7 @@ fn bracketed(text: &str) -> Option<(usize, What)> {
     let length = end + 1 + colon;
     let lower = inside.to_ascii_lowercase();
     if let Some(number) = lower.strip_prefix("rank") {
-        // `[Rank 3]` of PyTorch is a rank within a group, and part of the message.
+        // `[Rank 3]` of PyTorch is a rank within a group and part of the message.
         if inside.starts_with("Rank ") {
             return None;
         }
@@ -94,14 +95,15 @@ fn bracketed(text: &str) -> Option<(usize, What)> {
         return digits.parse().ok().map(|rank| (length, What::Local(rank)));
     }
     let is_number = !inside.is_empty() && inside.bytes().all(|byte| byte.is_ascii_digit());
-    // A bare number is a line's number only where it is long: NCCL writes the device so.
+    // A number alone is a label only if it is long: NCCL writes the device in this way.
     if is_number && inside.len() >= 4 || is_time(inside) || is_glog(inside) {
         return Some((length, What::Other));
     }
     None
 }
 
-/// `E321 02:07:08.408271257 ProcessGroupNCCL.cpp:607`, `E ProcessGroupNCCL.cpp:607`.
+/// Whether this is a label of glog, like `E321 02:07:08.408271257 ProcessGroupNCCL.cpp:607` or `E
+/// ProcessGroupNCCL.cpp:607`.
 fn is_glog(inside: &str) -> bool {
     let mut letters = inside.chars();
     let level = letters.next().is_some_and(|c| "IWEF".contains(c));
@@ -111,7 +113,7 @@ fn is_glog(inside: &str) -> bool {
     level && then && inside.contains(".cpp:")
 }
 
-/// `(RayWorkerVllm pid=409241)`, `(VllmWorker rank=0 pid=85)`.
+/// Reads a label of Ray or vLLM: `(RayWorkerVllm pid=409241)`, `(VllmWorker rank=0 pid=85)`.
 fn in_parentheses(text: &str) -> Option<(usize, What)> {
     const LONGEST: usize = 160;
     let end = text.find(')').filter(|&end| end <= LONGEST)?;
@@ -126,7 +128,7 @@ fn in_parentheses(text: &str) -> Option<(usize, What)> {
     Some((end + 1, what))
 }
 
-/// `3: ` of a scheduler at the start of a line; `10.0.0.7: ` of a launcher; dates and times.
+/// Reads `3: ` of a scheduler at the start of a line, `10.0.0.7: ` of a launcher, dates and times.
 fn numeric(text: &str, first: bool) -> Option<(usize, What)> {
     let word = text.split([' ', '\t']).next().unwrap_or(text);
     if let Some(number) = word.strip_suffix(':') {
@@ -145,7 +147,7 @@ fn numeric(text: &str, first: bool) -> Option<(usize, What)> {
     is_time(word).then_some((word.len(), What::Other))
 }
 
-/// A date, a time, or both: digits with the punctuation of these, and a hyphen, slash or colon.
+/// Whether this is a date, a time or both: digits with their punctuation, and at least one hyphen, slash or colon.
 fn is_time(word: &str) -> bool {
     let bytes = word.bytes();
     let allowed = |byte: u8| byte.is_ascii_digit() || b"-:./,TZ+ ".contains(&byte);
@@ -155,14 +157,14 @@ fn is_time(word: &str) -> bool {
         && bytes.clone().any(|byte| b"-:/".contains(&byte))
 }
 
-/// Docker's form of a line.
+/// A line in Docker's JSON form.
 #[derive(Deserialize)]
 struct Wrapped<'a> {
     #[serde(borrow)]
     log: Cow<'a, str>,
 }
 
-/// The line that a container's logger wrapped, or the line itself.
+/// The line inside of the JSON of a container's logger, or the line itself.
 pub(super) fn unwrap(line: &str) -> Cow<'_, str> {
     if line.starts_with(r#"{"log":"#)
         && let Ok(wrapped) = serde_json::from_str::<Wrapped<'_>>(line)
@@ -172,7 +174,7 @@ pub(super) fn unwrap(line: &str) -> Cow<'_, str> {
     Cow::Borrowed(line)
 }
 
-/// The text without ANSI's sequences, also those whose escape character was lost on the way.
+/// The text without ANSI sequences, even if their escape character was lost.
 pub(super) fn without_colours(text: &str) -> Cow<'_, str> {
     if !text.contains('\u{1b}') {
         let lost = text.trim_start().strip_prefix('[').and_then(|rest| {

@@ -1,9 +1,10 @@
-//! Logs: what PyTorch, NCCL, gloo and launchers print when a job fails, of one rank or of all in one file.
+//! Reads logs: the lines that PyTorch, NCCL, gloo and launchers print when a job fails, of one rank or of all in one
+//! file.
 //!
-//! A log is read as a stream of lines, so its size does not matter; each line is cut at [`MAX_LINE`] and
-//! at most [`MAX_FACTS`] facts are kept of a file. Labels before the message (torchrun's and PyTorch's
-//! `[rank3]:`, Slurm's `3: `, time stamps, a container's, colours) are taken off first. A line is looked
-//! for fixed words and taken apart by hand: the cost is linear in its length, and no bytes make it fail.
+//! A log is read as a stream of lines, so its size does not matter; each line is cut at [`MAX_LINE`] and at most
+//! [`MAX_FACTS`] facts are kept of a file. Labels before the message (torchrun's and PyTorch's `[rank3]:`, Slurm's `3:
+//! `, time stamps, a container's, colours) are removed first. A line is searched for fixed words and parsed by hand:
+//! the cost is linear in its length, and no bytes make it fail.
 
 mod elastic;
 mod label;
@@ -17,26 +18,26 @@ use rcomm_verdict::logs::{Event, Fact, Log};
 use std::collections::{BTreeSet, HashMap};
 use std::io::{self, BufRead, Read};
 
-/// Bytes of a line that are looked at; the rest is skipped.
+/// The bytes of a line that are read; the rest is skipped.
 pub const MAX_LINE: usize = 16 << 10;
 
-/// Facts that are kept of one log.
+/// The largest number of facts that are kept of one log.
 pub const MAX_FACTS: usize = 50_000;
 
-/// Processes whose rank is remembered.
+/// The largest number of processes whose rank is stored.
 const MAX_PROCESSES: usize = 1 << 16;
 
-/// Whether these bytes, the first of a file, can be those of a log: text, and no JSON document.
+/// Whether a file with these first bytes can be a log: it is text and no JSON document.
 pub fn may_begin(head: &[u8]) -> bool {
     let text = head.trim_ascii_start();
-    // A pickle begins so.
+    // A pickle begins with 0x80.
     let is_binary = head.first() == Some(&0x80) || head.contains(&0);
-    // Docker writes one JSON object a line.
+    // Docker writes one JSON object per line.
     let is_document = text.first() == Some(&b'{') && !text.starts_with(br#"{"log":"#);
     !is_binary && !is_document && !text.is_empty()
 }
 
-/// Reads a log to its end. `rank`: the rank of which the whole file is, where its name shows it.
+/// Reads a log to its end. `rank` is the rank of the whole file, if its name shows one.
 ///
 /// # Errors
 /// Errors of `input`.
@@ -64,7 +65,7 @@ fn next_line(input: &mut impl BufRead, line: &mut Vec<u8>) -> io::Result<bool> {
             return Ok(any);
         }
         any = true;
-        // Progress bars return to the start of the line: each of their states is a line here.
+        // Progress bars return to the start of the line: each of their states counts as a line.
         let end = piece
             .iter()
             .position(|&byte| byte == b'\n' || byte == b'\r');
@@ -79,26 +80,26 @@ fn next_line(input: &mut impl BufRead, line: &mut Vec<u8>) -> io::Result<bool> {
     }
 }
 
-/// Reads lines, one after another.
+/// Reads a log line by line.
 #[derive(Default)]
 pub struct LogReader {
     log: Log,
-    /// Rank of a process, by the `host:pid` that NCCL begins its lines with.
+    /// The ranks of processes by `host:pid`, with which NCCL's lines begin.
     ranks: HashMap<String, Rank>,
-    /// The largest communicator that `ranks` come from.
+    /// The size of the communicator that `ranks` come from: the largest one.
     nranks: u32,
-    /// Facts whose rank is known only by that process.
+    /// Indices of facts whose rank is known only by the process, with that process.
     of_process: Vec<(usize, String)>,
-    /// Ranks that label lines.
+    /// The ranks in labels.
     labels: BTreeSet<Rank>,
     desync: torch::Desync,
     summary: elastic::Summary,
 }
 
-/// One line, taken apart.
+/// A line, split into labels and message.
 struct Line<'a> {
     label: Label,
-    /// The message behind the labels, with its indent.
+    /// The message after the labels, with its indent.
     text: &'a str,
 }
 
@@ -151,7 +152,7 @@ impl LogReader {
         self.log.world_size = Some(known.max(size));
     }
 
-    /// A line of NCCL that relates a process and its rank; the largest communicator is the world.
+    /// Stores the rank of a process in a communicator; the largest communicator is the world.
     fn learn(&mut self, about: nccl::Membership) {
         if about.nranks < self.nranks {
             return;
@@ -182,12 +183,13 @@ impl LogReader {
         });
     }
 
-    /// What was read. `rank`: the rank of which the whole file is, where its name shows it.
+    /// The log that was read. `rank` is the rank of the whole file, if its name shows one.
     pub fn finish(mut self, rank: Option<Rank>) -> Log {
         for (at, process) in &self.of_process {
             self.log.facts[*at].rank = self.ranks.get(process).copied();
         }
-        // A file whose lines are of one rank alone is that rank's; a name can be of something else.
+        // If all labels state one rank, the file is that rank's. The name counts only without labels, since its number
+        // may mean something else.
         let own = match (self.labels.len(), rank) {
             (1, _) => self.labels.first().copied(),
             (0, named) => named,

@@ -1,4 +1,4 @@
-//! NCCL's own lines, and gloo's about connections.
+//! Lines of NCCL, and of gloo about connections.
 
 use super::Line;
 use super::scan::{between, leading_number, number_after, truncated};
@@ -6,7 +6,7 @@ use super::torch::{Events, MOST_RANKS};
 use rcomm_recorder::model::Rank;
 use rcomm_verdict::logs::Event;
 
-/// A line that relates a process and its rank in a communicator.
+/// The rank of a process in a communicator.
 pub(super) struct Membership {
     /// `host:pid`.
     pub(super) process: String,
@@ -14,7 +14,7 @@ pub(super) struct Membership {
     pub(super) nranks: u32,
 }
 
-/// `host:pid:tid [3] NCCL INFO ncclCommInitRank comm 0x55 rank 3 nranks 4 cudaDev 3 …`.
+/// Reads `host:pid:tid [3] NCCL INFO ncclCommInitRank comm 0x55 rank 3 nranks 4 cudaDev 3 …`.
 pub(super) fn communicator(text: &str) -> Option<Membership> {
     if !text.contains(" nranks ") || !text.contains("NCCL INFO") {
         return None;
@@ -28,7 +28,7 @@ pub(super) fn communicator(text: &str) -> Option<Membership> {
     })
 }
 
-/// `host:pid` of a line that begins with `host:pid:tid [device]`.
+/// The `host:pid` of a line that begins with `host:pid:tid [device]`.
 fn process(text: &str) -> Option<String> {
     let word = text.trim_start().split(' ').next()?;
     let mut parts = word.rsplitn(3, ':');
@@ -37,7 +37,7 @@ fn process(text: &str) -> Option<String> {
     (is_number(thread) && is_number(pid)).then(|| truncated(&format!("{host}:{pid}"), 200))
 }
 
-/// What a line of NCCL or gloo states; returns the process that it begins with.
+/// Adds the event of a line of NCCL or gloo; returns the process that the line begins with.
 pub(super) fn read_line(line: &Line<'_>, found: &mut Events) -> Option<String> {
     let text = line.text;
     let event = if text.contains("Connection closed by remote peer") {
@@ -61,13 +61,13 @@ pub(super) fn read_line(line: &Line<'_>, found: &mut Events) -> Option<String> {
     process(text)
 }
 
-/// The address after a word, without its port.
+/// The address after `before`, without its port.
 fn peer(text: &str, before: &str) -> Option<String> {
     let address = between(text, before, &['<', ' ', ','])?;
     (!address.is_empty()).then(|| truncated(address, 200))
 }
 
-/// `Connection closed by peer [10.0.0.7]:28048`, `Read error [10.0.0.7]:25266: Connection reset by peer`.
+/// The peer in `Connection closed by peer [10.0.0.7]:28048` or `Read error [10.0.0.7]:25266: Connection reset by peer`.
 fn gloo_peer(text: &str) -> Option<String> {
     let rest = match text.split_once("by peer [") {
         Some((_, rest)) => rest,
@@ -77,7 +77,7 @@ fn gloo_peer(text: &str) -> Option<String> {
     (!address.is_empty()).then(|| truncated(address, 200))
 }
 
-/// `peer 10.10.23.6<58683> collective mismatch error, local size 496640 remote size 65536`.
+/// Reads `peer 10.10.23.6<58683> collective mismatch error, local size 496640 remote size 65536`.
 fn sizes(text: &str) -> Option<Event> {
     let here = number_after(text, "local size ")?;
     let there = number_after(text, "remote size ").or_else(|| number_after(text, " remote "))?;
@@ -85,14 +85,14 @@ fn sizes(text: &str) -> Option<Event> {
     (here != there).then_some(Event::SizesDiffer { peer, here, there })
 }
 
-/// `Got completion from peer 10.0.0.7<5491> with status=12 …`, `… with error 12, …`.
+/// Reads `Got completion from peer 10.0.0.7<5491> with status=12 …` and `… with error 12, …`.
 fn completion(text: &str) -> Option<Event> {
     let (_, rest) = text.split_once(" with ")?;
     let number = rest
         .strip_prefix("status=")
         .or_else(|| rest.strip_prefix("error "))?;
     let (status, _) = leading_number::<u32>(number)?;
-    // 5: the queue was flushed because of an earlier error.
+    // Status 5 means that the queue was flushed because of an earlier error.
     let peer = peer(text, "from peer ")?;
     (status != 5).then(|| Event::Unreachable {
         peer,

@@ -1,8 +1,8 @@
-//! Helpers that take a line of a log apart.
+//! Helpers that parse a line of a log.
 
 use rcomm_recorder::model::Rank;
 
-/// The text between `before` and the next `after`, or the end.
+/// The text between `before` and the next character of `after`, or the end.
 pub(super) fn between<'a>(text: &'a str, before: &str, after: &[char]) -> Option<&'a str> {
     let (_, rest) = text.split_once(before)?;
     Some(rest.split(after).next().unwrap_or(rest))
@@ -14,7 +14,7 @@ pub(super) fn number_after<N: std::str::FromStr>(text: &str, before: &str) -> Op
     leading_number(rest.trim_start()).map(|(number, _)| number)
 }
 
-/// The number at the start, and what follows it.
+/// The number at the start, which may be signed, and the rest of the text.
 pub(super) fn leading_number<N: std::str::FromStr>(text: &str) -> Option<(N, &str)> {
     let sign = usize::from(text.starts_with('-'));
     let digits = text[sign..]
@@ -24,7 +24,7 @@ pub(super) fn leading_number<N: std::str::FromStr>(text: &str) -> Option<(N, &st
     Some((number.parse().ok()?, rest))
 }
 
-/// Ranks in a list such as `4, 5, 6`, ascending; at most this many.
+/// The ranks in a list such as `4, 5, 6`, ascending; at most 65,536 entries are read.
 pub(super) fn ranks(text: &str) -> Vec<Rank> {
     const MOST: usize = 1 << 16;
     let mut ranks: Vec<Rank> = text
@@ -37,7 +37,7 @@ pub(super) fn ranks(text: &str) -> Vec<Rank> {
     ranks
 }
 
-/// The start of a text, no longer than so many characters.
+/// The first `most` characters of a text; an ellipsis marks a cut.
 pub(super) fn truncated(text: &str, most: usize) -> String {
     let mut cut: String = text.chars().take(most).collect();
     if cut.len() < text.len() {

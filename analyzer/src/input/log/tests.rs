@@ -16,7 +16,7 @@ fn timed_out(log: &Log) -> Option<(Option<Rank>, &TimedOut)> {
 }
 
 #[test]
-fn a_line_is_the_same_behind_every_label() {
+fn a_line_is_read_after_every_kind_of_label() {
     for label in [
         "",
         "[rank3]:[E321 02:07:08.408271257 ProcessGroupNCCL.cpp:607] ",
@@ -57,7 +57,7 @@ fn a_rank_within_a_smaller_group_is_no_rank_of_the_world() {
 }
 
 #[test]
-fn every_spelling_of_how_far_a_rank_came_is_read() {
+fn every_form_of_a_rank_s_progress_is_read() {
     for (line, group, failed) in [
         (
             "[PG 1 Rank 0] Exception (either an error or timeout) detected by watchdog at work: 1580, last \
@@ -191,7 +191,7 @@ fn limits_hold() {
     assert_eq!((log.facts.len(), log.left_out), (MAX_FACTS, 7));
 }
 
-/// A source of bytes that is the same in every run.
+/// Random numbers that are the same in every run.
 fn noise(state: &mut u64) -> u64 {
     *state ^= *state << 13;
     *state ^= *state >> 7;

@@ -1,18 +1,18 @@
-//! PyTorch: the watchdog of its NCCL backend, its desync report, its wrapper that compares collectives,
-//! its monitored barrier, uncaught exceptions; and the runtime's own errors.
+//! Lines of PyTorch: the watchdog of its NCCL backend, its desync report, its wrapper that compares collectives, its
+//! monitored barrier, uncaught exceptions; and the errors of rcomm's runtime.
 
 use super::Line;
 use super::scan::{between, leading_number, number_after, ranks, truncated};
 use rcomm_recorder::model::{OpType, Rank};
 use rcomm_verdict::logs::{Event, Issued, Log, LoggedOp, Progress, TimedOut};
 
-/// What a line states, and of which rank.
+/// The events of a line, each with its rank if known.
 pub(super) type Events = Vec<(Option<Rank>, Event)>;
 
-/// Characters of an error that are kept.
+/// The largest number of characters of an error that are kept.
 const MOST_TEXT: usize = 200;
 
-/// Which state the lines of a desync report list.
+/// The part of a desync report that is being read: sequence number and whether finished ranks are listed.
 #[derive(Debug, Default)]
 pub(super) struct Desync {
     listing: Option<(u64, bool)>,
@@ -45,7 +45,7 @@ pub(super) fn read_line(line: &Line<'_>, desync: &mut Desync, found: &mut Events
     }
 }
 
-/// Ranks of the job, where a line states it.
+/// The number of ranks of the job, if a line states it.
 pub(super) fn world_size(text: &str) -> Option<u32> {
     let size = if text.contains("ProcessGroupNCCL initialization options") {
         number_after(text, "size: ")
@@ -59,10 +59,10 @@ pub(super) fn world_size(text: &str) -> Option<u32> {
     size.filter(|&size| size > 0 && size <= MOST_RANKS)
 }
 
-/// More ranks than any job has: a number above is something else.
+/// No job has more ranks: a larger number has another meaning.
 pub(super) const MOST_RANKS: u32 = 1 << 22;
 
-/// A desync report lists every rank of its group.
+/// The number of ranks by a desync report, which lists every rank of its group; `None` without one.
 pub(super) fn size_of_desync(log: &Log) -> Option<u32> {
     let last = log.facts.iter().filter_map(|fact| match &fact.event {
         Event::Newest { ranks, .. } => ranks.last().copied(),
@@ -71,8 +71,8 @@ pub(super) fn size_of_desync(log: &Log) -> Option<u32> {
     last.max().and_then(|last| last.checked_add(1))
 }
 
-/// The rank of a line: its label, or the rank in its message, which is one of the world in the default
-/// group and where no group is named.
+/// The global rank of a line: its label, or the rank in its message, which is a global one in the default group and if
+/// no group is named.
 fn rank_of(line: &Line<'_>) -> Option<Rank> {
     let own = || {
         let group = group_of(line.text);
@@ -83,7 +83,7 @@ fn rank_of(line: &Line<'_>) -> Option<Rank> {
     line.label.rank.or_else(own)
 }
 
-/// The group in `[PG ID 1 PG GUID 1(dp) Rank 0]`, `[PG 3 Rank 4]`, `[PG 0 (default_pg) Rank 0]`.
+/// The group in `[PG ID 1 PG GUID 1(dp) Rank 0]`, `[PG 3 Rank 4]` or `[PG 0 (default_pg) Rank 0]`.
 fn group_of(text: &str) -> Option<&str> {
     let inside = between(text, "[PG ", &[']'])?;
     let (name, _) = inside.rsplit_once(" Rank ")?;
@@ -91,7 +91,8 @@ fn group_of(text: &str) -> Option<&str> {
     Some(name.trim())
 }
 
-/// `WorkNCCL(SeqNum=52, OpType=ALLREDUCE, NumelIn=11, NumelOut=11, Timeout(ms)=240000)` and what of it.
+/// Reads a time-out or an abort of `WorkNCCL(SeqNum=52, OpType=ALLREDUCE, NumelIn=11, NumelOut=11,
+/// Timeout(ms)=240000)`.
 fn work(line: &Line<'_>, found: &mut Events) {
     let text = line.text;
     let Some((before, rest)) = text.split_once("WorkNCCL(") else {
@@ -103,7 +104,7 @@ fn work(line: &Line<'_>, found: &mut Events) {
     let seq = number_after(rest, "SeqNum=");
     let op = op(name);
     if before.contains("Watchdog caught collective operation timeout") {
-        // PyTorch writes `u64::MAX` for a number that it did not count.
+        // PyTorch writes `u64::MAX` for an unknown number.
         let elements = |key| number_after(rest, key).filter(|&n: &u64| n != u64::MAX);
         let timed_out = TimedOut {
             group: group_of(before).map(str::to_owned),
@@ -122,7 +123,7 @@ fn work(line: &Line<'_>, found: &mut Events) {
     }
 }
 
-/// `last enqueued NCCL work: 1582, last completed NCCL work: 1579` and its later spelling.
+/// Reads `last enqueued NCCL work: 1582, last completed NCCL work: 1579` and its later form.
 fn progress(line: &Line<'_>, found: &mut Events) {
     let text = line.text;
     let Some(group) = group_of(text) else {
@@ -146,7 +147,7 @@ fn progress(line: &Line<'_>, found: &mut Events) {
         enqueued,
         completed,
     };
-    // Counters of messages and of collectives that were mixed up prove nothing.
+    // If PyTorch mixed the counters of messages and of collectives, the numbers prove nothing.
     if completed <= enqueued {
         found.push((rank_of(line), Event::Progress(progress)));
     }
@@ -162,14 +163,14 @@ fn barrier(line: &Line<'_>, found: &mut Events) {
             .or_else(|| between(text, ": Rank ", &['f']))
             .or_else(|| between(text, "Rank ", &['f']));
         let missed = list.map(ranks).unwrap_or_default();
-        // Rank 0 of the group reports: where it is not rank 0 of the world, these are no ranks of the world.
+        // Rank 0 of the group reports: if it is not global rank 0, these are ranks within the group.
         if !missed.is_empty() && line.label.rank.is_none_or(|rank| rank == 0) {
             found.push((line.label.rank, Event::BarrierMissed(missed)));
         }
     }
 }
 
-/// Two fingerprints behind `Rank 1 is running collective: ` and `but Rank 0 is running collective: `.
+/// Reads the two fingerprints after `Rank 1 is running collective: ` and `but Rank 0 is running collective: `.
 fn mismatch(line: &Line<'_>, found: &mut Events) {
     let Some((first, second)) = line.text.split_once(", but Rank ") else {
         return;
@@ -179,8 +180,8 @@ fn mismatch(line: &Line<'_>, found: &mut Events) {
         .rsplit_once("ranks. Rank ")
         .and_then(|(_, text)| issued(text));
     if let (Some(one), Some(other)) = (one, issued(second)) {
-        // The first is the rank of the line. Where its label differs, both are ranks within a group, and
-        // which ranks of the world they are is not logged.
+        // The first is the rank of the line. If its label differs, both are ranks within a group, and their global
+        // ranks are not logged.
         if line.label.rank.is_some_and(|rank| rank != one.rank) {
             return;
         }
@@ -207,7 +208,7 @@ fn issued(text: &str) -> Option<Issued> {
     })
 }
 
-/// Lines of `TORCH_NCCL_DESYNC_DEBUG`'s report.
+/// Reads a line of `TORCH_NCCL_DESYNC_DEBUG`'s report.
 fn desync_line(text: &str, desync: &mut Desync, found: &mut Events) {
     let text = text.trim_start_matches(['-', ' ', '\t']);
     if let Some(list) = between(text, "To our best knowledge, ranks [", &[']']) {
@@ -267,7 +268,7 @@ const CONSEQUENCES: &[&str] = &[
     "The client socket",
 ];
 
-/// Types of such errors, and of those that are not an end.
+/// Types of such errors, and of exceptions that are no failure.
 const CONSEQUENCE_TYPES: &[&str] = &[
     "DistBackendError",
     "DistNetworkError",
@@ -280,9 +281,9 @@ const CONSEQUENCE_TYPES: &[&str] = &[
     "SignalException",
 ];
 
-/// `OSError: [Errno 39] Directory not empty` at the start of a labelled message.
+/// Reads an exception like `OSError: [Errno 39] Directory not empty` at the start of a labelled message.
 fn exception(line: &Line<'_>, found: &mut Events) {
-    // Without a label any program's text could be taken for the end of a rank.
+    // Without a label, the text of any program could be mistaken for the end of a rank.
     if line.label.rank.is_none() && line.label.local_rank.is_none() {
         return;
     }
@@ -307,7 +308,7 @@ fn exception(line: &Line<'_>, found: &mut Events) {
     found.push((line.label.rank, Event::Raised(error)));
 }
 
-/// `all_reduce #41 on group dp: …; not arrived: rank 2 (last collective here is #40)` of the runtime.
+/// Reads `all_reduce #41 on group dp: …; not arrived: rank 2 (last collective here is #40)` of rcomm's runtime.
 fn not_arrived(line: &Line<'_>, found: &mut Events) {
     let Some((_, list)) = line.text.split_once("not arrived: ") else {
         return;
@@ -324,7 +325,7 @@ fn not_arrived(line: &Line<'_>, found: &mut Events) {
     }
 }
 
-/// The operation of a name of `c10d::OpType`.
+/// The operation for a name of `c10d::OpType`.
 fn op(name: &str) -> LoggedOp {
     let kind = match name {
         "BROADCAST" => OpType::Broadcast,

@@ -1,68 +1,68 @@
-//! The communication library's own state of its communicators, apart from what the ranks recorded.
+//! The state of communicators as the communication library itself reports it.
 
 use std::collections::BTreeMap;
 
-/// One communicator, as far as the library reported it.
+/// One communicator as the library reports it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Communicator {
     /// The library's name for it: NCCL's hash. Empty for processes without a communicator.
     pub name: String,
-    /// How many ranks it has; 0 if unknown.
+    /// The number of its ranks; 0 if unknown.
     pub size: u32,
-    /// Its members: all of them, or those that differ from most.
+    /// All its members, or those that differ from most.
     pub members: Vec<Member>,
-    /// How many operations most members launched, by kind, where only those that differ are listed.
+    /// The number of operations that most members launched, by kind, if only the members that differ are listed.
     pub others_launched: Vec<(String, u64)>,
 }
 
 /// One member of a communicator.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Member {
-    /// Rank in the communicator; `None` where only the process is known.
+    /// Rank in the communicator; `None` if only the process is known.
     pub rank: Option<u32>,
     /// The process.
     pub process: Process,
-    /// How it does.
+    /// Its state.
     pub state: MemberState,
-    /// Operations launched so far, by kind. A launch is no completion.
+    /// The number of operations launched so far, by kind. A launched operation may not have completed.
     pub launched: Vec<(String, u64)>,
 }
 
-/// A process as the library knows it.
+/// A process as the library identifies it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Process {
     /// Name or address of its host; empty if unknown.
     pub host: String,
     /// Process id; 0 if unknown.
     pub pid: u32,
-    /// Its device's number on the host.
+    /// The number of its device on the host.
     pub device: Option<u32>,
 }
 
-/// How a member does.
+/// The state of a member.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum MemberState {
     /// Nothing is wrong, or nothing was reported.
     #[default]
     Running,
-    /// It is being set up.
+    /// It is being initialised.
     Initialising,
-    /// It is being taken down.
+    /// It is being finalised.
     Finalizing,
-    /// It answered, and does not know the communicator: not yet, or no more.
+    /// It answered, but does not know the communicator yet or any more.
     Absent,
-    /// It was aborted, by its own program.
+    /// Its own program aborted it.
     Aborted,
-    /// The library met an error; this is what the library calls it.
+    /// The library reported this error.
     Failed(String),
-    /// It did not answer the library's question.
+    /// It did not answer the library.
     Unresponsive,
     /// The library gave it up.
     Dead,
 }
 
 impl MemberState {
-    /// In a word.
+    /// The name of the state.
     pub fn word(&self) -> &'static str {
         match self {
             Self::Running => "running",
@@ -83,17 +83,17 @@ pub(crate) struct Behind<'a> {
     pub(crate) member: &'a Member,
     pub(crate) kind: &'a str,
     pub(crate) launched: u64,
-    /// What most members launched.
+    /// The number that most members launched.
     pub(crate) others: u64,
 }
 
 impl Communicator {
-    /// Members that launched fewer operations of a kind than most; where two numbers are equally frequent, the
-    /// larger counts.
+    /// The members that launched fewer operations of a kind than most. If two numbers are equally frequent, the larger
+    /// one counts.
     pub(crate) fn behind(&self) -> Vec<Behind<'_>> {
         let mut by_kind: BTreeMap<&str, Vec<(&Member, u64)>> = BTreeMap::new();
         for member in &self.members {
-            // What a process that does not answer launched is not known.
+            // The counts of a process that does not answer are unknown.
             if matches!(member.state, MemberState::Dead | MemberState::Unresponsive) {
                 continue;
             }
@@ -103,8 +103,8 @@ impl Communicator {
         }
         let mut found = Vec::new();
         for (kind, counts) in by_kind {
-            let told = self.others_launched.iter().find(|(known, _)| known == kind);
-            let others = match told {
+            let listed = self.others_launched.iter().find(|(known, _)| known == kind);
+            let others = match listed {
                 Some(&(_, count)) => count,
                 None => most_frequent(counts.iter().map(|&(_, count)| count)),
             };
@@ -120,7 +120,7 @@ impl Communicator {
     }
 }
 
-/// The value that most have; the largest of several.
+/// The most frequent value; in a tie, the largest; 0 if there are none.
 fn most_frequent(values: impl Iterator<Item = u64>) -> u64 {
     let mut frequency: BTreeMap<u64, usize> = BTreeMap::new();
     for value in values {

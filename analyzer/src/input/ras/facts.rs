@@ -1,9 +1,9 @@
-//! Finds the faults among the states of all processes in a RAS report.
+//! Finds the faults in the states of all processes in a RAS report.
 
 use super::communicator::{Communicator, Member, MemberState};
 use super::{Fact, RasState, RasSubject};
 
-/// What is wrong, in the order of the communicators.
+/// The faults in the order of the communicators.
 pub(super) fn of(communicators: &[Communicator]) -> Vec<Fact> {
     let mut facts = Vec::new();
     for communicator in communicators {

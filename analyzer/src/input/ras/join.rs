@@ -1,4 +1,4 @@
-//! Facts of RAS joined to a report's findings.
+//! Adds facts of RAS to the findings of a report.
 
 use super::{Fact, RasReport, RasState, RasSubject};
 use rcomm_recorder::model::Rank;
@@ -6,8 +6,8 @@ use rcomm_verdict::{Code, Finding, RankReport, Report, Severity, Verdict};
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 
-/// Adds what RAS reports contain to a report: as more evidence for the ranks that findings name, and as a
-/// finding of its own for ranks that are dead or failed and that no finding names.
+/// Adds the facts of RAS reports to a report: as evidence for the culprits of findings, and as findings of their own
+/// for ranks that are dead or failed and that no finding names.
 pub fn join<'a>(report: &mut Report, ras: impl IntoIterator<Item = &'a RasReport>) {
     let mut of_rank: BTreeMap<Rank, Vec<&Fact>> = BTreeMap::new();
     for fact in ras.into_iter().flat_map(|one| &one.facts) {
@@ -16,7 +16,7 @@ pub fn join<'a>(report: &mut Report, ras: impl IntoIterator<Item = &'a RasReport
         }
     }
     for (rank, mut facts) in of_rank {
-        // The gravest is enough: a dead process does not answer either.
+        // The most severe fact is enough: a dead process does not answer either.
         facts.sort_by_key(|fact| gravity(&fact.what));
         let named = report.findings.iter_mut().find(|finding| {
             finding.severity == Severity::Error && finding.culprit_ranks.contains(&rank)
@@ -29,7 +29,7 @@ pub fn join<'a>(report: &mut Report, ras: impl IntoIterator<Item = &'a RasReport
     }
 }
 
-/// Dead processes and errors speak for themselves; silence and counts do not.
+/// Facts up to this severity prove a failure: dead processes and errors. Silence and counts do not.
 const GRAVE: u8 = 1;
 
 fn gravity(what: &RasState) -> u8 {
@@ -38,12 +38,12 @@ fn gravity(what: &RasState) -> u8 {
         RasState::Error(_) => 1,
         RasState::Unresponsive => 2,
         RasState::Behind { .. } => 3,
-        // Whose program waits too long aborts: victims do.
+        // A program aborts if it waits too long, so this may be a victim.
         RasState::Aborted => 4,
     }
 }
 
-/// The one rank that this can be.
+/// The rank of a process; `None` if none or several match.
 fn rank_of(who: &RasSubject, report: &Report) -> Option<Rank> {
     let only = |fits: &dyn Fn(&RankReport) -> bool| {
         let mut fitting = report.ranks.iter().filter(|rank| fits(rank));
@@ -53,7 +53,7 @@ fn rank_of(who: &RasSubject, report: &Report) -> Option<Rank> {
     if who.pid != 0 {
         let same_host = |host: &str| short(host) == short(&who.host);
         let exact = only(&|rank| rank.pid == who.pid && same_host(&rank.host));
-        // An address cannot be compared with a name: then the process id has to be the only one.
+        // An address cannot be compared with a host name: then the process id must be unique.
         let by_pid = || {
             who.host.parse::<IpAddr>().ok()?;
             only(&|rank| rank.pid == who.pid)
@@ -62,7 +62,7 @@ fn rank_of(who: &RasSubject, report: &Report) -> Option<Rank> {
             return Some(rank);
         }
     }
-    // Where records name hosts or processes, a process that none of them names is of another job.
+    // If records name processes, a process that none of them names belongs to another job.
     if report.ranks.iter().any(|rank| rank.pid != 0) {
         let (rank, size) = who.rank?;
         let absent = |one: &&RankReport| one.rank == rank && !one.read;
@@ -75,7 +75,7 @@ fn rank_of(who: &RasSubject, report: &Report) -> Option<Rank> {
     (size as usize == report.ranks.len() && rank < size).then_some(rank)
 }
 
-/// A host's name without its domain; addresses as they are.
+/// A host name without its domain; addresses are unchanged.
 fn short(host: &str) -> &str {
     match host.parse::<IpAddr>() {
         Ok(_) => host,
@@ -118,7 +118,7 @@ fn support(finding: &mut Finding, rank: Rank, fact: &Fact) {
     finding
         .sentence
         .push_str(&format!("; NCCL RAS: {of}{}", format_fact(fact)));
-    // Absence alone proved little; that NCCL cannot reach the process either does.
+    // The absence of a record proves little; NCCL adds that it cannot reach the process.
     if matches!(finding.code, Code::E102 | Code::E150) && fact.what == RasState::Dead {
         finding.confidence = finding.confidence.max(0.97);
     }
@@ -136,7 +136,7 @@ fn accuse(report: &mut Report, rank: Rank, fact: &Fact) {
         first,
         Finding {
             id,
-            // It is gone or failed; whether that is what the others wait for, their records do not show.
+            // The rank is gone or failed, but the records do not show whether the others wait for it.
             confidence: if first == 0 { 0.8 } else { 0.5 },
             victim_count: report.ranks.iter().filter(|one| waiting(one)).count(),
             next: format!(
@@ -160,7 +160,7 @@ mod tests {
     use crate::live::simulate::{Simulation, Situation};
     use rcomm_verdict::{Policy, analyze};
 
-    /// A job of 16 ranks on two hosts, as our own recorder names them; rank 5 stops.
+    /// A job of 16 ranks on two hosts, as rcomm's recorder names them; rank 5 stops.
     fn stuck(situation: Situation) -> Report {
         let simulation = Simulation::new(situation, 16, 0);
         let mut dumps = simulation.dumps_at(simulation.fault_ns() + 60_000_000_000);
@@ -184,12 +184,12 @@ mod tests {
     }
 
     #[test]
-    fn host_and_process_tell_the_rank_and_its_finding_says_more() {
+    fn host_and_process_identify_the_rank_and_extend_its_finding() {
         let mut report = stuck(Situation::StuckRank);
         let before = report.clone();
         let rank = before.findings[0].culprit_ranks[0];
         let (host, pid) = (format!("n{}", rank / 8), 100 + rank % 8);
-        // Its rank in some smaller communicator does not matter then.
+        // Its rank in a smaller communicator does not matter then.
         join(
             &mut report,
             &[ras(&host, pid, Some((1, 2)), RasState::Unresponsive)],

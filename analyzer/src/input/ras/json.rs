@@ -1,4 +1,4 @@
-//! The JSON form (`SET FORMAT json`, since NCCL 2.28.7).
+//! Reads the JSON form (`SET FORMAT json`, since NCCL 2.28.7).
 
 use super::communicator::{Communicator, Member, MemberState, Process};
 use serde::Deserialize;
@@ -36,7 +36,7 @@ struct Ranked {
     collective_counts: BTreeMap<String, u64>,
 }
 
-/// The list in which a rank appears.
+/// The list in which a rank is.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Listed {
     Present,
@@ -44,7 +44,7 @@ enum Listed {
 }
 
 impl Ranked {
-    /// A flag or a code of its status, written as a number or as a truth.
+    /// A flag or a code of its status, which may be a number or a Boolean; 0 if it is missing.
     fn status(&self, name: &str) -> i64 {
         match self.status.get(name) {
             Some(Value::Bool(flag)) => i64::from(*flag),
@@ -80,7 +80,7 @@ impl Ranked {
     }
 
     fn member(self, listed: Listed) -> Member {
-        // The number on the host, whatever part of the devices the process was given to see.
+        // The device's number on the host, even if the process can see only a part of the devices.
         let device = self.nvml_dev.or(self.cuda_dev);
         Member {
             rank: Some(self.rank),
@@ -95,7 +95,7 @@ impl Ranked {
     }
 }
 
-/// NCCL's result codes, as its documentation names them.
+/// The name of an NCCL result code as in its documentation.
 fn error_name(code: i64) -> String {
     let known = match code {
         1 => "unhandled CUDA error",
@@ -109,9 +109,7 @@ fn error_name(code: i64) -> String {
     known.to_owned()
 }
 
-/// Whether these bytes look like such a report. Cheap: only the keys at the top distinguish one from a
-/// dump,
-/// and a dump may be large.
+/// Whether these bytes look like such a report. Only the keys at the top are searched, since a dump may be large.
 pub(super) fn is_report(bytes: &[u8]) -> bool {
     let head = &bytes[..bytes.len().min(4096)];
     let holds = |key: &[u8]| head.windows(key.len()).any(|part| part == key);
@@ -147,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn an_error_says_more_than_the_abort_that_follows_it() {
+    fn an_error_takes_precedence_over_the_abort_that_follows_it() {
         let status = r#""init_state": 0, "async_error": 6, "abort_flag": true"#;
         let failed = MemberState::Failed("remote error".into());
         assert_eq!(state(status, Listed::Present), failed);

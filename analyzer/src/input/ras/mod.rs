@@ -1,17 +1,15 @@
-//! NCCL's own reports on a job, from its RAS subsystem (`ncclras`, since NCCL 2.24), text or
-//! JSON, as further evidence next to the dumps.
+//! Reads NCCL's own reports on a job, from its RAS subsystem (`ncclras`, since NCCL 2.24), in text or JSON.
 //!
-//! RAS knows what no flight recorder does: which processes its network no longer reaches, and which
-//! communicators ended with an error. It does not know what hangs: its counts are launches, of five
-//! functions only. So it is further evidence, never the judge: [`join`] adds what it reports of a rank
-//! that a finding names, and speaks up by itself (E150) only for a rank that is dead or failed and
-//! that no finding names.
+//! RAS reports what no flight recorder shows: which processes its network no longer reaches, and which communicators
+//! ended with an error. It does not show what hangs: it counts only launches, and only of five functions. So it is
+//! further evidence and never decides a verdict alone: [`join`] adds its facts to the findings on a rank, and makes a
+//! finding of its own (E150) only for a rank that is dead or failed and that no finding names.
 //!
-//! The one reader of both forms is here: `communicators` for live views (see
-//! [`RasSource`](crate::live::source::RasSource)), [`RasReport`] for the part that is kept with dumps.
+//! `communicators` reads both forms for live views (see [`RasSource`](crate::live::source::RasSource)), [`RasReport`]
+//! for reports that are stored with dumps.
 //!
-//! Facts are joined to ranks by host, process id and device; where the dumps name neither host nor
-//! process (PyTorch's do not), by the rank in a communicator as large as the world.
+//! Facts are joined to ranks by host and process id; if the dumps name neither (PyTorch's do not), by the rank in a
+//! communicator as large as the world.
 
 mod communicator;
 mod facts;
@@ -32,7 +30,7 @@ pub struct RasReport {
     pub facts: Vec<Fact>,
 }
 
-/// One thing that is wrong with one process.
+/// One fault of one process.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Fact {
     /// The process.
@@ -41,20 +39,20 @@ pub struct Fact {
     pub what: RasState,
 }
 
-/// A process, or a rank of a communicator, as RAS names it.
+/// A process or a rank of a communicator as RAS names it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RasSubject {
-    /// Host name or address; empty if RAS does not know.
+    /// Host name or address; empty if unknown.
     pub host: String,
-    /// Process id; 0 if RAS does not know.
+    /// Process id; 0 if unknown.
     pub pid: u32,
-    /// The device's number on the host; empty if RAS does not give it.
+    /// The number of the device on the host; empty if unknown.
     pub device: String,
-    /// Rank in a communicator, and that communicator's size.
+    /// The rank in a communicator and the size of that communicator.
     pub rank: Option<(u32, u32)>,
 }
 
-/// What is wrong.
+/// A fault that RAS reports.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum RasState {
     /// The RAS network has not reached the process for a minute.
@@ -65,11 +63,11 @@ pub enum RasState {
     Error(String),
     /// It launched fewer operations than the others.
     Behind {
-        /// Which function; empty if the report does not name it.
+        /// The function; empty if the report does not name it.
         function: String,
-        /// How many it launched.
+        /// The number of operations that it launched.
         launched: u64,
-        /// How many most others did.
+        /// The number that most others launched.
         others: u64,
     },
     /// Its program aborted the communicator.
@@ -77,7 +75,7 @@ pub enum RasState {
 }
 
 impl RasReport {
-    /// Reads a report; `None` if these bytes are none.
+    /// Reads a report; `None` if these bytes are no report.
     pub fn parse(bytes: &[u8]) -> Option<Self> {
         if bytes.trim_ascii_start().first() == Some(&b'{') && !json::is_report(bytes) {
             return None;
@@ -89,7 +87,7 @@ impl RasReport {
     }
 }
 
-/// Reads a report of either form: its communicators, or why these bytes are none.
+/// Reads a report of either form and returns its communicators, or why these bytes are no report.
 pub(crate) fn communicators(bytes: &[u8]) -> Result<Vec<Communicator>, String> {
     match bytes.trim_ascii_start().first() {
         Some(b'{') => json::read(bytes),

@@ -1,11 +1,10 @@
-//! The text form: what `ncclras` prints. Tables, then the exceptions.
+//! Reads the text form, as `ncclras` prints it: tables, then the exceptions.
 //!
-//! Only communicators with exceptions are named there, each by a line that begins with
-//! `#<group>-<number> (<hash>)`; their size is in the table of their group. Below it, a line
-//! names a rank (`Rank 5 ... -- GPU 5 managed by process 812 on node n7`) or a process (`Process 812 on
-//! node n7 managing GPU 3`). What is wrong with it is in the same line, in the line before (`2 ranks
-//! reported ...`), or is the kind of the section. NCCL lists outliers beyond a quarter of the ranks only
-//! if it is asked for the verbose report.
+//! Only communicators with exceptions are listed there, each with a line that begins with `#<group>-<number> (<hash>)`;
+//! their size is in the table of their group. Below it, a line names a rank (`Rank 5 ... -- GPU 5 managed by process
+//! 812 on node n7`) or a process (`Process 812 on node n7 managing GPU 3`). Its fault is in the same line, in the line
+//! before (`2 ranks reported ...`), or is the kind of the section. If more than a quarter of the ranks differ, NCCL
+//! lists them only in the verbose report.
 
 use super::communicator::{Communicator, Member, MemberState, Process};
 use std::collections::BTreeMap;
@@ -28,40 +27,40 @@ pub(super) fn read(bytes: &[u8]) -> Result<Vec<Communicator>, String> {
 
 #[derive(Default)]
 struct TextParser {
-    /// Ranks a communicator, by the number of its group.
+    /// The number of ranks of a communicator, by the number of its group.
     sizes: BTreeMap<u32, u32>,
     known: BTreeMap<String, Communicator>,
-    /// What the lines below a headline are about.
+    /// The subject of the lines below a headline.
     block: Block,
-    /// Processes in trouble.
+    /// Processes that are dead or do not answer.
     troubled: Vec<(Process, MemberState)>,
-    /// How many ranks were listed by their numbers alone.
+    /// The number of ranks that were listed by number alone.
     listed: usize,
 }
 
-/// No report lists more ranks than this by their numbers alone: one that does would fill the memory.
+/// At most this many ranks listed by number alone are read, which bounds the memory.
 const MOST_LISTED: usize = 1 << 18;
 
 #[derive(Default)]
 enum Block {
-    /// Something that no communicator is concerned with.
+    /// Text that is about no communicator.
     #[default]
     Other,
     /// A communicator.
     Of {
         name: String,
-        /// How ranks do that are listed without a word.
+        /// The state of ranks that are listed without one.
         silent: MemberState,
-        /// What the counts are of.
+        /// The kind of operation that the counts are of.
         kind: String,
-        /// What holds for the ranks listed below.
+        /// The state of the ranks listed below, unless their line has one.
         heading: Option<Parsed>,
     },
     /// Processes in this state.
     Processes(MemberState),
 }
 
-/// The state that a line gives to one rank or to several.
+/// The state in a line about one or several ranks.
 #[derive(Clone)]
 enum Parsed {
     Launched(u64),
@@ -140,29 +139,29 @@ impl TextParser {
                         member(communicator, rank).state = MemberState::Unresponsive;
                     }
                 } else if let Some(rest) = text.strip_prefix("Rank ") {
-                    let (said, process) = rest.split_once(" -- ").unwrap_or((rest, ""));
-                    let (rank, said) = said.split_once(' ').unwrap_or((said, ""));
+                    let (text, process) = rest.split_once(" -- ").unwrap_or((rest, ""));
+                    let (rank, state) = text.split_once(' ').unwrap_or((text, ""));
                     let Ok(rank) = rank.parse() else { return };
-                    let said = match said {
+                    let state = match state {
                         "" => heading.clone(),
-                        said => Parsed::of(said),
+                        text => Parsed::of(text),
                     };
                     let member = member(communicator, rank);
                     if let Some(process) = managed(process) {
                         member.process = process;
                     }
-                    match said {
+                    match state {
                         Some(Parsed::Launched(count)) => {
                             member.launched.retain(|(known, _)| known != kind);
                             member.launched.push((kind.clone(), count));
                         }
                         Some(Parsed::Is(state)) => member.state = state,
-                        // A rank is listed in several sections; this one does not give its state.
+                        // A rank may be listed in several sections; this one does not state its state.
                         None if *silent == MemberState::Running => {}
                         None => member.state = silent.clone(),
                     }
-                } else if let Some((_, said)) = text.split_once(" ranks ") {
-                    *heading = Parsed::of(said);
+                } else if let Some((_, state)) = text.split_once(" ranks ") {
+                    *heading = Parsed::of(state);
                     // The most frequent count comes first.
                     if let Some(Parsed::Launched(count)) = heading
                         && !communicator
@@ -186,7 +185,7 @@ impl TextParser {
             for member in communicators.iter_mut().flat_map(|c| &mut c.members) {
                 let own = &member.process;
                 if (own.pid, &own.host) == (process.pid, &process.host) {
-                    // The dead are listed among those that do not answer, too.
+                    // Dead processes are also listed among those that do not answer.
                     if member.state != MemberState::Dead {
                         member.state = state.clone();
                     }
@@ -202,7 +201,7 @@ impl TextParser {
                 });
             }
         }
-        // So that the job's size, and processes that no communicator names, are reported in any case.
+        // This reports the size of the job and the processes that no communicator names.
         let has_largest = communicators.iter().any(|c| c.size == largest);
         if !alone.is_empty() || (largest > 0 && !has_largest) {
             communicators.push(Communicator {
@@ -232,7 +231,7 @@ fn member(communicator: &mut Communicator, rank: u32) -> &mut Member {
     &mut members[at]
 }
 
-/// A row of the table of groups: its number, and the ranks of each of its communicators.
+/// A row of the table of groups: its number and the ranks of each of its communicators.
 fn group_row(text: &str) -> Option<(u32, u32)> {
     let mut words = text.split_whitespace();
     let numbers: Vec<u32> = words
@@ -247,7 +246,7 @@ fn group_row(text: &str) -> Option<(u32, u32)> {
     }
 }
 
-/// `#<group>-<number> (<hash>) <section>`.
+/// The group, the hash and the section of a headline `#<group>-<number> (<hash>) <section>`.
 fn headline(text: &str) -> Option<(u32, String, &str)> {
     let rest = text.strip_prefix('#')?;
     let (numbers, rest) = rest.split_once(" (")?;
@@ -256,7 +255,7 @@ fn headline(text: &str) -> Option<(u32, String, &str)> {
     Some((group, name.to_owned(), section.trim()))
 }
 
-/// `The missing rank: 21`, `The missing ranks: 3,7-9`; the first `most` of them.
+/// The first `most` ranks in `The missing rank: 21` or `The missing ranks: 3,7-9`.
 fn missing_ranks(text: &str, most: usize) -> Option<Vec<u32>> {
     let (_, list) = text.strip_prefix("The missing rank")?.split_once(':')?;
     let mut ranks = Vec::new();
@@ -268,7 +267,7 @@ fn missing_ranks(text: &str, most: usize) -> Option<Vec<u32>> {
     Some(ranks)
 }
 
-/// `GPU 3 managed by process 1650386 on node node1`.
+/// The process in `GPU 3 managed by process 1650386 on node node1`.
 fn managed(text: &str) -> Option<Process> {
     Some(Process {
         pid: number_after(text, "managed by process ")?,
@@ -277,7 +276,7 @@ fn managed(text: &str) -> Option<Process> {
     })
 }
 
-/// `Process 3487984 on node 172.16.64.213 managing GPU 5`.
+/// The process in `Process 3487984 on node 172.16.64.213 managing GPU 5`.
 fn process_line(text: &str) -> Option<Process> {
     Some(Process {
         pid: number_after(text, "Process ")?,

@@ -1,22 +1,22 @@
-//! Partial summaries: what the verdict needs of many records in one small file (`.rsum`).
+//! Partial summaries: one small file (`.rsum`) with the parts of many records that the verdict needs.
 //!
-//! On a fleet the dumps lie on thousands of nodes. Each node packs its own, and the analysis reads
-//! the packed files as it would read the dumps themselves: the report is the same. Nothing is
-//! decided when packing, since what a rank did means nothing without its peers.
+//! In a fleet the dumps are on thousands of nodes. Each node packs its own, and the analysis reads the summaries like
+//! the dumps themselves: the report is the same. Nothing is judged when packing, since a rank's record cannot be judged
+//! without its peers.
 //!
 //! # Format, version 3
 //!
-//! Eight bytes `rcommsum`, the version as `u16`, then a gzip stream of parts: the length as `u32`, and
-//! so many bytes of `wire::Part` in postcard's encoding (<https://postcard.jamesmunns.com>).
-//! Integers outside of postcard are little-endian. What ranks share (shapes, stacks, members of
-//! groups) comes once, in a part before the first record that refers to it; operations are columns,
-//! mostly of differences. The last part holds the number of records: without it the file is cut.
+//! Eight bytes `rcommsum`, the version as `u16`, then a gzip stream of parts: the length as `u32`, and that many bytes
+//! of `wire::Part` in postcard's encoding (<https://postcard.jamesmunns.com>). Integers outside of postcard are
+//! little-endian. Data that ranks share (shapes, stacks, members of groups) is stored once, in a part before the first
+//! record that refers to it; operations are columns, mostly of differences. The last part holds the number of records:
+//! without it the file is cut.
 //!
-//! Version 2 has one more kind of part, for records with operations in CUDA graphs; version 3 another, for how
-//! the process of the record after it failed or ended.
+//! Version 2 adds a kind of part for records with operations in CUDA graphs; version 3 adds one for failures and the
+//! end of the process of the next record.
 //!
-//! Readers trust no length: parts, tables and what a record takes from the tables are bounded, and a
-//! record is checked before it is handed over.
+//! Readers trust no length: parts, tables and the references of a record to the tables are bounded, and a record is
+//! checked before it is passed on.
 
 mod read;
 mod wire;
@@ -31,7 +31,7 @@ const MAGIC: &[u8; 8] = b"rcommsum";
 const VERSION: u16 = 3;
 /// The oldest version that is read.
 const OLDEST: u16 = 1;
-/// The longest part, in bytes: a record of a million operations.
+/// The longest part, bytes: a record of a million operations.
 const MAX_PART: usize = 32 << 20;
 
 #[cfg(test)]
@@ -78,7 +78,7 @@ mod tests {
     }
 
     #[test]
-    fn operations_in_graphs_come_back_with_their_graph() {
+    fn operations_in_graphs_keep_their_graph() {
         let captured = dump(r#","graph_id":7"#);
         let graphs: Vec<_> = captured
             .entries
@@ -90,7 +90,7 @@ mod tests {
     }
 
     #[test]
-    fn failures_and_ends_come_back_with_their_record() {
+    fn failures_and_ends_stay_with_their_record() {
         let mut failed = dump("");
         let failure = Failure::new(FailureKind::PeerGone, &[1], 0, "rank 1 is gone");
         failed.failures.push(failure);

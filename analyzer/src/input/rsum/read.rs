@@ -9,10 +9,10 @@ use rcomm_recorder::publish::Dump;
 use rcomm_verdict::{Code, Problem};
 use std::io::{self, Read};
 
-/// Why a summary could not be read, or not to its end. What came before is used.
+/// Why a summary could not be read, or only a part of it. The part before the error is used.
 #[derive(Debug, thiserror::Error)]
 pub enum RsumError {
-    /// Of a newer version.
+    /// The summary has a newer version.
     #[error(
         "summary version {found} is newer than this build reads (up to {VERSION}); use a newer build"
     )]
@@ -26,7 +26,7 @@ pub enum RsumError {
         /// Records that were read.
         records: u64,
     },
-    /// Something that is not allowed at its place.
+    /// The content is not valid.
     #[error("the summary is damaged ({what}) after {records} records")]
     Damaged {
         /// What is wrong.
@@ -36,23 +36,23 @@ pub enum RsumError {
     },
 }
 
-/// What a summary holds, in order.
+/// A piece of a summary.
 #[derive(Debug)]
 pub enum Piece {
     /// One rank's record.
     Record {
         /// The record.
         dump: Box<Dump>,
-        /// Where it was when the summary was made.
+        /// Its path when the summary was made.
         path: String,
-        /// Its newest operations are missing.
+        /// Whether its newest operations are missing.
         cut: bool,
     },
-    /// Something that was wrong with an input.
+    /// A problem of an input.
     Problem(Problem),
-    /// What NCCL's RAS reported, and in which file.
+    /// The name of a file and the report of NCCL's RAS in it.
     Ras(String, RasReport),
-    /// So many files were looked at when it was made.
+    /// The number of files that were read when it was made.
     Files(u64),
 }
 
@@ -61,16 +61,16 @@ pub fn begins(head: &[u8]) -> bool {
     head.starts_with(MAGIC)
 }
 
-/// Rows that all tables of one file may have together, and their bytes in the file.
+/// The largest number of rows of all tables of one file, and of their bytes in the file.
 const MAX_ROWS: usize = 1 << 22;
 const MAX_TABLE_BYTES: usize = 256 << 20;
-/// Failures that one record may have.
+/// The largest number of failures of one record.
 const MAX_FAILURES: usize = 64;
 
-/// Reads a summary and hands over what it holds, piece by piece. Blocks until it is read.
+/// Reads a summary and passes each piece to `take`. Blocks until it is read.
 ///
 /// # Errors
-/// If it is cut, damaged or of a newer version; what came before has been handed over then.
+/// If it is cut, damaged or of a newer version; the pieces before the error have been passed on.
 pub fn read(reader: impl Read, mut take: impl FnMut(Piece)) -> Result<(), RsumError> {
     let mut records = 0;
     let result = PartReader::new(reader).and_then(|mut reader| {
@@ -116,7 +116,7 @@ struct PartReader<R> {
     from: GzDecoder<R>,
     tables: WireTables,
     table_bytes: usize,
-    /// Failures and end of the record to come.
+    /// Failures and end time of the next record.
     ended: (Vec<Failure>, i64),
     buffer: Vec<u8>,
 }
@@ -154,7 +154,7 @@ impl<R: Read> PartReader<R> {
                 "a part of {len} bytes; at most {MAX_PART} are read"
             )));
         }
-        // Grows with what is there, not with what is promised.
+        // The buffer grows with the data and not with the stated length.
         self.buffer.clear();
         let read = (&mut self.from)
             .take(len as u64)
@@ -169,7 +169,7 @@ impl<R: Read> PartReader<R> {
         }
     }
 
-    /// Nothing may follow the last part; the checksum behind it has to be right.
+    /// Checks that nothing but the right checksum follows the last part.
     fn end(&mut self) -> Result<(), Stop> {
         match self.from.read(&mut [0])? {
             0 => Ok(()),

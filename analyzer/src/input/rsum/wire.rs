@@ -1,4 +1,4 @@
-//! What is in a summary. The order of the fields is the format: see [`VERSION`](super::VERSION).
+//! The parts of a summary. The order of the fields is the format: see [`VERSION`](super::VERSION).
 
 use crate::input::ras::RasReport;
 use rcomm_recorder::model::{
@@ -9,29 +9,29 @@ use rcomm_recorder::publish::{Dump, DumpGroup, FormatVersion, Identity, Recorder
 use serde::{Deserialize, Serialize};
 use std::collections::HashMap;
 
-/// One piece of a summary.
+/// A part of a summary.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) enum Part {
-    /// Comes before the first record that needs it.
+    /// Rows of the tables, before the first record that needs them.
     WireTables(WireTables),
     Record(Box<Record>),
-    /// What was wrong with an input: code, path, sentence.
+    /// A problem of an input: code, path, sentence.
     Problem(String, String, String),
     End(End),
-    /// What NCCL's RAS reported, and in which file.
+    /// The name of a file and the report of NCCL's RAS in it.
     Ras(String, RasReport),
-    /// A record of which some operations were captured into CUDA graphs: which, and into which (since 2).
+    /// A record, and its operations that were captured into CUDA graphs with these graphs (since version 2).
     Captured(Box<Record>, Vec<(u32, u64)>),
-    /// Of the next record: what failed, and when its process closed it, or 0 (since 3).
+    /// For the next record: its failures, and when its process closed it, ns, or 0 (since version 3).
     Ended(Vec<Failure>, i64),
 }
 
-/// Rows that follow those of all tables before.
+/// Rows that are appended to the tables of earlier parts.
 #[derive(Debug, Default, Serialize, Deserialize)]
 pub(super) struct WireTables {
     pub(super) signatures: Vec<Signature>,
     pub(super) frames: Vec<Frame>,
-    /// Rows of `frames`, innermost first.
+    /// Indices of `frames`, innermost first.
     pub(super) stacks: Vec<Vec<u32>>,
     /// Members of groups.
     pub(super) members: Vec<Vec<Rank>>,
@@ -48,13 +48,13 @@ impl WireTables {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct End {
-    /// Records before this.
+    /// The number of records before this part.
     pub(super) records: u64,
-    /// Files that were looked at.
+    /// The number of files that were read.
     pub(super) files: u64,
 }
 
-/// One rank's record.
+/// The record of one rank.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct Record {
     pub(super) path: String,
@@ -65,7 +65,7 @@ pub(super) struct Record {
     status: Option<RankStatus>,
     comm_lib_version: String,
     groups: Vec<Group>,
-    /// Rows of the tables, in the record's own order.
+    /// Indices of rows of the tables, in the record's own order.
     signatures: Vec<u32>,
     frames: Vec<u32>,
     stacks: Vec<u32>,
@@ -79,18 +79,18 @@ struct Group {
     id: u32,
     name: String,
     desc: String,
-    /// Row of the table of members.
+    /// Index of a row of the table of members.
     members: u32,
     status: Option<ProcessGroupStatus>,
 }
 
-/// The operations, a column for each field.
+/// The operations, as a column for each field.
 #[derive(Debug, Default, Serialize, Deserialize)]
 struct Columns {
-    /// More than the one before.
+    /// The difference to the one before.
     record_id: Vec<i64>,
     group: Vec<u32>,
-    /// More than the one before in the same group; so the next two.
+    /// The difference to the one before in the same group; also for the next two columns.
     collective_seq_id: Vec<i64>,
     p2p_seq_id: Vec<i64>,
     op_id: Vec<i64>,
@@ -100,14 +100,14 @@ struct Columns {
     state: Vec<u8>,
     /// [`RETIRED`], [`IS_P2P`].
     flags: Vec<u8>,
-    /// 0 = none, 1 = any, else the rank and 2.
+    /// 0 = none, 1 = any, else the rank plus 2.
     peer: Vec<u64>,
     root: Vec<Option<u32>>,
-    /// 0 = none, else the code and 1.
+    /// 0 = none, else the code plus 1.
     reduce_op: Vec<u16>,
-    /// ns more than the one before.
+    /// The difference to the one before, ns.
     created: Vec<i64>,
-    /// ns after it was issued.
+    /// ns since its issue; also for the next column.
     started: Vec<Option<i64>>,
     completed: Vec<Option<i64>>,
     duration_ms: Vec<Option<f32>>,
@@ -118,18 +118,19 @@ struct Columns {
 const RETIRED: u8 = 1;
 const IS_P2P: u8 = 2;
 
-/// Rows of the tables that a record refers to, in the record's own order.
+/// Indices of the rows of the tables that a record refers to, in the record's own order.
 pub(super) struct Rows {
     pub(super) signatures: Vec<u32>,
     pub(super) frames: Vec<u32>,
     pub(super) stacks: Vec<u32>,
-    /// Of each group.
+    /// For each group.
     pub(super) members: Vec<u32>,
 }
 
 const ROW: &str = "a record refers to a row that no table has";
 
-/// Items that a record may take from the tables: rows repeated without end must not fill the memory.
+/// The largest number of items of the tables in one record: without it, repeated references to large rows could fill
+/// the memory.
 const MAX_ITEMS: usize = 1 << 25;
 
 struct Budget(usize);
@@ -157,7 +158,7 @@ fn signature_items(one: &Signature) -> usize {
         + types.map(|name| name.len() + 1).sum::<usize>()
 }
 
-/// Which operations of a dump went into which graphs.
+/// The indices of a dump's captured operations, each with its graph.
 pub(super) fn captured(dump: &Dump) -> Vec<(u32, u64)> {
     let entries = (0..).zip(&dump.entries);
     let captured = entries.filter_map(|(at, entry)| Some((at, entry.graph_id?)));
@@ -173,7 +174,7 @@ fn walk(step: i64, last: &mut u64) -> u64 {
     *last
 }
 
-/// Not seen = none.
+/// The ns from `created` to `then`; `None` if `then` is 0, so unknown.
 fn after(then: i64, created: i64) -> Option<i64> {
     (then != 0).then(|| then.wrapping_sub(created))
 }
@@ -210,8 +211,7 @@ impl Record {
         }
     }
 
-    /// The dump that this was made from, of which these operations went into these graphs; what is wrong
-    /// with it if there can be none.
+    /// Restores the dump; `captured` are its operations in CUDA graphs. The error states why the record is not valid.
     pub(super) fn into_dump(
         self,
         captured: &[(u32, u64)],

@@ -14,18 +14,18 @@ use std::io::{self, Write};
 /// Why a summary could not be written.
 #[derive(Debug, thiserror::Error)]
 pub enum SummarizeError {
-    /// The destination refused.
+    /// The destination could not be written to.
     #[error(transparent)]
     Io(#[from] io::Error),
-    /// A record that is too large for the format.
+    /// A record is too large for the format.
     #[error("the record {path} has too many operations for a summary")]
     TooLarge {
-        /// Which.
+        /// The path of the record.
         path: String,
     },
 }
 
-/// Writes a summary, record by record. Memory holds what the ranks share, and one record.
+/// Writes a summary record by record. Memory holds the tables that ranks share and one record.
 pub struct Writer<W: Write> {
     out: GzEncoder<W>,
     known: Known,
@@ -55,10 +55,10 @@ impl<W: Write> Writer<W> {
         })
     }
 
-    /// Takes a record in.
+    /// Adds a record.
     ///
     /// # Errors
-    /// If `out` cannot be written to, or the record has millions of operations.
+    /// If `out` cannot be written to, or the record is longer than 32 MiB.
     pub fn add(&mut self, loaded: &LoadedDump) -> Result<(), SummarizeError> {
         let LoadedDump {
             dump, path, cut, ..
@@ -81,7 +81,7 @@ impl<W: Write> Writer<W> {
         self.part(&part, path)
     }
 
-    /// Ends the summary with what was wrong with the input, and returns the destination.
+    /// Ends the summary with the problems of the input and returns the destination.
     ///
     /// # Errors
     /// If `out` cannot be written to.
@@ -118,7 +118,7 @@ impl<W: Write> Writer<W> {
 }
 
 impl Known {
-    /// Positions of a dump's tables in ours, and what is new in them.
+    /// The new rows of a dump, and the indices of all its rows in the shared tables.
     fn rows(&mut self, dump: &Dump) -> (WireTables, Rows) {
         let mut new = WireTables::default();
         let signatures = dump.signatures.iter();

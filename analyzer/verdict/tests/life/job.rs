@@ -1,4 +1,4 @@
-//! Records of a small job, written by hand.
+//! The records of a small job, written by hand.
 
 use rcomm_recorder::model::{
     Entry, EntryState, FailedOperation, Failure, FailureKind, OpType, Peer, ProcessGroupInfo, Rank,
@@ -16,19 +16,19 @@ pub(crate) fn at(seconds: f64) -> i64 {
     MIDDAY + (seconds * 1e9) as i64
 }
 
-/// How far an operation came, and when that was seen.
+/// The state of an operation, and when it was recorded.
 #[derive(Clone, Copy)]
 pub(crate) enum Came {
     /// Pending.
     Inside,
-    /// Completed then.
+    /// Completed at this time.
     Done(f64),
-    /// Ended with an error then.
+    /// Ended with an error at this time.
     Failed(f64),
 }
 
-/// The record of one rank of a job of `ranks`, with its all_reduces in order: when each was issued, and how
-/// far it came. The time-out of each is 30 s.
+/// The record of one rank of a job of `ranks`, with its all_reduces in order: when each was issued, and its state. The
+/// time-out of each is 30 s.
 pub(crate) fn record(rank: Rank, ranks: Rank, operations: &[(f64, Came)]) -> Dump {
     let mut dump = Dump {
         recorder: Recorder::Rcomm,
@@ -92,17 +92,17 @@ pub(crate) fn record(rank: Rank, ranks: Rank, operations: &[(f64, Came)]) -> Dum
     dump
 }
 
-/// The ring of a process that gave its last sign of life then.
+/// The ring of a process that gave its last sign of life at this time.
 pub(crate) fn dead(dump: Dump, last: f64) -> Dump {
     taken(dump, last, RingReader::OWNER_IS_DEAD)
 }
 
-/// A ring that was closed then.
+/// A ring that was closed at this time.
 pub(crate) fn closed(dump: Dump, last: f64) -> Dump {
     taken(dump, last, RingReader::CLOSED)
 }
 
-/// The ring of a live process, read then.
+/// The ring of a live process, read at this time.
 pub(crate) fn alive(dump: Dump, now: f64) -> Dump {
     taken(dump, now, RingReader::OWNER_LIVES)
 }
@@ -125,7 +125,7 @@ pub(crate) fn stopped(dump: Dump, then: f64, now: f64) -> Dump {
     dump
 }
 
-/// A dump whose last operation failed then, as the rank recorded it.
+/// A dump whose last operation failed at this time, as the rank recorded it.
 pub(crate) fn fails(mut dump: Dump, kind: FailureKind, about: &[Rank], then: f64) -> Dump {
     let rank = dump.identity.rank.unwrap_or_default();
     let last = dump.entries.last().expect("an operation that can fail");
@@ -144,8 +144,8 @@ pub(crate) fn fails(mut dump: Dump, kind: FailureKind, about: &[Rank], then: f64
     dump
 }
 
-/// What a launcher knows: the signal that it received and when, and how each rank ended: exit code, signal,
-/// time.
+/// A launch record: the signal that the launcher received and when, and for each rank exit code, signal and time of its
+/// end.
 pub(crate) fn launch(
     received: Option<(i32, f64)>,
     ends: &[(Option<i32>, Option<i32>, f64)],

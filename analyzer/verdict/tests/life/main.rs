@@ -1,4 +1,4 @@
-//! How a job lives and ends, from the rings of its ranks.
+//! Tests the verdicts on how a job lives and ends, from the rings of its ranks.
 
 mod job;
 
@@ -7,7 +7,7 @@ use rcomm_recorder::model::{FailureKind, Rank};
 use rcomm_recorder::publish::{Dump, LaunchRecord};
 use rcomm_verdict::{Code, EndKind, Policy, Report, Verdict, analyze};
 
-/// Judged after the fact and live: one answer.
+/// The verdict, which is the same post mortem and live.
 fn judge(dumps: &[Dump], now: f64) -> Report {
     let after = analyze(dumps, &Policy::default());
     let live = analyze(
@@ -209,7 +209,7 @@ fn while_a_process_lives_the_job_is_not_over_and_an_end_is_judged_once_it_has_se
         };
         analyze(&dumps, &policy)
     };
-    // The others may be on their way to the same end.
+    // The others may be about to end as well.
     let soon = look(1.5);
     assert_eq!((soon.verdict, soon.findings.len()), (Verdict::Running, 0));
     let report = look(2.5);
@@ -220,7 +220,7 @@ fn while_a_process_lives_the_job_is_not_over_and_an_end_is_judged_once_it_has_se
 #[test]
 fn whose_end_comes_in_the_middle_of_an_operation_waits_for_no_one_who_may_still_come() {
     let done = (0.0, Came::Done(0.1));
-    // Rank 1 was killed inside, a moment after it had come; rank 2 is on its way.
+    // Rank 1 was killed in the operation just after it had arrived; rank 2 has not arrived yet.
     let dumps = [
         alive(record(0, 3, &[done, (1.0, Came::Inside)]), 2.5),
         dead(record(1, 3, &[done, (1.0, Came::Inside)]), 1.01),
@@ -244,7 +244,7 @@ fn a_job_of_which_a_rank_left_no_record_is_not_called_over() {
     assert!(analyze(&dumps, &Policy::default()).end.is_none());
 }
 
-/// Judged with what the launcher knows.
+/// The verdict with a launch record.
 fn judge_launched(dumps: &[Dump], launch: LaunchRecord) -> Report {
     let policy = Policy {
         launches: vec![launch],
@@ -351,8 +351,8 @@ fn a_rank_that_came_after_the_time_out_is_named_by_those_that_waited() {
     assert!(sentence.contains("; it came 4.0 s later"), "{sentence}");
 }
 
-/// Ranks 1 and 3 have a group, ranks 2 and 3 another. Rank 1 gives up in the first, where rank 3 is missing, since it waits for rank 2
-/// in the second; rank 2 comes late. `records` says whether rank 3 recorded a time-out of its own.
+/// Ranks 1 and 3 have a group, ranks 2 and 3 another. Rank 1 gives up in the first, where rank 3 is missing because it
+/// waits for rank 2 in the second; rank 2 arrives late. `records` is whether rank 3 recorded a time-out of its own.
 fn chain(records: bool) -> Vec<Dump> {
     let of = |rank: Rank, group: u32, operations: &[(f64, Came)]| {
         let mut dump = record(rank, 4, operations);

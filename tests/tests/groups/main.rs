@@ -368,6 +368,31 @@ fn groups_may_be_made_in_another_order_on_each_rank() {
 }
 
 #[test]
+fn one_rank_may_make_hundreds_of_groups_before_the_others_begin() {
+    const GROUPS: u32 = 400;
+    run(2, |world| {
+        let deadline = Duration::from_secs(120);
+        if world.rank() == 1 {
+            world.store().wait(&["test/all made"], deadline).unwrap();
+        }
+        let make = |at| {
+            let options = GroupOptions::named(&format!("group {at}"));
+            world.new_group(&[0, 1], &options).unwrap()
+        };
+        let groups: Vec<_> = (0..GROUPS).map(make).collect();
+        if world.rank() == 0 {
+            world.store().set("test/all made", b"1").unwrap();
+        }
+        for group in &groups {
+            let mut sum = [1_u32];
+            group.all_reduce(&mut sum, ReduceOp::Sum).unwrap();
+            assert_eq!(sum, [2]);
+        }
+        world.shutdown().unwrap();
+    });
+}
+
+#[test]
 fn who_thinks_itself_in_a_group_is_told_whom_it_waited_for() {
     let change = |config: &mut Config| {
         failing(config);

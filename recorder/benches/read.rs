@@ -1,4 +1,4 @@
-//! How fast dumps are read: small ones of PyTorch's, and the file that `RCOMM_BENCH_DUMP` names.
+//! Time to read dumps: small ones of PyTorch's, and the file that `RCOMM_BENCH_DUMP` names.
 
 #![allow(clippy::unwrap_used, missing_docs)]
 

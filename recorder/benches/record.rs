@@ -1,5 +1,5 @@
-//! What recording costs: begin and completed together, as a backend calls them, in a ring of the default
-//! size that has wrapped; and its parts.
+//! Cost of recording: begin and completed together, as a backend calls them, in a ring of the default size that has
+//! wrapped; and the cost of its parts.
 
 #![allow(clippy::unwrap_used, missing_docs)]
 

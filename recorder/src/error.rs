@@ -3,7 +3,7 @@
 use std::io;
 use std::path::PathBuf;
 
-/// What this crate's functions return.
+/// The result of this crate's functions.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// An error. Its sentence names the facts and ends without a full stop.

@@ -7,17 +7,17 @@
 //! | job | `TORCHELASTIC_RUN_ID` | `PMIX_NAMESPACE`, `OMPI_MCA_ess_base_jobid` | | `SLURM_JOB_ID`, `SLURM_STEP_ID` |
 //! | attempt | `TORCHELASTIC_RESTART_COUNT` | | | `SLURM_RESTART_COUNT` |
 //!
-//! They are tried in this order, and the first that sets a rank is used: `mpirun` inside a Slurm allocation
-//! is Open MPI. `MASTER_ADDR` and `MASTER_PORT` name a job that its launcher does not name.
+//! They are tried in this order, and the first launcher that sets a rank is used: `mpirun` inside a Slurm allocation is
+//! Open MPI. If a launcher gives no name of the job, `MASTER_ADDR` and `MASTER_PORT` serve as one.
 
 use crate::model::Rank;
 
-/// A process's place in its job, as its launcher gave it.
+/// A process's place in its job, as set by its launcher.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Launched {
     /// Its rank, below `world_size`.
     pub rank: Rank,
-    /// How many ranks the job has.
+    /// Number of ranks of the job.
     pub world_size: u32,
     /// The job's name, equal on all its ranks; `None` if the environment has none.
     pub job: Option<String>,
@@ -41,7 +41,7 @@ const DIALECTS: [Dialect; 4] = [
         rank: "RANK",
         world_size: &["WORLD_SIZE"],
         attempt: "TORCHELASTIC_RESTART_COUNT",
-        // torchrun sets "none" where it was given no id.
+        // torchrun sets "none" if it was given no id.
         job: |env| env("TORCHELASTIC_RUN_ID").filter(|job| job != "none"),
     },
     Dialect {
@@ -138,7 +138,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_fit_together_is_no_place() {
+    fn inconsistent_variables_give_no_place() {
         assert_eq!(from(&[]), None);
         assert_eq!(from(&[("RANK", "3")]), None);
         assert_eq!(from(&[("RANK", "8"), ("WORLD_SIZE", "8")]), None);

@@ -8,7 +8,7 @@ use child::Child;
 use rcomm_recorder::model::{DType, EntryState, OpType, ProcessGroupInfo};
 use rcomm_recorder::publish::{
     Dump, Endpoint, EndpointAddress, EndpointClient, EndpointFollower, EndpointToken, Listen,
-    MOST_CONNECTIONS, PeerEndpoint,
+    MAX_CONNECTIONS, PeerEndpoint,
 };
 use rcomm_recorder::record::{
     FlightRecorder, GroupHandle, Operation, Placement, RecorderConfig, SignatureKey, SignatureRef,
@@ -109,7 +109,7 @@ fn status_and_record_are_answered_over_a_private_socket() {
 }
 
 #[test]
-fn later_looks_bring_what_changed_and_a_foreign_number_brings_all() {
+fn later_requests_get_changes_and_a_foreign_number_gets_the_whole_record() {
     let directory = tempfile::tempdir().unwrap();
     let (recorder, group) = recorder(directory.path());
     let endpoint = Endpoint::serve(recorder.clone(), Listen::beside(&recorder).unwrap()).unwrap();
@@ -163,7 +163,7 @@ fn resolved(dump: &Dump) -> Vec<String> {
 }
 
 #[test]
-fn follower_has_the_same_record_as_one_who_asks_for_all() {
+fn follower_has_the_same_record_as_a_full_request() {
     let directory = tempfile::tempdir().unwrap();
     let (recorder, world) = recorder(directory.path());
     let endpoint = Endpoint::serve(recorder.clone(), Listen::beside(&recorder).unwrap()).unwrap();
@@ -180,7 +180,7 @@ fn follower_has_the_same_record_as_one_who_asks_for_all() {
             };
             group = recorder.add_group(&info, Duration::ZERO);
         }
-        // From none to more than the ring holds.
+        // From no operations to more than the ring holds.
         for n in 0..round * 2 {
             let key = SignatureKey {
                 backend: "cpu",
@@ -234,7 +234,7 @@ fn a_process_writes_its_dump_when_its_endpoint_is_asked_to() {
 }
 
 #[test]
-fn tcp_endpoint_answers_those_alone_who_know_the_token() {
+fn tcp_endpoint_answers_only_clients_with_the_token() {
     let directory = tempfile::tempdir().unwrap();
     let (recorder, _) = recorder(directory.path());
     let token = EndpointToken::new("a token of this job".replace(' ', "-")).unwrap();
@@ -303,7 +303,7 @@ fn endpoint_answers_while_the_main_thread_is_stuck() {
 }
 
 #[test]
-fn socket_in_use_is_refused_and_one_that_was_left_is_replaced() {
+fn socket_in_use_is_refused_and_a_stale_one_is_replaced() {
     let directory = tempfile::tempdir().unwrap();
     let (recorder, _) = recorder(directory.path());
     let listen = Listen::beside(&recorder).unwrap();
@@ -318,7 +318,7 @@ fn socket_in_use_is_refused_and_one_that_was_left_is_replaced() {
 }
 
 #[test]
-fn clients_that_misbehave_do_not_keep_others_from_their_answer() {
+fn misbehaving_clients_do_not_block_others() {
     let directory = tempfile::tempdir().unwrap();
     let (recorder, _) = recorder(directory.path());
     let endpoint = Endpoint::serve(recorder.clone(), Listen::beside(&recorder).unwrap()).unwrap();
@@ -337,8 +337,8 @@ fn clients_that_misbehave_do_not_keep_others_from_their_answer() {
         stream.read_to_string(&mut answer).unwrap();
         assert!(!answer.starts_with("HTTP/1.1 200"), "{answer}");
     }
-    // As many clients as may connect stay silent: they lose their places after a while.
-    let silent: Vec<_> = (0..MOST_CONNECTIONS)
+    // As many clients as may connect stay silent: they lose their places after some time.
+    let silent: Vec<_> = (0..MAX_CONNECTIONS)
         .map(|_| UnixStream::connect(path).unwrap())
         .collect();
     assert!(client(&endpoint).status(soon()).is_ok());
@@ -346,7 +346,7 @@ fn clients_that_misbehave_do_not_keep_others_from_their_answer() {
 }
 
 /// The client's error for a server that answers `answer` and then closes.
-fn complaint(answer: &'static [u8]) -> String {
+fn error_for(answer: &'static [u8]) -> String {
     let server = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
     let address = EndpointAddress::Tcp(server.local_addr().unwrap());
     let serving = std::thread::spawn(move || {
@@ -367,26 +367,26 @@ fn complaint(answer: &'static [u8]) -> String {
 }
 
 #[test]
-fn server_that_answers_nonsense_is_told_from_one_that_is_silent() {
-    assert!(complaint(b"SSH-2.0-OpenSSH\r\n\r\n").starts_with("it does not speak HTTP"));
+fn invalid_answers_and_silence_are_distinguished() {
+    assert!(error_for(b"SSH-2.0-OpenSSH\r\n\r\n").starts_with("it does not speak HTTP"));
     assert_eq!(
-        complaint(b""),
+        error_for(b""),
         "its answer ended before the end of the head"
     );
     assert_eq!(
-        complaint(b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n"),
+        error_for(b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n"),
         "it answered with HTTP status 404"
     );
     assert_eq!(
-        complaint(b"HTTP/1.1 200 OK\r\nContent-Length: 99\r\n\r\nhalf"),
+        error_for(b"HTTP/1.1 200 OK\r\nContent-Length: 99\r\n\r\nhalf"),
         "it closed the connection before the end of its answer"
     );
     assert_eq!(
-        complaint(b"HTTP/1.1 200 OK\r\nContent-Length: 99999999999\r\n\r\n"),
+        error_for(b"HTTP/1.1 200 OK\r\nContent-Length: 99999999999\r\n\r\n"),
         "its answer has a missing or oversized Content-Length"
     );
     assert!(
-        complaint(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n[]")
+        error_for(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n[]")
             .starts_with("its answer is not a valid record")
     );
 
@@ -403,7 +403,7 @@ fn server_that_answers_nonsense_is_told_from_one_that_is_silent() {
 }
 
 #[test]
-fn endpoint_that_is_not_there_is_named() {
+fn a_missing_endpoint_is_named() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("nobody.sock");
     let error = EndpointClient::new(EndpointAddress::Unix(path.clone()), None)

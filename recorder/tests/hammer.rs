@@ -1,9 +1,8 @@
 //! A writer at full speed in one process, a reader in another: no entry is ever torn.
 //!
-//! The writer derives every field of an entry from one number, so the reader can check whether all of
-//! them belong together. The ring is small, so that slots are reused all the time. A normal run reads
-//! for three seconds and at least a quarter of a million entries, or two million if it was built with
-//! `--release`; `RCOMM_HAMMER_SECONDS` asks for more.
+//! The writer derives every field of an entry from one number, so the reader can check that all of them belong
+//! together. The ring is small, so slots are reused all the time. A normal run takes at least three seconds and reads
+//! at least 250,000 entries, or two million in a `--release` build; `RCOMM_HAMMER_SECONDS` sets a longer time.
 
 #![allow(clippy::unwrap_used)]
 
@@ -19,7 +18,7 @@ use rcomm_recorder::record::{
 use std::time::{Duration, Instant};
 
 const WRITERS: u64 = 2;
-/// Entries: a few seconds' work, where the build is optimised and where it is not.
+/// Minimum number of entries to read: a few seconds' work in both kinds of builds.
 const LEAST_READS: usize = if cfg!(debug_assertions) {
     250_000
 } else {
@@ -28,7 +27,7 @@ const LEAST_READS: usize = if cfg!(debug_assertions) {
 
 /// The operation that is number `n`.
 fn with_operation<T>(group: GroupHandle, n: u64, then: impl FnOnce(&Operation<'_>) -> T) -> T {
-    // More shapes than the table has room for: some travel in the lap ring.
+    // More shapes than fit in the table: some are stored in the lap ring.
     let shape = [n % 50, 3];
     let tensor = [Tensor {
         dtype: DType::ALL[n as usize % DType::ALL.len()],
@@ -78,7 +77,7 @@ fn check(dump: &Dump, entry: &Entry) {
     );
     assert_eq!(entry.timeout_ms, n % 100_000, "{entry:?}");
     let signature = &dump.signatures[entry.signature as usize];
-    // Sizes without types are those of a record whose own facts were lapped before they were read.
+    // Sizes without types mean that the record's own data was overwritten before it was read.
     if !signature.input_dtypes.is_empty() {
         assert_eq!(signature.input_sizes, [[n % 50, 3]], "{entry:?}");
         let dtype = DType::ALL[n as usize % DType::ALL.len()];

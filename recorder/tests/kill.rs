@@ -1,4 +1,4 @@
-//! A ring is readable whatever became of its owner: killed, stopped, or stuck on its way out.
+//! A ring is readable whatever happened to its owner: killed, stopped, or stuck in its teardown.
 
 #![allow(clippy::unwrap_used)]
 
@@ -52,7 +52,7 @@ fn record(recorder: &FlightRecorder, group: GroupHandle, seq: u64) {
 
 #[test]
 #[ignore = "run by the tests below, as a process of its own"]
-fn rank_that_records_without_end() {
+fn rank_that_records_forever() {
     let Some(directory) = child::directory() else {
         return;
     };
@@ -65,7 +65,7 @@ fn rank_that_records_without_end() {
     }
 }
 
-/// Its main thread is past all work and waits for a thread that never ends.
+/// Its main thread has finished its work and joins a thread that never ends.
 #[test]
 #[ignore = "run by the tests below, as a process of its own"]
 fn rank_that_is_stuck_in_teardown() {
@@ -99,8 +99,8 @@ fn until(what: &str, mut holds: impl FnMut() -> bool) {
     }
 }
 
-/// The newest `entries` records without a gap, but for one that the end may have cut short.
-fn check_story(dump: &Dump) {
+/// Checks that the newest `entries` records have no gap, except one that the process's end may have left incomplete.
+fn check_no_gap(dump: &Dump) {
     let unreadable = dump.status.as_ref().unwrap().dropped;
     assert!(unreadable <= 1, "{unreadable} entries are unreadable");
     assert!(dump.entries.len() as u64 >= 1_024 - unreadable);
@@ -119,10 +119,10 @@ fn check_story(dump: &Dump) {
 }
 
 #[test]
-fn ring_of_a_killed_process_is_whole_and_known_as_dead() {
+fn ring_of_a_killed_process_is_complete_and_reported_dead() {
     for round in 0..10 {
         let directory = tempfile::tempdir().unwrap();
-        let mut rank = Child::spawn("rank_that_records_without_end", directory.path());
+        let mut rank = Child::spawn("rank_that_records_forever", directory.path());
         let reader = RingReader::attach(rank.read_line()).unwrap();
         assert!(reader.is_alive());
         // Each round ends at another moment.
@@ -131,9 +131,9 @@ fn ring_of_a_killed_process_is_whole_and_known_as_dead() {
         rank.wait();
         assert!(!reader.is_alive());
         let dump = reader.snapshot();
-        check_story(&dump);
+        check_no_gap(&dump);
         assert_eq!(dump.identity.reason, RingReader::OWNER_IS_DEAD);
-        // A later reader finds the same.
+        // A later reader gets the same result.
         let later = &list_rings(directory.path()).unwrap()[0];
         assert_eq!(RingReader::attach(&later.path).unwrap().snapshot(), dump);
         assert_eq!(remove_stale_rings(directory.path(), None).unwrap().len(), 1);
@@ -141,13 +141,13 @@ fn ring_of_a_killed_process_is_whole_and_known_as_dead() {
 }
 
 #[test]
-fn ring_of_a_stopped_process_is_readable_and_known_as_alive() {
+fn ring_of_a_stopped_process_is_readable_and_reported_alive() {
     let directory = tempfile::tempdir().unwrap();
-    let mut rank = Child::spawn("rank_that_records_without_end", directory.path());
+    let mut rank = Child::spawn("rank_that_records_forever", directory.path());
     let reader = RingReader::attach(rank.read_line()).unwrap();
     until("records", || reader.records() > 5_000);
     rank.signal(Signal::STOP);
-    // The signal takes effect when it does: then nothing moves any more.
+    // The signal takes effect some time later: wait until no record is added any more.
     let mut before = 0;
     until("a standstill", || {
         let records = reader.records();
@@ -157,7 +157,7 @@ fn ring_of_a_stopped_process_is_readable_and_known_as_alive() {
         still
     });
     let dump = reader.snapshot();
-    check_story(&dump);
+    check_no_gap(&dump);
     assert_eq!(dump.identity.reason, RingReader::OWNER_IS_STOPPED);
     assert!(
         remove_stale_rings(directory.path(), None)
@@ -169,7 +169,7 @@ fn ring_of_a_stopped_process_is_readable_and_known_as_alive() {
 }
 
 #[test]
-fn ring_of_a_process_stuck_in_teardown_says_where_it_is() {
+fn ring_of_a_process_stuck_in_teardown_shows_its_position() {
     let directory = tempfile::tempdir().unwrap();
     let mut rank = Child::spawn("rank_that_is_stuck_in_teardown", directory.path());
     let reader = RingReader::attach(rank.read_line()).unwrap();

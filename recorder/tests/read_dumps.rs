@@ -1,4 +1,4 @@
-//! Real dumps, whole, cut and damaged, through the reader.
+//! Reads real dumps: whole, truncated and damaged.
 #![allow(clippy::unwrap_used)]
 
 mod indices;
@@ -28,14 +28,14 @@ fn files_below(folder: &Path, found: &mut Vec<PathBuf>) {
     }
 }
 
-/// A dump without what its JSON form leaves out.
+/// A dump without the parts that its JSON form omits.
 fn without_stacks(mut dump: Dump) -> Dump {
     dump.frames.clear();
     dump.stacks.clear();
     for entry in &mut dump.entries {
         entry.stack = None;
     }
-    // The two forms list groups in their own order of keys.
+    // The two forms list groups in different orders.
     let mut order: Vec<u32> = (0..dump.groups.len() as u32).collect();
     order.sort_by_key(|&at| {
         let info = &dump.groups[at as usize].info;
@@ -91,7 +91,7 @@ fn every_real_dump_is_read_and_every_other_file_is_refused() {
         for entry in &dump.entries {
             let group = &dump.groups[entry.group as usize];
             assert!(!group.info.name.is_empty(), "{name}");
-            // A cut file may have lost what came after its entries.
+            // A truncated file may have lost the data after its entries.
             if problems.is_empty() && group.info.desc == "default_pg" {
                 assert!(!group.info.ranks.is_empty(), "{name}");
             }
@@ -168,7 +168,7 @@ fn an_entry_is_read_field_by_field() {
 }
 
 #[test]
-fn gloo_s_unnamed_group_is_the_world() {
+fn unnamed_group_of_gloo_is_the_world() {
     let (dump, _) = Dump::read(&bytes("never-join-native-w4/pickle/rank_0")).unwrap();
     assert_eq!(dump.recorder, Recorder::NativeGloo);
     assert_eq!(dump.groups.len(), 1);
@@ -298,7 +298,7 @@ fn groups_without_entries_get_the_numbers_that_are_left() {
 }
 
 #[test]
-fn an_entry_that_makes_no_sense_is_left_out_and_told() {
+fn an_invalid_entry_is_skipped_and_reported() {
     let text = br#"{"version":"2.10","entries":[{"profiling_name":"nccl:barrier"},
         {"profiling_name":"nccl:barrier","state":"flying"},17,
         {"profiling_name":"nccl:barrier","input_sizes":[[-4]]},{"profiling_name":"nccl:barrier"}]}"#;
@@ -315,7 +315,7 @@ fn an_entry_that_makes_no_sense_is_left_out_and_told() {
 }
 
 #[test]
-fn entries_that_are_no_list_are_told_and_absent_entries_are_none() {
+fn entries_that_are_not_a_list_are_reported() {
     for (value, found) in [
         ("null", "None"),
         ("17", "a number"),
@@ -372,7 +372,7 @@ fn instructions_that_construct_objects_are_refused_by_name() {
 }
 
 #[test]
-fn lengths_beyond_the_file_are_a_cut() {
+fn lengths_beyond_the_file_are_truncation() {
     for body in [
         &b"X\xff\xff\xff\xff"[..],
         b"\x8d\xff\xff\xff\xff\xff\xff\xff\xff",
@@ -390,7 +390,7 @@ fn lengths_beyond_the_file_are_a_cut() {
 }
 
 #[test]
-fn numbers_of_memo_or_negative_length_that_make_no_sense_are_damage() {
+fn invalid_memo_numbers_and_lengths_are_damage() {
     for body in [
         &b"}r\xff\xff\xff\xff"[..],
         b"}j\xff\xff\xff\xff",
@@ -412,7 +412,7 @@ fn numbers_of_memo_or_negative_length_that_make_no_sense_are_damage() {
 }
 
 #[test]
-fn five_million_nested_lists_are_no_depth_at_all() {
+fn five_million_nested_lists_do_not_overflow_the_stack() {
     let mut body = b"]".repeat(5_000_000);
     body.extend(b"a".repeat(4_999_999));
     let read = Dump::read(&pickle(&body));
@@ -430,8 +430,8 @@ fn five_million_nested_lists_are_no_depth_at_all() {
 
 #[test]
 fn a_memo_bomb_is_never_expanded() {
-    // Each list holds the one before twice: 2^60 leaves when expanded. The last is used as the frames
-    // of an entry, for its shapes, and for the list of groups.
+    // Each list contains the previous one twice: 2^60 leaves when expanded. The last one is used as the frames of an
+    // entry, for its shapes, and for the list of groups.
     let mut body = b"}(N]q\x00".to_vec();
     for level in 0..60_u8 {
         body.extend([
@@ -465,7 +465,7 @@ fn a_memo_bomb_is_never_expanded() {
 }
 
 #[test]
-fn a_list_that_holds_itself_is_read_without_end_of_patience() {
+fn a_list_that_contains_itself_is_read_in_finite_time() {
     let body = b"}(X\x09\0\0\0pg_config}X\x07\0\0\0entries]q\x00(h\x00h\x00eu";
     let (dump, problems) = Dump::read(&pickle(body)).unwrap();
     assert!(dump.entries.is_empty());
@@ -476,7 +476,7 @@ fn a_list_that_holds_itself_is_read_without_end_of_patience() {
 }
 
 #[test]
-fn garbage_and_emptiness_are_named() {
+fn invalid_and_empty_input_is_named() {
     assert_eq!(Dump::read(b""), Err(ReadError::Empty));
     for garbage in [&b"hello"[..], b"\x1f\x8b\x08\0", b"\0\0\0\0", b" \n\t"] {
         assert!(matches!(

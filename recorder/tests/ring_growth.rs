@@ -1,5 +1,5 @@
-//! Tests a ring whose file gets its space while it is used: no record is lost or read wrongly, and on a full file
-//! system records are lost, counted, and nothing else happens.
+//! Tests a ring whose file is reserved while it is used: no record is lost or read incorrectly; on a full file system,
+//! records are lost and counted, without further effects.
 
 #![allow(clippy::unwrap_used)]
 
@@ -16,7 +16,7 @@ use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
-/// A folder in memory, as rings have it.
+/// A folder on a memory-backed file system, as rings use.
 fn directory() -> tempfile::TempDir {
     tempfile::tempdir_in("/dev/shm").unwrap()
 }
@@ -47,7 +47,7 @@ const BARRIER: SignatureKey<'static> = SignatureKey {
     outputs: &[],
 };
 
-/// Records this many, one after the other, each to its end.
+/// Records this many operations, each to its end.
 fn record(recorder: &FlightRecorder, group: GroupHandle, count: u64) {
     for seq in 0..count {
         let operation = Operation {
@@ -63,13 +63,13 @@ fn reader(recorder: &FlightRecorder) -> RingReader {
     RingReader::attach(recorder.storage().path().unwrap()).unwrap()
 }
 
-/// Bytes of the ring's file that have space.
+/// Number of bytes of the ring's file that are reserved.
 fn space(recorder: &FlightRecorder) -> u64 {
     let about = recorder.storage().path().unwrap().metadata().unwrap();
     about.blocks() * 512
 }
 
-/// Page faults of this thread that needed no disk.
+/// Number of page faults of this thread without disk access.
 fn faults() -> u64 {
     let stat = std::fs::read_to_string("/proc/thread-self/stat").unwrap();
     let behind_name = stat.rsplit(')').next().unwrap();
@@ -83,7 +83,7 @@ fn faults() -> u64 {
 }
 
 #[test]
-fn ring_grows_as_it_is_written_and_readers_see_all_of_it() {
+fn ring_grows_as_it_is_written_and_readers_see_all_records() {
     let directory = directory();
     let recorder = recorder(directory.path());
     let group = group(&recorder);
@@ -91,7 +91,7 @@ fn ring_grows_as_it_is_written_and_readers_see_all_of_it() {
     let whole = recorder.size_bytes() as u64;
     assert!(space(&recorder) < whole / 2, "most of it has no space yet");
     assert_eq!(early.snapshot().entries.len(), 0);
-    // Reading what is not reserved does not reserve it.
+    // Reading unreserved parts does not reserve them.
     assert!(space(&recorder) < whole / 2);
 
     record(&recorder, group, 5_000);
@@ -105,7 +105,7 @@ fn ring_grows_as_it_is_written_and_readers_see_all_of_it() {
     }
     assert!(space(&recorder) < whole, "the rest has none");
 
-    // Splits go behind the slots.
+    // Splits are stored after the slots.
     let splits = Operation {
         input_splits: &[3, 4],
         output_splits: &[5, 6],
@@ -124,7 +124,7 @@ fn ring_grows_as_it_is_written_and_readers_see_all_of_it() {
 }
 
 #[test]
-fn records_in_a_ring_that_was_touched_meet_no_page_fault() {
+fn records_in_a_touched_ring_cause_no_page_fault() {
     let directory = directory();
     let entries = 16_384;
     let [with, without] = [true, false].map(|touched| {
@@ -143,7 +143,7 @@ fn records_in_a_ring_that_was_touched_meet_no_page_fault() {
 }
 
 #[test]
-fn full_file_system_costs_records_and_is_counted() {
+fn full_file_system_loses_records_and_counts_them() {
     let directory = tempfile::tempdir().unwrap();
     let mount = |arguments: &[&str]| {
         let status = Command::new(arguments[0])

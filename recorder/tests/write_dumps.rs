@@ -1,4 +1,4 @@
-//! Dumps written in both encodings, read back by us and by PyTorch.
+//! Dumps written in both encodings, read back by this crate and by PyTorch.
 #![allow(clippy::unwrap_used, clippy::print_stderr)]
 
 use proptest::prelude::*;
@@ -371,7 +371,7 @@ fn stuck_rank(rank: u32) -> Dump {
 }
 
 #[test]
-fn pytorch_s_own_analyser_reads_our_pickles_and_names_the_missing_rank() {
+fn analyser_of_pytorch_reads_our_pickles_and_names_the_missing_rank() {
     let Some(python) = python() else { return };
     let folder = tempfile::tempdir().unwrap();
     for rank in 0..4 {
@@ -388,7 +388,7 @@ fn pytorch_s_own_analyser_reads_our_pickles_and_names_the_missing_rank() {
 }
 
 #[test]
-fn pytorch_s_dumps_written_again_are_equal_in_python() {
+fn rewritten_dumps_of_pytorch_are_equal_in_python() {
     let Some(python) = python() else { return };
     let folder = tempfile::tempdir().unwrap();
     // The generator's durations have more digits than PyTorch's recorder, which keeps 32 bits.
@@ -416,7 +416,7 @@ for line in sys.stdin.read().splitlines():
     for scenario in std::fs::read_dir(fixtures()).unwrap() {
         let scenario = scenario.unwrap().path();
         let name = scenario.file_name().unwrap().to_string_lossy().into_owned();
-        // Gloo's unnamed group gets its name on the way, and the cut file cannot be loaded.
+        // Gloo's unnamed group gets its name when it is read, and the truncated file cannot be loaded.
         if name.contains("native") || name.contains("truncated") {
             continue;
         }
@@ -428,7 +428,7 @@ for line in sys.stdin.read().splitlines():
             let dump = read_whole(&std::fs::read(&path).unwrap());
             let rank = path.file_name().unwrap().to_string_lossy().into_owned();
             let again = folder.path().join(format!("{name}-{rank}"));
-            // The peers' own ends are in the names only if the rank is known.
+            // The names contain both ends of a message only if the rank is known.
             let rank: String = rank.chars().filter(char::is_ascii_digit).collect();
             let mut dump = dump;
             dump.identity.rank = rank.parse().ok();

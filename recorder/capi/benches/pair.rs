@@ -1,5 +1,4 @@
-//! What a begin and completed pair costs through the C functions, with a call site, in a ring that has
-//! wrapped.
+//! Cost of a pair of begin and completed through the C functions, with a call site, in a ring that has wrapped.
 
 #![allow(clippy::unwrap_used, missing_docs, unsafe_code)]
 
@@ -28,7 +27,7 @@ fn pair(criterion: &mut Criterion) {
         entries: 0,
     };
     let mut ring = ptr::null_mut();
-    // SAFETY: the configuration and the place live through the call.
+    // SAFETY: the configuration and the place for the handle are valid during the call.
     let opened = unsafe { rcomm_recorder_open(&config, &mut ring) };
     assert_eq!(opened, RCOMM_RECORDER_OK);
     let ranks = [0];
@@ -47,7 +46,7 @@ fn pair(criterion: &mut Criterion) {
         dimensions: 2,
         shape: shape.as_ptr(),
     };
-    // SAFETY: the handle lives, and all that is pointed to lives through the calls.
+    // SAFETY: the handle is alive, and all pointed-to memory is valid during the calls.
     let (group, call_site, signature) = unsafe {
         (
             rcomm_recorder_group(ring, &group),
@@ -85,7 +84,7 @@ fn pair(criterion: &mut Criterion) {
     let mut once = || {
         operation.collective_seq_id += 1;
         operation.op_id += 1;
-        // SAFETY: the handle and the operation live.
+        // SAFETY: the handle and the operation are valid.
         unsafe {
             let ticket = rcomm_recorder_begin(ring, black_box(&operation));
             rcomm_recorder_completed(ring, black_box(ticket));

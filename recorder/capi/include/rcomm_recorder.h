@@ -1,19 +1,20 @@
 /*
- * rcomm's flight recorder: writes what one rank does into a ring that outlives its process.
+ * rcomm's flight recorder: writes the operations of one rank into a ring that outlives its process.
  *
  * Generated from recorder/capi/src and the table of operations; a test compares the two.
  *
- * Any thread may call any function at any time, but for rcomm_recorder_close and rcomm_recorder_leave,
+ * Any thread may call any function at any time, except rcomm_recorder_close and rcomm_recorder_leave,
  * which end the handle. The functions that record (begin, started, completed, failed, retired, phase,
  * step, heartbeat) never block, never fail, and allocate nothing; those that add to a table (group,
  * members, call_site, signature) take a lock for the time of a copy: call them once and keep the number.
  * Operations of one group are begun in the order of issue.
  *
- * A child made by fork may hold its parent's handle: every function then does nothing. To record, the
- * child opens a ring of its own.
+ * In a child made by fork, functions called with the parent's handle do nothing. To record, the child
+ * opens a ring of its own.
  *
- * Texts are UTF-8 and end with a zero byte; NULL is the empty text. What a call points to is copied before
- * it returns. The number is RCOMM_RECORDER_NONE where a table is full, and may be passed on.
+ * Texts are UTF-8 and end with a zero byte; NULL is the empty text. Memory that arguments point to is copied
+ * before the call returns. If a table is full, the returned number is RCOMM_RECORDER_NONE, which other
+ * functions accept.
  */
 
 #ifndef RCOMM_RECORDER_H
@@ -124,24 +125,25 @@
 // The call failed; `rcomm_recorder_last_error` returns the reason.
 #define RCOMM_RECORDER_FAILED 1
 
-// The number of no row: of a table that is full, and of a call site, peer or root that is not known.
+// A missing number: of a group or call site that did not fit in its table, or an unknown call site, peer or
+// root.
 #define RCOMM_RECORDER_NONE UINT32_MAX
 
 // The peer of a receive from any rank.
 #define RCOMM_RECORDER_ANY (UINT32_MAX - 1)
 
-// A ring that is open.
+// An open ring.
 typedef struct rcomm_recorder rcomm_recorder;
 
-// An operation that was begun, for what follows. Free to copy, and to pass to other threads.
+// Refers to an operation that was begun, for later calls. Free to copy, and to pass to other threads.
 typedef struct rcomm_recorder_ticket {
-  // For the recorder.
+  // For the recorder's use only.
   uint64_t words[3];
 } rcomm_recorder_ticket;
 
-// The number of a signature.
+// Identifies a signature.
 typedef struct rcomm_recorder_signature_id {
-  // For the recorder.
+  // For the recorder's use only.
   uint64_t words[3];
 } rcomm_recorder_signature_id;
 
@@ -149,82 +151,82 @@ typedef struct rcomm_recorder_signature_id {
 typedef struct rcomm_recorder_operation {
   // The number of its group.
   uint32_t group;
-  // Where the program called, or `RCOMM_RECORDER_NONE`.
+  // Number of the call site, or `RCOMM_RECORDER_NONE`.
   uint32_t call_site;
-  // What it looks like.
+  // Its signature.
   struct rcomm_recorder_signature_id signature;
-  // Per group, +1 per collective; messages carry the current value.
+  // Per group, +1 per collective; point-to-point operations carry the current value.
   uint64_t collective_seq_id;
-  // Per group, +1 per message or batch of them.
+  // Per group, +1 per point-to-point operation or batch.
   uint64_t p2p_seq_id;
-  // Per group, +1 per operation.
+  // Per group, +1 per logical operation.
   uint64_t op_id;
-  // The other end of a message as a rank of the group, `RCOMM_RECORDER_ANY`, or `RCOMM_RECORDER_NONE`.
+  // The peer of a send or receive, as a rank of the group, `RCOMM_RECORDER_ANY`, or `RCOMM_RECORDER_NONE`.
   uint32_t peer;
   // The root as a rank of the group, or `RCOMM_RECORDER_NONE`.
   uint32_t root;
-  // How long it may take, in ms; 0 = not known.
+  // Its time-out in ms; 0 = unknown.
   uint64_t timeout_ms;
-  // Elements to each rank of the group; NULL where the operation has none.
+  // Elements sent to each rank of the group; NULL if the operation has no splits.
   const uint64_t *input_splits;
-  // How many there are.
+  // Number of input splits.
   size_t input_split_count;
-  // Elements from each rank of the group; NULL where the operation has none.
+  // Elements received from each rank of the group; NULL if the operation has no splits.
   const uint64_t *output_splits;
-  // How many there are.
+  // Number of output splits.
   size_t output_split_count;
   // Its code: one of `RCOMM_RECORDER_ALL_REDUCE` and so on.
   uint8_t op;
-  // The code of its reduction, as `RCOMM_SUM` and so on in rcomm.h; 255 = none or not known.
+  // The code of its reduction, as `RCOMM_SUM` and so on in rcomm.h; 255 = none or unknown.
   uint8_t reduction;
-  // 1 if it is counted by `p2p_seq_id`.
+  // 1 if it is counted by `p2p_seq_id`, otherwise 0.
   uint8_t is_p2p;
-  // 1 if it starts as it is issued.
+  // 1 if it starts when it is issued, otherwise 0.
   uint8_t starts_at_once;
 } rcomm_recorder_operation;
 
-// Whose ring to open.
+// The configuration of a ring.
 typedef struct rcomm_recorder_config {
-  // A folder below which the ring is made; NULL = `/dev/shm/rcomm-<uid>`, where the views look, or
-  // the process's own memory if no ring can be made there.
+  // Folder below which the ring is created; NULL = `/dev/shm/rcomm-<uid>`, where the views look for it, or the
+  // process's own memory if no ring can be created there.
   const char *directory;
-  // The job's name, at most 255 bytes, equal on all ranks.
+  // Name of the job, at most 255 bytes, equal on all ranks.
   const char *job;
   // This process's rank in the world.
   uint32_t rank;
-  // How many ranks the world has.
+  // Number of ranks in the world.
   uint32_t world_size;
-  // How often the job was restarted.
+  // Number of times that the job was restarted.
   uint32_t attempt;
-  // How many operations the ring holds, rounded up to a power of two; 0 = 16,384.
+  // Capacity of the ring in operations, rounded up to a power of two; 0 = 16,384.
   uint32_t entries;
 } rcomm_recorder_config;
 
-// A group as this process knows it.
+// A group, as known to this process.
 typedef struct rcomm_recorder_group_info {
   // Its number in this process, in the order of creation.
   uint32_t id;
   // Its name, equal on all members.
   const char *name;
-  // What it is for.
+  // Its purpose.
   const char *description;
-  // Its members, global ranks in order of group rank; NULL = not known yet.
+  // Global ranks of its members in order of group rank; NULL = not known yet.
   const uint32_t *ranks;
-  // How many members it has; 0 = not known yet.
+  // Number of its members; 0 = not known yet.
   uint32_t size;
-  // This process's rank in the group: counts only where `ranks` is NULL and `size` is known.
+  // This process's rank in the group; used only if `ranks` is NULL and `size` is known.
   uint32_t own_rank;
-  // How long its operations may take, in ms; 0 = not known.
+  // Time-out of its operations in ms; 0 = unknown.
   uint64_t timeout_ms;
 } rcomm_recorder_group_info;
 
-// A tensor, as far as members can disagree on it.
+// The properties of a tensor on which members can disagree.
 typedef struct rcomm_recorder_tensor {
-  // The code of its elements' type, as `RCOMM_F32` and so on in rcomm.h; 255 = another.
+  // The code of the element type, as `RCOMM_F32` and so on in rcomm.h; 255 = another type.
   uint8_t dtype;
-  // How many dimensions it has.
+  // Number of dimensions.
   uint32_t dimensions;
-  // Its extents; may be NULL if it has no dimensions.
+  // Sizes of the dimensions; may be NULL if there are none.
   const uint64_t *shape;
 } rcomm_recorder_tensor;
 
@@ -232,7 +234,8 @@ typedef struct rcomm_recorder_tensor {
 extern "C" {
 #endif // __cplusplus
 
-// Records that an operation is issued, now, by the calling thread.
+// Records that the calling thread issues an operation now. Returns its ticket; if it was not recorded, one that later
+// calls ignore.
 //
 // # Safety
 // `recorder` is NULL or a living handle; `operation` is NULL or points to an operation whose splits are
@@ -240,22 +243,22 @@ extern "C" {
 struct rcomm_recorder_ticket rcomm_recorder_begin(const struct rcomm_recorder *recorder,
                                                   const struct rcomm_recorder_operation *operation);
 
-// Records that an operation was seen, now, to have started.
+// Records that an operation was seen to have started, now.
 //
 // # Safety
 // `recorder` is NULL or a living handle.
 void rcomm_recorder_started(const struct rcomm_recorder *recorder,
                             struct rcomm_recorder_ticket ticket);
 
-// Records that an operation was seen, now, to have completed.
+// Records that an operation was seen to have completed, now.
 //
 // # Safety
 // `recorder` is NULL or a living handle.
 void rcomm_recorder_completed(const struct rcomm_recorder *recorder,
                               struct rcomm_recorder_ticket ticket);
 
-// Records that an operation was seen, now, to have completed, and how many nanoseconds it ran, as
-// measured by the backend.
+// Records that an operation was seen to have completed, now, and its run time in nanoseconds, as measured by the
+// backend.
 //
 // # Safety
 // `recorder` is NULL or a living handle.
@@ -263,44 +266,44 @@ void rcomm_recorder_completed_after(const struct rcomm_recorder *recorder,
                                     struct rcomm_recorder_ticket ticket,
                                     uint64_t duration_ns);
 
-// Records that an operation ended, now, with an error or a time-out.
+// Records that an operation ended with an error or a time-out, now.
 //
 // # Safety
 // `recorder` is NULL or a living handle.
 void rcomm_recorder_failed(const struct rcomm_recorder *recorder,
                            struct rcomm_recorder_ticket ticket);
 
-// Records that an operation is not watched any more: what becomes of it will not be recorded.
+// Records that an operation is no longer watched: its further progress will not be recorded.
 //
 // # Safety
 // `recorder` is NULL or a living handle.
 void rcomm_recorder_retired(const struct rcomm_recorder *recorder,
                             struct rcomm_recorder_ticket ticket);
 
-// Why the last call of this thread that failed did so; empty if none did. Valid until the next call of
+// The text of the last error of this thread; empty if no call of this thread has failed. Valid until the next call of
 // this thread fails.
 const char *rcomm_recorder_last_error(void);
 
-// Names what the program does from now on, in at most 104 bytes; the empty text ends a phase.
+// Names the program's phase from now on, in at most 104 bytes; an empty text ends a phase.
 //
 // # Safety
 // `recorder` is NULL or a living handle; `name` is NULL or a text.
 void rcomm_recorder_phase(const struct rcomm_recorder *recorder, const char *name);
 
-// Sets the step that the program is in.
+// Sets the program's step from now on.
 //
 // # Safety
 // `recorder` is NULL or a living handle.
 void rcomm_recorder_step(const struct rcomm_recorder *recorder, int64_t step);
 
-// Updates the heartbeat: to be called about once a second, from a thread that never blocks.
+// Updates the heartbeat. Call it about once a second, from a thread that never blocks.
 //
 // # Safety
 // `recorder` is NULL or a living handle.
 void rcomm_recorder_heartbeat(const struct rcomm_recorder *recorder);
 
-// Opens the ring of this rank and attempt. Blocks for the milliseconds that it takes to make a file of some
-// MiB. A living process that records as the same rank of the same attempt is an error.
+// Opens the ring of this rank and attempt. Blocks for some milliseconds while it creates a file of some MiB. Fails if
+// another living process records as the same rank of the same attempt.
 //
 // # Safety
 // `config` points to a configuration whose texts are NULL or end with a zero byte; `recorder` may be
@@ -308,20 +311,21 @@ void rcomm_recorder_heartbeat(const struct rcomm_recorder *recorder);
 int32_t rcomm_recorder_open(const struct rcomm_recorder_config *config,
                             struct rcomm_recorder **recorder);
 
-// Closes the ring, removes its file and frees the handle: the rank ended in order. NULL is nothing.
+// Closes the ring, removes its file and frees the handle: for a rank that ends cleanly. NULL has no effect.
 //
 // # Safety
 // `recorder` is NULL or a living handle that no thread uses any more.
 int32_t rcomm_recorder_close(struct rcomm_recorder *recorder);
 
-// Frees the handle and leaves the ring's file for readers, as a rank's that is gone. NULL is nothing.
+// Frees the handle and leaves the ring's file for readers, which treat the rank as ended without closing its ring.
+// NULL has no effect.
 //
 // # Safety
 // `recorder` is NULL or a living handle that no thread uses any more.
 void rcomm_recorder_leave(struct rcomm_recorder *recorder);
 
-// Writes the path of the ring's file with a zero byte into `buffer`, as far as it fits, and returns the
-// bytes that it needs; 0 = the ring is in the process's own memory.
+// Writes the path of the ring's file with a terminating zero byte into `buffer`, truncated to its size. Returns the
+// size that it needs in bytes; 0 if the ring is in the process's own memory.
 //
 // # Safety
 // `recorder` is NULL or a living handle; `buffer` may be written for `size` bytes, or `size` is 0.
@@ -329,7 +333,7 @@ size_t rcomm_recorder_path(const struct rcomm_recorder *recorder,
                            char *buffer,
                            size_t size);
 
-// Adds a group, and returns its number.
+// Adds a group. Returns its number; `RCOMM_RECORDER_NONE` if it was not added.
 //
 // # Safety
 // `recorder` is NULL or a living handle; `group` points to a group whose texts are NULL or end with a zero
@@ -337,8 +341,8 @@ size_t rcomm_recorder_path(const struct rcomm_recorder *recorder,
 uint32_t rcomm_recorder_group(const struct rcomm_recorder *recorder,
                               const struct rcomm_recorder_group_info *group);
 
-// Gives a group that was added without them its members, once. Fails if they are known, or not as many as
-// the group's size, or if the ring has no room for them.
+// Sets the members of a group that was added without them, once. Fails if they are already set, if their number
+// differs from the group's size, or if the ring has no room for them.
 //
 // # Safety
 // `recorder` is NULL or a living handle; `ranks` holds `count` ranks.
@@ -347,7 +351,7 @@ int32_t rcomm_recorder_group_members(const struct rcomm_recorder *recorder,
                                      const uint32_t *ranks,
                                      size_t count);
 
-// The number of a place in the program's source, from line 1.
+// Returns the number of a call site: a location in the program's source; lines count from 1.
 //
 // # Safety
 // `recorder` is NULL or a living handle; the texts are NULL or end with a zero byte.
@@ -356,8 +360,8 @@ uint32_t rcomm_recorder_call_site(const struct rcomm_recorder *recorder,
                                   const char *function,
                                   uint32_t line);
 
-// The number of what an operation looks like: its backend, its name, and its tensors. Without room in the
-// table, operations with it are recorded by their numbers of elements.
+// Returns the id of an operation's signature: its backend, its name, and its tensors. If the table is full, operations
+// with it are recorded with their numbers of elements only.
 //
 // # Safety
 // `recorder` is NULL or a living handle; the texts are NULL or end with a zero byte; `inputs` and

@@ -1,4 +1,4 @@
-//! A recorder that may be carried into a forked child, where it does nothing.
+//! A recorder that a forked child may inherit, where it does nothing.
 //!
 //! The ring's memory is not inherited by fork, so touching it in the child would end the child. Getting the
 //! process id costs a system call, which takes longer than a record; so the id is kept in one word of memory
@@ -11,11 +11,11 @@ use std::ptr;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// The number of this process, in memory that the kernel clears in a forked child.
+/// The id of this process, in memory that the kernel clears in a forked child.
 struct Owner(&'static AtomicU64);
 
 impl Owner {
-    /// The one word of this process; `None` where the kernel cannot clear it (before Linux 4.14).
+    /// The word of this process; `None` if the kernel cannot clear it (before Linux 4.14).
     fn of_process() -> Option<&'static Self> {
         static OWNER: OnceLock<Option<Owner>> = OnceLock::new();
         OWNER.get_or_init(Self::map).as_ref()
@@ -42,8 +42,8 @@ impl Owner {
 
 /// A recorder that belongs to the process that made it.
 ///
-/// In a forked child it gives no recorder, and dropping it there touches nothing. The child can make
-/// another, also while it still holds this one.
+/// In a forked child [`get`](Self::get) returns `None`, and dropping it touches nothing. The child can create its own
+/// recorder, even while it still has this one.
 #[derive(Debug)]
 pub struct ForkGuarded {
     recorder: ManuallyDrop<FlightRecorder>,
@@ -52,8 +52,8 @@ pub struct ForkGuarded {
 }
 
 impl ForkGuarded {
-    /// Guards a recorder that this process has just made. Returns it as the error where the kernel cannot
-    /// mark memory for a forked child (before Linux 4.14).
+    /// Guards a recorder that this process has just created. Fails, and returns the recorder, if the kernel cannot mark
+    /// memory to be cleared in a forked child (before Linux 4.14).
     ///
     /// # Errors
     /// The recorder itself.
@@ -71,7 +71,7 @@ impl ForkGuarded {
         })
     }
 
-    /// The recorder, in the process that made it.
+    /// The recorder; `None` in a forked child.
     #[inline]
     pub fn get(&self) -> Option<&FlightRecorder> {
         (self.word.load(Ordering::Relaxed) == self.process).then_some(&self.recorder)

@@ -1,4 +1,4 @@
-//! The C binding of the flight recorder, and [`ForkGuarded`], on which it rests.
+//! The C binding of the flight recorder, and [`ForkGuarded`], on which it is based.
 //!
 //! `include/rcomm_recorder.h` is generated from this crate and documents its use from C. Only the
 //! recorder is linked: neither the runtime of rcomm nor an async runtime. Codes of operations, reductions
@@ -20,7 +20,7 @@
 //! | `guarded` | a recorder that does nothing in a forked child |
 //! | `table` | opening, groups, call sites, signatures |
 //! | `operation` | operations: begin to retired |
-//! | `outcome` | how calls end |
+//! | `outcome` | results of calls: codes, texts, the last error |
 //! | `status` | phase, step, heartbeat |
 #![allow(unsafe_code)]
 

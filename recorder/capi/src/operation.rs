@@ -1,4 +1,4 @@
-//! Operations, from begin to retired.
+//! Functions that record operations, from begin to retired.
 
 use crate::outcome::{RCOMM_RECORDER_ANY, RCOMM_RECORDER_NONE, quietly};
 use crate::table::{Handle, SignatureNumber, list};
@@ -13,51 +13,52 @@ use std::time::Duration;
 pub struct CallOperation {
     /// The number of its group.
     pub group: u32,
-    /// Where the program called, or `RCOMM_RECORDER_NONE`.
+    /// Number of the call site, or `RCOMM_RECORDER_NONE`.
     pub call_site: u32,
-    /// What it looks like.
+    /// Its signature.
     pub signature: SignatureNumber,
-    /// Per group, +1 per collective; messages carry the current value.
+    /// Per group, +1 per collective; point-to-point operations carry the current value.
     pub collective_seq_id: u64,
-    /// Per group, +1 per message or batch of them.
+    /// Per group, +1 per point-to-point operation or batch.
     pub p2p_seq_id: u64,
-    /// Per group, +1 per operation.
+    /// Per group, +1 per logical operation.
     pub op_id: u64,
-    /// The other end of a message as a rank of the group, `RCOMM_RECORDER_ANY`, or `RCOMM_RECORDER_NONE`.
+    /// The peer of a send or receive, as a rank of the group, `RCOMM_RECORDER_ANY`, or `RCOMM_RECORDER_NONE`.
     pub peer: u32,
     /// The root as a rank of the group, or `RCOMM_RECORDER_NONE`.
     pub root: u32,
-    /// How long it may take, in ms; 0 = not known.
+    /// Its time-out in ms; 0 = unknown.
     pub timeout_ms: u64,
-    /// Elements to each rank of the group; NULL where the operation has none.
+    /// Elements sent to each rank of the group; NULL if the operation has no splits.
     pub input_splits: *const u64,
-    /// How many there are.
+    /// Number of input splits.
     pub input_split_count: usize,
-    /// Elements from each rank of the group; NULL where the operation has none.
+    /// Elements received from each rank of the group; NULL if the operation has no splits.
     pub output_splits: *const u64,
-    /// How many there are.
+    /// Number of output splits.
     pub output_split_count: usize,
     /// Its code: one of `RCOMM_RECORDER_ALL_REDUCE` and so on.
     pub op: u8,
-    /// The code of its reduction, as `RCOMM_SUM` and so on in rcomm.h; 255 = none or not known.
+    /// The code of its reduction, as `RCOMM_SUM` and so on in rcomm.h; 255 = none or unknown.
     pub reduction: u8,
-    /// 1 if it is counted by `p2p_seq_id`.
+    /// 1 if it is counted by `p2p_seq_id`, otherwise 0.
     pub is_p2p: u8,
-    /// 1 if it starts as it is issued.
+    /// 1 if it starts when it is issued, otherwise 0.
     pub starts_at_once: u8,
 }
 
-/// An operation that was begun, for what follows. Free to copy, and to pass to other threads.
+/// Refers to an operation that was begun, for later calls. Free to copy, and to pass to other threads.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct CallTicket {
-    /// For the recorder.
+    /// For the recorder's use only.
     pub words: [u64; 3],
 }
 
 const NOTHING: CallTicket = CallTicket { words: [0; 3] };
 
-/// Records that an operation is issued, now, by the calling thread.
+/// Records that the calling thread issues an operation now. Returns its ticket; if it was not recorded, one that later
+/// calls ignore.
 ///
 /// # Safety
 /// `recorder` is NULL or a living handle; `operation` is NULL or points to an operation whose splits are
@@ -111,7 +112,7 @@ pub unsafe extern "C" fn rcomm_recorder_begin(
     })
 }
 
-/// Does this with the record of a ticket, unless it is the one of no operation.
+/// Calls `act` with the recorder and the ticket, unless the ticket refers to no operation.
 ///
 /// # Safety
 /// `recorder` is NULL or a living handle.
@@ -122,21 +123,21 @@ unsafe fn with(
     act: impl FnOnce(&rcomm_recorder::record::FlightRecorder, Ticket),
 ) {
     quietly((), || {
-        // SAFETY: `recorder` is NULL or a living handle: this function asks its caller for that.
+        // SAFETY: `recorder` is NULL or a living handle, as this function requires of its caller.
         let recorder = unsafe { Handle::recorder(recorder)? };
         let known = ticket.words[0] != 0;
         known.then(|| act(recorder, Ticket::of_words(ticket.words)))
     });
 }
 
-/// Records that an operation was seen, now, to have started.
+/// Records that an operation was seen to have started, now.
 ///
 /// # Safety
 /// `recorder` is NULL or a living handle.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rcomm_recorder_started(recorder: *const Handle, ticket: CallTicket) {
-    // SAFETY: the caller keeps `recorder` alive during the call, if it is not NULL. The ticket is numbers
-    // that safe code looks up: a wrong one is no danger to memory.
+    // SAFETY: the caller keeps `recorder` alive during the call, if it is not NULL. The ticket consists of numbers that
+    // safe code looks up: a wrong one cannot violate memory safety.
     unsafe {
         with(recorder, ticket, |recorder, ticket| {
             recorder.started(ticket)
@@ -144,7 +145,7 @@ pub unsafe extern "C" fn rcomm_recorder_started(recorder: *const Handle, ticket:
     }
 }
 
-/// Records that an operation was seen, now, to have completed.
+/// Records that an operation was seen to have completed, now.
 ///
 /// # Safety
 /// `recorder` is NULL or a living handle.
@@ -158,8 +159,8 @@ pub unsafe extern "C" fn rcomm_recorder_completed(recorder: *const Handle, ticke
     }
 }
 
-/// Records that an operation was seen, now, to have completed, and how many nanoseconds it ran, as
-/// measured by the backend.
+/// Records that an operation was seen to have completed, now, and its run time in nanoseconds, as measured by the
+/// backend.
 ///
 /// # Safety
 /// `recorder` is NULL or a living handle.
@@ -178,7 +179,7 @@ pub unsafe extern "C" fn rcomm_recorder_completed_after(
     }
 }
 
-/// Records that an operation ended, now, with an error or a time-out.
+/// Records that an operation ended with an error or a time-out, now.
 ///
 /// # Safety
 /// `recorder` is NULL or a living handle.
@@ -188,7 +189,7 @@ pub unsafe extern "C" fn rcomm_recorder_failed(recorder: *const Handle, ticket: 
     unsafe { with(recorder, ticket, |recorder, ticket| recorder.failed(ticket)) }
 }
 
-/// Records that an operation is not watched any more: what becomes of it will not be recorded.
+/// Records that an operation is no longer watched: its further progress will not be recorded.
 ///
 /// # Safety
 /// `recorder` is NULL or a living handle.

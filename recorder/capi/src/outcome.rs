@@ -1,4 +1,4 @@
-//! How calls end: codes, texts and the last error.
+//! Results of calls: codes, texts and the last error.
 
 use std::cell::RefCell;
 use std::ffi::{CStr, CString, c_char};
@@ -8,7 +8,8 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 pub const RCOMM_RECORDER_OK: i32 = 0;
 /// The call failed; `rcomm_recorder_last_error` returns the reason.
 pub const RCOMM_RECORDER_FAILED: i32 = 1;
-/// The number of no row: of a table that is full, and of a call site, peer or root that is not known.
+/// A missing number: of a group or call site that did not fit in its table, or an unknown call site, peer or
+/// root.
 pub const RCOMM_RECORDER_NONE: u32 = u32::MAX;
 /// The peer of a receive from any rank.
 pub const RCOMM_RECORDER_ANY: u32 = u32::MAX - 1;
@@ -17,7 +18,7 @@ thread_local! {
     static LAST: RefCell<CString> = RefCell::default();
 }
 
-/// Runs a call that may fail. Neither an error nor a panic leaves it otherwise than as a code and a text.
+/// Runs a call that may fail. Both an error and a panic are returned as a code, and their text is kept.
 pub(crate) fn call(run: impl FnOnce() -> Result<(), String>) -> i32 {
     let ended = catch_unwind(AssertUnwindSafe(run));
     let why = match ended {
@@ -31,7 +32,7 @@ pub(crate) fn call(run: impl FnOnce() -> Result<(), String>) -> i32 {
     RCOMM_RECORDER_FAILED
 }
 
-/// Runs a call that records: whatever happens in it, the caller goes on.
+/// Runs a call that records. If it returns `None` or panics, the caller gets `otherwise`.
 #[inline]
 pub(crate) fn quietly<T>(otherwise: T, run: impl FnOnce() -> Option<T>) -> T {
     match catch_unwind(AssertUnwindSafe(run)) {
@@ -40,7 +41,7 @@ pub(crate) fn quietly<T>(otherwise: T, run: impl FnOnce() -> Option<T>) -> T {
     }
 }
 
-/// A C text, with a mark for each byte that is no UTF-8; empty for NULL.
+/// A C string as a `str`, with U+FFFD for invalid UTF-8; empty for NULL.
 ///
 /// # Safety
 /// `text` is NULL or ends with a zero byte, and stays as it is.
@@ -53,7 +54,7 @@ pub(crate) unsafe fn text<'a>(text: *const c_char) -> std::borrow::Cow<'a, str> 
     unsafe { CStr::from_ptr(text) }.to_string_lossy()
 }
 
-/// Why the last call of this thread that failed did so; empty if none did. Valid until the next call of
+/// The text of the last error of this thread; empty if no call of this thread has failed. Valid until the next call of
 /// this thread fails.
 #[unsafe(no_mangle)]
 pub extern "C" fn rcomm_recorder_last_error() -> *const c_char {

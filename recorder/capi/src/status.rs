@@ -4,7 +4,7 @@ use crate::outcome::{quietly, text};
 use crate::table::Handle;
 use std::ffi::c_char;
 
-/// Names what the program does from now on, in at most 104 bytes; the empty text ends a phase.
+/// Names the program's phase from now on, in at most 104 bytes; an empty text ends a phase.
 ///
 /// # Safety
 /// `recorder` is NULL or a living handle; `name` is NULL or a text.
@@ -19,7 +19,7 @@ pub unsafe extern "C" fn rcomm_recorder_phase(recorder: *const Handle, name: *co
     });
 }
 
-/// Sets the step that the program is in.
+/// Sets the program's step from now on.
 ///
 /// # Safety
 /// `recorder` is NULL or a living handle.
@@ -32,7 +32,7 @@ pub unsafe extern "C" fn rcomm_recorder_step(recorder: *const Handle, step: i64)
     });
 }
 
-/// Updates the heartbeat: to be called about once a second, from a thread that never blocks.
+/// Updates the heartbeat. Call it about once a second, from a thread that never blocks.
 ///
 /// # Safety
 /// `recorder` is NULL or a living handle.

@@ -1,4 +1,4 @@
-//! Opening and ending a ring; groups, call sites and signatures.
+//! Opening and closing a ring; groups, call sites and signatures.
 
 use crate::guarded::ForkGuarded;
 use crate::outcome::{RCOMM_RECORDER_NONE, call, quietly, text};
@@ -9,7 +9,7 @@ use rcomm_recorder::record::{
 use std::ffi::c_char;
 use std::time::Duration;
 
-/// A ring that is open.
+/// An open ring.
 pub struct Handle(ForkGuarded);
 
 impl Handle {
@@ -25,65 +25,65 @@ impl Handle {
     }
 }
 
-/// Whose ring to open.
+/// The configuration of a ring.
 #[repr(C)]
 pub struct Config {
-    /// A folder below which the ring is made; NULL = `/dev/shm/rcomm-<uid>`, where the views look, or
-    /// the process's own memory if no ring can be made there.
+    /// Folder below which the ring is created; NULL = `/dev/shm/rcomm-<uid>`, where the views look for it, or the
+    /// process's own memory if no ring can be created there.
     pub directory: *const c_char,
-    /// The job's name, at most 255 bytes, equal on all ranks.
+    /// Name of the job, at most 255 bytes, equal on all ranks.
     pub job: *const c_char,
     /// This process's rank in the world.
     pub rank: u32,
-    /// How many ranks the world has.
+    /// Number of ranks in the world.
     pub world_size: u32,
-    /// How often the job was restarted.
+    /// Number of times that the job was restarted.
     pub attempt: u32,
-    /// How many operations the ring holds, rounded up to a power of two; 0 = 16,384.
+    /// Capacity of the ring in operations, rounded up to a power of two; 0 = 16,384.
     pub entries: u32,
 }
 
-/// A group as this process knows it.
+/// A group, as known to this process.
 #[repr(C)]
 pub struct Group {
     /// Its number in this process, in the order of creation.
     pub id: u32,
     /// Its name, equal on all members.
     pub name: *const c_char,
-    /// What it is for.
+    /// Its purpose.
     pub description: *const c_char,
-    /// Its members, global ranks in order of group rank; NULL = not known yet.
+    /// Global ranks of its members in order of group rank; NULL = not known yet.
     pub ranks: *const u32,
-    /// How many members it has; 0 = not known yet.
+    /// Number of its members; 0 = not known yet.
     pub size: u32,
-    /// This process's rank in the group: counts only where `ranks` is NULL and `size` is known.
+    /// This process's rank in the group; used only if `ranks` is NULL and `size` is known.
     pub own_rank: u32,
-    /// How long its operations may take, in ms; 0 = not known.
+    /// Time-out of its operations in ms; 0 = unknown.
     pub timeout_ms: u64,
 }
 
-/// A tensor, as far as members can disagree on it.
+/// The properties of a tensor on which members can disagree.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct CallTensor {
-    /// The code of its elements' type, as `RCOMM_F32` and so on in rcomm.h; 255 = another.
+    /// The code of the element type, as `RCOMM_F32` and so on in rcomm.h; 255 = another type.
     pub dtype: u8,
-    /// How many dimensions it has.
+    /// Number of dimensions.
     pub dimensions: u32,
-    /// Its extents; may be NULL if it has no dimensions.
+    /// Sizes of the dimensions; may be NULL if there are none.
     pub shape: *const u64,
 }
 
-/// The number of a signature.
+/// Identifies a signature.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct SignatureNumber {
-    /// For the recorder.
+    /// For the recorder's use only.
     pub words: [u64; 3],
 }
 
-/// Opens the ring of this rank and attempt. Blocks for the milliseconds that it takes to make a file of some
-/// MiB. A living process that records as the same rank of the same attempt is an error.
+/// Opens the ring of this rank and attempt. Blocks for some milliseconds while it creates a file of some MiB. Fails if
+/// another living process records as the same rank of the same attempt.
 ///
 /// # Safety
 /// `config` points to a configuration whose texts are NULL or end with a zero byte; `recorder` may be
@@ -122,7 +122,7 @@ pub unsafe extern "C" fn rcomm_recorder_open(
     })
 }
 
-/// Closes the ring, removes its file and frees the handle: the rank ended in order. NULL is nothing.
+/// Closes the ring, removes its file and frees the handle: for a rank that ends cleanly. NULL has no effect.
 ///
 /// # Safety
 /// `recorder` is NULL or a living handle that no thread uses any more.
@@ -142,7 +142,8 @@ pub unsafe extern "C" fn rcomm_recorder_close(recorder: *mut Handle) -> i32 {
     })
 }
 
-/// Frees the handle and leaves the ring's file for readers, as a rank's that is gone. NULL is nothing.
+/// Frees the handle and leaves the ring's file for readers, which treat the rank as ended without closing its ring.
+/// NULL has no effect.
 ///
 /// # Safety
 /// `recorder` is NULL or a living handle that no thread uses any more.
@@ -155,8 +156,8 @@ pub unsafe extern "C" fn rcomm_recorder_leave(recorder: *mut Handle) {
     });
 }
 
-/// Writes the path of the ring's file with a zero byte into `buffer`, as far as it fits, and returns the
-/// bytes that it needs; 0 = the ring is in the process's own memory.
+/// Writes the path of the ring's file with a terminating zero byte into `buffer`, truncated to its size. Returns the
+/// size that it needs in bytes; 0 if the ring is in the process's own memory.
 ///
 /// # Safety
 /// `recorder` is NULL or a living handle; `buffer` may be written for `size` bytes, or `size` is 0.
@@ -184,7 +185,7 @@ pub unsafe extern "C" fn rcomm_recorder_path(
     })
 }
 
-/// Adds a group, and returns its number.
+/// Adds a group. Returns its number; `RCOMM_RECORDER_NONE` if it was not added.
 ///
 /// # Safety
 /// `recorder` is NULL or a living handle; `group` points to a group whose texts are NULL or end with a zero
@@ -220,8 +221,8 @@ pub unsafe extern "C" fn rcomm_recorder_group(recorder: *const Handle, group: *c
     })
 }
 
-/// Gives a group that was added without them its members, once. Fails if they are known, or not as many as
-/// the group's size, or if the ring has no room for them.
+/// Sets the members of a group that was added without them, once. Fails if they are already set, if their number
+/// differs from the group's size, or if the ring has no room for them.
 ///
 /// # Safety
 /// `recorder` is NULL or a living handle; `ranks` holds `count` ranks.
@@ -251,7 +252,7 @@ pub unsafe extern "C" fn rcomm_recorder_group_members(
     })
 }
 
-/// The number of a place in the program's source, from line 1.
+/// Returns the number of a call site: a location in the program's source; lines count from 1.
 ///
 /// # Safety
 /// `recorder` is NULL or a living handle; the texts are NULL or end with a zero byte.
@@ -272,8 +273,8 @@ pub unsafe extern "C" fn rcomm_recorder_call_site(
     })
 }
 
-/// The number of what an operation looks like: its backend, its name, and its tensors. Without room in the
-/// table, operations with it are recorded by their numbers of elements.
+/// Returns the id of an operation's signature: its backend, its name, and its tensors. If the table is full, operations
+/// with it are recorded with their numbers of elements only.
 ///
 /// # Safety
 /// `recorder` is NULL or a living handle; the texts are NULL or end with a zero byte; `inputs` and

@@ -1,4 +1,4 @@
-//! The header is the crate's, and a C program records through it.
+//! The generated header matches the crate, and a C program records through it.
 
 #![allow(clippy::unwrap_used)]
 
@@ -25,7 +25,7 @@ fn operations() -> String {
 }
 
 #[test]
-fn the_header_is_that_of_the_crate() {
+fn the_header_matches_the_crate() {
     let mut config = cbindgen::Config::from_file(root().join("cbindgen.toml")).unwrap();
     config.after_includes = Some(operations());
     let bindings = cbindgen::generate_with_config(root(), config).unwrap();

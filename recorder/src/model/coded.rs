@@ -36,7 +36,7 @@ macro_rules! coded {
                 }
             }
 
-            #[doc = concat!("The one spelling of this ", $what, ".")]
+            #[doc = concat!("The spelling of this ", $what, ".")]
             #[inline]
             pub const fn name(self) -> &'static str {
                 match self {
@@ -149,7 +149,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn codes_and_names_lead_back_to_their_value() {
+    fn codes_and_names_are_converted_back_to_their_value() {
         for &dtype in DType::ALL {
             assert_eq!(DType::from_code(dtype.code()), Some(dtype));
             assert_eq!(DType::from_name(dtype.name()), Some(dtype));

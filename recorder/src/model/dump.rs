@@ -1,4 +1,4 @@
-//! One rank's record as a value: what a dump file, a ring file or an endpoint's answer holds.
+//! One rank's record as a value: the contents of a dump file, a ring file or an endpoint's answer.
 
 use crate::model::{
     Communicator, Entry, EntryState, Failure, Frame, GroupPlace, ProcessGroupInfo,
@@ -143,9 +143,9 @@ pub struct Identity {
 pub struct DumpGroup {
     /// Name, description, members.
     pub info: ProcessGroupInfo,
-    /// The rank's own place in the group, where the record holds that and not the members.
+    /// The rank's own place in the group, if the record has it in place of the members.
     pub place: Option<GroupPlace>,
-    /// Its progress on this rank, where recorded.
+    /// Progress of the group on this rank, if recorded.
     pub status: Option<ProcessGroupStatus>,
 }
 
@@ -185,17 +185,17 @@ pub struct Dump {
     pub threads: Vec<ThreadInfo>,
     /// The operations, oldest first.
     pub entries: Vec<Entry>,
-    /// NCCL's own report on its communicators, where NCCL was built to provide it.
+    /// NCCL's own report on its communicators, if NCCL was built to provide it.
     pub nccl_comm_state: Vec<(String, Vec<(String, String)>)>,
     /// Failures in the order of their numbers: the first ones of the process and the newest.
     pub failures: Vec<Failure>,
-    /// When the process closed its record in order, wall clock, ns since the epoch; 0 if it did not, or the
-    /// writer did not note it.
+    /// When the process closed its record cleanly, wall clock, ns since the epoch; 0 if it did not, or the writer did
+    /// not note it.
     pub closed_ns: i64,
 }
 
 impl Dump {
-    /// NCCL's communicators, where these were recorded.
+    /// NCCL's communicators; empty if they were not recorded.
     pub fn communicators(&self) -> Vec<Communicator> {
         let state = self.nccl_comm_state.iter();
         state
@@ -203,7 +203,7 @@ impl Dump {
             .collect()
     }
 
-    /// Drops the oldest operations beyond the newest `most`, up to the first that is pending.
+    /// Keeps the newest `most` operations and all from the oldest pending one on; drops the others.
     pub fn keep_newest(&mut self, most: usize) {
         let first = self.first_of_newest(most);
         if first > 0 {
@@ -215,7 +215,7 @@ impl Dump {
         }
     }
 
-    /// The record with the newest `most` operations, and all from the first that is pending on.
+    /// A copy of the record with the newest `most` operations and all from the oldest pending one on.
     pub fn newest(&self, most: usize) -> Self {
         Self {
             version: self.version,

@@ -51,10 +51,10 @@ pub struct Frame {
 /// A call stack, innermost frame first, as indices into the dump's frames.
 pub type Stack = Vec<u32>;
 
-/// An operation without its times and ranks: everything that members can disagree on.
+/// The properties of an operation on which members can disagree: all but its times and ranks.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Signature {
-    /// Backend that carried it (`nccl`, `gloo`, `cpu`, ...); empty if unknown.
+    /// Backend of the operation (`nccl`, `gloo`, `cpu`, ...); empty if unknown.
     pub backend: String,
     /// The operation as the recorder spelt it, without backend and peers (`_all_gather_base`).
     pub op_name: String,
@@ -66,29 +66,29 @@ pub struct Signature {
     pub input_dtypes: Vec<String>,
     /// One type per output tensor, ATen's names.
     pub output_dtypes: Vec<String>,
-    /// Elements sent to each rank of the group, where the operation and the record have them.
+    /// Elements sent to each rank of the group; empty if the operation or the record has no splits.
     pub input_splits: Vec<u64>,
-    /// Elements received from each rank of the group, where the operation and the record have them.
+    /// Elements received from each rank of the group; empty if the operation or the record has no splits.
     pub output_splits: Vec<u64>,
 }
 
 impl Signature {
-    /// Elements of all input tensors.
+    /// Number of elements of all input tensors.
     pub fn input_elements(&self) -> u64 {
         elements(&self.input_sizes)
     }
 
-    /// Elements of all output tensors.
+    /// Number of elements of all output tensors.
     pub fn output_elements(&self) -> u64 {
         elements(&self.output_sizes)
     }
 
-    /// Bytes of all input tensors; unknown types count one byte an element.
+    /// Size of all input tensors in bytes; elements of unknown types count as one byte.
     pub fn input_bytes(&self) -> u64 {
         bytes(&self.input_sizes, &self.input_dtypes)
     }
 
-    /// Bytes of all output tensors; unknown types count one byte an element.
+    /// Size of all output tensors in bytes; elements of unknown types count as one byte.
     pub fn output_bytes(&self) -> u64 {
         bytes(&self.output_sizes, &self.output_dtypes)
     }
@@ -152,7 +152,7 @@ pub struct Entry {
     pub time_discovered_started_ns: i64,
     /// When the recorder noticed the completion, which happened earlier.
     pub time_discovered_completed_ns: i64,
-    /// How long it ran, ms, as measured by the backend.
+    /// Run time in ms, as measured by the backend.
     pub duration_ms: Option<f32>,
     /// The driver's id of the CUDA graph that captured the operation. A captured operation runs when
     /// the graph is launched, so its completion here means that it was captured.

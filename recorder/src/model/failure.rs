@@ -5,7 +5,7 @@ use super::{GroupId, OpType, Rank};
 use serde::{Deserialize, Serialize};
 
 coded! {
-    /// How an operation, a group or a process was ended.
+    /// The cause that ended an operation, a group or a process.
     FailureKind, "kind of failure" {
         /// A deadline passed.
         Timeout = 1, "timeout";
@@ -42,10 +42,10 @@ pub struct FailedOperation {
 pub struct Failure {
     /// Per process, from 1, ascending. A gap means that failures were not kept.
     pub id: u64,
-    /// How it ended.
+    /// The cause.
     pub kind: FailureKind,
-    /// The ranks that the failure names, global, ascending, at most [`Self::MOST_RANKS`]; empty where none
-    /// can be named. For an abort this is the rank whose program called it.
+    /// Global ranks that the failure names, ascending, at most [`Self::MAX_RANKS`]; empty if no rank can be named. For
+    /// an abort, the rank whose program called it.
     pub ranks: Vec<Rank>,
     /// The number of ranks that the failure concerns, of which `ranks` may hold only the first.
     pub rank_count: u32,
@@ -59,18 +59,18 @@ pub struct Failure {
     /// adopted.
     pub seen_by: Rank,
     /// The facts in one sentence, without group and operation; for an abort the program's reason. At most
-    /// [`Self::MOST_TEXT`] bytes.
+    /// [`Self::MAX_TEXT`] bytes.
     pub text: String,
 }
 
 impl Failure {
-    /// The most ranks that are kept of one failure.
-    pub const MOST_RANKS: usize = 64;
-    /// The most bytes of text that are kept of one failure.
-    pub const MOST_TEXT: usize = 704;
+    /// Maximum number of ranks kept per failure.
+    pub const MAX_RANKS: usize = 64;
+    /// Maximum length of the text, in bytes.
+    pub const MAX_TEXT: usize = 704;
 
-    /// A failure of this kind that names these ranks, detected by `seen_by`; without group, operation, time
-    /// and number.
+    /// A failure of this kind that names these ranks, detected by `seen_by`; group, operation, time and number are not
+    /// set.
     pub fn new(kind: FailureKind, ranks: &[Rank], seen_by: Rank, text: impl Into<String>) -> Self {
         let mut failure = Self {
             id: 0,
@@ -87,14 +87,14 @@ impl Failure {
         failure
     }
 
-    /// Sorts the ranks, and truncates ranks and text to their limits. For values that were read from outside.
+    /// Sorts the ranks, and truncates ranks and text to their limits. Needed for values from outside.
     pub fn limit(&mut self) {
         self.ranks.sort_unstable();
         self.ranks.dedup();
         let count = u32::try_from(self.ranks.len()).unwrap_or(u32::MAX);
         self.rank_count = self.rank_count.max(count);
-        self.ranks.truncate(Self::MOST_RANKS);
-        let end = self.text.floor_char_boundary(Self::MOST_TEXT);
+        self.ranks.truncate(Self::MAX_RANKS);
+        let end = self.text.floor_char_boundary(Self::MAX_TEXT);
         self.text.truncate(end);
     }
 }
@@ -109,7 +109,7 @@ mod tests {
         let failure = Failure::new(FailureKind::Timeout, &ranks, 3, "ä".repeat(1000));
         assert_eq!(failure.rank_count, 100);
         assert_eq!(failure.ranks, (0..64).collect::<Vec<_>>());
-        assert_eq!(failure.text.len(), Failure::MOST_TEXT);
+        assert_eq!(failure.text.len(), Failure::MAX_TEXT);
     }
 
     #[test]

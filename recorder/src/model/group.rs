@@ -11,12 +11,12 @@ pub type Rank = u32;
 /// Differs between ranks for the same group: never compare it across ranks.
 pub type GroupId = u32;
 
-/// A process's place in a group, for a record that does not hold the other members.
+/// A process's place in a group, for a record that does not contain the other members.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct GroupPlace {
     /// Its rank in the group.
     pub rank: u32,
-    /// How many members the group has.
+    /// Number of members of the group.
     pub size: u32,
 }
 
@@ -29,22 +29,22 @@ pub struct ProcessGroupInfo {
     pub name: String,
     /// The purpose of the group (`default_pg` for the world, `undefined` if not given).
     pub desc: String,
-    /// Global ranks in order of group rank; empty where the record does not hold them. The list is shared,
-    /// since the records of a large group's members would otherwise hold one copy for each member.
+    /// Global ranks in order of group rank; empty if the record does not contain them. The list is shared, since the
+    /// records of a large group's members would otherwise hold one copy per member.
     pub ranks: Arc<[Rank]>,
 }
 
 impl ProcessGroupInfo {
-    /// A local number that the record does not hold.
+    /// Value of a local number that was not recorded.
     pub const UNKNOWN_ID: GroupId = GroupId::MAX;
 
-    /// The member's rank in the group, by its rank in the world.
+    /// Returns the group rank of a global rank; `None` if it is not a member.
     pub fn group_rank_of(&self, rank: Rank) -> Option<u32> {
         let at = self.ranks.iter().position(|&r| r == rank)?;
         u32::try_from(at).ok()
     }
 
-    /// The member's rank in the world, by its rank in the group.
+    /// Returns the global rank of a group rank; `None` if there is no such member.
     pub fn global_rank_of(&self, group_rank: u32) -> Option<Rank> {
         self.ranks.get(group_rank as usize).copied()
     }

@@ -1,9 +1,8 @@
-//! The state of a communicator that NCCL's profiler interface reports besides its operations.
+//! The state of NCCL communicators that the profiler interface reports in addition to operations.
 //!
-//! A ring holds it in tables of its own. A [`Dump`](crate::publish::Dump) carries it as text, among
-//! [`nccl_comm_state`](crate::publish::Dump::nccl_comm_state), the section that PyTorch's dumps keep for
-//! NCCL's account of its communicators: every format and tool that preserves that section preserves this
-//! state, too.
+//! A ring stores it in separate tables. A [`Dump`](crate::publish::Dump) carries it as text in
+//! [`nccl_comm_state`](crate::publish::Dump::nccl_comm_state), the section of PyTorch's dumps for NCCL's report on its
+//! communicators: every format and tool that preserves that section preserves this state.
 
 use std::fmt::Write as _;
 
@@ -14,9 +13,9 @@ pub struct Communicator {
     pub group: String,
     /// NCCL's own number for it, equal on all members.
     pub hash: u64,
-    /// Its operations that are not over.
+    /// Its operations that have not ended.
     pub kernels: Vec<KernelProgress>,
-    /// Its network transfers that are under way.
+    /// Its network transfers in progress.
     pub links: Vec<LinkProgress>,
 }
 
@@ -25,19 +24,19 @@ pub struct Communicator {
 pub struct KernelProgress {
     /// The operation's record.
     pub record_id: u64,
-    /// How many channels it uses; 0 = not known.
+    /// Number of channels that it uses; 0 if unknown.
     pub channels: u8,
-    /// NCCL's name of the algorithm; empty if not known.
+    /// NCCL's name of the algorithm; empty if unknown.
     pub algorithm: String,
-    /// NCCL's name of the protocol; empty if not known.
+    /// NCCL's name of the protocol; empty if unknown.
     pub protocol: String,
-    /// When NCCL had put it into a plan, wall clock, ns since the epoch; 0 = not seen.
+    /// When NCCL put it into a plan, wall clock, ns since the epoch; 0 if not seen.
     pub enqueued_ns: i64,
-    /// When its kernel had been launched, wall clock, ns since the epoch; 0 = not seen.
+    /// When its kernel was launched, wall clock, ns since the epoch; 0 if not seen.
     pub launched_ns: i64,
-    /// Channels that the device has started, a bit each.
+    /// Channels that the device has started, one bit each.
     pub started: u64,
-    /// Channels that the device has finished, a bit each.
+    /// Channels that the device has finished, one bit each.
     pub finished: u64,
 }
 
@@ -48,26 +47,26 @@ pub struct LinkProgress {
     pub channel: u8,
     /// The other end, as a rank of the communicator.
     pub peer: u32,
-    /// Sending, not receiving.
+    /// Whether it sends; otherwise it receives.
     pub is_send: bool,
-    /// The record id of its operation; 0 = not known.
+    /// The record id of its operation; 0 if unknown.
     pub record_id: u64,
-    /// Steps done.
+    /// Number of completed steps.
     pub step: u32,
-    /// Steps in all; 0 = not known.
+    /// Total number of steps; 0 if unknown.
     pub steps: u32,
-    /// What it waits for.
+    /// The resource that it waits for.
     pub wait: LinkWait,
     /// When it last made progress, wall clock, ns since the epoch.
     pub since_ns: i64,
 }
 
-/// What a network transfer waits for.
+/// The resource that a network transfer waits for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum LinkWait {
-    /// Nothing: no transfer is under way.
+    /// Nothing: no transfer is in progress.
     Idle,
-    /// Not known: it was given to the proxy thread.
+    /// Unknown: the transfer was given to the proxy thread.
     #[default]
     Posted,
     /// The device of this process: data to send, or room for what was received.
@@ -98,7 +97,7 @@ impl LinkWait {
         self as u8
     }
 
-    /// From its number in a ring.
+    /// The value with this number in a ring; `None` if there is none.
     pub fn from_code(code: u8) -> Option<Self> {
         Self::NAMES.get(usize::from(code)).map(|&(it, _)| it)
     }
@@ -117,7 +116,7 @@ impl LinkWait {
 }
 
 impl KernelProgress {
-    /// Channels of the operation that the device has not finished, ascending.
+    /// Channels that the device has started and not finished, ascending.
     pub fn unfinished(&self) -> impl Iterator<Item = u8> + use<> {
         let (channels, started, finished) = (self.channels, self.started, self.finished);
         // Only channels on which the operation has started are known to be used by it.
@@ -130,8 +129,7 @@ const KERNEL: &str = "kernel:";
 const LINK: &str = "link:";
 
 impl Communicator {
-    /// Converts it to a section of [`nccl_comm_state`](crate::publish::Dump::nccl_comm_state): name and
-    /// facts.
+    /// Converts the state to a section of [`nccl_comm_state`](crate::publish::Dump::nccl_comm_state): name and facts.
     pub fn to_facts(&self) -> (String, Vec<(String, String)>) {
         let mut facts = vec![(HASH.to_owned(), format!("{:#x}", self.hash))];
         for kernel in &self.kernels {
@@ -173,8 +171,8 @@ impl Communicator {
         (self.group.clone(), facts)
     }
 
-    /// Reads it from a section of [`nccl_comm_state`](crate::publish::Dump::nccl_comm_state); `None` if that
-    /// has no hash. Unknown facts are ignored.
+    /// Converts it back from a section of [`nccl_comm_state`](crate::publish::Dump::nccl_comm_state); `None` if the
+    /// section has no hash. Unknown facts are ignored.
     pub fn from_facts(name: &str, facts: &[(String, String)]) -> Option<Self> {
         let find = |wanted: &str| {
             let found = facts.iter().find(|(key, _)| key == wanted);
@@ -271,7 +269,7 @@ mod tests {
     }
 
     #[test]
-    fn facts_lead_back_to_the_communicator() {
+    fn facts_are_converted_back_to_the_communicator() {
         let (name, facts) = example().to_facts();
         assert_eq!(Communicator::from_facts(&name, &facts), Some(example()));
         let channels: Vec<u8> = example().kernels[0].unfinished().collect();
@@ -279,7 +277,7 @@ mod tests {
     }
 
     #[test]
-    fn other_facts_are_passed_over_and_a_section_without_a_hash_is_none() {
+    fn unknown_facts_are_ignored_and_a_section_without_a_hash_is_none() {
         let (name, mut facts) = example().to_facts();
         for (key, value) in [
             (
@@ -302,7 +300,7 @@ mod tests {
     }
 
     #[test]
-    fn waits_have_numbers_and_names_that_lead_back() {
+    fn waits_have_unique_numbers_and_names() {
         for (wait, name) in LinkWait::NAMES {
             assert_eq!(LinkWait::from_code(wait.code()), Some(wait));
             assert_eq!(LinkWait::from_name(name), Some(wait));

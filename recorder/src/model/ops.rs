@@ -1,10 +1,9 @@
-//! The table of operations: every property of one that a recorder, a backend or an analysis uses.
+//! The table of operations, with every property that a recorder, a backend or an analysis uses.
 //!
-//! A row holds the name and the code, what is moved ([`Pattern`]), how the tensors are passed ([`Layout`]),
-//! which lengths may differ ([`Parts`]), whose arrival a member waits for ([`WaitsFor`]) and the share of the
-//! bytes that a link of the bus carries ([`Bus`]). Backends implement patterns and layouts, so a new
-//! operation of a known pattern needs a row here and no new algorithm; a new pattern is a compile error
-//! wherever patterns are distinguished.
+//! A row holds the name and the code, the data movement ([`Pattern`]), how the tensors are passed ([`Layout`]), which
+//! lengths may differ ([`Parts`]), for whose arrival a member waits ([`WaitsFor`]), and the share of the bytes that a
+//! link of the bus carries ([`Bus`]). Backends implement patterns and layouts, so a new operation of a known pattern
+//! needs a row here and no new algorithm; a new pattern is a compile error wherever patterns are distinguished.
 //!
 //! The codes are part of the ring's layout and of the C binding: append, never renumber.
 
@@ -13,7 +12,7 @@
 use super::coded::coded;
 use serde::{Deserialize, Serialize};
 
-/// What an operation moves between ranks.
+/// How an operation moves data between ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Pattern {
     /// Every rank ends with the reduction of all ranks' tensors.
@@ -44,7 +43,7 @@ pub enum Pattern {
     Agreement,
     /// Access to the memory of one rank, in which that rank takes no part.
     OneSided,
-    /// Not known.
+    /// Unknown.
     Unknown,
 }
 
@@ -68,7 +67,7 @@ impl Pattern {
         }
     }
 
-    /// Whether values are combined.
+    /// Whether the operation combines values.
     #[inline]
     pub const fn reduces(self) -> bool {
         match self {
@@ -88,8 +87,8 @@ impl Pattern {
         }
     }
 
-    /// Whether the members of a group number these operations together, by `collective_seq_id`. Unknown
-    /// operations count as such.
+    /// Whether the members of a group number these operations together, by `collective_seq_id`. Unknown operations
+    /// count as collectives.
     #[inline]
     pub const fn is_collective(self) -> bool {
         match self {
@@ -113,13 +112,13 @@ impl Pattern {
 /// How an operation's tensors are passed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Layout {
-    /// There are none.
+    /// There are no tensors.
     Absent,
     /// One tensor, both input and output.
     InPlace,
-    /// One tensor on a side. Where a side holds a part of every rank, they follow one another.
+    /// One tensor per side. A side with a part for every rank holds the parts one after another.
     Single,
-    /// Where a side holds a part of every rank, one tensor each.
+    /// One tensor per part on a side with a part for every rank.
     List,
     /// Any number of tensors, on both sides; each is treated as with [`Layout::InPlace`] or
     /// [`Layout::Single`].
@@ -148,11 +147,11 @@ pub enum WaitsFor {
     /// the root, may complete earlier; with explicit splits so may a member that receives no element from a
     /// late one.
     Sources,
-    /// The other end.
+    /// The peer.
     Peer,
     /// No other member.
     NoOther,
-    /// The record does not contain it.
+    /// Unknown: the record does not contain it.
     Unknown,
 }
 
@@ -164,14 +163,14 @@ pub enum Bus {
     ReduceAndCopy,
     /// Every other rank's share: (n - 1) / n.
     OthersShare,
-    /// All of them.
+    /// All bytes.
     Whole,
-    /// Depends on the values, or nothing is carried.
+    /// Not defined: it depends on the values, or no bytes are carried.
     Unmeasured,
 }
 
 impl Bus {
-    /// Bus bandwidth over algorithm bandwidth in a group of `ranks`; `None` where it is not defined.
+    /// Ratio of bus bandwidth to algorithm bandwidth in a group of `ranks`; `None` if it is not defined.
     pub fn factor(self, ranks: usize) -> Option<f64> {
         let n = ranks as f64;
         match self {
@@ -241,8 +240,8 @@ macro_rules! operations {
     };
 }
 
-// After `torch`: the name that PyTorch's tools accept, where they do not accept rcomm's. They refuse a dump
-// that holds an unknown operation, so a similar operation is named.
+// `torch` gives the name that PyTorch's tools accept if they do not accept rcomm's. They reject a dump with an unknown
+// operation, so a similar operation is named.
 operations! {
     // variant, code, name                                     pattern       layout   parts   waits for  bus
     /// Every rank ends with the reduction of all inputs.
@@ -319,20 +318,19 @@ operations! {
 }
 
 impl OpType {
-    /// What it moves between ranks.
+    /// The data movement of the operation.
     #[inline]
     pub const fn pattern(self) -> Pattern {
         self.row().pattern
     }
 
-    /// How its tensors are passed.
+    /// How the tensors are passed.
     #[inline]
     pub const fn layout(self) -> Layout {
         self.row().layout
     }
 
-    /// Which lengths its callers may let differ. Other recorders write exchanges of even and of uneven
-    /// parts under one name.
+    /// Which lengths may differ. Other recorders use one name for exchanges of equal and of unequal parts.
     #[inline]
     pub const fn parts(self) -> Parts {
         self.row().parts
@@ -350,7 +348,7 @@ impl OpType {
         self.row().bus
     }
 
-    /// The name that PyTorch's tools accept, where they do not accept [`name`](Self::name).
+    /// The name that PyTorch's tools accept; `None` if they accept [`name`](Self::name).
     #[inline]
     pub(crate) const fn torch_name(self) -> Option<&'static str> {
         self.row().torch_name
@@ -394,7 +392,7 @@ mod tests {
     }
 
     #[test]
-    fn codes_and_names_lead_back_to_their_value() {
+    fn codes_and_names_are_converted_back_to_their_value() {
         for &op in OpType::ALL {
             assert_eq!(OpType::from_code(op.code()), Some(op));
             assert_eq!(OpType::from_name(op.name()), Some(op));

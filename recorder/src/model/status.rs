@@ -15,8 +15,8 @@ pub struct ProcessGroupStatus {
     pub last_started: i64,
     /// The newest collective that was seen to complete.
     pub last_completed: i64,
-    /// The group's current time-out in ms; 0 = not recorded. An operation's own record has the time-out that
-    /// applied to it.
+    /// The group's current time-out in ms; 0 if not recorded. The record of an operation has the time-out that applied
+    /// to it.
     #[serde(default)]
     pub timeout_ms: u64,
 }
@@ -43,6 +43,6 @@ pub struct RankStatus {
     pub step: i64,
     /// When the watchdog last made a round, wall clock, ns since the epoch; 0 if never.
     pub heartbeat_ns: i64,
-    /// Records that the recorder could not keep.
+    /// Number of records that the recorder could not keep.
     pub dropped: u64,
 }

@@ -146,7 +146,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn durations_are_rounded_to_what_people_read() {
+    fn durations_are_rounded_for_people() {
         let cases = [
             (1_999_999_289, "2.0 s"),
             (600_000_000_000, "600.0 s"),
@@ -161,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn durations_have_the_unit_that_one_would_say() {
+    fn durations_have_the_usual_unit() {
         for (ms, text) in [
             (0.25, "0.2 ms"),
             (640.0, "640 ms"),

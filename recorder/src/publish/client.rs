@@ -22,12 +22,12 @@ pub struct DumpAnswer {
     pub change: Option<u64>,
     /// Whether the entries are only those that changed since the number that the request held.
     pub partial: bool,
-    /// Operations that the ring holds at most.
+    /// Capacity of the ring, in operations.
     pub entries: Option<u64>,
 }
 
-/// Longest part of an endpoint's error text that goes into the error, in characters.
-const MOST_ERROR_TEXT: usize = 200;
+/// Maximum length of an endpoint's error text in our error, in characters.
+const MAX_ERROR_TEXT: usize = 200;
 
 /// A client of one endpoint. Each call makes a connection and ends by its deadline.
 #[derive(Clone, Debug)]
@@ -116,7 +116,7 @@ impl EndpointClient {
             status => {
                 let text = String::from_utf8_lossy(&answer.body);
                 let text = text.trim().chars().filter(|c| !c.is_control());
-                let text: String = text.take(MOST_ERROR_TEXT).collect();
+                let text: String = text.take(MAX_ERROR_TEXT).collect();
                 let colon = if text.is_empty() { "" } else { ": " };
                 Err(self.error(format!(
                     "it answered with HTTP status {status}{colon}{text}"

@@ -1,4 +1,4 @@
-//! Writes a dump file: complete or absent, private, and never over another file.
+//! Writes a dump file: complete or not at all, private, and never over another file.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::{DirBuilder, File, OpenOptions};
@@ -28,7 +28,7 @@ pub enum DumpFileError {
     /// The name and all numbered names after it are taken.
     #[error(
         "failed to write dump {}: it exists, and so do {} numbered copies; move old dumps away",
-        .path.display(), MOST_NUMBERED
+        .path.display(), MAX_NUMBERED
     )]
     NoFreeName {
         /// The name asked for.
@@ -36,8 +36,8 @@ pub enum DumpFileError {
     },
 }
 
-/// The most dumps of one name in a directory.
-const MOST_NUMBERED: u32 = 1000;
+/// Maximum number of dumps with one name in a directory.
+const MAX_NUMBERED: u32 = 1000;
 
 /// Writes `bytes` as a new file of mode 0600 and returns its path.
 ///
@@ -71,7 +71,7 @@ pub fn write_dump_file(path: &Path, bytes: &[u8]) -> Result<PathBuf, DumpFileErr
     }
     let part = TempFile::create(path, name).map_err(failed)?;
     (&part.file).write_all(bytes).map_err(failed)?;
-    for number in 0..=MOST_NUMBERED {
+    for number in 0..=MAX_NUMBERED {
         let wanted = numbered(path, number);
         match part.publish(&wanted) {
             Ok(()) => return Ok(wanted),
@@ -182,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn a_folder_that_cannot_be_made_is_named() {
+    fn a_folder_that_cannot_be_created_is_named() {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("file");
         std::fs::write(&file, b"").unwrap();

@@ -11,7 +11,7 @@
 //! One thread, `rcomm/endpoint`, answers all requests from the ring. It takes no lock of the
 //! operations' path, so it answers while the program is stuck. Until the first connection it sleeps and
 //! holds only its socket. The mode 0600 of a unix socket restricts access; over TCP every request
-//! carries the token (`Authorization: Bearer ...`). Requests have no body. At most [`MOST_CONNECTIONS`]
+//! carries the token (`Authorization: Bearer ...`). Requests have no body. At most [`MAX_CONNECTIONS`]
 //! are served at a time, each for at most [`CONNECTION_TIME`].
 
 use super::answer::{
@@ -48,11 +48,11 @@ use subtle::ConstantTimeEq;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::Semaphore;
 
-/// Connections served at a time; others wait.
-pub const MOST_CONNECTIONS: usize = 32;
-/// The longest duration of a connection, and so of an answer.
+/// Maximum number of connections served at a time; others wait.
+pub const MAX_CONNECTIONS: usize = 32;
+/// Maximum duration of a connection, and so of an answer.
 pub const CONNECTION_TIME: Duration = Duration::from_secs(60);
-/// The longest time in which a client may send a request.
+/// Maximum time for a client to send a request.
 const HEADER_TIME: Duration = Duration::from_secs(5);
 
 /// The address on which an endpoint listens.
@@ -65,7 +65,7 @@ pub enum Listen {
 }
 
 impl Listen {
-    /// A unix socket in the directory of the recorder's ring file; `None` if the ring is in memory.
+    /// A unix socket next to the recorder's ring file; `None` if the ring is in memory.
     pub fn beside(recorder: &FlightRecorder) -> Option<Self> {
         let ring = recorder.storage().path()?;
         Some(Self::Unix(ring.with_extension("sock")))
@@ -224,7 +224,7 @@ enum Listener {
 }
 
 impl Listener {
-    /// Waits for a connection; `false` if the other end of `stopped` was dropped first.
+    /// Waits for a connection. Returns `false` if the other end of `stopped` was dropped first.
     fn is_called(&self, stopped: &UnixStream) -> bool {
         let listener = match self {
             Self::Unix(listener) => listener.as_fd(),
@@ -256,7 +256,7 @@ fn serve(listener: Listener, router: Router, stopped: UnixStream) -> io::Result<
 
 async fn accept(listener: Listener, router: Router, stopped: UnixStream) -> io::Result<()> {
     let stopped = tokio::net::UnixStream::from_std(stopped)?;
-    let places = Arc::new(Semaphore::new(MOST_CONNECTIONS));
+    let places = Arc::new(Semaphore::new(MAX_CONNECTIONS));
     let accepting = async {
         match listener {
             Listener::Unix(listener) => {
@@ -406,12 +406,12 @@ async fn dump(
         .unwrap_or_else(PoisonError::into_inner);
     // An unknown number comes from an earlier process of this rank: everything is new.
     let since = query.since.filter(|&since| changes.knows(since));
-    let (mut dump, look) =
+    let (mut dump, poll) =
         changes.since(memory, layout, since.unwrap_or(0), served.recorder.now_ns());
     drop(changes);
     dump.identity.reason = "requested at its endpoint".to_owned();
     let mut headers = HeaderMap::new();
-    headers.insert(CHANGE_HEADER, HeaderValue::from(look));
+    headers.insert(CHANGE_HEADER, HeaderValue::from(poll));
     headers.insert(ENTRIES_HEADER, HeaderValue::from(served.recorder.entries()));
     if let Some(since) = since {
         headers.insert(SINCE_HEADER, HeaderValue::from(since));

@@ -13,10 +13,10 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-/// The longest head of an answer, bytes.
-const MOST_HEAD: usize = 16 * 1024;
-/// The longest body of an answer, bytes: a full ring of the largest size takes about half.
-const MOST_BODY: usize = 1 << 30;
+/// Maximum length of an answer's head, in bytes.
+const MAX_HEAD: usize = 16 * 1024;
+/// Maximum length of an answer's body, in bytes: a full ring of the largest size takes about half.
+const MAX_BODY: usize = 1 << 30;
 
 /// A request without a body.
 #[derive(Clone, Copy, Debug)]
@@ -39,7 +39,7 @@ pub struct HttpAnswer {
     fields: Vec<(String, String)>,
 }
 
-/// The reason why there is no answer.
+/// Why there is no answer.
 #[derive(Debug, thiserror::Error)]
 pub enum HttpError {
     /// The deadline passed.
@@ -51,7 +51,7 @@ pub enum HttpError {
     /// The connection failed.
     #[error("the connection failed: {0}")]
     Io(std::io::Error),
-    /// The answer is no HTTP.
+    /// The answer is not HTTP.
     #[error("it does not speak HTTP: {0}")]
     NotHttp(httparse::Error),
     /// The head of the answer has no end.
@@ -161,7 +161,7 @@ fn read_head(stream: &mut Stream, deadline: Instant) -> Result<(Head, Vec<u8>), 
                 let body = bytes.split_off(end);
                 return Ok((head, body));
             }
-            Ok(httparse::Status::Partial) if read > 0 && bytes.len() < MOST_HEAD => {}
+            Ok(httparse::Status::Partial) if read > 0 && bytes.len() < MAX_HEAD => {}
             Ok(httparse::Status::Partial) => return Err(HttpError::Head),
             Err(error) => return Err(HttpError::NotHttp(error)),
         }
@@ -181,7 +181,7 @@ impl Head {
         };
         let length = answer.field("content-length");
         let length = length.and_then(|length| length.parse().ok());
-        match length.filter(|&length| length <= MOST_BODY) {
+        match length.filter(|&length| length <= MAX_BODY) {
             Some(length) => Ok(Self { length, answer }),
             None => Err(HttpError::Length),
         }

@@ -81,7 +81,7 @@ pub struct RankEnd {
     /// The signal that killed it; `None` if it exited.
     #[serde(default)]
     pub signal: Option<i32>,
-    /// Whether the kernel killed it because memory ran out; `None` where that is not known.
+    /// Whether the kernel killed it because memory ran out; `None` if unknown.
     #[serde(default)]
     pub out_of_memory: Option<bool>,
 }
@@ -103,8 +103,7 @@ impl LaunchRecord {
         job.join(format!("launch.{node}.json"))
     }
 
-    /// The records of all hosts in a job's directory of rings, by host. Those that cannot be read are left
-    /// out.
+    /// The records of all hosts in a job's directory of rings, by host. Unreadable files are left out.
     pub fn in_directory(job_directory: &Path) -> Vec<Self> {
         let mut paths: Vec<PathBuf> = fs::read_dir(job_directory)
             .into_iter()
@@ -112,7 +111,7 @@ impl LaunchRecord {
             .flatten()
             .map(|entry| entry.path())
             .filter(|path| is_named_so(path))
-            .take(MOST_FILES)
+            .take(MAX_FILES)
             .collect();
         paths.sort();
         let mut records: Vec<Self> = paths.iter().filter_map(|it| Self::read(it).ok()).collect();
@@ -121,12 +120,12 @@ impl LaunchRecord {
     }
 
     /// The records of a job's hosts below a directory of rings
-    /// ([`default_directory`](crate::record::default_directory) if nothing else was asked for).
+    /// ([`default_directory`](crate::record::default_directory) unless another one is configured).
     pub fn of_job(directory: &Path, job: &str) -> Vec<Self> {
         Self::in_directory(&directory.join(directory::job_directory_name(job)))
     }
 
-    /// Reads one file. Never blocks, and never follows a link in the last place of the path.
+    /// Reads one file. Never blocks, and refuses a path whose last component is a symbolic link.
     ///
     /// # Errors
     /// If it cannot be opened, is too long, or is no record of a launcher.
@@ -134,14 +133,14 @@ impl LaunchRecord {
         let io = |error| Error::io(format!("read {}", path.display()), error);
         let file: OwnedFd = directory::open(path).map_err(io)?;
         let mut bytes = Vec::new();
-        let mut file = fs::File::from(file).take(MOST_BYTES + 1);
+        let mut file = fs::File::from(file).take(MAX_BYTES + 1);
         file.read_to_end(&mut bytes).map_err(io)?;
         Self::parse(&bytes).map_err(|why| io(io::Error::new(io::ErrorKind::InvalidData, why)))
     }
 
     fn parse(bytes: &[u8]) -> std::result::Result<Self, String> {
-        if bytes.len() as u64 > MOST_BYTES {
-            return Err(format!("it has more than {MOST_BYTES} bytes"));
+        if bytes.len() as u64 > MAX_BYTES {
+            return Err(format!("it has more than {MAX_BYTES} bytes"));
         }
         let record: Self = serde_json::from_slice(bytes).map_err(|error| error.to_string())?;
         if record.schema != Self::SCHEMA {
@@ -178,7 +177,7 @@ impl LaunchRecord {
         }
     }
 
-    /// Whether a file has the name of such a record.
+    /// Whether a file has the name of a launch record.
     pub fn is_named_so(path: &Path) -> bool {
         is_named_so(path)
     }
@@ -226,10 +225,10 @@ impl LaunchRecord {
     }
 }
 
-/// The longest file that is read: a host has fewer ranks than that.
-const MOST_BYTES: u64 = 16 << 20;
-/// The most files that are read of one job.
-const MOST_FILES: usize = 4096;
+/// Maximum size of a file in bytes; the record of a host is far smaller.
+const MAX_BYTES: u64 = 16 << 20;
+/// Maximum number of files read per job.
+const MAX_FILES: usize = 4096;
 
 fn modified(path: &Path) -> Option<SystemTime> {
     fs::metadata(path).and_then(|of| of.modified()).ok()
@@ -305,7 +304,7 @@ mod tests {
     }
 
     #[test]
-    fn old_records_of_ended_jobs_go_and_others_stay() {
+    fn old_records_of_ended_jobs_are_removed_and_others_kept() {
         let dir = tempfile::tempdir().unwrap();
         let write = |job: &str, change: &dyn Fn(&mut LaunchRecord)| {
             let mut record = example(0);
@@ -333,7 +332,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_record_is_refused() {
+    fn other_files_are_refused() {
         let whole = serde_json::to_vec(&example(0)).unwrap();
         for end in 0..whole.len() {
             assert!(LaunchRecord::parse(&whole[..end]).is_err());
@@ -343,7 +342,7 @@ mod tests {
             .replace("launch/1", "launch/2");
         let why = LaunchRecord::parse(other.as_bytes()).unwrap_err();
         assert!(why.contains("rcomm.launch/2"), "{why}");
-        let long = vec![b' '; MOST_BYTES as usize + 1];
+        let long = vec![b' '; MAX_BYTES as usize + 1];
         assert!(LaunchRecord::parse(&long).is_err());
     }
 }

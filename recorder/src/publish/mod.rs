@@ -27,7 +27,7 @@ pub use client::{DumpAnswer, EndpointClient};
 pub use dialect::{Cause, DumpReader, ReadError, ReadProblem};
 pub use dump_file::{DumpFileError, write_dump_file};
 #[cfg(feature = "endpoint")]
-pub use endpoint::{CONNECTION_TIME, Endpoint, Listen, MOST_CONNECTIONS};
+pub use endpoint::{CONNECTION_TIME, Endpoint, Listen, MAX_CONNECTIONS};
 pub use follow::{EndpointFollower, FollowedDump};
 pub use http::{HttpAnswer, HttpError, HttpRequest};
 pub use launch_record::{LaunchRecord, LaunchSignal, LaunchedRank, RankEnd};

@@ -22,7 +22,7 @@ pub struct RingFollower {
     newest: u64,
     /// Records that may still change, each with the stamp of its slot when it was read last.
     open: BTreeMap<u64, u64>,
-    /// The state of everything but the operations, and of the owner, at the last read.
+    /// Fingerprint of all but the operations, and the state of the owner, at the last read.
     rest: Option<(u64, Owner)>,
     /// The anchor of the ring's times at the last read.
     anchor: Anchor,
@@ -42,8 +42,8 @@ pub struct RingPoll {
 }
 
 impl RingFollower {
-    /// Follows this ring. The newest `keep` operations are kept, and all from the oldest one that is not
-    /// over; older ones are read once and dropped.
+    /// Follows this ring. The newest `keep` operations are kept, and all from the oldest one that has not ended; older
+    /// ones are read once and dropped.
     pub fn new(reader: RingReader, keep: usize) -> Self {
         Self {
             anchor: layout::load_anchor(reader.memory().0),
@@ -69,7 +69,7 @@ impl RingFollower {
     /// Reads the ring's changes. Never blocks.
     pub fn poll(&mut self) -> RingPoll {
         // This is read before the ring, so that the next read finds a concurrent write.
-        let rest = (self.reader.stands(), self.reader.owner());
+        let rest = (self.reader.fingerprint(), self.reader.owner());
         let anchor = layout::load_anchor(self.reader.memory().0);
         if anchor != self.anchor {
             // With the new anchor, all times that were read before are different.
@@ -85,12 +85,12 @@ impl RingFollower {
         }
         RingPoll {
             changed,
-            alive: owner.lives(),
+            alive: owner.is_alive(),
             heartbeat_ns: self.reader.heartbeat_ns(),
             as_of_ns: match owner {
-                Owner::Lives | Owner::Stopped | Owner::Traced => self.reader.now_ns(),
+                Owner::Alive | Owner::Stopped | Owner::Traced => self.reader.now_ns(),
                 // The owner has not written since then.
-                Owner::IsDead | Owner::Closed => self.dump().identity.dump_time_ns,
+                Owner::Dead | Owner::Closed => self.dump().identity.dump_time_ns,
             },
         }
     }
@@ -148,7 +148,7 @@ impl RingFollower {
             let at = entries.binary_search_by_key(&id, |entry| entry.record_id);
             at.map_or(true, |at| !is_settled(&entries[at]))
         });
-        // The operations read now are not all that are under way.
+        // The operations in progress include some that this read did not cover.
         let (view, layout) = self.reader.memory();
         nccl::put_into(self.record.dump_mut(), view, layout);
         self.record.dump_mut().keep_newest(self.keep);

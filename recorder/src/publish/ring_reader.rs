@@ -19,8 +19,8 @@ use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-/// The largest file that can be a ring.
-const MOST_BYTES: u64 = 1 << 30;
+/// Maximum size of a ring file, in bytes.
+const MAX_BYTES: u64 = 1 << 30;
 
 /// A ring file, attached for reading.
 #[derive(Debug)]
@@ -44,7 +44,7 @@ impl RingReader {
     /// The reason in a snapshot of a ring whose owner ended without closing it. The analysis compares this
     /// text exactly to detect the death of the rank.
     pub const OWNER_IS_DEAD: &'static str = "ring of a dead process";
-    /// The reason in a snapshot of a ring that its owner closed in order.
+    /// The reason in a snapshot of a ring that its owner closed cleanly.
     pub const CLOSED: &'static str = "ring closed in order";
 
     /// Whether a file that begins with these bytes is, or claims to be, a ring.
@@ -52,10 +52,10 @@ impl RingReader {
         bytes.starts_with(&layout::MAGIC.to_le_bytes())
     }
 
-    /// Attaches to a ring file. Never blocks, and never follows a link in the last place of the path.
+    /// Attaches to a ring file. Never blocks, and refuses a path whose last component is a symbolic link.
     ///
-    /// Fails with one sentence on a file that cannot be opened, is no ring, was cut, or has a layout
-    /// newer than this reader.
+    /// Fails with one sentence on a file that cannot be opened, is not a ring, is truncated, or has a layout newer than
+    /// this reader.
     pub fn attach(path: impl AsRef<Path>) -> Result<Self> {
         let path = path.as_ref().to_owned();
         let not_a_ring = |why: String| Error::NotARing {
@@ -75,7 +75,7 @@ impl RingReader {
                 "it has {bytes} bytes, less than a ring's header"
             )));
         }
-        if bytes > MOST_BYTES {
+        if bytes > MAX_BYTES {
             return Err(not_a_ring(format!(
                 "it has {bytes} bytes, more than a ring can have"
             )));
@@ -117,7 +117,7 @@ impl RingReader {
         &self.path
     }
 
-    /// How large the ring is, with its tables.
+    /// The size of the ring with its tables, in bytes.
     pub fn size_bytes(&self) -> usize {
         self.layout.bytes
     }
@@ -151,7 +151,7 @@ impl RingReader {
         }
     }
 
-    /// Whether the owner closed the ring in order (and the file was removed since).
+    /// Whether the owner closed the ring cleanly (and the file was removed since).
     pub fn is_closed(&self) -> bool {
         self.view.load(header::STATE) == layout::STATE_CLOSED
     }
@@ -167,25 +167,26 @@ impl RingReader {
         self.view.load(header::LAST_ID)
     }
 
-    /// A number that changes when a group, the phase or the step does.
-    pub(super) fn stands(&self) -> u64 {
+    /// A hash of everything but the operations: groups and their progress, phase, step, lost records, NCCL's links and
+    /// failures.
+    pub(super) fn fingerprint(&self) -> u64 {
         let phases = rings::phases(&self.layout);
         let groups = self.layout.groups;
         let named = (0..phases.slots()).map(|index| phases.stamp(&self.view, index));
         let used = self.view.load(header::GROUPS_USED).min(groups.rows as u64) as usize;
         let words = layout::group::TIMEOUT_MS..=layout::group::LAST_COMPLETED;
-        let stands = (0..used).flat_map(|row| {
+        let progress = (0..used).flat_map(|row| {
             let start = groups.row(row, layout::group::WORDS);
             words.clone().map(move |word| self.view.load(start + word))
         });
         let rest = [header::STEP, header::RECORDS_LOST].map(|word| self.view.load(word));
         named
-            .chain(stands)
+            .chain(progress)
             .chain(rest)
             .chain([
                 used as u64,
-                nccl::stands(&self.view, &self.layout),
-                failures::stands(&self.view, &self.layout),
+                nccl::fingerprint(&self.view, &self.layout),
+                failures::fingerprint(&self.view, &self.layout),
             ])
             .fold(0, |hash: u64, word| {
                 (hash.rotate_left(5) ^ word).wrapping_mul(0x9e37_79b9_7f4a_7c15)
@@ -202,12 +203,12 @@ impl RingReader {
         if self.is_closed() {
             Owner::Closed
         } else if !self.is_alive() {
-            Owner::IsDead
+            Owner::Dead
         } else {
             match self.owner.state() {
                 Some(ProcessState::Stopped) => Owner::Stopped,
                 Some(ProcessState::Traced) => Owner::Traced,
-                Some(ProcessState::Runs | ProcessState::Gone) | None => Owner::Lives,
+                Some(ProcessState::Runs | ProcessState::Gone) | None => Owner::Alive,
             }
         }
     }
@@ -228,14 +229,14 @@ impl RingReader {
     /// Sets a dump's time and reason from the state of the owner.
     pub(super) fn finish(&self, dump: &mut Dump, owner: Owner) {
         let reason = match owner {
-            Owner::Lives => Self::OWNER_LIVES,
+            Owner::Alive => Self::OWNER_LIVES,
             Owner::Stopped => Self::OWNER_IS_STOPPED,
             Owner::Traced => Self::OWNER_IS_TRACED,
-            Owner::IsDead => Self::OWNER_IS_DEAD,
+            Owner::Dead => Self::OWNER_IS_DEAD,
             Owner::Closed => Self::CLOSED,
         };
         reason.clone_into(&mut dump.identity.reason);
-        if owner.lives() {
+        if owner.is_alive() {
             return;
         }
         let anchor = layout::load_anchor(&self.view);
@@ -257,20 +258,20 @@ impl RingReader {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Owner {
     /// Alive: running or waiting.
-    Lives,
+    Alive,
     /// Alive, and stopped by a signal.
     Stopped,
     /// Alive, and held by a debugger.
     Traced,
     /// Dead, without having closed its ring.
-    IsDead,
-    /// It closed its ring in order.
+    Dead,
+    /// It closed its ring cleanly.
     Closed,
 }
 
 impl Owner {
-    pub(super) const fn lives(self) -> bool {
-        matches!(self, Self::Lives | Self::Stopped | Self::Traced)
+    pub(super) const fn is_alive(self) -> bool {
+        matches!(self, Self::Alive | Self::Stopped | Self::Traced)
     }
 }
 
@@ -295,9 +296,9 @@ pub struct RingSummary {
     pub created_ns: i64,
     /// When the owner's watchdog last made a round, wall clock, ns since the epoch; 0 if never.
     pub heartbeat_ns: i64,
-    /// How many operations were begun.
+    /// Number of operations begun.
     pub records: u64,
-    /// How large it is.
+    /// Size in bytes.
     pub size_bytes: u64,
 }
 

@@ -16,7 +16,7 @@ use std::io::{self, ErrorKind, Read, Write};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
-/// The file of the user's secret, in a folder of mode 0700.
+/// Name of the file with the user's secret, in a folder of mode 0700.
 const FILE: &str = "secret";
 
 /// The job's secret. Cheap to clone, never printed.
@@ -39,7 +39,7 @@ impl Secret {
         Self(bytes)
     }
 
-    /// A new one, from the operating system's random source.
+    /// Generates a new secret from the operating system's random source.
     ///
     /// # Errors
     /// `Io` if `/dev/urandom` cannot be read.
@@ -47,11 +47,11 @@ impl Secret {
         random().map(Self)
     }
 
-    /// The secret of this user on this host, which is made at the first call: 32 bytes in a file of mode
-    /// 0600, `/dev/shm/rcomm-<uid>/secret`. Where that folder cannot be used (another user took its name),
-    /// `/run/user/<uid>/rcomm/secret`, where systemd makes such a folder.
+    /// The secret of this user on this host, generated at the first call: 32 bytes in a file of mode 0600,
+    /// `/dev/shm/rcomm-<uid>/secret`. If that folder cannot be used (another user may have taken its name),
+    /// `/run/user/<uid>/rcomm/secret`, provided that systemd made that folder.
     ///
-    /// All processes of the user get the same. Jobs derive theirs from it.
+    /// All processes of the user get the same secret. Jobs derive theirs from it.
     ///
     /// # Errors
     /// `Io` names the file that could not be read or written, and why.
@@ -60,7 +60,7 @@ impl Secret {
         Self::in_folder(&usual).or_else(|error| Self::in_folder(&other).map_err(|_| error))
     }
 
-    /// As [`of_user`](Self::of_user), in this folder, which is made if it is missing.
+    /// As [`of_user`](Self::of_user), in this folder, which is created if it is missing.
     fn in_folder(folder: &Path) -> Result<Self> {
         directory::ensure_private(folder)?;
         let path = folder.join(FILE);

@@ -23,10 +23,10 @@ use crate::error::Result;
 pub const STORE_REFUSAL: [u8; 16] = *b"\xFFrcomm refuses: ";
 
 const MAGIC: [u8; 4] = *b"rst1";
-/// `VALIDATE` and what it carries.
+/// `VALIDATE` and its argument.
 const VALIDATE: [u8; 5] = [0x00, 0xCE, 0xF7, 0x85, 0x3C];
 
-/// Opcodes in addition to those of PyTorch's TCPStore.
+/// Opcodes in addition to PyTorch's TCPStore.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum StoreOpCode {
@@ -100,7 +100,7 @@ impl StoreChallenge {
         Ok((Self { nonces }, answer))
     }
 
-    /// Whether `proof` is the one of a client that knows the secret. Compares in constant time.
+    /// Whether `proof` comes from a client that knows the secret. Compares in constant time.
     pub fn is_met(&self, key: &Secret, proof: &[u8]) -> bool {
         let [theirs, own] = &*self.nonces;
         key.verify(&[CLIENT, theirs, own], proof)

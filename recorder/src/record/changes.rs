@@ -1,8 +1,8 @@
 //! Finds the slots of a ring that changed since an earlier read.
 //!
 //! Writers need no extra work: every write changes a slot's stamp, so comparing stamps finds the changes.
-//! Each read (called a "look" here) has a number, and for each slot the number of the look that first found
-//! its stamp is stored.
+//! Each read (a "poll" here) has a number, and for each slot the number of the poll that first found its stamp is
+//! stored.
 
 use super::layout::RingLayout;
 use super::sync::Read;
@@ -12,7 +12,7 @@ use crate::model::dump::Dump;
 #[derive(Clone, Copy, Debug, Default)]
 struct SlotSeen {
     stamp: u64,
-    look: u64,
+    poll: u64,
 }
 
 /// The stamps of one ring, as last seen.
@@ -21,26 +21,26 @@ pub(crate) struct Changes {
     slots: Vec<SlotSeen>,
     /// The number before the first read. Not 0, so that numbers of an earlier process are recognised.
     first: u64,
-    look: u64,
+    poll: u64,
 }
 
 impl Changes {
-    /// Looks are numbered from `first` on, which is above all numbers of an earlier process of this rank.
+    /// Polls are numbered from `first` on, which is above all numbers of an earlier process of this rank.
     pub(crate) fn numbered_from(first: u64, layout: &RingLayout) -> Self {
         Self {
             slots: vec![SlotSeen::default(); layout.slots.rows],
             first,
-            look: first,
+            poll: first,
         }
     }
 
-    /// Whether this number was given to a look.
-    pub(crate) fn knows(&self, look: u64) -> bool {
-        (self.first + 1..=self.look).contains(&look)
+    /// Whether this number was given to a poll.
+    pub(crate) fn knows(&self, poll: u64) -> bool {
+        (self.first + 1..=self.poll).contains(&poll)
     }
 
-    /// Polls the ring: its dump with those entries that changed after look number `since`, and the
-    /// number of this look. Since number 0, all entries have changed.
+    /// Polls the ring: returns a dump with the entries that changed after poll number `since`, and the number of this
+    /// poll. With `since` 0, all entries have changed.
     pub(crate) fn since(
         &mut self,
         memory: &impl Read,
@@ -48,20 +48,20 @@ impl Changes {
         since: u64,
         dump_time_ns: i64,
     ) -> (Dump, u64) {
-        self.look += 1;
-        let look = self.look;
+        self.poll += 1;
+        let poll = self.poll;
         let ring = rings::slots(layout);
         let slots = self.slots.iter_mut().enumerate();
-        // The stamp is remembered before its slot is read: a record that is written in between is found by
-        // the next look, possibly for the second time.
+        // The stamp is stored before its slot is read: a record that is written in between is found by the next poll,
+        // possibly for the second time.
         let changed = slots.filter_map(|(index, seen)| {
             let stamp = ring.stamp(memory, index);
             if seen.stamp != stamp {
-                *seen = SlotSeen { stamp, look };
+                *seen = SlotSeen { stamp, poll };
             }
-            (seen.look > since).then_some(index)
+            (seen.poll > since).then_some(index)
         });
         let dump = decode::dump_of(memory, layout, dump_time_ns, changed);
-        (dump, look)
+        (dump, poll)
     }
 }

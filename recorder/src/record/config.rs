@@ -17,15 +17,14 @@ pub enum Placement {
     Memory,
 }
 
-/// When a ring's slots are reserved and mapped into the process's memory.
+/// When the slots of a ring are reserved and mapped into the process's memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Touch {
-    /// When the ring is made, which takes some milliseconds for 3 MiB. Recording then needs no system call
-    /// and no page fault.
+    /// At creation, which takes some milliseconds for 3 MiB. Recording then needs no system call and no page fault.
     #[default]
     AtOnce,
-    /// When they are first written to, or before that in [`touch_ahead`](super::FlightRecorder::touch_ahead).
-    /// A record before that may cause a page fault (one in 32 does), and one in 512 waits until the system
+    /// When they are first written to, or earlier in [`touch_ahead`](super::FlightRecorder::touch_ahead). Writing to an
+    /// untouched slot may cause a page fault (every 32nd record does), and every 512th record waits until the system
     /// has reserved 64 KiB. If the system has no space, records that do not fit are counted as lost.
     Ahead,
 }
@@ -73,7 +72,7 @@ pub enum Storage {
     File(PathBuf),
     /// In the process's own memory.
     Memory {
-        /// Why it is not in a file, where a file was requested.
+        /// Why it is not in a file, if a file was requested.
         why: Option<String>,
     },
 }
@@ -113,8 +112,8 @@ pub struct RecorderConfig {
     pub signatures: u32,
     /// Distinct call sites kept; at most 65,536.
     pub call_sites: u32,
-    /// Network links of NCCL whose progress is kept, and then also that of operations on their channels; 0 =
-    /// neither; at most 65,536.
+    /// Number of NCCL network links whose progress is kept, in addition to that of operations on their channels; 0
+    /// keeps neither; at most 65,536.
     pub links: u32,
     /// Which of the process's rings this is.
     pub part: RingPart,

@@ -25,10 +25,10 @@ use std::sync::Arc;
 /// How often a slot that changes during the read is read again: well over the time of one update.
 const TRIES: u32 = 1_000;
 
-/// The most ranks of all groups of one ring together.
-const MOST_RANKS: usize = 1 << 24;
+/// Maximum number of ranks in all groups of one ring together.
+const MAX_RANKS: usize = 1 << 24;
 
-/// The record of a ring, as taken at this wall time (ns since the epoch).
+/// Decodes the record of a ring. `dump_time_ns` is its time, wall clock, ns since the epoch.
 pub(crate) fn dump(memory: &impl Read, layout: &RingLayout, dump_time_ns: i64) -> Dump {
     dump_of(
         memory,
@@ -38,7 +38,7 @@ pub(crate) fn dump(memory: &impl Read, layout: &RingLayout, dump_time_ns: i64) -
     )
 }
 
-/// The same, with the entries of these slots alone.
+/// As [`dump`], with only the entries of these slots.
 pub(crate) fn dump_of(
     memory: &impl Read,
     layout: &RingLayout,
@@ -50,7 +50,7 @@ pub(crate) fn dump_of(
         layout,
         anchor: layout::load_anchor(memory),
         arena_left: layout.arena.rows,
-        ranks_left: MOST_RANKS,
+        ranks_left: MAX_RANKS,
         signature_rows: HashMap::new(),
         own_signatures: HashMap::new(),
         stack_rows: HashMap::new(),
@@ -103,7 +103,7 @@ struct Decoder<'a, R> {
     memory: &'a R,
     layout: &'a RingLayout,
     anchor: Anchor,
-    /// Bytes of the arena that valid rows can still refer to.
+    /// Bytes of the arena that further valid rows can refer to.
     arena_left: usize,
     ranks_left: usize,
     /// Words of the lap ring that valid records can still refer to: all of them, and as many again for
@@ -178,7 +178,7 @@ impl<R: Read> Decoder<'_, R> {
         }
     }
 
-    /// The members, if the runs give exactly `size` of them.
+    /// The members, if the runs yield exactly `size` of them; else an empty list.
     fn ranks(&mut self, reference: u64, size: u64) -> Vec<Rank> {
         let Some(size) = usize::try_from(size)
             .ok()
@@ -221,7 +221,7 @@ impl<R: Read> Decoder<'_, R> {
         }
     }
 
-    /// How many slots could not be read.
+    /// Reads the entries. Returns the number of slots that could not be read.
     fn entries(&mut self, picked: impl IntoIterator<Item = usize>) -> u64 {
         let ring = rings::slots(self.layout);
         let mut unreadable = 0;
@@ -424,7 +424,7 @@ impl<R: Read> Decoder<'_, R> {
         for id in (oldest..=last).rev() {
             let index = ring.index_of(id);
             if let Found::Record { words, .. } = ring.read(self.memory, index, TRIES) {
-                let len = words[phase::BYTES].min(phase::MOST_BYTES as u64) as usize;
+                let len = words[phase::BYTES].min(phase::MAX_BYTES as u64) as usize;
                 let text: Vec<u8> = words[phase::TEXT..]
                     .iter()
                     .flat_map(|word| word.to_le_bytes())

@@ -31,7 +31,7 @@ pub fn fallback_directory() -> PathBuf {
     std::env::temp_dir().join(format!("rcomm-{uid}"))
 }
 
-/// Which ring, within a directory.
+/// Identifies a ring within a directory.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct RingId<'a> {
     pub(crate) job: &'a str,
@@ -63,7 +63,7 @@ pub(crate) struct RingName {
     pub(crate) rank: Rank,
     pub(crate) attempt: u32,
     pub(crate) part: RingPart,
-    /// Whether it is not `.previous.ring`, the one that was replaced.
+    /// False for `.previous.ring`, a ring that was replaced.
     pub(crate) newest: bool,
 }
 
@@ -107,7 +107,7 @@ pub(crate) fn job_directory_name(job: &str) -> String {
     format!("{}-{hash:016x}", clean.replacen('.', "_", 1))
 }
 
-/// A new ring file that has no name yet.
+/// A new ring file without a name yet.
 #[derive(Debug)]
 pub(crate) struct Unnamed {
     pub(crate) file: OwnedFd,
@@ -116,7 +116,7 @@ pub(crate) struct Unnamed {
 }
 
 impl Unnamed {
-    /// Makes a locked file of `bytes` zero bytes, with the space of the `first` reserved, below `directory`.
+    /// Creates a locked file of `bytes` zero bytes below `directory`, and reserves space for the first `first` of them.
     pub(crate) fn create(
         directory: &Path,
         place: RingId<'_>,
@@ -169,7 +169,7 @@ impl Unnamed {
             .map_err(|error| Error::io(format!("lock {}", self.temporary.0.display()), error))?;
         let sized = rfs::ftruncate(file, bytes as u64).map_err(io::Error::from);
         sized
-            .and_then(|()| self.look_for_space(bytes))
+            .and_then(|()| self.check_space(bytes))
             .and_then(|()| reserve(&self.file, 0, first))
             .map_err(|error| {
                 let what = format!("reserve {first} bytes in {}", self.directory.display());
@@ -177,9 +177,9 @@ impl Unnamed {
             })
     }
 
-    /// Fails where the whole ring has no space now, although only its beginning is reserved: the owner can
-    /// still keep it elsewhere.
-    fn look_for_space(&self, bytes: usize) -> io::Result<()> {
+    /// Fails if there is no space now for the whole ring, although only its beginning is reserved: the owner can still
+    /// place the ring elsewhere.
+    fn check_space(&self, bytes: usize) -> io::Result<()> {
         let system = rfs::fstatvfs(&self.file)?;
         let free = system.f_bavail.saturating_mul(system.f_frsize);
         // A file system without a limit reports zero blocks.
@@ -189,8 +189,8 @@ impl Unnamed {
         Ok(())
     }
 
-    /// Gives the ring its name. A living owner of that name is an error, a dead one's ring is kept.
-    /// The file comes back with its lock.
+    /// Gives the ring its name and returns the file with its lock. Fails if a living owner has the name; the ring of a
+    /// dead one is kept under another name.
     pub(crate) fn publish(self, place: RingId<'_>) -> Result<(PathBuf, OwnedFd)> {
         let path = self.directory.join(place.file_name());
         for _ in 0..10 {
@@ -200,7 +200,7 @@ impl Unnamed {
                     return Ok((path, self.file));
                 }
                 Err(error) if error.kind() == ErrorKind::AlreadyExists => {
-                    set_aside(&path, place)?;
+                    keep_previous(&path, place)?;
                 }
                 Err(error) => return Err(Error::io(format!("create {}", path.display()), error)),
             }
@@ -216,7 +216,7 @@ pub(crate) fn reserve(file: &OwnedFd, from: usize, to: usize) -> io::Result<()> 
     Ok(())
 }
 
-/// A file's temporary name, removed in any case.
+/// The temporary name of a file, removed when dropped.
 #[derive(Debug)]
 struct Temporary(PathBuf);
 
@@ -227,19 +227,19 @@ impl Drop for Temporary {
 }
 
 /// Renames a dead process's ring, so that its name is free.
-fn set_aside(path: &Path, place: RingId<'_>) -> Result<()> {
+fn keep_previous(path: &Path, place: RingId<'_>) -> Result<()> {
     let file = match open(path) {
         Ok(file) => file,
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
         Err(error) => return Err(Error::io(format!("open {}", path.display()), error)),
     };
-    // A reader that asks whether the owner lives holds the lock for an instant.
-    let mut looks = 0;
+    // A reader that checks whether the owner is alive holds the lock for an instant.
+    let mut tries = 0;
     while !lock_is_free(&file, FlockOperation::NonBlockingLockExclusive) {
-        if looks == 50 {
+        if tries == 50 {
             return Err(place.taken(path.to_owned()));
         }
-        looks += 1;
+        tries += 1;
         std::thread::sleep(std::time::Duration::from_millis(1));
     }
     // The file is still locked here, so only one of several processes that want the name moves it.
@@ -294,7 +294,7 @@ fn lock_is_free(file: &OwnedFd, how: FlockOperation) -> bool {
     rfs::flock(file, how).is_ok()
 }
 
-/// Whether the process that made this ring lives.
+/// Whether the process that made this ring is alive.
 ///
 /// A forked child keeps its parent's lock, so where the process itself can be looked up, that result is used.
 pub(crate) fn owner_is_alive(file: &OwnedFd, owner: &ProcessIdentity) -> bool {
@@ -305,7 +305,7 @@ pub(crate) fn owner_is_alive(file: &OwnedFd, owner: &ProcessIdentity) -> bool {
     owner.exists().unwrap_or(true)
 }
 
-/// Removes a ring file as [`remove`] does, if its lock is free.
+/// Removes a ring file as [`remove`] does if its lock is free. Returns whether it did.
 pub(crate) fn remove_if_dead(path: &Path) -> io::Result<bool> {
     let file = open(path)?;
     if !lock_is_free(&file, FlockOperation::NonBlockingLockExclusive) {
@@ -325,7 +325,7 @@ pub(crate) fn remove(path: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// Creates the directory if it is missing; only its owner may write to it.
+/// Creates the directory if it is missing, and checks that only its owner may write to it.
 pub(crate) fn ensure_private(directory: &Path) -> Result<()> {
     let shown = directory.display();
     fs::DirBuilder::new()
@@ -362,7 +362,7 @@ mod tests {
     }
 
     #[test]
-    fn names_of_rings_are_told_from_others() {
+    fn names_of_rings_are_distinguished_from_others() {
         let name = RingName::parse("7.2.ring").unwrap();
         assert_eq!((name.rank, name.attempt, name.newest), (7, 2, true));
         assert!(!RingName::parse("7.2.previous.ring").unwrap().newest);

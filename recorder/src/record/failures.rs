@@ -25,8 +25,8 @@ fn rings(layout: &RingLayout) -> Option<[Slots; 2]> {
         .then(|| [0, each].map(|first| SlotRing::new(section.row(first, failure::WORDS), each)))
 }
 
-/// Stores a failure that was seen at this moment. Takes no lock and allocates nothing. A failure for which
-/// there is no slot shows as a gap in the numbers.
+/// Stores a failure that was seen at this time. Takes no lock and allocates nothing. A failure without a slot shows as
+/// a gap in the numbers.
 pub(super) fn write<M: Memory>(memory: &M, layout: &RingLayout, failure: &Failure, at: Timestamp) {
     let Some([first, newest]) = rings(layout) else {
         return;
@@ -41,7 +41,7 @@ pub(super) fn write<M: Memory>(memory: &M, layout: &RingLayout, failure: &Failur
         newest
     };
     let written: Result<(), Missed> = ring.write(memory, id, |words| fill(words, failure, at));
-    // The gap in the numbers shows it.
+    // A failure that was not written shows as a gap in the numbers.
     let _ = written;
 }
 
@@ -51,8 +51,8 @@ fn fill<W: Word>(words: &[W; failure::WORDS], it: &Failure, at: Timestamp) {
     let flags = operation.map_or(0, |op| {
         1 << 8 | u64::from(op.is_p2p) << 16 | u64::from(op.op.code()) << 24
     });
-    let ranks = &it.ranks[..it.ranks.len().min(Failure::MOST_RANKS)];
-    let text = cut(&it.text, Failure::MOST_TEXT).as_bytes();
+    let ranks = &it.ranks[..it.ranks.len().min(Failure::MAX_RANKS)];
+    let text = cut(&it.text, Failure::MAX_TEXT).as_bytes();
     store(failure::WHEN, at.as_ns());
     let kind = u64::from(it.kind.code());
     store(failure::WHAT, kind | flags | u64::from(it.seen_by) << 32);
@@ -99,7 +99,7 @@ fn failure_of(id: u64, words: &[u64; failure::WORDS], anchor: Anchor) -> Option<
     let text: Vec<u8> = words[failure::TEXT..]
         .iter()
         .flat_map(|word| word.to_le_bytes())
-        .take((bytes as usize).min(Failure::MOST_TEXT))
+        .take((bytes as usize).min(Failure::MAX_TEXT))
         .collect();
     let mut failure = Failure {
         id,
@@ -129,8 +129,8 @@ pub(super) fn closed_ns(memory: &impl Read, anchor: Anchor) -> i64 {
     }
 }
 
-/// A number that stays the same while no failure is written.
-pub(crate) fn stands(memory: &impl Read, layout: &RingLayout) -> u64 {
+/// A number that changes when a failure is written.
+pub(crate) fn fingerprint(memory: &impl Read, layout: &RingLayout) -> u64 {
     let rings = rings(layout).into_iter().flatten();
     let stamps =
         rings.flat_map(|ring| (0..ring.slots()).map(move |index| ring.stamp(memory, index)));
@@ -168,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_is_read_back() {
+    fn failures_are_read_back_as_written() {
         let recorder = recorder();
         let all: Vec<u32> = (0..100).collect();
         for ranks in [&[][..], &[5], &[5, 8, 100], &all] {
@@ -213,8 +213,8 @@ mod tests {
         assert_eq!(failure_of(1, &words, anchor), None);
         words[failure::WHAT] = 1 | 0xffff_ff00;
         let read = failure_of(1, &words, anchor).unwrap();
-        assert!(read.ranks.len() <= Failure::MOST_RANKS);
-        assert!(read.text.len() <= Failure::MOST_TEXT);
+        assert!(read.ranks.len() <= Failure::MAX_RANKS);
+        assert!(read.text.len() <= Failure::MAX_TEXT);
         assert_eq!(read.operation.map(|it| it.op), Some(OpType::Other));
     }
 

@@ -22,7 +22,7 @@ pub(super) struct OwnFacts {
     pub(super) signature: Option<Signature>,
 }
 
-/// The place of a record's own data.
+/// The place of the data specific to one record.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct LapPlace {
     pub(super) position: u64,
@@ -41,7 +41,7 @@ impl Hash {
     }
 }
 
-/// Stores a record's own data; `None` if it is longer than one record may have.
+/// Stores the data specific to one record; `None` if it is longer than allowed.
 pub(super) fn write(
     map: &Map,
     ring: &LapRing,
@@ -55,7 +55,7 @@ pub(super) fn write(
     let wide = all().any(|split| split > u64::from(u32::MAX));
     let split_words = if wide { count } else { count.div_ceil(2) };
     let bytes = key.map_or(0, SignatureKey::encoded_len);
-    if bytes > signature::MOST_BYTES {
+    if bytes > signature::MAX_BYTES {
         return None;
     }
     let words = HEAD_WORDS + split_words + bytes.div_ceil(8) + 1;
@@ -88,7 +88,7 @@ pub(super) fn write(
     })
 }
 
-/// Reads a record's own data; `None` if it was overwritten or its hash does not match.
+/// Reads the data specific to one record; `None` if it was overwritten or its hash does not match.
 pub(super) fn read(
     memory: &impl Read,
     ring: &LapRing,

@@ -27,7 +27,7 @@ pub(crate) mod header {
     /// major | minor << 32.
     pub(crate) const VERSION: usize = 1;
     pub(crate) const FILE_BYTES: usize = 2;
-    /// 1 = in use, 2 = closed in order.
+    /// 1 = in use, 2 = closed cleanly.
     pub(crate) const STATE: usize = 3;
     /// rank | world size << 32.
     pub(crate) const RANK: usize = 4;
@@ -39,9 +39,9 @@ pub(crate) mod header {
     pub(crate) const BOOT_ID: usize = 8;
     pub(crate) const ANCHOR_MONOTONIC: usize = 10;
     pub(crate) const ANCHOR_WALL: usize = 11;
-    /// How many bytes of the file have space; 0 = all.
+    /// Number of bytes of the file that are reserved; 0 = all.
     pub(crate) const RESERVED: usize = 12;
-    /// Which of the process's rings. Since 1.4.
+    /// Which of the process's rings this is. Since 1.4.
     pub(crate) const PART: usize = 13;
 
     /// A section like those below, since 1.3.
@@ -61,8 +61,8 @@ pub(crate) mod header {
     pub(crate) const JOB: usize = 65;
     pub(crate) const WRITER: usize = 98;
 
-    // Each word below is written while others are read: a cache line each.
-    /// The newest record id given out.
+    // Each word below is written while others are read, so each has a cache line of its own.
+    /// The newest record id assigned.
     pub(crate) const LAST_ID: usize = 136;
     pub(crate) const LAP_HEAD: usize = 144;
     pub(crate) const LAST_PHASE: usize = 152;
@@ -76,7 +76,7 @@ pub(crate) mod header {
     pub(crate) const CALL_SITES_USED: usize = 178;
     pub(crate) const THREADS_USED: usize = 179;
 
-    // What could not be kept.
+    // Counts of what could not be kept.
     pub(crate) const RECORDS_LOST: usize = 184;
     pub(crate) const UPDATES_LOST: usize = 185;
     pub(crate) const UPDATES_LATE: usize = 186;
@@ -86,13 +86,13 @@ pub(crate) mod header {
     pub(crate) const THREADS_LOST: usize = 190;
     pub(crate) const PHASES_LOST: usize = 191;
 
-    // Since 1.4; what communicators of NCCL have beyond groups. Sections as above; no rows = not kept.
+    // Since 1.4: data of NCCL communicators in addition to groups. Sections as above; no rows = not kept.
     pub(crate) const KERNELS: usize = 192;
     pub(crate) const LINKS: usize = 194;
     pub(crate) const LINKS_USED: usize = 196;
     pub(crate) const LINKS_LOST: usize = 197;
 
-    // Since 1.5; how operations, groups and the process ended.
+    // Since 1.5: how operations, groups and the process ended.
     /// A section like those above; no rows = not kept.
     pub(crate) const FAILURES: usize = 198;
     /// The number of the newest failure.
@@ -101,9 +101,9 @@ pub(crate) mod header {
     pub(crate) const CLOSED_AT: usize = 201;
 }
 
-/// In [`header::STATE`].
+/// A value of [`header::STATE`].
 pub(crate) const STATE_OPEN: u64 = 1;
-/// In [`header::STATE`].
+/// A value of [`header::STATE`].
 pub(crate) const STATE_CLOSED: u64 = 2;
 
 /// Words of one group's row. The status words have a cache line of their own.
@@ -119,7 +119,7 @@ pub(crate) mod group {
     pub(crate) const TIMEOUT_MS: usize = 5;
     /// The owner's rank in the group + 1; 0 = see the members. Since 1.3.
     pub(crate) const OWN_RANK: usize = 6;
-    /// NCCL's number of a communicator; 0 = the group is none. Since 1.4.
+    /// NCCL's hash of a communicator; 0 = the group is not a communicator. Since 1.4.
     pub(crate) const COMM_HASH: usize = 7;
     /// Each is the sequence number + 1; 0 = none yet.
     pub(crate) const LAST_ENQUEUED: usize = 8;
@@ -154,8 +154,8 @@ pub(crate) mod phase {
     pub(crate) const SINCE: usize = 1;
     pub(crate) const BYTES: usize = 2;
     pub(crate) const TEXT: usize = 3;
-    /// The longest text.
-    pub(crate) const MOST_BYTES: usize = (WORDS - TEXT) * 8;
+    /// Maximum length of the text, in bytes.
+    pub(crate) const MAX_BYTES: usize = (WORDS - TEXT) * 8;
 }
 
 /// Words of one operation's slot.
@@ -172,8 +172,8 @@ pub(crate) mod slot {
     pub(crate) const TABLES: usize = 7;
     /// operation | reduction << 8 | flags << 16 | thread row << 32.
     pub(crate) const WHAT: usize = 8;
-    /// state | retired << 8 | has a duration << 9 | is in a graph << 10, then the duration in ms as f32 << 32,
-    /// or the graph's id << 11: what is in a graph is not timed.
+    /// state | retired << 8 | has a duration << 9 | is in a graph << 10, then the duration in ms as f32 << 32, or the
+    /// graph's id << 11: an operation in a graph has no duration.
     pub(crate) const STATE: usize = 9;
     /// peer | root << 32.
     pub(crate) const ENDS: usize = 10;
@@ -181,7 +181,7 @@ pub(crate) mod slot {
     pub(crate) const CALL: usize = 11;
     /// Position in the lap ring.
     pub(crate) const LAP_POSITION: usize = 12;
-    /// Words there; 0 = nothing there.
+    /// Number of words there; 0 if it has no data there.
     pub(crate) const LAP_WORDS: usize = 13;
     pub(crate) const INPUT_ELEMENTS: usize = 14;
     pub(crate) const OUTPUT_ELEMENTS: usize = 15;
@@ -196,21 +196,21 @@ pub(crate) mod slot {
 
     pub(crate) const FLAG_P2P: u64 = 1;
 
-    /// In the byte of the reduction.
+    /// A value of the byte of the reduction.
     pub(crate) const NO_REDUCTION: u8 = 0xff;
-    /// In the words of peer and root.
+    /// A value of the words of peer and root.
     pub(crate) const NO_RANK: u32 = u32::MAX;
     pub(crate) const ANY_RANK: u32 = u32::MAX - 1;
 }
 
-/// Words of one operation's progress on its channels: the slot of the same number as its record's.
+/// Words of one operation's progress on its channels: the slot with the same number as that of its record.
 pub(crate) mod kernel {
     pub(crate) const WORDS: usize = 8;
-    /// How many channels | algorithm << 8 | protocol << 16, by their numbers.
+    /// number of channels | algorithm << 8 | protocol << 16, by their numbers.
     pub(crate) const PLAN: usize = 1;
     pub(crate) const ENQUEUED: usize = 2;
     pub(crate) const LAUNCHED: usize = 3;
-    /// A bit for each channel.
+    /// One bit per channel.
     pub(crate) const STARTED: usize = 4;
     pub(crate) const FINISHED: usize = 5;
 }
@@ -221,7 +221,7 @@ pub(crate) mod link {
     /// group row | channel << 16 | is sent << 24 | what it waits for << 25 | peer << 32.
     pub(crate) const PLACE: usize = 1;
     pub(crate) const RECORD: usize = 2;
-    /// done | in all << 32.
+    /// completed | total << 32.
     pub(crate) const STEPS: usize = 3;
     pub(crate) const SINCE: usize = 4;
 
@@ -235,38 +235,38 @@ pub(crate) mod failure {
     use crate::model::Failure;
 
     pub(crate) const WORDS: usize = 128;
-    /// Slots of the first failures, and as many of the newest.
+    /// Number of slots for the first failures, and for the newest.
     pub(crate) const EACH: usize = 8;
     pub(crate) const WHEN: usize = 1;
-    /// kind | has an operation << 8 | is point-to-point << 16 | operation << 24 | the rank that saw it << 32.
+    /// kind | has an operation << 8 | is point-to-point << 16 | operation << 24 | the rank that detected it << 32.
     pub(crate) const WHAT: usize = 2;
-    /// The group's number, all ones = none | how many ranks << 32.
+    /// The group's number, all ones = none | number of ranks << 32.
     pub(crate) const GROUP: usize = 3;
     pub(crate) const SEQ: usize = 4;
     pub(crate) const RECORD: usize = 5;
-    /// How many ranks follow | bytes of the text << 32.
+    /// Number of ranks that follow | bytes of the text << 32.
     pub(crate) const LENGTHS: usize = 6;
-    /// Two ranks to a word.
+    /// Two ranks per word.
     pub(crate) const RANKS: usize = 7;
-    pub(crate) const TEXT: usize = RANKS + Failure::MOST_RANKS / 2;
+    pub(crate) const TEXT: usize = RANKS + Failure::MAX_RANKS / 2;
 
-    const _: () = assert!(TEXT + Failure::MOST_TEXT / 8 <= WORDS);
+    const _: () = assert!(TEXT + Failure::MAX_TEXT / 8 <= WORDS);
 }
 
-/// A reference to a table's row that is not there.
+/// Index of a missing row.
 pub(crate) const NO_ROW: u32 = u32::MAX;
-/// The same for threads.
+/// Index of a missing row of the table of threads.
 pub(crate) const NO_THREAD: u16 = u16::MAX;
 
-/// The most slots that a ring may have, for readers too.
-pub(crate) const MOST_SLOTS: usize = 1 << 20;
-const MOST_ROWS: usize = 1 << 16;
-const MOST_ARENA: usize = 1 << 23;
-const MOST_LAP: usize = 1 << 22;
+/// Maximum number of slots of a ring, for readers too.
+pub(crate) const MAX_SLOTS: usize = 1 << 20;
+const MAX_ROWS: usize = 1 << 16;
+const MAX_ARENA: usize = 1 << 23;
+const MAX_LAP: usize = 1 << 22;
 const PHASE_SLOTS: usize = 16;
 const THREAD_ROWS: usize = 256;
 
-/// One section: its first word and how many rows it has.
+/// One section: its first word and its number of rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Section {
     pub(crate) word: usize,
@@ -314,7 +314,7 @@ impl RingLayout {
         let many_groups = (config.groups as usize).saturating_sub(1024) * 64;
         let arena = (192 * 1024 + config.world_size as usize * 16 + many_groups)
             .next_multiple_of(4096)
-            .min(MOST_ARENA);
+            .min(MAX_ARENA);
         let lap = (slots * 4).max(8 * 1024);
         let mut end = HEADER_BYTES;
         let mut place = |rows: usize, bytes_each: usize| {
@@ -347,60 +347,50 @@ impl RingLayout {
         layout
     }
 
-    /// Each section with its word in the header, the bytes of a row, and the most rows it may have.
+    /// Each section with its word in the header, the bytes of a row, and the maximum number of rows.
     fn sections(&mut self) -> [(&mut Section, usize, usize, usize); 12] {
         [
-            (
-                &mut self.groups,
-                header::GROUPS,
-                group::WORDS * 8,
-                MOST_ROWS,
-            ),
+            (&mut self.groups, header::GROUPS, group::WORDS * 8, MAX_ROWS),
             (
                 &mut self.signatures,
                 header::SIGNATURES,
                 SIGNATURE_WORDS * 8,
-                MOST_ROWS,
+                MAX_ROWS,
             ),
             (
                 &mut self.call_sites,
                 header::CALL_SITES,
                 call_site::WORDS * 8,
-                MOST_ROWS,
+                MAX_ROWS,
             ),
             (
                 &mut self.functions,
                 header::FUNCTIONS,
                 FUNCTION_WORDS * 8,
-                MOST_ROWS,
+                MAX_ROWS,
             ),
             (
                 &mut self.threads,
                 header::THREADS,
                 thread::WORDS * 8,
-                MOST_ROWS,
+                MAX_ROWS,
             ),
-            (&mut self.arena, header::ARENA, 1, MOST_ARENA),
-            (
-                &mut self.phases,
-                header::PHASES,
-                phase::WORDS * 8,
-                MOST_ROWS,
-            ),
-            (&mut self.slots, header::SLOTS, slot::WORDS * 8, MOST_SLOTS),
-            (&mut self.lap, header::LAP, 8, MOST_LAP),
+            (&mut self.arena, header::ARENA, 1, MAX_ARENA),
+            (&mut self.phases, header::PHASES, phase::WORDS * 8, MAX_ROWS),
+            (&mut self.slots, header::SLOTS, slot::WORDS * 8, MAX_SLOTS),
+            (&mut self.lap, header::LAP, 8, MAX_LAP),
             (
                 &mut self.kernels,
                 header::KERNELS,
                 kernel::WORDS * 8,
-                MOST_SLOTS,
+                MAX_SLOTS,
             ),
-            (&mut self.links, header::LINKS, link::WORDS * 8, MOST_ROWS),
+            (&mut self.links, header::LINKS, link::WORDS * 8, MAX_ROWS),
             (
                 &mut self.failures,
                 header::FAILURES,
                 failure::WORDS * 8,
-                MOST_ROWS,
+                MAX_ROWS,
             ),
         ]
     }
@@ -414,7 +404,7 @@ impl RingLayout {
         }
     }
 
-    /// The layout in a header, if every section lies within the memory; else the reason why not.
+    /// The layout in a header, if every section is within the memory; else the reason.
     pub(crate) fn load(memory: &impl Read) -> Result<Self, String> {
         let have = memory.len().saturating_mul(8);
         let bytes = usize::try_from(memory.load(header::FILE_BYTES)).unwrap_or(usize::MAX);

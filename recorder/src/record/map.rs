@@ -87,7 +87,7 @@ impl Drop for Pages {
 #[derive(Debug)]
 pub(crate) struct Map {
     pages: Pages,
-    /// Words that may be used, at most as many as there are.
+    /// Number of words that may be used.
     usable: AtomicUsize,
 }
 
@@ -99,7 +99,7 @@ impl Map {
         Ok(map)
     }
 
-    /// The first `bytes` of an open file, which must have as many. None of them are admitted yet.
+    /// Maps the first `bytes` of an open file, which must be at least as long. No words are admitted yet.
     pub(crate) fn of_file(file: BorrowedFd<'_>, bytes: usize, touch: Touch) -> io::Result<Self> {
         Self::of(Some(file), bytes, MapFlags::SHARED, touch)
     }
@@ -112,9 +112,9 @@ impl Map {
     ) -> io::Result<Self> {
         flags.set(MapFlags::POPULATE, touch == Touch::AtOnce);
         let pages = Pages::map(file, bytes, ProtFlags::READ | ProtFlags::WRITE, flags)?;
-        // A child that is forked from a rank must not write into its record. It has no use for this value
-        // either: after a fork of a process with threads, until it executes another program, it may only
-        // do what a signal handler may.
+        // A child that is forked from a rank must not write to its record. It has no use for this value either: between
+        // a fork of a process with threads and the exec of another program, only async-signal-safe functions may be
+        // called.
         // SAFETY: this advice changes what a child inherits and nothing in this process.
         unsafe {
             mm::madvise(
@@ -129,7 +129,7 @@ impl Map {
         })
     }
 
-    /// This many words from the first on may be used from now on.
+    /// Admits the use of the first `words` words.
     pub(crate) fn admit(&self, words: usize) {
         let words = words.min(self.pages.words);
         self.usable.fetch_max(words, Ordering::Release);
@@ -148,7 +148,7 @@ impl Map {
 
 impl Memory for Map {
     type Word = AtomicU64;
-    const PATIENCE: u32 = sync::PATIENCE;
+    const RETRIES: u32 = sync::RETRIES;
 
     #[inline]
     fn words(&self) -> &[AtomicU64] {
@@ -168,12 +168,12 @@ impl Memory for Map {
 #[derive(Debug)]
 pub(crate) struct View {
     pages: Pages,
-    /// Words that had space when the header was read last.
+    /// Number of words that were reserved when the header was read last.
     reserved: AtomicUsize,
 }
 
 impl View {
-    /// The first `bytes` of an open file, which must have as many; read-only.
+    /// Maps the first `bytes` of an open file, which must be at least as long; read-only.
     pub(crate) fn of_file(file: impl AsFd, bytes: usize) -> io::Result<Self> {
         let file = Some(file.as_fd());
         let pages = Pages::map(file, bytes, ProtFlags::READ, MapFlags::SHARED)?;

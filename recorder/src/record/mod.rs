@@ -38,7 +38,7 @@ pub use config::{Placement, RecorderConfig, RingPart, Storage, Touch};
 pub use directory::{default_directory, fallback_directory};
 pub use flight_recorder::{
     ChannelEvent, CommunicatorInfo, Counters, FlightRecorder, KernelPlan, LinkHandle, LinkPlace,
-    Taken,
+    OnConflict,
 };
 pub use nccl::{ALGORITHMS, PROTOCOLS};
 pub use operation::{CallSite, CallSiteId, GroupHandle, Operation, SignatureRef, Start, Ticket};

@@ -1,4 +1,4 @@
-//! Reads a ring's data on NCCL's communicators besides groups and operations.
+//! Reads a ring's data on NCCL communicators other than groups and operations.
 
 use super::clock::Anchor;
 use super::layout::{RingLayout, group, halves, header, kernel, link, slot};
@@ -27,8 +27,8 @@ pub const PROTOCOLS: [&str; 4] = ["", "LL", "LL128", "SIMPLE"];
 /// How often a row that changes during the read is read again.
 const TRIES: u32 = 100;
 
-/// Sets a dump's communicators from the ring that it was read from: for each its hash and own rank, and
-/// what is under way.
+/// Adds to a dump the communicators of the ring that it was read from: for each its hash, its own rank and its
+/// operations and transfers in progress.
 pub(crate) fn put_into(dump: &mut Dump, memory: &impl Read, layout: &RingLayout) {
     let anchor = layout::load_anchor(memory);
     let used = memory
@@ -130,8 +130,8 @@ fn link_of(words: &[u64; link::WORDS], anchor: Anchor) -> Option<(usize, LinkPro
     (wait != LinkWait::Idle).then_some((place as u16 as usize, progress))
 }
 
-/// A hash of the stamps of all links, which is equal while none of them changes.
-pub(crate) fn stands(memory: &impl Read, layout: &RingLayout) -> u64 {
+/// A hash of the stamps of all links, which changes when any of them does.
+pub(crate) fn fingerprint(memory: &impl Read, layout: &RingLayout) -> u64 {
     let ring = rings::links(layout);
     let rows = memory
         .load(header::LINKS_USED)

@@ -10,12 +10,12 @@ use std::time::Duration;
 pub struct GroupHandle(pub(super) u32);
 
 impl GroupHandle {
-    /// The number of its row, to be kept outside of Rust.
+    /// The number of its row, for storage outside of Rust.
     pub const fn row(self) -> u32 {
         self.0
     }
 
-    /// The group of this row. Operations on a row that the recorder does not have are recorded without a group.
+    /// The group with this row. Operations on a row that the recorder does not have are recorded without a group.
     pub const fn of_row(row: u32) -> Self {
         Self(row)
     }
@@ -24,9 +24,9 @@ impl GroupHandle {
 /// A signature as [`FlightRecorder::begin`](super::FlightRecorder::begin) takes it.
 #[derive(Clone, Copy, Debug)]
 pub enum SignatureRef<'a> {
-    /// Interned before: the fast way.
+    /// Interned before, which is faster.
     Id(SignatureId),
-    /// To be looked up, or interned; if there is no room for it, it is stored with this record only.
+    /// Looked up or interned at the record; if the table is full, it is stored with this record only.
     Key(&'a SignatureKey<'a>),
 }
 
@@ -51,25 +51,25 @@ impl From<&'static Location<'static>> for CallSite {
 pub struct CallSiteId(pub(super) u32);
 
 impl CallSiteId {
-    /// The number of its row, to be kept outside of Rust.
+    /// The number of its row, for storage outside of Rust.
     pub const fn row(self) -> u32 {
         self.0
     }
 
-    /// The call site of this row. A row that the recorder does not have reads as no call site.
+    /// The call site with this row. A row that the recorder does not have reads as no call site.
     pub const fn of_row(row: u32) -> Self {
         Self(row)
     }
 }
 
-/// When an operation that is issued starts.
+/// When an operation starts, relative to its issue.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Start {
-    /// It waits for its turn; [`FlightRecorder::started`](super::FlightRecorder::started) reports the
-    /// start later.
+    /// After the operations before it; [`FlightRecorder::started`](super::FlightRecorder::started) reports the start
+    /// later.
     #[default]
     InTurn,
-    /// At once: no operation is before it.
+    /// At the issue: no operation is before it.
     AtOnce,
 }
 
@@ -78,9 +78,9 @@ pub enum Start {
 pub struct Operation<'a> {
     /// Its group.
     pub group: GroupHandle,
-    /// What.
+    /// The kind of operation.
     pub op: OpType,
-    /// Over which tensors.
+    /// Its signature: backend, name and tensors.
     pub signature: SignatureRef<'a>,
     /// Per group, +1 per collective; point-to-point operations carry the current value.
     pub collective_seq_id: u64,
@@ -88,7 +88,7 @@ pub struct Operation<'a> {
     pub p2p_seq_id: u64,
     /// Per group, +1 per logical operation.
     pub op_id: u64,
-    /// Counted by `p2p_seq_id`, not by `collective_seq_id`.
+    /// Whether it is counted by `p2p_seq_id`, and not by `collective_seq_id`.
     pub is_p2p: bool,
     /// The other end of a send or receive, as a rank of the group.
     pub peer: Peer,
@@ -104,7 +104,7 @@ pub struct Operation<'a> {
     pub timeout: Duration,
     /// The call site in the program.
     pub call_site: Option<CallSite>,
-    /// Whether it starts as it is issued.
+    /// When it starts.
     pub start: Start,
 }
 
@@ -131,7 +131,7 @@ impl<'a> Operation<'a> {
     }
 }
 
-/// A record that was begun, for the updates that follow. Small, and free to copy to other threads.
+/// Refers to a record for later updates. Small, and free to copy to other threads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ticket {
     pub(super) id: u64,
@@ -150,13 +150,13 @@ impl Ticket {
         self.sequence.checked_sub(1)
     }
 
-    /// As plain numbers, to be kept outside of Rust; the first is the record's id.
+    /// The ticket as plain numbers, for storage outside of Rust; the first is the record's id.
     pub const fn to_words(self) -> [u64; 3] {
         [self.id, self.sequence, self.group as u64]
     }
 
-    /// The ticket from the numbers of [`to_words`](Self::to_words). Other numbers give the ticket of another
-    /// operation or of none.
+    /// The ticket with the numbers of [`to_words`](Self::to_words). Other numbers refer to another operation or to
+    /// none.
     pub const fn of_words([id, sequence, group]: [u64; 3]) -> Self {
         Self {
             id,

@@ -44,7 +44,7 @@ const fn next_revision(stamp: u64) -> u64 {
 /// Why a writer did not write a slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Missed {
-    /// The slot holds a newer record.
+    /// The slot contains a newer record.
     Reused,
     /// Another writer held the slot during all tries.
     Held,
@@ -59,7 +59,7 @@ pub(crate) enum Found<const N: usize> {
     Empty,
     /// A whole record; `words[0]` is its stamp.
     Record { id: u64, words: [u64; N] },
-    /// Being written at every try, or left incomplete by a process that died while writing.
+    /// Busy at every try, or left incomplete by a process that died while writing.
     Unreadable { id: u64 },
 }
 
@@ -89,7 +89,7 @@ impl<const N: usize> SlotRing<N> {
         (id & self.mask) as usize
     }
 
-    /// The word behind the slot of record `id`.
+    /// The word after the slot of record `id`.
     pub(crate) fn end_of(&self, id: u64) -> usize {
         self.base + (self.index_of(id) + 1) * N
     }
@@ -103,7 +103,7 @@ impl<const N: usize> SlotRing<N> {
             .ok_or(Missed::Beyond)
     }
 
-    /// Puts record `id` in its slot: `fill` stores every word but the first.
+    /// Writes record `id` to its slot: `fill` stores every word but the first.
     #[inline]
     pub(crate) fn write<M: Memory>(
         &self,
@@ -113,7 +113,7 @@ impl<const N: usize> SlotRing<N> {
     ) -> Result<(), Missed> {
         let slot = self.slot(memory, id)?;
         let mut old = slot[0].load(Ordering::Relaxed);
-        for _ in 0..M::PATIENCE {
+        for _ in 0..M::RETRIES {
             if id_of(old) >= id {
                 return Err(Missed::Reused);
             }
@@ -140,7 +140,7 @@ impl<const N: usize> SlotRing<N> {
         Err(Missed::Held)
     }
 
-    /// Changes words of record `id` in place, if its slot still holds it.
+    /// Changes words of record `id` in place, if its slot still contains it.
     #[inline]
     pub(crate) fn update<M: Memory>(
         &self,
@@ -150,7 +150,7 @@ impl<const N: usize> SlotRing<N> {
     ) -> Result<(), Missed> {
         let slot = self.slot(memory, id)?;
         let mut old = slot[0].load(Ordering::Relaxed);
-        for _ in 0..M::PATIENCE {
+        for _ in 0..M::RETRIES {
             if id_of(old) != id {
                 return Err(Missed::Reused);
             }
@@ -184,7 +184,7 @@ impl<const N: usize> SlotRing<N> {
         memory.load(self.base.saturating_add(index.saturating_mul(N)))
     }
 
-    /// Copies the slot at `index`, looking again up to `tries` times while it changes.
+    /// Copies the slot at `index`, with up to `tries` tries while it changes.
     pub(crate) fn read(&self, memory: &impl Read, index: usize, tries: u32) -> Found<N> {
         let start = self.base.saturating_add(index.saturating_mul(N));
         let mut before = 0;
@@ -233,7 +233,7 @@ impl LapRing {
         Self { head, base, words }
     }
 
-    /// The most words that one record may take, so that one record cannot evict all others.
+    /// Maximum number of words per record, so that one record cannot evict all others.
     pub(crate) fn limit(&self) -> usize {
         self.words / 8
     }
@@ -263,17 +263,17 @@ impl LapRing {
         Some(position)
     }
 
-    /// Whether these words were written and not lapped since.
+    /// Whether these words were written and not overwritten since.
     pub(crate) fn holds(&self, memory: &impl Read, position: u64, len: usize) -> bool {
         let head = memory.load(self.head);
         let end = position.saturating_add(len as u64);
         len <= self.limit() && end <= head && head - position <= self.words as u64
     }
 
-    /// Copies the `len` words at `position`; `None` if they were lapped or never were there.
+    /// Copies the `len` words at `position`; `None` if they were overwritten or never written.
     ///
-    /// Words of a writer so slow that it was lapped itself can still be mixed in: records end with a
-    /// hash for that reason.
+    /// Words of a writer so slow that it was overtaken itself can still be mixed in: records end with a hash for that
+    /// reason.
     pub(crate) fn read(&self, memory: &impl Read, position: u64, len: usize) -> Option<Vec<u64>> {
         if !self.holds(memory, position, len) {
             return None;

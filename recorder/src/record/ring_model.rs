@@ -12,7 +12,7 @@ use loom::sync::atomic::AtomicU64;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// How the memory keeps its word.
+/// How far the memory honours the requested ordering.
 #[derive(Clone, Copy, PartialEq)]
 enum Honour {
     All,
@@ -69,7 +69,7 @@ impl ModelMemory {
 
 impl Memory for ModelMemory {
     type Word = ModelWord;
-    const PATIENCE: u32 = 2;
+    const RETRIES: u32 = 2;
 
     fn words(&self) -> &[ModelWord] {
         &self.words
@@ -93,7 +93,7 @@ fn explore(run: impl Fn() + Sync + Send + 'static) -> usize {
     orders.load(Ordering::Relaxed)
 }
 
-fn is_found_out(run: impl Fn() + Sync + Send + 'static) -> bool {
+fn is_detected(run: impl Fn() + Sync + Send + 'static) -> bool {
     catch_unwind(AssertUnwindSafe(|| explore(run))).is_err()
 }
 
@@ -123,7 +123,7 @@ fn check(found: Found<3>) {
     }
 }
 
-/// A reader while `second` is done to a slot that was just written.
+/// Runs a reader concurrently with `second`, applied to a slot that was just written.
 fn one_writer(honour: Honour, second: fn(&ModelMemory)) -> impl Fn() {
     move || {
         let memory = ModelMemory::of(3, honour);
@@ -137,7 +137,7 @@ fn one_writer(honour: Honour, second: fn(&ModelMemory)) -> impl Fn() {
     }
 }
 
-/// What a writer can do to a slot that holds a record.
+/// The actions of a writer on a slot that contains a record.
 const SECONDS: [fn(&ModelMemory); 2] = [|memory| add_ten(memory, 1), |memory| put(memory, 2)];
 
 #[test]
@@ -150,29 +150,29 @@ fn reader_never_sees_a_torn_slot() {
 }
 
 #[test]
-fn slot_whose_claim_is_not_fenced_is_found_out() {
+fn a_claim_without_a_fence_is_detected() {
     for second in SECONDS {
         let mutant = Honour::NoFence(Ordering::Release);
-        assert!(is_found_out(one_writer(mutant, second)));
+        assert!(is_detected(one_writer(mutant, second)));
     }
 }
 
 #[test]
-fn reader_without_fences_is_found_out() {
+fn a_reader_without_fences_is_detected() {
     for second in SECONDS {
         let mutant = Honour::NoFence(Ordering::Acquire);
-        assert!(is_found_out(one_writer(mutant, second)));
+        assert!(is_detected(one_writer(mutant, second)));
     }
 }
 
 #[test]
-fn slot_published_without_release_is_found_out() {
+fn a_slot_published_without_release_is_detected() {
     for second in SECONDS {
-        assert!(is_found_out(one_writer(Honour::NoRelease, second)));
+        assert!(is_detected(one_writer(Honour::NoRelease, second)));
     }
 }
 
-/// A late update, a newer record and a reader meet in one slot.
+/// A late update, a newer record and a reader access one slot.
 #[test]
 fn two_writers_never_mix_in_one_slot() {
     let orders = explore(|| {
@@ -220,14 +220,14 @@ fn lapping(honour: Honour) -> impl Fn() {
 }
 
 #[test]
-fn lapped_words_are_never_taken_for_kept_ones() {
+fn lapped_words_are_never_returned() {
     let orders = explore(lapping(Honour::All));
     println!("{orders} orders");
     assert!(orders > 10, "only {orders} orders were explored");
 }
 
 #[test]
-fn lap_ring_without_either_fence_is_found_out() {
-    assert!(is_found_out(lapping(Honour::NoFence(Ordering::Release))));
-    assert!(is_found_out(lapping(Honour::NoFence(Ordering::Acquire))));
+fn a_lap_ring_without_either_fence_is_detected() {
+    assert!(is_detected(lapping(Honour::NoFence(Ordering::Release))));
+    assert!(is_detected(lapping(Honour::NoFence(Ordering::Acquire))));
 }

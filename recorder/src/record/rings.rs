@@ -13,17 +13,17 @@ pub(crate) fn phases(layout: &RingLayout) -> SlotRing<{ phase::WORDS }> {
     SlotRing::new(layout.phases.word, layout.phases.rows)
 }
 
-/// The ring of data of variable length.
+/// The ring for data of variable length.
 pub(crate) fn lap_ring(layout: &RingLayout) -> LapRing {
     LapRing::new(header::LAP_HEAD, layout.lap.word, layout.lap.rows)
 }
 
-/// The rows of operations' progress.
+/// The rows of the operations' progress.
 pub(crate) fn kernels(layout: &RingLayout) -> SlotRing<{ kernel::WORDS }> {
     SlotRing::new(layout.kernels.word, layout.kernels.rows.max(1))
 }
 
-/// The rows of connections' progress.
+/// The rows of the links' progress.
 pub(crate) fn links(layout: &RingLayout) -> SlotRing<{ link::WORDS }> {
     SlotRing::new(layout.links.word, layout.links.rows.max(1))
 }

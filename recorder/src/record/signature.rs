@@ -52,13 +52,12 @@ impl SignatureId {
         output_elements: 0,
     };
 
-    /// As plain numbers, to be kept outside of Rust.
+    /// The id as plain numbers, for storage outside of Rust.
     pub const fn to_words(self) -> [u64; 3] {
         [self.row as u64, self.input_elements, self.output_elements]
     }
 
-    /// The id from the numbers of [`to_words`](Self::to_words). Other numbers give another signature, or
-    /// none.
+    /// The id with the numbers of [`to_words`](Self::to_words). Other numbers refer to another signature, or to none.
     pub const fn of_words([row, input_elements, output_elements]: [u64; 3]) -> Self {
         Self {
             row: row as u32,
@@ -68,8 +67,8 @@ impl SignatureId {
     }
 }
 
-/// The most bytes of one signature; one that needs more is recorded by its element counts.
-pub(crate) const MOST_BYTES: usize = 16 * 1024;
+/// Maximum size of a signature in bytes; a longer one is recorded by its element counts.
+pub(crate) const MAX_BYTES: usize = 16 * 1024;
 
 fn elements(tensors: &[Tensor<'_>]) -> u64 {
     tensors
@@ -95,7 +94,7 @@ impl SignatureKey<'_> {
         hash.0
     }
 
-    /// The id of a signature that the table has no room for: of its tensors only the elements are recorded.
+    /// The id of a signature that does not fit in the table: only its numbers of elements are recorded.
     pub fn without_row(&self) -> SignatureId {
         SignatureId {
             row: NO_ROW,
@@ -174,7 +173,7 @@ impl Mixer {
     }
 }
 
-/// The first `most` bytes of a text, or less, so that no character is split.
+/// The longest prefix of a text with at most `most` bytes that splits no character.
 pub(crate) fn cut(text: &str, most: usize) -> &str {
     &text[..text.floor_char_boundary(most)]
 }
@@ -324,7 +323,7 @@ mod tests {
     }
 
     #[test]
-    fn bytes_of_a_signature_lead_back_to_it() {
+    fn a_signature_is_decoded_from_its_bytes() {
         let bytes = encoded(&KEY);
         assert_eq!(bytes.len(), KEY.encoded_len());
         let signature = decode(&bytes).unwrap();
@@ -336,7 +335,7 @@ mod tests {
     }
 
     #[test]
-    fn cut_or_longer_bytes_are_no_signature() {
+    fn truncated_or_longer_bytes_are_not_a_signature() {
         let bytes = encoded(&KEY);
         for len in 0..bytes.len() {
             assert_eq!(decode(&bytes[..len]), None, "{len} bytes");
@@ -346,7 +345,7 @@ mod tests {
     }
 
     #[test]
-    fn owned_key_knows_its_own_and_no_other() {
+    fn owned_key_equals_its_own_key_only() {
         let own = OwnedKey::of(&KEY);
         assert!(own.is(&KEY));
         let other = SignatureKey {

@@ -39,7 +39,7 @@ impl Default for SignatureCache {
 }
 
 impl SignatureCache {
-    /// The id that was kept for this operation over these tensors.
+    /// The id that was kept for this operation over these tensors; `None` if there is none.
     #[inline]
     pub fn find<'t>(
         &self,
@@ -49,7 +49,7 @@ impl SignatureCache {
         outputs: impl ExactSizeIterator<Item = Tensor<'t>> + Clone,
     ) -> Option<SignatureId> {
         let count = inputs.len();
-        // One iterator after the other, not chained: a chain checks for every tensor which of both is next.
+        // One iterator after the other, not chained: a chain checks for every tensor which of the two is next.
         let first = inputs.clone().next().or_else(|| outputs.clone().next());
         let at = row_of(op, count, first.as_ref());
         let row = self.rows[at].as_ref()?;

@@ -25,7 +25,7 @@ pub(crate) trait Memory {
     type Word: Word;
 
     /// How often a writer retries on a slot that another writer holds before it gives up.
-    const PATIENCE: u32;
+    const RETRIES: u32;
 
     fn words(&self) -> &[Self::Word];
     fn fence(&self, order: Ordering);
@@ -33,7 +33,7 @@ pub(crate) trait Memory {
 
 /// Memory that can be read, possibly during concurrent writes.
 pub(crate) trait Read {
-    /// How many words there are.
+    /// The number of words.
     fn len(&self) -> usize;
     /// The word at this index, loaded relaxed; 0 beyond the end, so that no file content can make a
     /// reader fail.
@@ -87,7 +87,7 @@ impl Word for AtomicU64 {
 }
 
 /// How often writers retry in production: well under a microsecond.
-pub(crate) const PATIENCE: u32 = 64;
+pub(crate) const RETRIES: u32 = 64;
 
 /// The production fence.
 #[inline]

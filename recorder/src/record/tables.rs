@@ -8,7 +8,7 @@
 use super::bytes::Packer;
 use super::layout::{self, RingLayout, Section, header, join};
 use super::map::Map;
-use super::signature::{MOST_BYTES, OwnedKey, SignatureId, SignatureKey, cut};
+use super::signature::{MAX_BYTES, OwnedKey, SignatureId, SignatureKey, cut};
 use super::sync::{Memory, Read};
 use crate::model::{GroupPlace, ProcessGroupInfo, Rank};
 use std::cell::Cell;
@@ -20,19 +20,19 @@ use std::time::Duration;
 
 /// A hash index of the rows, which is read without a lock. Rows are only added.
 ///
-/// The index has levels, each four times as long as the previous one and made when that is full: nearly all
-/// programs use the first only, and memory for empty places must be initialised too.
+/// The index has levels, each four times as long as the previous one and created when that is full: nearly all programs
+/// use only the first, and memory for empty places must be initialised too.
 #[derive(Debug)]
 struct HashIndex<K> {
     levels: [OnceLock<Level<K>>; LEVELS],
 }
 
-/// Enough for the most rows that a table may have.
+/// Enough for the maximum number of rows of a table.
 const LEVELS: usize = 6;
 /// Rows of the first level.
 const FIRST_LEVEL: usize = 128;
 
-/// At most half of its places are taken.
+/// One level; at most half of its places are in use.
 #[derive(Debug)]
 struct Level<K> {
     places: Box<[OnceLock<(u64, K, u32)>]>,
@@ -109,9 +109,9 @@ impl<K> HashIndex<K> {
     }
 }
 
-/// Call sites that are found at once; a power of two.
+/// Number of call sites in the fast cache; a power of two.
 const RECENT_SITES: usize = 64;
-/// Bits of a row in a [`site_word`].
+/// Number of bits for a row in a [`site_word`].
 const ROW_BITS: u32 = 16;
 
 /// A call site's address and its row in one word, if they fit.
@@ -127,7 +127,7 @@ fn spread(number: u64) -> u64 {
     number.wrapping_mul(0x9e37_79b9_7f4a_7c15)
 }
 
-/// A place in the source of a program in any language.
+/// A location in the source of a program in any language.
 #[derive(Debug)]
 struct SourceSite {
     file: Box<str>,
@@ -139,14 +139,13 @@ struct SourceSite {
 #[derive(Debug)]
 pub(super) struct Tables {
     layout: RingLayout,
-    /// Boxed: nearly all places stay empty, and each would be as long as a key.
+    /// Boxed: nearly all places stay empty, and each would have the size of a key.
     signatures: HashIndex<Box<OwnedKey>>,
-    /// By the address of the location, which is one constant of the program.
+    /// By the address of the location, which is a constant of the program.
     call_sites: HashIndex<usize>,
     /// Call sites of other languages than Rust, by their text.
     source_sites: HashIndex<Box<SourceSite>>,
-    /// Recently used rows of `call_sites`, found in a few instructions: [`site_word`]s, 0 where there is
-    /// none.
+    /// Recently used rows of `call_sites`, found in a few instructions: [`site_word`]s, 0 if empty.
     recent_sites: [AtomicU64; RECENT_SITES],
     threads: HashIndex<u32>,
     /// The number of these tables, by which a thread checks that its cached row belongs to them.
@@ -215,7 +214,7 @@ impl Tables {
         Some(row)
     }
 
-    /// Gives a group's row its members: see [`FlightRecorder::set_group_members`](super::FlightRecorder).
+    /// Sets the members in a group's row: see [`FlightRecorder::set_group_members`](super::FlightRecorder).
     pub(super) fn set_members(
         &self,
         map: &Map,
@@ -238,7 +237,7 @@ impl Tables {
         true
     }
 
-    /// The signature's id, if it is known or there is room for it.
+    /// The signature's id; `None` if it is new and does not fit.
     pub(super) fn signature(&self, map: &Map, key: &SignatureKey<'_>) -> Option<SignatureId> {
         let hash = key.hash_code();
         let known = self.signatures.find_with_key(hash, |own| own.is(key));
@@ -261,7 +260,7 @@ impl Tables {
         // If the table is full, the lock is not taken.
         free_row(map, header::SIGNATURES_USED, self.layout.signatures)?;
         let len = key.encoded_len();
-        if len > MOST_BYTES {
+        if len > MAX_BYTES {
             return None;
         }
         let mut used = self.lock();
@@ -278,7 +277,7 @@ impl Tables {
         Some(row)
     }
 
-    /// The call site's row, if it is known or there is room for it.
+    /// The call site's row; `None` if it is new and the table is full.
     #[inline]
     pub(super) fn call_site(&self, map: &Map, site: &'static Location<'static>) -> Option<u32> {
         let address = std::ptr::from_ref(site).addr();
@@ -328,7 +327,7 @@ impl Tables {
         Some(row)
     }
 
-    /// The row of a place that is known by its text, if it is known or there is room for it.
+    /// The row of a location given as text; `None` if it is new and the table is full.
     pub(super) fn source_site(
         &self,
         map: &Map,
@@ -386,7 +385,7 @@ impl Tables {
         Some(row)
     }
 
-    /// The row of the calling thread, if it is known or there is room for it.
+    /// The row of the calling thread; `None` if it is new and the table is full.
     #[inline]
     pub(super) fn thread(&self, map: &Map) -> Option<u16> {
         let (tables, row) = OWN_ROW.get();
@@ -436,7 +435,7 @@ impl Tables {
 thread_local! {
     /// The kernel's id of this thread, read once.
     static THREAD_ID: Cell<u32> = const { Cell::new(0) };
-    /// The tables that this thread was found in last, by their number, and its row there.
+    /// The id of the tables that this thread used last, and its row there.
     static OWN_ROW: Cell<(u64, u16)> = const { Cell::new((0, 0)) };
 }
 
@@ -455,18 +454,18 @@ fn own_thread_id() -> u32 {
     })
 }
 
-/// The next row of a table, if there is one left.
+/// The next row of a table; `None` if it is full.
 fn free_row(map: &Map, used: usize, section: Section) -> Option<u32> {
     let used = map.load(used);
     (used < section.rows as u64).then_some(used as u32)
 }
 
-/// Admits the row that was just written.
+/// Makes the row that was just written visible to readers.
 fn publish(map: &Map, used: usize, row: u32) {
     map.words()[used].store(u64::from(row) + 1, Ordering::Release);
 }
 
-/// Space for bytes, handed out from the front in whole words.
+/// Space for bytes, allocated from the front in whole words.
 struct Arena<'a> {
     map: &'a Map,
     section: Section,
@@ -478,7 +477,7 @@ impl<'a> Arena<'a> {
         Self { map, section, used }
     }
 
-    /// Keeps `len` bytes, which `fill` passes in order: their offset | len << 32; `None` if full.
+    /// Stores `len` bytes, which `fill` passes in order. Returns their offset | len << 32; `None` if the arena is full.
     fn keep(&mut self, len: usize, fill: impl FnOnce(&mut dyn FnMut(u8))) -> Option<u64> {
         let offset = *self.used;
         let end = offset.checked_add(len)?.next_multiple_of(8);
@@ -505,15 +504,15 @@ impl<'a> Arena<'a> {
     }
 
     fn keep_text(&mut self, text: &str) -> Option<u64> {
-        let text = cut(text, MOST_TEXT_BYTES);
+        let text = cut(text, MAX_TEXT_BYTES);
         self.keep(text.len(), |byte| text.bytes().for_each(byte))
     }
 }
 
-/// The longest name, description or path that is kept.
-const MOST_TEXT_BYTES: usize = 4096;
+/// Maximum length of a name, description or path, in bytes.
+const MAX_TEXT_BYTES: usize = 4096;
 
-/// Ranks as runs (first | step << 32, how many): nearly all groups are one run.
+/// Ranks as runs (first | step << 32, length): nearly all groups are one run.
 fn runs_of(ranks: &[Rank]) -> Vec<[u64; 2]> {
     let mut runs = Vec::new();
     let mut rest = ranks;

@@ -1,4 +1,4 @@
-//! A process of its own for one test: this test program again, running one ignored test.
+//! Runs one ignored test of this test program in a process of its own.
 
 #![allow(dead_code, clippy::unwrap_used)]
 
@@ -10,12 +10,12 @@ const DIRECTORY: &str = "RCOMM_TEST_CHILD_DIRECTORY";
 /// Prefix of lines from `print_line`, since the test harness prints as well.
 const MARK: &str = "child prints: ";
 
-/// In the child: where to put its files. `None` if this is no child.
+/// In the child: the directory for its files. `None` in the parent.
 pub(crate) fn directory() -> Option<PathBuf> {
     std::env::var_os(DIRECTORY).map(PathBuf::from)
 }
 
-/// In the child: one line to the parent.
+/// In the child: prints one line for the parent.
 pub(crate) fn print_line(line: &str) {
     let mut out = std::io::stdout();
     writeln!(out, "\n{MARK}{line}").unwrap();

@@ -1,8 +1,8 @@
-//! What every dump must keep, whatever it was read from: its indices lead into its own tables.
+//! A property of every dump, whatever it was read from: its indices are valid in its own tables.
 
 use rcomm_recorder::publish::Dump;
 
-/// Panics if an index of this dump leads nowhere.
+/// Panics if an index of this dump is out of range.
 pub(crate) fn check_indices(dump: &Dump) {
     for entry in &dump.entries {
         assert!((entry.group as usize) < dump.groups.len());

@@ -1,4 +1,4 @@
-//! A follower of a ring sees what a snapshot shows.
+//! A follower of a ring has the same contents as a snapshot.
 
 use super::*;
 
@@ -7,7 +7,7 @@ fn follow(recorder: &FlightRecorder, keep: usize) -> RingFollower {
 }
 
 #[test]
-fn follower_tells_of_whatever_a_snapshot_shows_and_of_nothing_else() {
+fn follower_reports_exactly_the_changes_of_a_snapshot() {
     let directory = tempfile::tempdir().unwrap();
     let recorder = FlightRecorder::create(&config(directory.path(), 0, 0)).unwrap();
     let mut follower = follow(&recorder, usize::MAX);
@@ -38,7 +38,7 @@ fn follower_tells_of_whatever_a_snapshot_shows_and_of_nothing_else() {
 }
 
 #[test]
-fn follower_holds_what_a_snapshot_would_however_often_the_ring_goes_round() {
+fn follower_equals_a_snapshot_however_often_the_ring_wraps() {
     let directory = tempfile::tempdir().unwrap();
     let recorder = FlightRecorder::create(&config(directory.path(), 0, 0)).unwrap();
     let groups = [
@@ -89,7 +89,7 @@ fn follower_holds_what_a_snapshot_would_however_often_the_ring_goes_round() {
 }
 
 #[test]
-fn follower_keeps_the_newest_operations_and_every_one_that_is_not_over() {
+fn follower_keeps_the_newest_and_all_pending_operations() {
     let directory = tempfile::tempdir().unwrap();
     let recorder = FlightRecorder::create(&config(directory.path(), 0, 0)).unwrap();
     let world = world(&recorder);

@@ -1,4 +1,4 @@
-//! Groups whose members become known after the group, call sites as text, and rings from before both.
+//! Groups whose members are set later, call sites given as text, and rings from before both.
 
 use super::*;
 use rcomm_recorder::model::{Frame, GroupPlace};
@@ -23,7 +23,7 @@ fn first_group(dump: &Dump) -> &DumpGroup {
 }
 
 #[test]
-fn members_are_absent_until_they_are_given_and_then_stay() {
+fn members_are_absent_until_they_are_set_once() {
     let directory = tempfile::tempdir().unwrap();
     let recorder = FlightRecorder::create(&config(directory.path(), 3, 0)).unwrap();
     let place = GroupPlace { rank: 1, size: 2 };

@@ -1,5 +1,5 @@
-//! The ring as a file: what is written is read back, by the owner and from outside, and files that are
-//! no rings are refused.
+//! The ring as a file: what is written is read back by the owner and from outside, and files that are not rings are
+//! refused.
 
 #![allow(clippy::unwrap_used)]
 
@@ -70,7 +70,7 @@ fn path_of(recorder: &FlightRecorder) -> PathBuf {
     recorder.storage().path().unwrap().to_owned()
 }
 
-/// What does not depend on when the dump was taken, and by which process.
+/// The dump without the fields that depend on the time and the process of the read.
 fn timeless(mut dump: Dump) -> Dump {
     dump.identity.dump_time_ns = 0;
     dump.identity.reason.clear();
@@ -78,7 +78,7 @@ fn timeless(mut dump: Dump) -> Dump {
 }
 
 #[test]
-fn what_starts_at_once_and_is_retired_as_it_completes_reads_as_if_told_in_steps() {
+fn combined_updates_read_like_separate_ones() {
     let directory = tempfile::tempdir().unwrap();
     let recorder = FlightRecorder::create(&config(directory.path(), 0, 0)).unwrap();
     let world = world(&recorder);
@@ -211,7 +211,7 @@ fn a_thread_has_a_row_of_its_own_with_every_recorder() {
         FlightRecorder::create(&config).unwrap()
     });
     let groups = [world(&one), world(&other)];
-    // So this thread is the second of one, and the first of the other.
+    // So this thread comes second in one recorder and first in the other.
     std::thread::scope(|scope| {
         scope.spawn(|| one.begin(&all_reduce(groups[0], 1)));
     });
@@ -277,7 +277,7 @@ fn state_never_moves_back() {
 }
 
 #[test]
-fn signatures_beyond_the_table_travel_with_their_records() {
+fn signatures_beyond_the_table_are_stored_with_their_records() {
     let directory = tempfile::tempdir().unwrap();
     let mut config = config(directory.path(), 0, 0);
     config.signatures = 2;
@@ -311,7 +311,7 @@ fn signatures_beyond_the_table_travel_with_their_records() {
 }
 
 #[test]
-fn signature_that_fits_nowhere_leaves_its_element_counts() {
+fn signature_without_room_keeps_its_element_counts() {
     let directory = tempfile::tempdir().unwrap();
     let recorder = FlightRecorder::create(&config(directory.path(), 0, 0)).unwrap();
     let world = world(&recorder);
@@ -333,7 +333,7 @@ fn signature_that_fits_nowhere_leaves_its_element_counts() {
 }
 
 #[test]
-fn splits_that_were_lapped_leave_the_entry_without_them() {
+fn overwritten_splits_are_missing_from_the_entry() {
     let directory = tempfile::tempdir().unwrap();
     let recorder = FlightRecorder::create(&config(directory.path(), 0, 0)).unwrap();
     let world = world(&recorder);
@@ -358,7 +358,7 @@ fn groups_keep_thousands_of_members_in_any_order() {
     config.world_size = 16_384;
     let recorder = FlightRecorder::create(&config).unwrap();
     let strided: Vec<u32> = (0..2_048).map(|i| i * 8).collect();
-    // 7 and 16,384 have no common factor, so this visits every rank, in no steps.
+    // 7 and 16,384 have no common factor, so this visits every rank, in no regular steps.
     let scrambled: Vec<u32> = (0..16_384_u32)
         .map(|i| i.wrapping_mul(i) % 16_384)
         .collect();
@@ -377,7 +377,7 @@ fn groups_keep_thousands_of_members_in_any_order() {
 }
 
 #[test]
-fn operations_on_groups_beyond_the_table_are_kept_and_say_so() {
+fn operations_on_groups_beyond_the_table_are_kept_and_marked() {
     let directory = tempfile::tempdir().unwrap();
     let mut config = config(directory.path(), 0, 0);
     config.groups = 1;
@@ -394,7 +394,7 @@ fn operations_on_groups_beyond_the_table_are_kept_and_say_so() {
 }
 
 #[test]
-fn file_and_directory_are_private_and_go_on_close() {
+fn file_and_directory_are_private_and_removed_on_close() {
     let directory = tempfile::tempdir().unwrap();
     let recorder = FlightRecorder::create(&config(directory.path(), 0, 0)).unwrap();
     let path = path_of(&recorder);
@@ -415,7 +415,7 @@ fn file_and_directory_are_private_and_go_on_close() {
 }
 
 #[test]
-fn ring_of_a_recorder_that_was_dropped_is_kept_and_dead() {
+fn ring_of_a_dropped_recorder_is_kept_as_dead() {
     let directory = tempfile::tempdir().unwrap();
     let recorder = FlightRecorder::create(&config(directory.path(), 0, 0)).unwrap();
     let path = path_of(&recorder);
@@ -465,7 +465,7 @@ fn last_two_attempts_are_kept() {
         drop(FlightRecorder::create(&config(directory.path(), 1, attempt)).unwrap());
     }
     assert_eq!(attempts(), [(2, false), (3, false), (2, false), (3, false)]);
-    // The same attempt again keeps what was there.
+    // Another start of the same attempt keeps the previous ring.
     let _again = FlightRecorder::create(&config(directory.path(), 0, 3)).unwrap();
     assert_eq!(attempts(), [(3, false), (3, true), (2, false), (3, false)]);
     let removed = remove_stale_rings(directory.path(), Some("a job")).unwrap();
@@ -474,7 +474,7 @@ fn last_two_attempts_are_kept() {
 }
 
 #[test]
-fn an_operation_in_a_graph_names_it_and_no_other_does() {
+fn only_operations_in_a_graph_carry_its_id() {
     let directory = tempfile::tempdir().unwrap();
     let recorder = FlightRecorder::create(&config(directory.path(), 0, 0)).unwrap();
     let world = world(&recorder);
@@ -483,12 +483,12 @@ fn an_operation_in_a_graph_names_it_and_no_other_does() {
     for (seq, graph) in [(1, 0), (2, 7), (3, LARGEST)] {
         recorder.captured_at(begin(seq), recorder.now(), graph);
     }
-    // It cannot be kept, and is counted.
+    // The id does not fit: it is not stored, and counted as a lost update.
     recorder.captured_at(begin(4), recorder.now(), LARGEST + 1);
     assert_eq!(recorder.counters().updates_lost, 1);
     recorder.completed_at(begin(5), recorder.now(), Some(Duration::from_millis(3)));
     begin(6);
-    // The first to see the end counts.
+    // The first end that is recorded counts.
     let ended = begin(7);
     recorder.failed(ended);
     recorder.captured_at(ended, recorder.now(), 7);
@@ -505,7 +505,7 @@ fn an_operation_in_a_graph_names_it_and_no_other_does() {
     assert_eq!(dump.entries[4].duration_ms, Some(3.0));
     assert_eq!(dump.entries[6].state, EntryState::Failed);
 
-    // In a dump the others do not have the key at all.
+    // In a dump, other operations do not have the key at all.
     let text = String::from_utf8(dump.to_json()).unwrap();
     assert_eq!(text.matches("\"graph_id\"").count(), 3);
     let (read, _) = Dump::read(text.as_bytes()).unwrap();

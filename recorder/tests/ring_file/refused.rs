@@ -1,4 +1,4 @@
-//! Files and places that are refused, with one sentence each.
+//! Files and places that are refused, each with one sentence.
 
 use super::*;
 use crate::indices::check_indices;
@@ -32,7 +32,7 @@ fn rank_outside_the_world_is_refused() {
     );
 }
 
-/// Writes `change` of a good ring's bytes to a file; returns the error of attaching to it.
+/// Writes the bytes of a valid ring, modified by `change`, to a file; returns the error of attaching to it.
 fn refusal(change: impl FnOnce(&mut Vec<u8>)) -> String {
     let directory = tempfile::tempdir().unwrap();
     let recorder = FlightRecorder::create(&config(directory.path(), 0, 0)).unwrap();
@@ -56,7 +56,7 @@ fn foreign_cut_and_newer_files_are_refused_with_one_sentence() {
         newer.ends_with("layout 9, this reader supports layout 1; use a newer reader"),
         "{newer}"
     );
-    // A section beyond the file's end: the slots' place is word 28.
+    // A section beyond the end of the file: the offset of the slots is in word 28.
     let beyond = refusal(|bytes| bytes[28 * 8 + 5] = 1);
     assert!(beyond.contains("its header puts"), "{beyond}");
 }

@@ -23,7 +23,7 @@ pub(super) struct Draft {
     pub(super) output_splits: Vec<u64>,
 }
 
-/// The fields of one entry that are no lists.
+/// The scalar fields of one entry.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Fields {
     pub(super) record_id: Option<u64>,
@@ -154,7 +154,7 @@ pub(super) struct Builder {
     /// Entries that were left out, and the first of them with what is wrong with it.
     pub(super) rejected: usize,
     pub(super) first_rejected: Option<(usize, &'static str)>,
-    /// The kind of value that `entries` holds instead of a list.
+    /// Kind of the value of `entries`, if that is not a list.
     pub(super) no_list: Option<&'static str>,
     names: Vec<Option<Name>>,
     signatures: Recurring<u64>,
@@ -199,7 +199,7 @@ impl Builder {
         id
     }
 
-    /// Takes the draft as the next entry, or counts it as rejected, and empties it.
+    /// Adds the draft as the next entry, or counts it as rejected, and clears it.
     pub(super) fn push(&mut self) {
         let index = self.dump.entries.len() + self.rejected;
         let wrong = match (self.draft.fields.bad, self.draft.fields.profiling_name) {

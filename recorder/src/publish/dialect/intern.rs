@@ -8,7 +8,7 @@ use std::hash::{BuildHasher, Hash};
 /// All runs lie in one vector; looking one up allocates nothing.
 pub(super) struct Interner<T> {
     values: Vec<T>,
-    /// Where each run ends; it begins where the one before it ends.
+    /// End of each run; it begins at the end of the previous one.
     ends: Vec<usize>,
     table: HashTable<u32>,
     hasher: DefaultHashBuilder,
@@ -57,13 +57,13 @@ impl<T: Copy + Eq + Hash> Interner<T> {
         self.table.find(hash, same).copied()
     }
 
-    /// The run of this number, which must have come from [`Interner::intern`].
+    /// The run with this number, which must come from [`Interner::intern`].
     pub(super) fn get(&self, id: u32) -> &[T] {
         run(&self.values, &self.ends, id)
     }
 }
 
-/// Slots of the cache in a [`Recurring`].
+/// Number of slots of the cache in a [`Recurring`].
 const RECENT: usize = 256;
 const NO_RUN: u32 = u32::MAX;
 
@@ -117,7 +117,7 @@ impl Texts {
         Text(self.0.intern(text.as_bytes()).0)
     }
 
-    /// Bytes that should be UTF-8; what is not is replaced by U+FFFD.
+    /// Interns bytes that should be UTF-8; invalid sequences are replaced by U+FFFD.
     pub(super) fn intern_bytes(&mut self, bytes: &[u8]) -> Text {
         match self.0.find(bytes) {
             Some(known) => Text(known),
@@ -168,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn bytes_that_are_no_text_are_replaced() {
+    fn invalid_utf8_is_replaced() {
         let mut texts = Texts::default();
         let text = texts.intern_bytes(b"a\xffb");
         assert_eq!(texts.get(text), "a\u{fffd}b");

@@ -54,9 +54,9 @@ pub(super) mod config {
     pub(in super::super) const RANKS: &str = "ranks";
     /// Ours: the group's local number, which can only be guessed from the entries in PyTorch's dumps.
     pub(in super::super) const PG_ID: &str = "pg_id";
-    /// Ours: the rank's own place in a group whose members the record does not hold.
+    /// Ours: the rank's own place in a group whose members the record does not contain.
     pub(in super::super) const GROUP_RANK: &str = "group_rank";
-    /// Ours: how many members such a group has.
+    /// Ours: the number of members of such a group.
     pub(in super::super) const GROUP_SIZE: &str = "group_size";
 }
 
@@ -136,7 +136,7 @@ fields! {
     Timeout "timeout_ms";
     /// The one sequence number of version 1, over collectives and messages.
     SeqId "seq_id";
-    /// Ours: the operation's own name, where PyTorch's tools need another one.
+    /// Ours: the operation's own name, if PyTorch's tools need a different one.
     OpName "op_name";
     /// Ours: the other end of a send or receive.
     Peer "peer";

@@ -6,7 +6,7 @@
 
 use crate::model::{OpType, Peer};
 
-/// A profiling name, taken apart.
+/// The parts of a profiling name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct ProfilingName<'a> {
     /// Empty if the name has no colon.
@@ -140,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn closing_markers_are_told_from_coalesced_operations() {
+    fn closing_markers_are_distinguished_from_coalesced_operations() {
         assert_eq!(op_type("coalesced"), OpType::Coalesced);
         assert_eq!(op_type("REDUCE_SCATTER_coalesced"), OpType::Coalesced);
         assert_eq!(
@@ -151,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_renamed_for_torch_comes_back_as_a_related_operation() {
+    fn operations_renamed_for_torch_are_read_as_related_operations() {
         for &op in OpType::ALL.iter().filter(|&&op| op != OpType::Other) {
             assert_ne!(op_type(known_to_torch(op.name())), OpType::Other, "{op}");
         }

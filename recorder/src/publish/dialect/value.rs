@@ -11,7 +11,7 @@ use crate::model::{
     ReduceOp,
 };
 
-/// A value that is no container.
+/// A value that is not a container.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum Scalar<'a> {
     None,
@@ -19,7 +19,7 @@ pub(super) enum Scalar<'a> {
     Int(i64),
     Float(f64),
     Text(&'a str),
-    /// A container, or a value of no use here.
+    /// A container, or a value that is not used here.
     Other,
 }
 
@@ -103,7 +103,7 @@ impl std::fmt::Display for Scalar<'_> {
     }
 }
 
-/// The ranks in `[0, 1, 2]`, with or without blanks. Elements that are no ranks are ignored.
+/// The ranks in `[0, 1, 2]`, with or without blanks. Elements that are not ranks are ignored.
 pub(super) fn ranks(text: &str) -> Vec<u32> {
     text.split(|c: char| !c.is_ascii_digit())
         .filter_map(|digits| digits.parse().ok())
@@ -134,7 +134,7 @@ pub(super) fn set_scalar(draft: &mut Fields, field: Field, value: Scalar<'_>) ->
         Field::TimeCreated => draft.time_created_ns = value.time()?,
         Field::TimeStarted => draft.time_started_ns = value.time()?,
         Field::TimeCompleted => draft.time_completed_ns = value.time()?,
-        // A duration that cannot be read counts as not measured.
+        // An invalid duration counts as not measured.
         Field::Duration => draft.duration_ms = value.float(),
         Field::Timeout => draft.timeout_ms = value.int()?,
         Field::Retired => draft.retired = value.flag()?,
@@ -161,7 +161,7 @@ pub(super) fn set_scalar(draft: &mut Fields, field: Field, value: Scalar<'_>) ->
     Some(())
 }
 
-/// Stores a value of the whole dump that is no container.
+/// Stores a scalar of the whole dump.
 pub(super) fn set_top(builder: &mut Builder, key: &str, value: Scalar<'_>) {
     let identity = &mut builder.dump.identity;
     match key {
@@ -181,7 +181,7 @@ pub(super) fn set_top(builder: &mut Builder, key: &str, value: Scalar<'_>) {
     }
 }
 
-/// Stores a value of the rank's own status.
+/// Stores a scalar of the rank's own status.
 pub(super) fn set_rank_status(status: &mut RankStatus, key: &str, value: Scalar<'_>) {
     match key {
         rank::PHASE => status.phase = value.text(),
@@ -208,7 +208,7 @@ pub(super) struct FailureDraft {
 }
 
 impl FailureDraft {
-    /// Stores a value of the failure that is no container.
+    /// Stores a scalar of the failure.
     pub(super) fn set(&mut self, key: &str, value: Scalar<'_>) {
         match key {
             failure::ID => self.id = value.int().unwrap_or(0),
@@ -222,7 +222,7 @@ impl FailureDraft {
         }
     }
 
-    /// Stores a value of its operation.
+    /// Stores a scalar of its operation.
     pub(super) fn set_operation(&mut self, key: &str, value: Scalar<'_>) {
         let operation = self.operation.get_or_insert(FailedOperation {
             op: OpType::Other,
@@ -239,10 +239,10 @@ impl FailureDraft {
         }
     }
 
-    /// Puts it among the dump's failures, unless its kind is not known or there are too many.
+    /// Adds it to the dump's failures, unless its kind is unknown or there are too many.
     pub(super) fn finish(self, builder: &mut Builder) {
         let failures = &mut builder.dump.failures;
-        let Some(kind) = self.kind.filter(|_| failures.len() < MOST_FAILURES) else {
+        let Some(kind) = self.kind.filter(|_| failures.len() < MAX_FAILURES) else {
             return;
         };
         let mut failure = Failure {
@@ -261,8 +261,8 @@ impl FailureDraft {
     }
 }
 
-/// The most failures that are read of one dump; a ring holds a quarter of them.
-const MOST_FAILURES: usize = 64;
+/// Maximum number of failures read from one dump; a ring holds a quarter as many.
+const MAX_FAILURES: usize = 64;
 
 #[cfg(test)]
 mod tests {

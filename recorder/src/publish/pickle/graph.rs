@@ -21,7 +21,7 @@ pub(super) struct Container {
 
 const END: u32 = u32::MAX;
 
-/// The most values and containers, of 16 bytes each, that one file may need together: half a GiB.
+/// Maximum number of values and containers, of 16 bytes each, that one file may need together: half a GiB.
 ///
 /// An entry of a dump with ten frames needs about 80, so this is 400,000 entries of one rank.
 pub(super) const MAX_CELLS: usize = 1 << 25;
@@ -74,7 +74,7 @@ impl Pickle {
         self.containers.shrink_to(cells);
     }
 
-    /// How many containers are kept: their numbers run from 0.
+    /// Number of containers, which are numbered from 0.
     pub(in crate::publish) fn container_count(&self) -> usize {
         self.containers.len()
     }

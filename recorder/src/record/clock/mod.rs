@@ -45,7 +45,7 @@ fn monotonic() -> u64 {
 /// The clock of the records. Never a system call.
 #[derive(Debug)]
 pub(crate) enum Clock {
-    /// The vDSO's.
+    /// The vDSO clock.
     Monotonic,
     /// The processor's counter, scaled.
     Counter(Scale),
@@ -60,7 +60,7 @@ impl Clock {
         }
     }
 
-    /// Now. Two readings on one thread can be out of order by a fraction of a microsecond.
+    /// The current time. Two readings on one thread can be out of order by a fraction of a microsecond.
     #[inline]
     pub(crate) fn now(&self) -> Timestamp {
         Timestamp(match self {
@@ -79,9 +79,9 @@ pub(crate) struct Scale {
     version: AtomicU64,
     base_ticks: AtomicU64,
     base_ns: AtomicU64,
-    /// Nanoseconds a tick, in units of 2^-32; 0 = not known yet.
+    /// Nanoseconds per tick, in units of 2^-32; 0 if not known yet.
     rate: AtomicU64,
-    /// For how many ticks after the base the rate is good enough.
+    /// Number of ticks after the base for which the rate is accurate enough.
     lasts: AtomicU64,
 }
 
@@ -93,7 +93,7 @@ struct Moment {
 }
 
 impl Moment {
-    /// The best of a few readings: the one during which the counter moved least.
+    /// Takes the best of a few readings: the one during which the counter moved least.
     fn take() -> Self {
         let reading = || {
             let before = counter::ticks();
@@ -151,7 +151,7 @@ impl Scale {
         }
     }
 
-    /// Now by the clock itself. The first thread that calls this also corrects the scale.
+    /// The time by the clock itself. The first thread that calls this also corrects the scale.
     #[cold]
     fn correct(&self, version: u64) -> u64 {
         let old = self.rate.load(Ordering::Relaxed);
@@ -201,12 +201,12 @@ impl Scale {
     }
 }
 
-/// Now, wall clock, ns since the epoch.
+/// The current time, wall clock, ns since the epoch.
 pub(crate) fn wall_now() -> i64 {
     read(ClockId::Realtime) as i64
 }
 
-/// One moment on both clocks.
+/// The same moment on both clocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Anchor {
     pub(crate) monotonic_ns: u64,
@@ -235,7 +235,7 @@ impl Anchor {
         best.1
     }
 
-    /// Now, by the wall clock as it was when the ring was made: later jumps of the wall clock do not change
+    /// The current time by the wall clock as of the creation of the ring: later jumps of the wall clock do not change
     /// it.
     pub(crate) fn now_ns(self) -> i64 {
         self.wall_of(monotonic())

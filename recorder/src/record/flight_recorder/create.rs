@@ -21,14 +21,14 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 /// What to do if another living process records as this rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Taken {
+pub enum OnConflict {
     /// Return an error.
     Refuse,
-    /// Put the ring in the next place.
-    Beside,
+    /// Use the next place.
+    NextPlace,
 }
 
-/// The same configuration for a smaller ring: some 200 KiB in place of 3 MiB.
+/// The same configuration with a smaller ring: about 200 KiB in place of 3 MiB.
 fn smaller(config: &RecorderConfig) -> RecorderConfig {
     RecorderConfig {
         entries: config.entries.min(512),
@@ -51,10 +51,10 @@ fn is_lack_of_space(error: &Error) -> bool {
 impl FlightRecorder {
     /// Makes the ring and claims its name.
     ///
-    /// Blocks for the time it takes to reserve and zero the memory. Fails on an invalid configuration, if
-    /// another living process records as this rank of this job and attempt, and if a directory was asked for
-    /// in which no ring can be made. With [`Placement::Shared`] the last is no error: the ring is then in the
-    /// process's own memory, and [`storage`](Self::storage) gives the reason.
+    /// Blocks for the time it takes to reserve and zero the memory. Fails on an invalid configuration, if another
+    /// living process records as this rank of this job and attempt, and if no ring can be made in the requested
+    /// directory. With [`Placement::Shared`] the last is not an error: the ring is then in the process's own memory,
+    /// and [`storage`](Self::storage) gives the reason.
     pub fn create(config: &RecorderConfig) -> Result<Self> {
         config.check()?;
         let in_memory = |why| {
@@ -80,18 +80,18 @@ impl FlightRecorder {
         }
     }
 
-    /// As [`create`](Self::create), but goes on to the next place where one cannot be used: the directory that was
-    /// asked for, [`default_directory`](crate::record::default_directory),
-    /// [`fallback_directory`](crate::record::fallback_directory), and the process's own memory. Where a place has no
-    /// space for the ring, a smaller one is tried there first. Returns why the ring is not where it was asked for,
-    /// or not as large, too.
+    /// Like [`create`](Self::create), but tries several places in turn: the requested directory,
+    /// [`default_directory`](crate::record::default_directory),
+    /// [`fallback_directory`](crate::record::fallback_directory), and the process's own memory. If a place has no space
+    /// for the ring, a smaller one is tried there first. Also returns why the ring is not in the requested place, or is
+    /// smaller.
     ///
     /// # Errors
-    /// Those of an invalid configuration; and, if `taken` is [`Taken::Refuse`], that another living process
-    /// records as this rank.
+    /// On an invalid configuration; and, if `on_conflict` is [`OnConflict::Refuse`], if another living process records
+    /// as this rank.
     pub fn create_anywhere(
         config: &RecorderConfig,
-        taken: Taken,
+        on_conflict: OnConflict,
     ) -> Result<(Self, Option<String>)> {
         config.check()?;
         let own = |directory| (directory, true);
@@ -119,7 +119,7 @@ impl FlightRecorder {
                 let made = usable.and_then(|()| Self::in_directory(&config, &directory));
                 match made {
                     Ok(made) => return Ok((made, why)),
-                    Err(error @ Error::RankTaken { .. }) if taken == Taken::Refuse => {
+                    Err(error @ Error::RankTaken { .. }) if on_conflict == OnConflict::Refuse => {
                         return Err(error);
                     }
                     Err(error @ (Error::Io { .. } | Error::RankTaken { .. })) => {

@@ -8,7 +8,7 @@ mod create;
 mod nccl;
 mod room;
 
-pub use self::create::Taken;
+pub use self::create::OnConflict;
 use self::nccl::Links;
 pub use self::nccl::{ChannelEvent, CommunicatorInfo, KernelPlan, LinkHandle, LinkPlace};
 use self::room::Growth;
@@ -82,7 +82,7 @@ pub struct FlightRecorder {
     tables: Tables,
     clock: Clock,
     storage: Storage,
-    /// How many words were touched ahead, from the first slot on and then from the beginning.
+    /// Number of words touched ahead, from the first slot on and then from the beginning.
     touched: AtomicUsize,
     /// Held while reserving more of the file.
     growth: Mutex<Growth>,
@@ -97,24 +97,24 @@ impl FlightRecorder {
         &self.storage
     }
 
-    /// How large the ring is, with its tables.
+    /// The size of the ring with its tables, in bytes.
     pub fn size_bytes(&self) -> usize {
         self.layout.bytes
     }
 
-    /// How many operations the ring holds.
+    /// The number of operations that the ring can hold.
     pub fn entries(&self) -> usize {
         self.slots.slots()
     }
 
-    /// Now, on the clock of the records.
+    /// The current time, on the clock of the records.
     #[inline]
     pub fn now(&self) -> Timestamp {
         self.clock.now()
     }
 
-    /// Adds a group with all its members and its default time-out. Without ranks its members are not known yet:
-    /// [`set_group_members`](Self::set_group_members) gives them.
+    /// Adds a group with all its members and its default time-out. If `info.ranks` is empty, the members are not known
+    /// yet: [`set_group_members`](Self::set_group_members) sets them.
     ///
     /// A group beyond the table is counted; operations on it are recorded without their group.
     pub fn add_group(&self, info: &ProcessGroupInfo, timeout: Duration) -> GroupHandle {
@@ -148,20 +148,20 @@ impl FlightRecorder {
         }
     }
 
-    /// Sets the members of a group that was added without them: global ranks in order of group rank.
-    /// Takes a lock, as adding a group does.
+    /// Sets the members of a group that was added without them: global ranks in order of group rank. Takes a lock, like
+    /// adding a group.
     ///
-    /// Returns false and stores nothing if the members are known already, if their number differs from
-    /// the recorded group size, or if there is no room for them.
+    /// Returns false and stores nothing if the members are already set, if their number differs from the recorded group
+    /// size, or if there is no room for them.
     pub fn set_group_members(&self, group: GroupHandle, ranks: &[Rank]) -> bool {
         self.group_words(group.0)
             .is_some_and(|row| self.tables.set_members(&self.map, row, ranks))
     }
 
-    /// Interns a place in a program's source, for [`CallSite::Id`]. Takes a lock the first time that a place
-    /// is given, and looks it up by its text each time, so keep the id. `function` may be empty.
+    /// Interns a location in a program's source, for [`CallSite::Id`]. Takes a lock the first time that a location is
+    /// passed, and compares its text each time, so keep the id. `function` may be empty.
     ///
-    /// A place beyond the table is counted, and gives an id that reads as no call site.
+    /// A location beyond the table is counted as lost, and its id reads as no call site.
     pub fn intern_call_site(&self, file: &str, function: &str, line: u32) -> CallSiteId {
         let row = self.tables.source_site(&self.map, file, function, line);
         CallSiteId(row.unwrap_or_else(|| {
@@ -170,13 +170,13 @@ impl FlightRecorder {
         }))
     }
 
-    /// Interns a signature, for callers that keep the id; `None` if it does not fit in the table any
-    /// more, and then [`SignatureRef::Key`] still does.
+    /// Interns a signature, for callers that keep the id; `None` if the table is full, in which case
+    /// [`SignatureRef::Key`] still works.
     pub fn intern(&self, key: &SignatureKey<'_>) -> Option<SignatureId> {
         self.tables.signature(&self.map, key)
     }
 
-    /// Records that an operation is issued, now, by the calling thread.
+    /// Records that the calling thread issues an operation now.
     ///
     /// It is inlined into its caller, so that the compiler need not build the [`Operation`] in memory.
     #[inline(always)]
@@ -184,7 +184,7 @@ impl FlightRecorder {
         self.begin_at(operation, self.clock.now())
     }
 
-    /// Records that an operation was issued at this moment by the calling thread.
+    /// Records that the calling thread issued an operation at this time.
     #[inline(always)]
     pub fn begin_at(&self, operation: &Operation<'_>, at: Timestamp) -> Ticket {
         // invariant 4: nothing here waits, and a known operation allocates nothing.
@@ -272,9 +272,8 @@ impl FlightRecorder {
         ticket
     }
 
-    /// As [`raise`](Self::raise), for an operation that is issued now. Operations of a group are issued
-    /// one at a time, so no other thread raises these words concurrently and a plain store loses
-    /// nothing.
+    /// Like [`raise`](Self::raise), for an operation that is issued now. Operations of a group are issued one at a
+    /// time, so no other thread raises these words concurrently, and a plain store suffices.
     #[inline]
     fn note_begun(&self, ticket: Ticket, start: Start) {
         if ticket.sequence == 0 {
@@ -294,7 +293,7 @@ impl FlightRecorder {
         }
     }
 
-    /// The signature's row, and the place in the lap ring of the data that is specific to this record.
+    /// The row of the signature, and the place in the lap ring of the data specific to this record.
     fn own_facts(&self, id: u64, operation: &Operation<'_>) -> (SignatureId, LapPlace) {
         let splits = [operation.input_splits, operation.output_splits];
         let (signature, key) = match operation.signature {
@@ -319,12 +318,12 @@ impl FlightRecorder {
         (signature, place)
     }
 
-    /// Records that an operation was seen, now, to have started.
+    /// Records that an operation was seen to have started, now.
     pub fn started(&self, ticket: Ticket) {
         self.started_at(ticket, self.clock.now());
     }
 
-    /// Records that an operation was seen at this moment to have started.
+    /// Records that an operation was seen at this time to have started.
     pub fn started_at(&self, ticket: Ticket, at: Timestamp) {
         self.update(ticket, |words| {
             if words[slot::STARTED].load(Ordering::Relaxed) == 0 {
@@ -352,8 +351,8 @@ impl FlightRecorder {
         self.raise(ticket, group::LAST_COMPLETED);
     }
 
-    /// Records that an operation was captured at this moment into the CUDA graph of this id: for a
-    /// watcher it has completed. An id of 2^53 or more is not stored and counts as a lost update.
+    /// Records that an operation was captured at this time into the CUDA graph with this id: for an observer it has
+    /// completed. An id of 2^53 or more is not stored and counts as a lost update.
     pub fn captured_at(&self, ticket: Ticket, at: Timestamp, graph_id: u64) {
         let bits = graph_bits(graph_id).unwrap_or_else(|| {
             self.count(header::UPDATES_LOST);
@@ -419,7 +418,7 @@ impl FlightRecorder {
         }
     }
 
-    /// Records that a group's operations may take this long from now on.
+    /// Records the time-out of a group's operations from now on.
     pub fn set_group_timeout(&self, group: GroupHandle, timeout: Duration) {
         if let Some(row) = self.group_words(group.0) {
             let ms = u64::try_from(timeout.as_millis()).unwrap_or(u64::MAX);
@@ -427,8 +426,8 @@ impl FlightRecorder {
         }
     }
 
-    /// Records a failure, now; its `id` and `time_ns` are not read. Takes no lock and does not allocate. The
-    /// first eight are kept, and the newest eight.
+    /// Records a failure, now; its `id` and `time_ns` are ignored. Takes no lock and does not allocate. The first eight
+    /// and the newest eight failures are kept.
     pub fn note_failure(&self, failure: &Failure) {
         failures::write(&self.map, &self.layout, failure, self.clock.now());
     }
@@ -436,7 +435,7 @@ impl FlightRecorder {
     /// Sets the program's phase from now on, in at most 104 bytes.
     pub fn phase(&self, name: &str) {
         let at = self.clock.now();
-        let name = cut(name, phase::MOST_BYTES).as_bytes();
+        let name = cut(name, phase::MAX_BYTES).as_bytes();
         let words = self.map.words();
         let id = words[header::LAST_PHASE].fetch_add(1, Ordering::Relaxed) + 1;
         let written = self.phases.write(&self.map, id, |words| {
@@ -482,7 +481,7 @@ impl FlightRecorder {
         decode::dump(&self.map, &self.layout, self.now_ns())
     }
 
-    /// Now, by the clock of the records.
+    /// The current time, on the clock of the records, ns since the epoch.
     pub(crate) fn now_ns(&self) -> i64 {
         layout::load_anchor(&self.map).now_ns()
     }
@@ -493,8 +492,8 @@ impl FlightRecorder {
         (&self.map, &self.layout)
     }
 
-    /// Marks the ring as closed in order, now, and keeps its file, at the end of a process that ends in order
-    /// after a failure. Returns whether it was open.
+    /// Marks the ring as closed and keeps its file: for a process that exits cleanly after a failure. Returns whether
+    /// the ring was open.
     pub fn mark_closed(&self) -> bool {
         if self.closed.swap(true, Ordering::Relaxed) {
             return false;
@@ -505,8 +504,8 @@ impl FlightRecorder {
         true
     }
 
-    /// Removes the ring file, at the end of a job that ended well. Recording continues to work but is
-    /// no longer visible from outside. Further calls do nothing.
+    /// Removes the ring file, at the end of a successful job. Recording continues to work but is no longer visible from
+    /// outside. Further calls do nothing.
     pub fn close(&self) -> Result<()> {
         if !self.mark_closed() {
             return Ok(());

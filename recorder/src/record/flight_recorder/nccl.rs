@@ -1,4 +1,4 @@
-//! Records the data of NCCL's profiler interface besides operations: communicators, channels, network links.
+//! Records the data of NCCL's profiler interface other than operations: communicators, channels, network links.
 //!
 //! The same rules hold as for operations: no lock, no allocation, and no error to the caller.
 
@@ -12,7 +12,7 @@ use crate::record::sync::Memory as _;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-/// A communicator, as NCCL names it to a profiler.
+/// A communicator, as NCCL describes it to a profiler.
 #[derive(Clone, Copy, Debug)]
 pub struct CommunicatorInfo<'a> {
     /// Local number of the group.
@@ -23,16 +23,16 @@ pub struct CommunicatorInfo<'a> {
     pub desc: &'a str,
     /// NCCL's number for it.
     pub hash: u64,
-    /// Own rank in it.
+    /// Own rank in it, if known.
     pub rank: Option<u32>,
-    /// How many ranks it has.
+    /// Number of its ranks, if known.
     pub size: Option<u32>,
 }
 
 /// NCCL's choices for an operation.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct KernelPlan {
-    /// How many channels; 0 = not known.
+    /// Number of channels; 0 if unknown.
     pub channels: u8,
     /// Number of the algorithm in [`ALGORITHMS`](crate::record::ALGORITHMS).
     pub algorithm: u8,
@@ -43,13 +43,13 @@ pub struct KernelPlan {
 /// The progress of a channel of the device in its part of an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ChannelEvent {
-    /// It began.
+    /// It started.
     Started,
-    /// It ended.
+    /// It finished.
     Finished,
 }
 
-/// One channel towards one peer.
+/// One channel to one peer, in one direction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LinkPlace {
     /// The communicator.
@@ -58,7 +58,7 @@ pub struct LinkPlace {
     pub channel: u8,
     /// The other end, as a rank of the communicator.
     pub peer: u32,
-    /// Sending, not receiving.
+    /// Whether the link sends; otherwise it receives.
     pub is_send: bool,
 }
 
@@ -72,20 +72,20 @@ impl LinkHandle {
         self.0 as usize
     }
 
-    /// The link of this [number](Self::index), of the same recorder.
+    /// The link with this [number](Self::index) of the same recorder.
     pub const fn from_index(index: u32) -> Self {
         Self(index)
     }
 }
 
-/// The most places in which a link is searched.
+/// Maximum number of places that a search for a link visits.
 const PROBES: usize = 16;
-/// In the keys of places: the place was used before, and the search must continue after it.
+/// Bit of a place's key: the place was in use before, so a search continues after it.
 const VACANT: u64 = 1;
-/// In the keys of places: the place is in use.
+/// Bit of a place's key: the place is in use.
 const TAKEN: u64 = 1 << 25;
 
-/// The rows of links: a hash table of open addressing with as many places as the ring has rows.
+/// The rows of links: an open-addressing hash table with as many places as the ring has rows.
 #[derive(Debug)]
 pub(super) struct Links {
     ring: SlotRing<{ link::WORDS }>,
@@ -101,8 +101,7 @@ impl Links {
         }
     }
 
-    /// The place of this key, which is added if it is not in the table. `None` if all places for it are in
-    /// use.
+    /// The place of this key, which is added if it is missing. `None` if all places for it are in use.
     fn place(&self, key: u64) -> Option<usize> {
         let mask = self.keys.len().checked_sub(1)?;
         let spread = key.wrapping_mul(0x9e37_79b9_7f4a_7c15);
@@ -137,8 +136,8 @@ impl Links {
 }
 
 impl FlightRecorder {
-    /// Adds a communicator of NCCL as a group whose members are not known here: readers find them by its hash in
-    /// the rings of the others.
+    /// Adds an NCCL communicator as a group whose members are unknown here: readers find them by its hash in the other
+    /// ranks' rings.
     pub fn add_communicator(&self, info: &CommunicatorInfo<'_>) -> GroupHandle {
         let group = ProcessGroupInfo {
             id: info.id,
@@ -150,7 +149,7 @@ impl FlightRecorder {
             (Some(rank), Some(size)) => Some(GroupPlace { rank, size }),
             _ => None,
         };
-        // Zero means that a group is no communicator.
+        // Zero means that a group is not a communicator.
         let hash = info.hash.max(1);
         let row = self
             .tables
@@ -183,7 +182,7 @@ impl FlightRecorder {
         }
     }
 
-    /// Records that the plan of an operation has been given to the device, now.
+    /// Records that the plan of an operation was launched on the device, now.
     pub fn kernel_launched(&self, ticket: Ticket) {
         let now = self.clock.now().0;
         self.update_kernel(ticket, |words| {
@@ -217,7 +216,7 @@ impl FlightRecorder {
         }
     }
 
-    /// Records the peer of a send or receive, where it was not known when it was issued.
+    /// Records the peer of a send or receive that was unknown at the issue.
     pub fn set_peer(&self, ticket: Ticket, peer: u32) {
         self.update(ticket, |words| {
             let (_, root) = halves(words[slot::ENDS].load(Ordering::Relaxed));
@@ -225,7 +224,7 @@ impl FlightRecorder {
         });
     }
 
-    /// Reverts [`retired`](Self::retired): the operation is watched after all.
+    /// Reverts [`retired`](Self::retired): the operation is watched again.
     pub fn watched(&self, ticket: Ticket) {
         self.update(ticket, |words| {
             let state = words[slot::STATE].load(Ordering::Relaxed);
@@ -249,7 +248,7 @@ impl FlightRecorder {
         Some(LinkHandle(at as u32))
     }
 
-    /// Records where a link's transfer for this operation is. Called for one link by one thread at a time.
+    /// Records the progress of a link's transfer for this operation. Only one thread at a time may call it for a link.
     #[inline]
     pub fn link_at(
         &self,
@@ -310,7 +309,7 @@ impl FlightRecorder {
         }
     }
 
-    /// The number of links for which there was no place.
+    /// The number of links that did not fit in the table.
     pub fn links_lost(&self) -> u64 {
         use crate::record::sync::Read as _;
         self.map.load(header::LINKS_LOST)
@@ -352,7 +351,7 @@ mod tests {
     }
 
     #[test]
-    fn a_link_has_one_place_and_what_is_under_way_is_in_the_dump() {
+    fn a_link_has_one_place_and_transfers_in_progress_are_in_the_dump() {
         let recorder = recorder(64);
         let group = communicator(&recorder, 0);
         let link = recorder.link(place(group, 3, 1)).expect("room");
@@ -374,7 +373,7 @@ mod tests {
     }
 
     #[test]
-    fn links_beyond_the_table_are_counted_and_those_of_a_gone_communicator_make_room() {
+    fn links_beyond_the_table_are_counted_and_released_links_make_room() {
         let recorder = recorder(16);
         let gone = communicator(&recorder, 0);
         for channel in 0..16 {

@@ -8,7 +8,7 @@ use crate::record::sync::Memory;
 use std::sync::PoisonError;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// The bytes of a ring file that are reserved at a time.
+/// Number of bytes of a ring file that are reserved at a time.
 pub(super) const GROWTH: usize = 64 << 10;
 
 /// Whether more of the ring file can be reserved.
@@ -20,9 +20,8 @@ pub(super) enum Growth {
 }
 
 impl FlightRecorder {
-    /// Reserves and maps this many more bytes of the ring, in the order in which records need them;
-    /// returns whether there are more. For a background thread, with a ring created with
-    /// [`Touch::Ahead`](crate::record::Touch::Ahead).
+    /// Reserves and maps this many more bytes of the ring, in the order in which records need them. Returns whether
+    /// more remain. For a background thread, with a ring created with [`Touch::Ahead`](crate::record::Touch::Ahead).
     pub fn touch_ahead(&self, bytes: usize) -> bool {
         let all = self.layout.bytes / 8;
         let count = bytes / 8;
@@ -53,7 +52,7 @@ impl FlightRecorder {
         self.slots.write(&self.map, id, fill)
     }
 
-    /// As [`make_room`](Self::make_room), without a lock where there is room.
+    /// As [`make_room`](Self::make_room), but takes no lock if the word is already reserved.
     pub(super) fn make_room_once(&self, end: usize) -> bool {
         end <= self.map.words().len() || self.make_room(end)
     }
@@ -73,7 +72,7 @@ impl FlightRecorder {
         };
         let bytes = (end * 8).next_multiple_of(GROWTH).min(self.layout.bytes);
         if directory::reserve(file, have * 8, bytes).is_err() {
-            // An item that does not fit is counted, and the rest of the ring is still used.
+            // A record that does not fit is counted as lost, and the rest of the ring is still used.
             *growth = Growth::Stopped;
             return false;
         }

@@ -12,7 +12,9 @@ use crate::watch::failure_broadcast::FLAG;
 use crate::world::job_secret::JobSecret;
 use rcomm_recorder::model::Rank;
 use rcomm_recorder::publish::Secret;
-use rcomm_recorder::record::{FlightRecorder, Placement, RecorderConfig, Storage, Taken, Touch};
+use rcomm_recorder::record::{
+    FlightRecorder, OnConflict, Placement, RecorderConfig, Storage, Touch,
+};
 use std::time::{Duration, Instant, SystemTime};
 
 /// Clears PyTorch's flag if an earlier attempt of the job left it in the store, which an agent that outlives
@@ -312,11 +314,11 @@ impl Settings {
 ///
 /// # Errors
 /// Those of an invalid configuration. Where another living process records as this rank, the result is
-/// `None`, unless `taken` allows another place for the ring.
+/// `None`, unless `on_conflict` allows another place for the ring.
 pub(crate) fn open_recorder(
     place: &Rendezvous,
     config: &Config,
-    taken: Taken,
+    on_conflict: OnConflict,
 ) -> Result<Option<FlightRecorder>> {
     let recorder = RecorderConfig {
         placement: match &config.ring_dir {
@@ -330,7 +332,7 @@ pub(crate) fn open_recorder(
         entries: config.ring_entries,
         ..RecorderConfig::new(place.job.clone(), place.rank, place.world_size)
     };
-    match FlightRecorder::create_anywhere(&recorder, taken) {
+    match FlightRecorder::create_anywhere(&recorder, on_conflict) {
         Ok((recorder, None)) => Ok(Some(recorder)),
         Ok((recorder, Some(why))) => {
             report_place(place.rank, &recorder, &why);

@@ -31,7 +31,7 @@ use rcomm_recorder::model::Rank;
 use rcomm_recorder::publish::Dump;
 #[cfg(feature = "endpoint")]
 use rcomm_recorder::publish::{Endpoint, EndpointAddress};
-use rcomm_recorder::record::{FlightRecorder, Taken};
+use rcomm_recorder::record::{FlightRecorder, OnConflict};
 use std::collections::HashMap;
 use std::fmt;
 use std::marker::PhantomData;
@@ -149,7 +149,7 @@ impl<B: BackendSet> WorldBuilder<B> {
         let deadline = Deadline::In(config.init_timeout).started();
         // The ring is opened before any step that may fail, so that a job that never starts leaves a record
         // too.
-        let early = open_recorder(&place, &config, Taken::Refuse)?.map(Arc::new);
+        let early = open_recorder(&place, &config, OnConflict::Refuse)?.map(Arc::new);
         let mut unmade = UnmadeWorld {
             rank: place.rank,
             recorder: early.clone(),
@@ -190,7 +190,7 @@ impl<B: BackendSet> WorldBuilder<B> {
             Some(recorder) => recorder,
             // The rendezvous has succeeded, so this process is the rank. A process that records under its
             // name belongs to another job, or is left over from an earlier one.
-            None => open_recorder(&place, &config, Taken::Beside)?
+            None => open_recorder(&place, &config, OnConflict::NextPlace)?
                 .map(Arc::new)
                 .ok_or_else(|| Error::new(ErrorKind::Io, "no place for the ring"))?,
         };

@@ -96,7 +96,7 @@ impl FieldSeed<'_> {
                 Some(())
             }
             Field::Unknown => Some(()),
-            // If the value is no list, the list was not recorded.
+            // A value that is not a list means that the list was not recorded.
             Field::InputSplits | Field::OutputSplits | Field::Frames => {
                 (value == Scalar::None).then_some(())
             }

@@ -77,7 +77,7 @@ pub(super) fn run(
         .builder
         .dump
         .entries
-        .reserve(likely.min(MOST_RESERVED));
+        .reserve(likely.min(MAX_RESERVED));
     let (root, fault) = pickle.read(bytes, &mut reader);
     match root {
         Some(Cell::Dict(id)) => reader.top(pickle, id),
@@ -91,12 +91,12 @@ pub(super) fn run(
     fault.map_or(Ok(()), Err)
 }
 
-/// The approximate size of an entry in a file.
+/// Approximate size of an entry in a file, in bytes.
 const BYTES_OF_ENTRY: usize = 160;
-/// The most entries for which memory is reserved in advance.
-const MOST_RESERVED: usize = 1 << 14;
+/// Maximum number of entries for which memory is reserved in advance.
+const MAX_RESERVED: usize = 1 << 14;
 const TEXT_SLOTS: usize = 256;
-/// The most keys of an entry that are recognised by position.
+/// Maximum number of keys per entry that are recognised by position.
 const MAX_PLAN: usize = 64;
 const NO_FRAME: u32 = u32::MAX;
 

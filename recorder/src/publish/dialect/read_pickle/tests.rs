@@ -104,7 +104,7 @@ fn an_ordinary_entry_is_never_kept_as_cells() {
 }
 
 #[test]
-fn an_entry_that_stands_twice_in_its_list_is_two_entries() {
+fn an_entry_that_occurs_twice_in_its_list_is_two_entries() {
     let (entries, name, barrier) = (
         text("entries"),
         text("profiling_name"),
@@ -130,7 +130,7 @@ fn two_lists_of_entries_are_read_in_their_order() {
 }
 
 #[test]
-fn items_that_are_no_entries_keep_their_places() {
+fn invalid_items_keep_their_indices() {
     let (entries, name, barrier) = (
         text("entries"),
         text("profiling_name"),

@@ -1,16 +1,17 @@
 /*
- * rcomm: ranks that compute together, and a flight recorder that is always on.
+ * rcomm: collective communication between ranks, with a flight recorder that is always on.
  *
  * Generated from runtime/capi/src; a test compares the two.
  *
- * Every function that returns int32_t returns RCOMM_OK, or the code of an error, whose text
- * rcomm_last_error gives to the thread that called.
+ * Every function that returns int32_t returns RCOMM_OK or the code of an error; rcomm_last_error returns
+ * the text of the calling thread's last error.
  *
  * Handles and memory. A handle lives until the call that frees or consumes it; until then several
  * threads may use it at once. A function that takes `rcomm_work **work` runs the operation and returns
- * at its end if `work` is NULL. Otherwise it starts it and leaves a handle in `*work`: the memory given
- * to it must stay where it is, and must not be read (where it is written) or written, until
- * rcomm_work_released reports it. Counts are in elements, memory is the host's.
+ * at its end if `work` is NULL. Otherwise it starts the operation and writes a handle to `*work`: until
+ * rcomm_work_released reports that the memory is released, input buffers must stay valid and unchanged,
+ * and output buffers must stay valid and must not be accessed. Counts are numbers of elements; buffers
+ * are in host memory.
  */
 
 #ifndef RCOMM_H
@@ -52,7 +53,7 @@
 // Element type: an unsigned 64-bit integer.
 #define RCOMM_U64 10
 
-// Element type: a truth value in one byte.
+// Element type: a boolean in one byte.
 #define RCOMM_BOOL 11
 
 // Element type: two 32-bit floats.
@@ -61,10 +62,10 @@
 // Element type: two 64-bit floats.
 #define RCOMM_COMPLEX128 13
 
-// Element type: an 8-bit float of 4 and 3 bits.
+// Element type: an 8-bit float with 4 bits of exponent and 3 of mantissa.
 #define RCOMM_F8E4M3 14
 
-// Element type: an 8-bit float of 5 and 2 bits.
+// Element type: an 8-bit float with 5 bits of exponent and 2 of mantissa.
 #define RCOMM_F8E5M2 15
 
 // Element type: an unsigned 16-bit integer.
@@ -79,10 +80,10 @@
 // Reduction: the product.
 #define RCOMM_PRODUCT 2
 
-// Reduction: the smallest.
+// Reduction: the minimum.
 #define RCOMM_MIN 3
 
-// Reduction: the largest.
+// Reduction: the maximum.
 #define RCOMM_MAX 4
 
 // Reduction: bitwise and.
@@ -94,16 +95,16 @@
 // Reduction: bitwise exclusive or.
 #define RCOMM_BXOR 7
 
-// Reduction: the sum of inputs that are multiplied by each rank's factor first.
+// Reduction: the sum of inputs, each multiplied by its rank's factor before.
 #define RCOMM_PREMUL_SUM 8
 
-// How long a wait will be is not known.
+// Wait hint: the duration is unknown.
 #define RCOMM_WAIT_UNKNOWN 0
 
-// The others are about to come: look for them and keep the core.
+// Wait hint: the other ranks are about to arrive, so the waiting thread should spin.
 #define RCOMM_WAIT_SHORT 1
 
-// The others may take long: sleep at once.
+// Wait hint: the other ranks may take long, so the waiting thread should sleep at once.
 #define RCOMM_WAIT_LONG 2
 
 // The call succeeded.
@@ -118,13 +119,13 @@
 // A peer is gone.
 #define RCOMM_PEER_LOST 3
 
-// Ranks disagree on what they do.
+// The ranks disagree on the operation.
 #define RCOMM_MISMATCH 4
 
-// An argument is wrong; nothing was sent.
+// An argument is invalid; nothing was sent.
 #define RCOMM_INVALID_ARGUMENT 5
 
-// The backend cannot do that; nothing was sent.
+// The backend does not support the operation; nothing was sent.
 #define RCOMM_UNSUPPORTED 6
 
 // The store answered wrongly or not at all.
@@ -133,7 +134,7 @@
 // The ranks could not find each other.
 #define RCOMM_RENDEZVOUS 8
 
-// The operating system refused.
+// The operating system reported an error.
 #define RCOMM_IO 9
 
 // A peer did not know the job's secret.
@@ -142,51 +143,51 @@
 // The backend's library reported an error.
 #define RCOMM_BACKEND 11
 
-// Used after it was shut down or destroyed.
+// The object was used after it was shut down or destroyed.
 #define RCOMM_CLOSED 12
 
-// A rank put in a NaN while these are refused.
+// A rank's input contains a NaN while these are rejected.
 #define RCOMM_NOT_A_NUMBER 13
 
 // An error in rcomm itself.
 #define RCOMM_PANIC 255
 
-// Ranks that do things together.
+// An ordered set of ranks that call operations together.
 typedef struct rcomm_group rcomm_group;
 
-// A sparse tensor that rcomm has made.
+// A sparse tensor returned by rcomm.
 typedef struct rcomm_sparse rcomm_sparse;
 
-// Memory of all members of a group that each reads and writes without the others' help.
+// Memory of all members of a group that each of them reads and writes one-sidedly.
 typedef struct rcomm_window rcomm_window;
 
-// An operation under way.
+// An operation in progress.
 typedef struct rcomm_work rcomm_work;
 
-// One process's place in a job.
+// This process's membership in a job.
 typedef struct rcomm_world rcomm_world;
 
 // How values are combined.
 typedef struct rcomm_reduction {
   // `RCOMM_SUM` and so on.
   uint8_t op;
-  // What this rank's input is multiplied by first: counts for `RCOMM_PREMUL_SUM` only.
+  // Factor of this rank's input; used for `RCOMM_PREMUL_SUM` only.
   double factor;
 } rcomm_reduction;
 
 // One message of a batch.
 typedef struct rcomm_message {
-  // 1 = it is sent, 0 = it is received.
+  // 1 to send, 0 to receive.
   int32_t is_send;
-  // Its elements.
+  // Address of its elements.
   void *buffer;
-  // How many there are.
+  // Number of its elements.
   size_t count;
-  // Their type.
+  // Code of their type.
   uint8_t dtype;
-  // The other end, as a rank of the group.
+  // The peer, as a rank of the group.
   uint32_t peer;
-  // Sends meet receives of the same tag.
+  // Tag: a send matches receives with the same tag.
   uint32_t tag;
 } rcomm_message;
 
@@ -194,7 +195,7 @@ typedef struct rcomm_message {
 extern "C" {
 #endif // __cplusplus
 
-// Every rank's `buffer` ends as the reduction of all.
+// Every rank's `buffer` ends as the reduction of all ranks' buffers.
 //
 // # Safety
 // See "Handles and memory" in rcomm.h.
@@ -205,7 +206,7 @@ int32_t rcomm_all_reduce(const struct rcomm_group *group,
                          struct rcomm_reduction reduction,
                          struct rcomm_work **work);
 
-// The root's `buffer` ends as the reduction of all.
+// The root's `buffer` ends as the reduction of all ranks' buffers.
 //
 // # Safety
 // See "Handles and memory" in rcomm.h.
@@ -217,7 +218,7 @@ int32_t rcomm_reduce(const struct rcomm_group *group,
                      uint32_t root,
                      struct rcomm_work **work);
 
-// Every rank's `buffer` ends as the root's.
+// Every rank's `buffer` ends as a copy of the root's.
 //
 // # Safety
 // See "Handles and memory" in rcomm.h.
@@ -228,13 +229,13 @@ int32_t rcomm_broadcast(const struct rcomm_group *group,
                         uint32_t root,
                         struct rcomm_work **work);
 
-// No rank returns before all have entered.
+// A barrier: returns once all ranks have entered it.
 //
 // # Safety
 // See "Handles and memory" in rcomm.h.
 int32_t rcomm_barrier(const struct rcomm_group *group, struct rcomm_work **work);
 
-// `output` ends as the inputs of all ranks, `count` elements of each, one after the other.
+// `output` ends as the concatenation of all ranks' inputs, with `count` elements each.
 //
 // # Safety
 // See "Handles and memory" in rcomm.h.
@@ -245,8 +246,8 @@ int32_t rcomm_all_gather_single(const struct rcomm_group *group,
                                 uint8_t dtype,
                                 struct rcomm_work **work);
 
-// `output` ends as the reduction, over all ranks, of the part for this rank: `input` holds `count`
-// elements for each.
+// `output` ends as the reduction over all ranks of the part for this rank: `input` holds a part of `count` elements
+// for each rank.
 //
 // # Safety
 // See "Handles and memory" in rcomm.h.
@@ -258,7 +259,7 @@ int32_t rcomm_reduce_scatter_single(const struct rcomm_group *group,
                                     struct rcomm_reduction reduction,
                                     struct rcomm_work **work);
 
-// Part r of `input`, of `count` elements, goes to rank r; part r of `output` comes from it.
+// Part r of `input`, with `count` elements, is sent to rank r; part r of `output` is received from it.
 //
 // # Safety
 // See "Handles and memory" in rcomm.h.
@@ -269,7 +270,8 @@ int32_t rcomm_all_to_all_single(const struct rcomm_group *group,
                                 uint8_t dtype,
                                 struct rcomm_work **work);
 
-// As `rcomm_all_to_all_single`: `input_splits[r]` elements go to rank r, `output_splits[r]` come from it.
+// Like `rcomm_all_to_all_single`, but `input_splits[r]` elements are sent to rank r, and `output_splits[r]` are
+// received from it.
 //
 // # Safety
 // See "Handles and memory" in rcomm.h.
@@ -281,14 +283,14 @@ int32_t rcomm_all_to_all_v_single(const struct rcomm_group *group,
                                   uint8_t dtype,
                                   struct rcomm_work **work);
 
-// This process's rank in the group, and the number of its ranks. Either place may be NULL.
+// Writes this process's rank in the group, and the number of its ranks. Either pointer may be NULL.
 //
 // # Safety
 // `group` is a living handle; the places are NULL or may be written.
 int32_t rcomm_group_place(const struct rcomm_group *group, uint32_t *rank, uint32_t *size);
 
-// Splits the group: members that name the same color (0 or more) form a group, ordered by key. Who
-// names a negative color gets NULL.
+// Splits the group: members with the same color (0 or more) form a new group, ordered by key. A member with a negative
+// color gets NULL.
 //
 // # Safety
 // `group` is a living handle, `purpose` a text that ends with a zero byte; `part` may be written.
@@ -298,28 +300,29 @@ int32_t rcomm_split(const struct rcomm_group *group,
                     const char *purpose,
                     struct rcomm_group **part);
 
-// How long the group's operations may take from now on, on this rank.
+// Sets the time-out of the group's operations on this rank from now on, in milliseconds.
 //
 // # Safety
 // `group` is a living handle.
 int32_t rcomm_group_set_timeout(const struct rcomm_group *group, uint64_t timeout_ms);
 
-// How long the group's operations may take, in milliseconds.
+// Writes the time-out of the group's operations, in milliseconds.
 //
 // # Safety
 // `group` is a living handle; `timeout_ms` may be written.
 int32_t rcomm_group_timeout(const struct rcomm_group *group, uint64_t *timeout_ms);
 
-// Gives the group's operations from now on this much more time, on this rank, until the first
-// collective among them has ended.
+// Extends the time-out of the group's operations on this rank by `extra_ms`, until the first collective issued from
+// now on has ended.
 //
 // # Safety
 // `group` is a living handle.
-int32_t rcomm_group_extend_timeout(const struct rcomm_group *group, uint64_t extra_ms);
+int32_t rcomm_group_extend_timeout(const struct rcomm_group *group,
+                                   uint64_t extra_ms);
 
-// Another handle of the same group, to be freed, with terms for what is called with it: it may take
-// `timeout_ms` (0 = the time-out of `group`), and `wait` (`RCOMM_WAIT_UNKNOWN` and so on) hints how
-// long the other ranks may take, which changes how long a core is kept busy and nothing else.
+// Makes another handle of the same group, to be freed, with options for the operations called with it: `timeout_ms` is
+// their time-out (0 = that of `group`), and `wait` (`RCOMM_WAIT_UNKNOWN` and so on) hints how long the other ranks may
+// take, which only affects how long a core spins.
 //
 // # Safety
 // `group` is a living handle; `handle` may be written.
@@ -328,8 +331,8 @@ int32_t rcomm_group_on_terms(const struct rcomm_group *group,
                              uint8_t wait,
                              struct rcomm_group **handle);
 
-// A barrier that names the ranks that do not come: the first, or all if `all` is not 0. A failed one
-// leaves the group usable.
+// A barrier whose error names the ranks that did not arrive: the first one, or all of them if `all` is not 0. After a
+// failure the group is still usable.
 //
 // # Safety
 // See "Handles and memory" in rcomm.h.
@@ -337,25 +340,25 @@ int32_t rcomm_monitored_barrier(const struct rcomm_group *group,
                                 int32_t all,
                                 struct rcomm_work **work);
 
-// Makes everything pending in the group fail soon, and everything later at once, with this reason.
+// Aborts the group: pending operations fail soon, and later ones at once, with this reason.
 //
 // # Safety
 // `group` is a living handle, `reason` a text that ends with a zero byte.
 int32_t rcomm_group_abort(const struct rcomm_group *group, const char *reason);
 
-// Waits for what is pending, closes the group, and frees this handle.
+// Waits for pending operations, closes the group, and frees this handle.
 //
 // # Safety
 // `group` is a living handle that is not used afterwards.
 int32_t rcomm_group_destroy(struct rcomm_group *group);
 
-// Frees this handle; the group goes on. NULL is nothing.
+// Frees this handle; the group stays open. NULL has no effect.
 //
 // # Safety
 // `group` is NULL or a living handle that is not used afterwards.
 void rcomm_group_free(struct rcomm_group *group);
 
-// `outputs[r]`, of `counts[r]` elements, ends as rank r's `input`.
+// `outputs[r]`, with `counts[r]` elements, ends as rank r's `input`.
 //
 // # Safety
 // See "Handles and memory" in rcomm.h.
@@ -366,7 +369,7 @@ int32_t rcomm_all_gather_v(const struct rcomm_group *group,
                            uint8_t dtype,
                            struct rcomm_work **work);
 
-// `outputs[r]`, of `count` elements, ends as rank r's `input`.
+// `outputs[r]`, with `count` elements, ends as rank r's `input`.
 //
 // # Safety
 // See "Handles and memory" in rcomm.h.
@@ -390,7 +393,7 @@ int32_t rcomm_reduce_scatter_v(const struct rcomm_group *group,
                                struct rcomm_reduction reduction,
                                struct rcomm_work **work);
 
-// `output`, of `count` elements, ends as the reduction of `inputs[own rank]` over all ranks.
+// `output`, with `count` elements, ends as the reduction of `inputs[own rank]` over all ranks.
 //
 // # Safety
 // See "Handles and memory" in rcomm.h.
@@ -414,8 +417,7 @@ int32_t rcomm_all_to_all(const struct rcomm_group *group,
                          uint8_t dtype,
                          struct rcomm_work **work);
 
-// On the root, `outputs[r]`, of `counts[r]` elements, ends as rank r's `input`. All ranks give all
-// counts.
+// On the root, `outputs[r]`, with `counts[r]` elements, ends as rank r's `input`. All ranks pass all counts.
 //
 // # Safety
 // See "Handles and memory" in rcomm.h.
@@ -427,7 +429,7 @@ int32_t rcomm_gather_v(const struct rcomm_group *group,
                        uint32_t root,
                        struct rcomm_work **work);
 
-// On the root, `outputs[r]`, of `count` elements, ends as rank r's `input`.
+// On the root, `outputs[r]`, with `count` elements, ends as rank r's `input`.
 //
 // # Safety
 // See "Handles and memory" in rcomm.h.
@@ -439,8 +441,7 @@ int32_t rcomm_gather(const struct rcomm_group *group,
                      uint32_t root,
                      struct rcomm_work **work);
 
-// `output` ends as the root's `inputs[own rank]`, of `counts[own rank]` elements. All ranks give all
-// counts.
+// `output` ends as the root's `inputs[own rank]`, with `counts[own rank]` elements. All ranks pass all counts.
 //
 // # Safety
 // See "Handles and memory" in rcomm.h.
@@ -452,7 +453,7 @@ int32_t rcomm_scatter_v(const struct rcomm_group *group,
                         uint32_t root,
                         struct rcomm_work **work);
 
-// `output`, of `count` elements, ends as the root's `inputs[own rank]`.
+// `output`, with `count` elements, ends as the root's `inputs[own rank]`.
 //
 // # Safety
 // See "Handles and memory" in rcomm.h.
@@ -464,8 +465,8 @@ int32_t rcomm_scatter(const struct rcomm_group *group,
                       uint32_t root,
                       struct rcomm_work **work);
 
-// Each of `buffers` (there are `length`, of `counts[i]` elements) ends as its reduction over all ranks, as
-// one operation.
+// Each of the `length` buffers, with `counts[i]` elements, ends as its reduction over all ranks. This is one
+// operation.
 //
 // # Safety
 // See "Handles and memory" in rcomm.h.
@@ -477,7 +478,7 @@ int32_t rcomm_all_reduce_coalesced(const struct rcomm_group *group,
                                    struct rcomm_reduction reduction,
                                    struct rcomm_work **work);
 
-// As `rcomm_all_gather_single` for each of `length` pairs, as one operation.
+// Like `rcomm_all_gather_single` for each of `length` pairs of buffers, as one operation.
 //
 // # Safety
 // See "Handles and memory" in rcomm.h.
@@ -489,7 +490,7 @@ int32_t rcomm_all_gather_coalesced(const struct rcomm_group *group,
                                    uint8_t dtype,
                                    struct rcomm_work **work);
 
-// As `rcomm_reduce_scatter_single` for each of `length` pairs, as one operation.
+// Like `rcomm_reduce_scatter_single` for each of `length` pairs of buffers, as one operation.
 //
 // # Safety
 // See "Handles and memory" in rcomm.h.
@@ -526,8 +527,8 @@ int32_t rcomm_recv(const struct rcomm_group *group,
                    uint32_t tag,
                    struct rcomm_work **work);
 
-// Receives `count` elements from any rank. Blocking, `*source` (unless NULL) is the sender's rank; with
-// `work`, `rcomm_work_source` returns it.
+// Receives `count` elements from any rank. A blocking call writes the sender's rank to `*source`, unless that is NULL;
+// with `work`, `rcomm_work_source` returns it.
 //
 // # Safety
 // See "Handles and memory" in rcomm.h; `source` is NULL or may be written.
@@ -539,8 +540,8 @@ int32_t rcomm_recv_any(const struct rcomm_group *group,
                        uint32_t *source,
                        struct rcomm_work **work);
 
-// Starts `length` sends and receives at once; in whatever order both ends list them, none waits for
-// another.
+// Starts `length` sends and receives at once. They do not wait for each other, so both ends may list them in any
+// order.
 //
 // # Safety
 // See "Handles and memory" in rcomm.h.
@@ -549,7 +550,7 @@ int32_t rcomm_batch_isend_irecv(const struct rcomm_group *group,
                                 size_t length,
                                 struct rcomm_work **work);
 
-// `*out` is the root's `json`; the others' is not looked at.
+// `*out` is the root's `json`; that of the other ranks is ignored.
 //
 // # Safety
 // See "Handles and memory" in rcomm.h; `json` is NULL or a text that ends with a zero byte; `out`
@@ -581,8 +582,8 @@ int32_t rcomm_gather_object(const struct rcomm_group *group,
                             char **out,
                             struct rcomm_work **work);
 
-// `*out` is this rank's value of the root's `json`, an array with one for each rank; the others' is
-// not looked at.
+// `*out` is the element for this rank of the root's `json`, an array with one element per rank; the `json` of the
+// other ranks is ignored.
 //
 // # Safety
 // See "Handles and memory" in rcomm.h; `json` is NULL or a text that ends with a zero byte; `out`
@@ -603,8 +604,8 @@ int32_t rcomm_send_object(const struct rcomm_group *group,
                           uint32_t tag,
                           struct rcomm_work **work);
 
-// `*out` is the value that `peer` sends. With `work`, any number may be under way; until they have
-// ended, nothing else may be received from this peer under this tag.
+// `*out` is the value that `peer` sends. With `work`, several may be in progress; until they have ended, nothing else
+// may be received from this peer with this tag.
 //
 // # Safety
 // See "Handles and memory" in rcomm.h; `out` may be written unless there is a `work`.
@@ -614,24 +615,25 @@ int32_t rcomm_recv_object(const struct rcomm_group *group,
                           char **out,
                           struct rcomm_work **work);
 
-// The text of the value that `work` has made, once, after it was seen to end well.
+// Takes the text of the value that `work` has produced: once, after the operation was seen to complete.
 //
 // # Safety
 // `work` is a living handle; `out` may be written.
-int32_t rcomm_work_text(const struct rcomm_work *work, char **out);
+int32_t rcomm_work_text(const struct rcomm_work *work,
+                        char **out);
 
-// Frees a text that a function of this header gave. NULL is nothing.
+// Frees a text that a function of this header returned. NULL has no effect.
 //
 // # Safety
 // `text` is NULL or such a text, and is not used afterwards.
 void rcomm_text_free(char *text);
 
-// The sum of the sparse tensors (COO) of all ranks, with each place once, in ascending order: `*sum`, or
-// what `rcomm_work_sparse` takes from `work`.
+// Sums the sparse tensors (COO) of all ranks. In the result, `*sum` or the tensor that `rcomm_work_sparse` takes from
+// `work`, each place occurs once, in ascending order.
 //
-// The tensor has `dims` dimensions of the sizes in `shape`, the first `sparse_dims` of them sparse.
-// `indices` holds a row of `places` indices for each sparse dimension, `values` a block of elements (one
-// for each index in the remaining dimensions) for each place.
+// The tensor has `dims` dimensions with the sizes in `shape`; the first `sparse_dims` of them are sparse. `indices`
+// holds a row of `places` indices for each sparse dimension, `values` a block of elements (one for each index in the
+// remaining dimensions) for each place.
 //
 // # Safety
 // `group` is a living handle; `shape`, `indices` and `values` hold what is described above, and are
@@ -647,14 +649,14 @@ int32_t rcomm_all_reduce_sparse(const struct rcomm_group *group,
                                 struct rcomm_sparse **sum_of,
                                 struct rcomm_work **work);
 
-// The sum that `work` has made, once, after it was seen to end well.
+// Takes the sum that `work` has produced: once, after the operation was seen to complete.
 //
 // # Safety
 // `work` is a living handle; `sum` may be written.
 int32_t rcomm_work_sparse(const struct rcomm_work *work, struct rcomm_sparse **sum_of);
 
-// What a sparse tensor holds: its places, its rows of indices and its blocks of values, which are there
-// until it is freed. Any place may be NULL.
+// Writes the contents of a sparse tensor: the number of its places, its rows of indices and its blocks of values,
+// which are valid until it is freed. Any pointer may be NULL.
 //
 // # Safety
 // `sparse` is a living handle; the places are NULL or may be written.
@@ -663,25 +665,25 @@ int32_t rcomm_sparse_get(const struct rcomm_sparse *sparse,
                          const int64_t **indices,
                          const void **values);
 
-// Frees a sparse tensor. NULL is nothing.
+// Frees a sparse tensor. NULL has no effect.
 //
 // # Safety
 // `sparse` is NULL or a living handle that is not used afterwards.
 void rcomm_sparse_free(struct rcomm_sparse *sparse);
 
-// The text of the last error that a function returned to this thread; empty if none did. Valid until
-// the next call of this thread.
+// Returns the text of the last error that a function returned to this thread; empty if none did. Valid until the next
+// call of this thread.
 const char *rcomm_last_error(void);
 
-// The window that `work` has made, once, after it was seen to end well.
+// Takes the window that `work` has made: once, after the operation was seen to complete.
 //
 // # Safety
 // `work` is a living handle; `window` may be written.
 int32_t rcomm_work_window(const struct rcomm_work *work, struct rcomm_window **window);
 
-// Makes a window over `count` new elements on this rank, all zero, that other ranks reach fastest. All
-// members call this or `rcomm_new_window`, with one element type; counts may differ, and be 0. With
-// `work`, `rcomm_work_window` takes the window from there, and `window` is not looked at.
+// Makes a window over `count` new elements on this rank, all zero; this is the memory that other ranks access fastest.
+// All members call this or `rcomm_new_window`, with the same element type; counts may differ, and may be 0. With
+// `work`, `window` is ignored and `rcomm_work_window` returns the window.
 //
 // # Safety
 // See "Handles and memory" in rcomm.h; `window` may be written unless there is a `work`.
@@ -691,8 +693,8 @@ int32_t rcomm_window_allocate(const struct rcomm_group *group,
                               struct rcomm_window **window,
                               struct rcomm_work **work);
 
-// Makes a window over memory of C's, which must stay where it is, and must not be used otherwise, until
-// the window is closed or freed. With `work` as `rcomm_window_allocate`.
+// Makes a window over the caller's memory, which must stay valid and must not be used otherwise until the window is
+// closed or freed. `work` is as in `rcomm_window_allocate`.
 //
 // # Safety
 // See "Handles and memory" in rcomm.h; `window` may be written unless there is a
@@ -704,15 +706,14 @@ int32_t rcomm_new_window(const struct rcomm_group *group,
                          struct rcomm_window **window,
                          struct rcomm_work **work);
 
-// Elements in the part of `peer`.
+// Writes the number of elements in the part of `peer`.
 //
 // # Safety
 // `window` is a living handle; `count` may be written.
 int32_t rcomm_window_count(const struct rcomm_window *window, uint32_t peer, size_t *count);
 
-// Writes `count` elements into the part of `peer`, from element `offset` on; the peer knows that they
-// are there by a signal. With `work`, what this rank puts, gets and signals happens in the order of its
-// calls.
+// Writes `count` elements into the part of `peer`, from element `offset` on; a signal notifies the peer of them. With
+// `work`, the puts, gets and signals of this rank are carried out in the order of its calls.
 //
 // # Safety
 // See "Handles and memory" in rcomm.h.
@@ -734,7 +735,7 @@ int32_t rcomm_window_get(const struct rcomm_window *window,
                          size_t count,
                          struct rcomm_work **work);
 
-// Signals `peer` that all earlier puts to it have arrived. Signals are counted.
+// Signals `peer` that all earlier puts to it are complete. Signals are counted.
 //
 // # Safety
 // See "Handles and memory" in rcomm.h.
@@ -742,7 +743,7 @@ int32_t rcomm_window_signal(const struct rcomm_window *window,
                             uint32_t peer,
                             struct rcomm_work **work);
 
-// Takes one signal of `peer`, waiting for it if there is none.
+// Consumes one signal of `peer`; waits for it if there is none.
 //
 // # Safety
 // See "Handles and memory" in rcomm.h.
@@ -750,9 +751,9 @@ int32_t rcomm_window_wait_signal(const struct rcomm_window *window,
                                  uint32_t peer,
                                  struct rcomm_work **work);
 
-// The part of `peer` in this process's own address space, until the window is closed or freed:
-// `*start` and its `*bytes`. Others write to it at any moment: use atomic operations. Refused with
-// `RCOMM_UNSUPPORTED` on other hosts, and for memory that `rcomm_window_allocate` did not make.
+// Maps the part of `peer` into this process's address space, until the window is closed or freed: writes its `*start`
+// and its length `*bytes`. Other ranks may write to it at any time, so use atomic operations. Fails with
+// `RCOMM_UNSUPPORTED` for a peer on another host, and for memory that `rcomm_window_allocate` did not make.
 //
 // # Safety
 // `window` is a living handle; the places may be written.
@@ -761,26 +762,26 @@ int32_t rcomm_window_map(const struct rcomm_window *window,
                          void **start,
                          size_t *bytes);
 
-// Ends the window, once all members have called this, and frees the handle.
+// Ends the window once all members have called this, and frees the handle.
 //
 // # Safety
 // `window` is a living handle that is not used afterwards.
 int32_t rcomm_window_close(struct rcomm_window *window);
 
-// Ends the window at once and frees the handle: what peers still want of it fails. NULL is nothing.
+// Ends the window at once and frees the handle: pending accesses of peers fail. NULL has no effect.
 //
 // # Safety
 // `window` is NULL or a living handle that is not used afterwards.
 void rcomm_window_free(struct rcomm_window *window);
 
-// Waits for the end of the operation, which its time-out guarantees, and returns how it ended.
+// Waits for the end of the operation, which its time-out guarantees, and returns its result.
 //
 // # Safety
 // `work` is a living handle.
 int32_t rcomm_work_wait(const struct rcomm_work *work);
 
-// Waits for `timeout_ms` at most (0 = only checks). `*ended` is 1 if the operation has ended, and then
-// the returned code is its result; otherwise 0, and it goes on.
+// Waits for at most `timeout_ms` (0 only checks). If the operation has ended, `*ended` is 1 and the returned code is
+// its result; otherwise `*ended` is 0 and it continues.
 //
 // # Safety
 // `work` is a living handle; `ended` may be written.
@@ -788,42 +789,42 @@ int32_t rcomm_work_test(const struct rcomm_work *work,
                         uint64_t timeout_ms,
                         int32_t *ended);
 
-// Whether the memory may be used again: `*released` is 1 once the operation was seen to end by
-// `rcomm_work_wait` or `rcomm_work_test` and the backend has let go. After an error it may stay 0: the
-// memory must then never be used again. That of a window is the window's until it is closed.
+// Tells whether the memory may be used again: `*released` is 1 once `rcomm_work_wait` or `rcomm_work_test` has seen
+// the operation end and the backend has released the memory. After an error it may stay 0: the memory must then never
+// be used again. The memory of a window belongs to the window until that is closed.
 //
 // # Safety
 // `work` is a living handle; `released` may be written.
 int32_t rcomm_work_released(const struct rcomm_work *work,
                             int32_t *released);
 
-// The sender, as a rank of the group: of a receive from any rank that has ended well.
+// Writes the sender, as a rank of the group, of a receive from any rank that has completed.
 //
 // # Safety
 // `work` is a living handle; `source` may be written.
 int32_t rcomm_work_source(const struct rcomm_work *work, uint32_t *source);
 
-// Gives the operation up, and its group with it, for this reason.
+// Aborts the operation and its group with this reason.
 //
 // # Safety
 // `work` is a living handle, `reason` a text that ends with a zero byte.
 int32_t rcomm_work_abort(const struct rcomm_work *work, const char *reason);
 
-// Frees the handle; an operation that has not ended goes on, over its memory. NULL is nothing.
+// Frees the handle; an operation that has not ended continues and still uses its memory. NULL has no effect.
 //
 // # Safety
 // `work` is NULL or a living handle that is not used afterwards.
 void rcomm_work_free(struct rcomm_work *work);
 
-// Joins the job that the environment describes (`RANK`, `WORLD_SIZE`, `MASTER_ADDR`, `MASTER_PORT`, or
-// what Slurm and MPI launchers set; options from `RCOMM_*`). Returns when all ranks have come.
+// Joins the job that the environment describes (`RANK`, `WORLD_SIZE`, `MASTER_ADDR`, `MASTER_PORT`, or the variables
+// of Slurm and MPI launchers; options from `RCOMM_*`). Returns once all ranks have joined.
 //
 // # Safety
 // `world` may be written.
 int32_t rcomm_init(struct rcomm_world **world);
 
-// Joins the job at this address, without looking at the environment. Operations may take
-// `timeout_ms`; 0 = the default.
+// Joins the job at this address, without reading the environment. `timeout_ms` is the time-out of operations; 0 = the
+// default.
 //
 // # Safety
 // `address` is a text that ends with a zero byte; `world` may be written.
@@ -834,20 +835,20 @@ int32_t rcomm_init_at(uint32_t rank,
                       uint64_t timeout_ms,
                       struct rcomm_world **world);
 
-// This process's rank, and the number of ranks. Either place may be NULL.
+// Writes this process's rank, and the number of ranks. Either pointer may be NULL.
 //
 // # Safety
 // `world` is a living handle; the places are NULL or may be written.
 int32_t rcomm_world_place(const struct rcomm_world *world, uint32_t *rank, uint32_t *size);
 
-// A handle to the group of all ranks, to be freed.
+// Makes a handle to the group of all ranks, which is to be freed.
 //
 // # Safety
 // `world` is a living handle; `group` may be written.
 int32_t rcomm_world_group(const struct rcomm_world *world, struct rcomm_group **group);
 
-// Makes a group of these ranks of the world, in this order, for this purpose. Its members call this,
-// and no other rank.
+// Makes a group of these ranks of the world, in this order, for this purpose. Its members call this, and no other rank
+// does.
 //
 // # Safety
 // `world` is a living handle, `ranks` holds `count` ranks, `purpose` is a text that ends with a zero
@@ -858,14 +859,13 @@ int32_t rcomm_new_group(const struct rcomm_world *world,
                         const char *purpose,
                         struct rcomm_group **group);
 
-// Flushes and closes all groups and frees the world. All ranks call it; groups and works are to be
-// freed before.
+// Flushes and closes all groups and frees the world. All ranks call it, after they have freed their groups and works.
 //
 // # Safety
 // `world` is a living handle that is not used afterwards.
 int32_t rcomm_shutdown(struct rcomm_world *world);
 
-// Aborts all groups and frees the world: the way out after an error. NULL is nothing.
+// Aborts all groups and frees the world: for use after an error. NULL has no effect.
 //
 // # Safety
 // `world` is NULL or a living handle that is not used afterwards.

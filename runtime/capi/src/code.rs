@@ -1,4 +1,4 @@
-//! Codes of element types, reductions and errors, as C sees them.
+//! Codes of element types, reductions and errors for C.
 
 /// Element type: a 32-bit float.
 pub const RCOMM_F32: u8 = 0;
@@ -22,15 +22,15 @@ pub const RCOMM_I64: u8 = 8;
 pub const RCOMM_U32: u8 = 9;
 /// Element type: an unsigned 64-bit integer.
 pub const RCOMM_U64: u8 = 10;
-/// Element type: a truth value in one byte.
+/// Element type: a boolean in one byte.
 pub const RCOMM_BOOL: u8 = 11;
 /// Element type: two 32-bit floats.
 pub const RCOMM_COMPLEX64: u8 = 12;
 /// Element type: two 64-bit floats.
 pub const RCOMM_COMPLEX128: u8 = 13;
-/// Element type: an 8-bit float of 4 and 3 bits.
+/// Element type: an 8-bit float with 4 bits of exponent and 3 of mantissa.
 pub const RCOMM_F8E4M3: u8 = 14;
-/// Element type: an 8-bit float of 5 and 2 bits.
+/// Element type: an 8-bit float with 5 bits of exponent and 2 of mantissa.
 pub const RCOMM_F8E5M2: u8 = 15;
 /// Element type: an unsigned 16-bit integer.
 pub const RCOMM_U16: u8 = 16;
@@ -41,9 +41,9 @@ pub const RCOMM_SUM: u8 = 0;
 pub const RCOMM_AVG: u8 = 1;
 /// Reduction: the product.
 pub const RCOMM_PRODUCT: u8 = 2;
-/// Reduction: the smallest.
+/// Reduction: the minimum.
 pub const RCOMM_MIN: u8 = 3;
-/// Reduction: the largest.
+/// Reduction: the maximum.
 pub const RCOMM_MAX: u8 = 4;
 /// Reduction: bitwise and.
 pub const RCOMM_BAND: u8 = 5;
@@ -51,14 +51,14 @@ pub const RCOMM_BAND: u8 = 5;
 pub const RCOMM_BOR: u8 = 6;
 /// Reduction: bitwise exclusive or.
 pub const RCOMM_BXOR: u8 = 7;
-/// Reduction: the sum of inputs that are multiplied by each rank's factor first.
+/// Reduction: the sum of inputs, each multiplied by its rank's factor before.
 pub const RCOMM_PREMUL_SUM: u8 = 8;
 
-/// How long a wait will be is not known.
+/// Wait hint: the duration is unknown.
 pub const RCOMM_WAIT_UNKNOWN: u8 = 0;
-/// The others are about to come: look for them and keep the core.
+/// Wait hint: the other ranks are about to arrive, so the waiting thread should spin.
 pub const RCOMM_WAIT_SHORT: u8 = 1;
-/// The others may take long: sleep at once.
+/// Wait hint: the other ranks may take long, so the waiting thread should sleep at once.
 pub const RCOMM_WAIT_LONG: u8 = 2;
 
 /// The call succeeded.
@@ -69,25 +69,25 @@ pub const RCOMM_TIMEOUT: i32 = 1;
 pub const RCOMM_ABORTED: i32 = 2;
 /// A peer is gone.
 pub const RCOMM_PEER_LOST: i32 = 3;
-/// Ranks disagree on what they do.
+/// The ranks disagree on the operation.
 pub const RCOMM_MISMATCH: i32 = 4;
-/// An argument is wrong; nothing was sent.
+/// An argument is invalid; nothing was sent.
 pub const RCOMM_INVALID_ARGUMENT: i32 = 5;
-/// The backend cannot do that; nothing was sent.
+/// The backend does not support the operation; nothing was sent.
 pub const RCOMM_UNSUPPORTED: i32 = 6;
 /// The store answered wrongly or not at all.
 pub const RCOMM_STORE: i32 = 7;
 /// The ranks could not find each other.
 pub const RCOMM_RENDEZVOUS: i32 = 8;
-/// The operating system refused.
+/// The operating system reported an error.
 pub const RCOMM_IO: i32 = 9;
 /// A peer did not know the job's secret.
 pub const RCOMM_UNAUTHORIZED: i32 = 10;
 /// The backend's library reported an error.
 pub const RCOMM_BACKEND: i32 = 11;
-/// Used after it was shut down or destroyed.
+/// The object was used after it was shut down or destroyed.
 pub const RCOMM_CLOSED: i32 = 12;
-/// A rank put in a NaN while these are refused.
+/// A rank's input contains a NaN while these are rejected.
 pub const RCOMM_NOT_A_NUMBER: i32 = 13;
 /// An error in rcomm itself.
 pub const RCOMM_PANIC: i32 = 255;
@@ -98,7 +98,7 @@ pub const RCOMM_PANIC: i32 = 255;
 pub struct Reduction {
     /// `RCOMM_SUM` and so on.
     pub op: u8,
-    /// What this rank's input is multiplied by first: counts for `RCOMM_PREMUL_SUM` only.
+    /// Factor of this rank's input; used for `RCOMM_PREMUL_SUM` only.
     pub factor: f64,
 }
 

@@ -1,4 +1,4 @@
-//! Operations on one buffer or two.
+//! Operations with one buffer or two.
 
 use crate::code::Reduction;
 use crate::group::Group;
@@ -8,7 +8,7 @@ use crate::work::{WorkHandle, issue};
 use rcomm::Op;
 use std::ffi::c_void;
 
-/// Every rank's `buffer` ends as the reduction of all.
+/// Every rank's `buffer` ends as the reduction of all ranks' buffers.
 ///
 /// # Safety
 /// See "Handles and memory" in rcomm.h.
@@ -32,7 +32,7 @@ pub unsafe extern "C" fn rcomm_all_reduce(
     }
 }
 
-/// The root's `buffer` ends as the reduction of all.
+/// The root's `buffer` ends as the reduction of all ranks' buffers.
 ///
 /// # Safety
 /// See "Handles and memory" in rcomm.h.
@@ -57,7 +57,7 @@ pub unsafe extern "C" fn rcomm_reduce(
     }
 }
 
-/// Every rank's `buffer` ends as the root's.
+/// Every rank's `buffer` ends as a copy of the root's.
 ///
 /// # Safety
 /// See "Handles and memory" in rcomm.h.
@@ -80,7 +80,7 @@ pub unsafe extern "C" fn rcomm_broadcast(
     }
 }
 
-/// No rank returns before all have entered.
+/// A barrier: returns once all ranks have entered it.
 ///
 /// # Safety
 /// See "Handles and memory" in rcomm.h.
@@ -94,7 +94,7 @@ pub unsafe extern "C" fn rcomm_barrier(group: *const Group, work: *mut *mut Work
     })
 }
 
-/// `output` ends as the inputs of all ranks, `count` elements of each, one after the other.
+/// `output` ends as the concatenation of all ranks' inputs, with `count` elements each.
 ///
 /// # Safety
 /// See "Handles and memory" in rcomm.h.
@@ -118,8 +118,8 @@ pub unsafe extern "C" fn rcomm_all_gather_single(
     }
 }
 
-/// `output` ends as the reduction, over all ranks, of the part for this rank: `input` holds `count`
-/// elements for each.
+/// `output` ends as the reduction over all ranks of the part for this rank: `input` holds a part of `count` elements
+/// for each rank.
 ///
 /// # Safety
 /// See "Handles and memory" in rcomm.h.
@@ -145,7 +145,7 @@ pub unsafe extern "C" fn rcomm_reduce_scatter_single(
     }
 }
 
-/// Part r of `input`, of `count` elements, goes to rank r; part r of `output` comes from it.
+/// Part r of `input`, with `count` elements, is sent to rank r; part r of `output` is received from it.
 ///
 /// # Safety
 /// See "Handles and memory" in rcomm.h.
@@ -169,7 +169,8 @@ pub unsafe extern "C" fn rcomm_all_to_all_single(
     }
 }
 
-/// As `rcomm_all_to_all_single`: `input_splits[r]` elements go to rank r, `output_splits[r]` come from it.
+/// Like `rcomm_all_to_all_single`, but `input_splits[r]` elements are sent to rank r, and `output_splits[r]` are
+/// received from it.
 ///
 /// # Safety
 /// See "Handles and memory" in rcomm.h.

@@ -7,10 +7,10 @@ use rcomm::{GroupOptions, Hints, MissingRanks, ProcessGroup};
 use std::ffi::c_char;
 use std::time::Duration;
 
-/// Ranks that do things together.
+/// An ordered set of ranks that call operations together.
 pub struct Group(pub(crate) ProcessGroup);
 
-/// This process's rank in the group, and the number of its ranks. Either place may be NULL.
+/// Writes this process's rank in the group, and the number of its ranks. Either pointer may be NULL.
 ///
 /// # Safety
 /// `group` is a living handle; the places are NULL or may be written.
@@ -35,8 +35,8 @@ pub unsafe extern "C" fn rcomm_group_place(
     })
 }
 
-/// Splits the group: members that name the same color (0 or more) form a group, ordered by key. Who
-/// names a negative color gets NULL.
+/// Splits the group: members with the same color (0 or more) form a new group, ordered by key. A member with a negative
+/// color gets NULL.
 ///
 /// # Safety
 /// `group` is a living handle, `purpose` a text that ends with a zero byte; `part` may be written.
@@ -63,7 +63,7 @@ pub unsafe extern "C" fn rcomm_split(
     })
 }
 
-/// How long the group's operations may take from now on, on this rank.
+/// Sets the time-out of the group's operations on this rank from now on, in milliseconds.
 ///
 /// # Safety
 /// `group` is a living handle.
@@ -77,7 +77,7 @@ pub unsafe extern "C" fn rcomm_group_set_timeout(group: *const Group, timeout_ms
     })
 }
 
-/// How long the group's operations may take, in milliseconds.
+/// Writes the time-out of the group's operations, in milliseconds.
 ///
 /// # Safety
 /// `group` is a living handle; `timeout_ms` may be written.
@@ -93,8 +93,8 @@ pub unsafe extern "C" fn rcomm_group_timeout(group: *const Group, timeout_ms: *m
     })
 }
 
-/// Gives the group's operations from now on this much more time, on this rank, until the first
-/// collective among them has ended.
+/// Extends the time-out of the group's operations on this rank by `extra_ms`, until the first collective issued from
+/// now on has ended.
 ///
 /// # Safety
 /// `group` is a living handle.
@@ -108,9 +108,9 @@ pub unsafe extern "C" fn rcomm_group_extend_timeout(group: *const Group, extra_m
     })
 }
 
-/// Another handle of the same group, to be freed, with terms for what is called with it: it may take
-/// `timeout_ms` (0 = the time-out of `group`), and `wait` (`RCOMM_WAIT_UNKNOWN` and so on) hints how
-/// long the other ranks may take, which changes how long a core is kept busy and nothing else.
+/// Makes another handle of the same group, to be freed, with options for the operations called with it: `timeout_ms` is
+/// their time-out (0 = that of `group`), and `wait` (`RCOMM_WAIT_UNKNOWN` and so on) hints how long the other ranks may
+/// take, which only affects how long a core spins.
 ///
 /// # Safety
 /// `group` is a living handle; `handle` may be written.
@@ -133,8 +133,8 @@ pub unsafe extern "C" fn rcomm_group_on_terms(
     })
 }
 
-/// A barrier that names the ranks that do not come: the first, or all if `all` is not 0. A failed one
-/// leaves the group usable.
+/// A barrier whose error names the ranks that did not arrive: the first one, or all of them if `all` is not 0. After a
+/// failure the group is still usable.
 ///
 /// # Safety
 /// See "Handles and memory" in rcomm.h.
@@ -160,7 +160,7 @@ pub unsafe extern "C" fn rcomm_monitored_barrier(
     })
 }
 
-/// Makes everything pending in the group fail soon, and everything later at once, with this reason.
+/// Aborts the group: pending operations fail soon, and later ones at once, with this reason.
 ///
 /// # Safety
 /// `group` is a living handle, `reason` a text that ends with a zero byte.
@@ -175,7 +175,7 @@ pub unsafe extern "C" fn rcomm_group_abort(group: *const Group, reason: *const c
     })
 }
 
-/// Waits for what is pending, closes the group, and frees this handle.
+/// Waits for pending operations, closes the group, and frees this handle.
 ///
 /// # Safety
 /// `group` is a living handle that is not used afterwards.
@@ -188,7 +188,7 @@ pub unsafe extern "C" fn rcomm_group_destroy(group: *mut Group) -> i32 {
     })
 }
 
-/// Frees this handle; the group goes on. NULL is nothing.
+/// Frees this handle; the group stays open. NULL has no effect.
 ///
 /// # Safety
 /// `group` is NULL or a living handle that is not used afterwards.

@@ -1,4 +1,4 @@
-//! The C binding: worlds, groups, every operation by the code of its element type, and work under way.
+//! The C binding: worlds, groups, every operation by the code of its element type, and operations in progress.
 //!
 //! `include/rcomm.h` is generated from this crate and documents how to use it from C. Codes of element types,
 //! reductions and errors are those of the Rust crates and never change. Only the public interface of `rcomm`
@@ -20,13 +20,13 @@
 //!
 //! | file | holds |
 //! |---|---|
-//! | `code` | the codes |
-//! | `status` | how a call ends: code and text; no panic crosses into C |
+//! | `code` | codes of element types, reductions and errors |
+//! | `status` | results of calls: code and text; no panic unwinds into C |
 //! | `memory`, `operate` | C pointers as buffers; the common part of all operations |
 //! | `world`, `group` | worlds and groups |
 //! | `collective`, `list`, `message` | operations on one or two buffers, on lists of them, between two ranks |
 //! | `sparse`, `object`, `window` | sparse tensors, JSON values, one-sided windows |
-//! | `work` | operations under way |
+//! | `work` | operations in progress |
 #![allow(unsafe_code)]
 
 pub mod code;

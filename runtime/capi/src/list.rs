@@ -1,6 +1,6 @@
 //! Operations on lists of buffers: one for each rank, or several at once.
 //!
-//! If only the root gives or gets a list, the lists of the other ranks are ignored.
+//! If only the root has a list, the lists of the other ranks are ignored.
 
 use crate::code::Reduction;
 use crate::group::Group;
@@ -10,7 +10,7 @@ use crate::work::WorkHandle;
 use rcomm::Op;
 use std::ffi::c_void;
 
-/// `outputs[r]`, of `counts[r]` elements, ends as rank r's `input`.
+/// `outputs[r]`, with `counts[r]` elements, ends as rank r's `input`.
 ///
 /// # Safety
 /// See "Handles and memory" in rcomm.h.
@@ -36,7 +36,7 @@ pub unsafe extern "C" fn rcomm_all_gather_v(
     }
 }
 
-/// `outputs[r]`, of `count` elements, ends as rank r's `input`.
+/// `outputs[r]`, with `count` elements, ends as rank r's `input`.
 ///
 /// # Safety
 /// See "Handles and memory" in rcomm.h.
@@ -91,7 +91,7 @@ pub unsafe extern "C" fn rcomm_reduce_scatter_v(
     }
 }
 
-/// `output`, of `count` elements, ends as the reduction of `inputs[own rank]` over all ranks.
+/// `output`, with `count` elements, ends as the reduction of `inputs[own rank]` over all ranks.
 ///
 /// # Safety
 /// See "Handles and memory" in rcomm.h.
@@ -146,8 +146,7 @@ pub unsafe extern "C" fn rcomm_all_to_all(
     }
 }
 
-/// On the root, `outputs[r]`, of `counts[r]` elements, ends as rank r's `input`. All ranks give all
-/// counts.
+/// On the root, `outputs[r]`, with `counts[r]` elements, ends as rank r's `input`. All ranks pass all counts.
 ///
 /// # Safety
 /// See "Handles and memory" in rcomm.h.
@@ -179,7 +178,7 @@ pub unsafe extern "C" fn rcomm_gather_v(
     }
 }
 
-/// On the root, `outputs[r]`, of `count` elements, ends as rank r's `input`.
+/// On the root, `outputs[r]`, with `count` elements, ends as rank r's `input`.
 ///
 /// # Safety
 /// See "Handles and memory" in rcomm.h.
@@ -211,8 +210,7 @@ pub unsafe extern "C" fn rcomm_gather(
     }
 }
 
-/// `output` ends as the root's `inputs[own rank]`, of `counts[own rank]` elements. All ranks give all
-/// counts.
+/// `output` ends as the root's `inputs[own rank]`, with `counts[own rank]` elements. All ranks pass all counts.
 ///
 /// # Safety
 /// See "Handles and memory" in rcomm.h.
@@ -244,7 +242,7 @@ pub unsafe extern "C" fn rcomm_scatter_v(
     }
 }
 
-/// `output`, of `count` elements, ends as the root's `inputs[own rank]`.
+/// `output`, with `count` elements, ends as the root's `inputs[own rank]`.
 ///
 /// # Safety
 /// See "Handles and memory" in rcomm.h.
@@ -275,8 +273,8 @@ pub unsafe extern "C" fn rcomm_scatter(
     }
 }
 
-/// Each of `buffers` (there are `length`, of `counts[i]` elements) ends as its reduction over all ranks, as
-/// one operation.
+/// Each of the `length` buffers, with `counts[i]` elements, ends as its reduction over all ranks. This is one
+/// operation.
 ///
 /// # Safety
 /// See "Handles and memory" in rcomm.h.
@@ -303,7 +301,7 @@ pub unsafe extern "C" fn rcomm_all_reduce_coalesced(
     }
 }
 
-/// As `rcomm_all_gather_single` for each of `length` pairs, as one operation.
+/// Like `rcomm_all_gather_single` for each of `length` pairs of buffers, as one operation.
 ///
 /// # Safety
 /// See "Handles and memory" in rcomm.h.
@@ -331,7 +329,7 @@ pub unsafe extern "C" fn rcomm_all_gather_coalesced(
     }
 }
 
-/// As `rcomm_reduce_scatter_single` for each of `length` pairs, as one operation.
+/// Like `rcomm_reduce_scatter_single` for each of `length` pairs of buffers, as one operation.
 ///
 /// # Safety
 /// See "Handles and memory" in rcomm.h.

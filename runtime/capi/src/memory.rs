@@ -12,7 +12,7 @@ pub(crate) fn dtype_of(code: u8) -> Result<DType> {
     dtype.ok_or_else(|| refused(format!("no element type has the code {code}")))
 }
 
-/// Makes a buffer of `count` elements to be read.
+/// Makes an input buffer of `count` elements.
 ///
 /// # Safety
 /// `data` is NULL, or `count` elements lie there and stay as they are until the operation has released
@@ -27,7 +27,7 @@ pub(crate) unsafe fn input(
     unsafe { buffer(data.cast_mut(), count, dtype, Access::Read) }
 }
 
-/// Makes a buffer of `count` elements to be written.
+/// Makes an output buffer of `count` elements.
 ///
 /// # Safety
 /// `data` is NULL, or `count` elements lie there that no other code reads or writes until the operation
@@ -77,7 +77,7 @@ pub(crate) unsafe fn array<'a, T>(data: *const T, count: usize, what: &str) -> R
     Ok(unsafe { std::slice::from_raw_parts(data, count) })
 }
 
-/// Makes a list of buffers to be read, of these lengths.
+/// Makes a list of input buffers of these lengths.
 ///
 /// `list` is NULL, or as long as `counts`, and stays as it is during the call; each of its pointers meets
 /// the contract of [`input`].
@@ -97,7 +97,7 @@ pub(crate) unsafe fn inputs(
         .collect()
 }
 
-/// Makes a list of buffers to be written, of these lengths.
+/// Makes a list of output buffers of these lengths.
 ///
 /// # Safety
 /// `list` is NULL, or as long as `counts`, and stays as it is during the call; each of its pointers meets

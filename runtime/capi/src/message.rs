@@ -12,17 +12,17 @@ use std::ffi::c_void;
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct Message {
-    /// 1 = it is sent, 0 = it is received.
+    /// 1 to send, 0 to receive.
     pub is_send: i32,
-    /// Its elements.
+    /// Address of its elements.
     pub buffer: *mut c_void,
-    /// How many there are.
+    /// Number of its elements.
     pub count: usize,
-    /// Their type.
+    /// Code of their type.
     pub dtype: u8,
-    /// The other end, as a rank of the group.
+    /// The peer, as a rank of the group.
     pub peer: u32,
-    /// Sends meet receives of the same tag.
+    /// Tag: a send matches receives with the same tag.
     pub tag: u32,
 }
 
@@ -75,8 +75,8 @@ pub unsafe extern "C" fn rcomm_recv(
     }
 }
 
-/// Receives `count` elements from any rank. Blocking, `*source` (unless NULL) is the sender's rank; with
-/// `work`, `rcomm_work_source` returns it.
+/// Receives `count` elements from any rank. A blocking call writes the sender's rank to `*source`, unless that is NULL;
+/// with `work`, `rcomm_work_source` returns it.
 ///
 /// # Safety
 /// See "Handles and memory" in rcomm.h; `source` is NULL or may be written.
@@ -112,8 +112,8 @@ pub unsafe extern "C" fn rcomm_recv_any(
     })
 }
 
-/// Starts `length` sends and receives at once; in whatever order both ends list them, none waits for
-/// another.
+/// Starts `length` sends and receives at once. They do not wait for each other, so both ends may list them in any
+/// order.
 ///
 /// # Safety
 /// See "Handles and memory" in rcomm.h.

@@ -1,4 +1,4 @@
-//! Values that are not arrays, as JSON texts: the Rust side sends and receives them as serde types.
+//! Values other than arrays, as JSON texts: the Rust side sends and receives them as serde types.
 //!
 //! Input texts are C strings, and output texts are C strings that `rcomm_text_free` frees. A value may have
 //! at most 64 MiB. If there is a `work`, `rcomm_work_text` takes the text from it, and `out` is ignored.
@@ -32,8 +32,8 @@ unsafe fn give_value(out: *mut *mut c_char, value: &Value) -> Result<()> {
     unsafe { put(out, json.into_raw()) }
 }
 
-/// Starts the operation `start`, and passes the value that `read` makes from its result to C: at once, or
-/// when C takes it from the work.
+/// Starts the operation `start`. The value that `read` makes from its result is passed to C: at once, or when C takes
+/// it from the work.
 ///
 /// # Safety
 /// `group` is a living handle; `out` and `work` are NULL or may be written.
@@ -61,7 +61,7 @@ unsafe fn exchange<T: Send + 'static>(
     })
 }
 
-/// `*out` is the root's `json`; the others' is not looked at.
+/// `*out` is the root's `json`; that of the other ranks is ignored.
 ///
 /// # Safety
 /// See "Handles and memory" in rcomm.h; `json` is NULL or a text that ends with a zero byte; `out`
@@ -130,8 +130,8 @@ pub unsafe extern "C" fn rcomm_gather_object(
     unsafe { exchange(group, out, work, start, read) }
 }
 
-/// `*out` is this rank's value of the root's `json`, an array with one for each rank; the others' is
-/// not looked at.
+/// `*out` is the element for this rank of the root's `json`, an array with one element per rank; the `json` of the
+/// other ranks is ignored.
 ///
 /// # Safety
 /// See "Handles and memory" in rcomm.h; `json` is NULL or a text that ends with a zero byte; `out`
@@ -181,8 +181,8 @@ pub unsafe extern "C" fn rcomm_send_object(
     })
 }
 
-/// `*out` is the value that `peer` sends. With `work`, any number may be under way; until they have
-/// ended, nothing else may be received from this peer under this tag.
+/// `*out` is the value that `peer` sends. With `work`, several may be in progress; until they have ended, nothing else
+/// may be received from this peer with this tag.
 ///
 /// # Safety
 /// See "Handles and memory" in rcomm.h; `out` may be written unless there is a `work`.
@@ -199,7 +199,7 @@ pub unsafe extern "C" fn rcomm_recv_object(
     unsafe { exchange(group, out, work, start, |value: Value| value) }
 }
 
-/// The text of the value that `work` has made, once, after it was seen to end well.
+/// Takes the text of the value that `work` has produced: once, after the operation was seen to complete.
 ///
 /// # Safety
 /// `work` is a living handle; `out` may be written.
@@ -216,7 +216,7 @@ pub unsafe extern "C" fn rcomm_work_text(work: *const WorkHandle, out: *mut *mut
     })
 }
 
-/// Frees a text that a function of this header gave. NULL is nothing.
+/// Frees a text that a function of this header returned. NULL has no effect.
 ///
 /// # Safety
 /// `text` is NULL or such a text, and is not used afterwards.

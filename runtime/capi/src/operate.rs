@@ -7,8 +7,8 @@ use crate::work::{WorkHandle, issue};
 use rcomm::{Buffer, DType, Op, ProcessGroup, Result};
 use std::ffi::c_void;
 
-/// Makes an operation's buffers.
-pub(crate) struct Maker<'a> {
+/// Makes the buffers of an operation.
+pub(crate) struct BufferMaker<'a> {
     group: &'a ProcessGroup,
     dtype: DType,
 }
@@ -22,20 +22,20 @@ pub(crate) unsafe fn operate(
     group: *const Group,
     dtype: u8,
     work: *mut *mut WorkHandle,
-    make: impl FnOnce(&Maker<'_>) -> Result<Op<'static>>,
+    make: impl FnOnce(&BufferMaker<'_>) -> Result<Op<'static>>,
 ) -> i32 {
     call(|| {
         let dtype = memory::dtype_of(dtype)?;
         // SAFETY: the caller keeps the handle `group` alive during the call.
         let group = unsafe { &borrow(group, "the group")?.0 };
-        let op = make(&Maker { group, dtype })?;
+        let op = make(&BufferMaker { group, dtype })?;
         // SAFETY: `work` is NULL, or the caller lets a handle be written there.
         unsafe { issue(group, op, work) }
     })
 }
 
-impl Maker<'_> {
-    /// Returns the number of elements for all ranks, with this many for each.
+impl BufferMaker<'_> {
+    /// Returns the number of elements for all ranks, given the number for each.
     pub(crate) fn of_all(&self, count: usize) -> usize {
         count.saturating_mul(self.group.size() as usize)
     }
@@ -50,7 +50,7 @@ impl Maker<'_> {
         counts[self.group.rank() as usize]
     }
 
-    /// Makes the list that only the root has.
+    /// Makes a list that only the root has.
     pub(crate) fn at_root<T>(
         &self,
         root: u32,

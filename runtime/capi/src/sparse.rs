@@ -1,4 +1,4 @@
-//! Sums of sparse tensors.
+//! Reductions of sparse tensors.
 
 use crate::group::Group;
 use crate::memory::{self, array, dtype_of};
@@ -10,7 +10,7 @@ use rcomm::{
 };
 use std::ffi::c_void;
 
-/// A sparse tensor that rcomm has made.
+/// A sparse tensor returned by rcomm.
 pub struct Sparse {
     indices: Vec<i64>,
     values: Buffer<'static>,
@@ -19,7 +19,7 @@ pub struct Sparse {
 
 impl Made for Sparse {}
 
-/// One rank's part of a sum.
+/// One rank's input.
 struct Part<'a> {
     shape: Vec<u64>,
     sparse_dims: usize,
@@ -50,12 +50,12 @@ unsafe fn sum<T: Element>(
     unsafe { yield_to(group, under_way, work, made) }
 }
 
-/// The sum of the sparse tensors (COO) of all ranks, with each place once, in ascending order: `*sum`, or
-/// what `rcomm_work_sparse` takes from `work`.
+/// Sums the sparse tensors (COO) of all ranks. In the result, `*sum` or the tensor that `rcomm_work_sparse` takes from
+/// `work`, each place occurs once, in ascending order.
 ///
-/// The tensor has `dims` dimensions of the sizes in `shape`, the first `sparse_dims` of them sparse.
-/// `indices` holds a row of `places` indices for each sparse dimension, `values` a block of elements (one
-/// for each index in the remaining dimensions) for each place.
+/// The tensor has `dims` dimensions with the sizes in `shape`; the first `sparse_dims` of them are sparse. `indices`
+/// holds a row of `places` indices for each sparse dimension, `values` a block of elements (one for each index in the
+/// remaining dimensions) for each place.
 ///
 /// # Safety
 /// `group` is a living handle; `shape`, `indices` and `values` hold what is described above, and are
@@ -129,7 +129,7 @@ pub unsafe extern "C" fn rcomm_all_reduce_sparse(
     })
 }
 
-/// The sum that `work` has made, once, after it was seen to end well.
+/// Takes the sum that `work` has produced: once, after the operation was seen to complete.
 ///
 /// # Safety
 /// `work` is a living handle; `sum` may be written.
@@ -148,8 +148,8 @@ pub unsafe extern "C" fn rcomm_work_sparse(
     })
 }
 
-/// What a sparse tensor holds: its places, its rows of indices and its blocks of values, which are there
-/// until it is freed. Any place may be NULL.
+/// Writes the contents of a sparse tensor: the number of its places, its rows of indices and its blocks of values,
+/// which are valid until it is freed. Any pointer may be NULL.
 ///
 /// # Safety
 /// `sparse` is a living handle; the places are NULL or may be written.
@@ -179,7 +179,7 @@ pub unsafe extern "C" fn rcomm_sparse_get(
     })
 }
 
-/// Frees a sparse tensor. NULL is nothing.
+/// Frees a sparse tensor. NULL has no effect.
 ///
 /// # Safety
 /// `sparse` is NULL or a living handle that is not used afterwards.

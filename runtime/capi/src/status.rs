@@ -1,4 +1,4 @@
-//! How a call ends: a code, and a text on request.
+//! Results of calls: a code, and a text on request.
 
 use crate::code::{RCOMM_OK, RCOMM_PANIC};
 use rcomm::{Error, ErrorKind, Result};
@@ -10,8 +10,8 @@ thread_local! {
     static LAST: RefCell<CString> = RefCell::default();
 }
 
-/// The text of the last error that a function returned to this thread; empty if none did. Valid until
-/// the next call of this thread.
+/// Returns the text of the last error that a function returned to this thread; empty if none did. Valid until the next
+/// call of this thread.
 #[unsafe(no_mangle)]
 pub extern "C" fn rcomm_last_error() -> *const c_char {
     // A thread that is ending may already have freed its text.
@@ -56,7 +56,7 @@ pub(crate) unsafe fn borrow<'a, T: Sync>(handle: *const T, what: &str) -> Result
     unsafe { handle.as_ref() }.ok_or_else(|| refused(format!("{what} is NULL")))
 }
 
-/// Takes back a handle that C gives up.
+/// Takes back a handle that C no longer uses.
 ///
 /// # Safety
 /// `handle` is NULL, or came from [`give`] with this type; no thread uses it afterwards.
@@ -69,7 +69,7 @@ pub(crate) unsafe fn consume<T>(handle: *mut T, what: &str) -> Result<Box<T>> {
     Ok(unsafe { Box::from_raw(handle) })
 }
 
-/// Frees a handle that C gives up. NULL has no effect.
+/// Frees a handle that C no longer uses. NULL has no effect.
 ///
 /// # Safety
 /// As [`consume`].
@@ -81,7 +81,7 @@ pub(crate) unsafe fn free<T>(handle: *mut T) {
     }
 }
 
-/// Writes a value to the place that C passed.
+/// Writes a value to a pointer that C passed.
 ///
 /// # Safety
 /// `place` is NULL or may be written.
@@ -94,7 +94,7 @@ pub(crate) unsafe fn put<T>(place: *mut T, value: T) -> Result<()> {
     Ok(())
 }
 
-/// Makes a handle and writes it to the place that C passed.
+/// Makes a handle and writes it to a pointer that C passed.
 ///
 /// # Safety
 /// As [`put`].
@@ -106,7 +106,7 @@ pub(crate) unsafe fn give<T: Send + Sync>(place: *mut *mut T, value: T) -> Resul
     unsafe { put(place, Box::into_raw(Box::new(value))) }
 }
 
-/// Returns a text that C passed.
+/// Returns a text that C passed, as UTF-8.
 ///
 /// # Safety
 /// `text` is NULL, or ends with a zero byte and stays as it is while the result is used.

@@ -8,11 +8,11 @@ use rcomm::{Buffer, ProcessGroup, RemoteMemory, Result};
 use std::ffi::c_void;
 use std::sync::{Mutex, PoisonError};
 
-/// Memory of all members of a group that each reads and writes without the others' help.
+/// Memory of all members of a group that each of them reads and writes one-sidedly.
 pub struct Window {
     window: rcomm::Window,
     group: ProcessGroup,
-    /// What C was shown, by rank: mapped until the window goes.
+    /// Memory mapped for C, by rank, until the window ends.
     mapped: Mutex<Vec<(u32, RemoteMemory)>>,
 }
 
@@ -51,7 +51,7 @@ unsafe fn open(
     })
 }
 
-/// The window that `work` has made, once, after it was seen to end well.
+/// Takes the window that `work` has made: once, after the operation was seen to complete.
 ///
 /// # Safety
 /// `work` is a living handle; `window` may be written.
@@ -70,9 +70,9 @@ pub unsafe extern "C" fn rcomm_work_window(
     })
 }
 
-/// Makes a window over `count` new elements on this rank, all zero, that other ranks reach fastest. All
-/// members call this or `rcomm_new_window`, with one element type; counts may differ, and be 0. With
-/// `work`, `rcomm_work_window` takes the window from there, and `window` is not looked at.
+/// Makes a window over `count` new elements on this rank, all zero; this is the memory that other ranks access fastest.
+/// All members call this or `rcomm_new_window`, with the same element type; counts may differ, and may be 0. With
+/// `work`, `window` is ignored and `rcomm_work_window` returns the window.
 ///
 /// # Safety
 /// See "Handles and memory" in rcomm.h; `window` may be written unless there is a `work`.
@@ -89,8 +89,8 @@ pub unsafe extern "C" fn rcomm_window_allocate(
     unsafe { open(group, window, work, memory) }
 }
 
-/// Makes a window over memory of C's, which must stay where it is, and must not be used otherwise, until
-/// the window is closed or freed. With `work` as `rcomm_window_allocate`.
+/// Makes a window over the caller's memory, which must stay valid and must not be used otherwise until the window is
+/// closed or freed. `work` is as in `rcomm_window_allocate`.
 ///
 /// # Safety
 /// See "Handles and memory" in rcomm.h; `window` may be written unless there is a
@@ -111,7 +111,7 @@ pub unsafe extern "C" fn rcomm_new_window(
     unsafe { open(group, window, work, memory) }
 }
 
-/// Elements in the part of `peer`.
+/// Writes the number of elements in the part of `peer`.
 ///
 /// # Safety
 /// `window` is a living handle; `count` may be written.
@@ -129,9 +129,8 @@ pub unsafe extern "C" fn rcomm_window_count(
     })
 }
 
-/// Writes `count` elements into the part of `peer`, from element `offset` on; the peer knows that they
-/// are there by a signal. With `work`, what this rank puts, gets and signals happens in the order of its
-/// calls.
+/// Writes `count` elements into the part of `peer`, from element `offset` on; a signal notifies the peer of them. With
+/// `work`, the puts, gets and signals of this rank are carried out in the order of its calls.
 ///
 /// # Safety
 /// See "Handles and memory" in rcomm.h.
@@ -187,7 +186,7 @@ pub unsafe extern "C" fn rcomm_window_get(
     })
 }
 
-/// Signals `peer` that all earlier puts to it have arrived. Signals are counted.
+/// Signals `peer` that all earlier puts to it are complete. Signals are counted.
 ///
 /// # Safety
 /// See "Handles and memory" in rcomm.h.
@@ -209,7 +208,7 @@ pub unsafe extern "C" fn rcomm_window_signal(
     })
 }
 
-/// Takes one signal of `peer`, waiting for it if there is none.
+/// Consumes one signal of `peer`; waits for it if there is none.
 ///
 /// # Safety
 /// See "Handles and memory" in rcomm.h.
@@ -231,9 +230,9 @@ pub unsafe extern "C" fn rcomm_window_wait_signal(
     })
 }
 
-/// The part of `peer` in this process's own address space, until the window is closed or freed:
-/// `*start` and its `*bytes`. Others write to it at any moment: use atomic operations. Refused with
-/// `RCOMM_UNSUPPORTED` on other hosts, and for memory that `rcomm_window_allocate` did not make.
+/// Maps the part of `peer` into this process's address space, until the window is closed or freed: writes its `*start`
+/// and its length `*bytes`. Other ranks may write to it at any time, so use atomic operations. Fails with
+/// `RCOMM_UNSUPPORTED` for a peer on another host, and for memory that `rcomm_window_allocate` did not make.
 ///
 /// # Safety
 /// `window` is a living handle; the places may be written.
@@ -262,7 +261,7 @@ pub unsafe extern "C" fn rcomm_window_map(
     })
 }
 
-/// Ends the window, once all members have called this, and frees the handle.
+/// Ends the window once all members have called this, and frees the handle.
 ///
 /// # Safety
 /// `window` is a living handle that is not used afterwards.
@@ -277,7 +276,7 @@ pub unsafe extern "C" fn rcomm_window_close(window: *mut Window) -> i32 {
     })
 }
 
-/// Ends the window at once and frees the handle: what peers still want of it fails. NULL is nothing.
+/// Ends the window at once and frees the handle: pending accesses of peers fail. NULL has no effect.
 ///
 /// # Safety
 /// `window` is NULL or a living handle that is not used afterwards.

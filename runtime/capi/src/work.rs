@@ -6,7 +6,7 @@ use std::any::Any;
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
-/// An operation under way.
+/// An operation in progress.
 pub struct WorkHandle {
     group: ProcessGroup,
     state: Mutex<State>,
@@ -22,7 +22,7 @@ pub(crate) struct Ending {
     result: Result<Done>,
     /// Whether the backend has released the memory.
     released: bool,
-    /// What the operation has made, until C takes it.
+    /// The value that the operation has produced, until C takes it.
     made: Option<Box<dyn Any + Send>>,
 }
 
@@ -36,7 +36,7 @@ impl Ending {
     }
 }
 
-/// A value that an operation makes, besides the memory that it writes.
+/// A value that an operation produces in addition to the memory that it writes.
 pub(crate) trait Made: Any + Send {
     /// Whether the value continues to use C's memory.
     const HOLDS_MEMORY: bool = false;
@@ -118,7 +118,7 @@ impl WorkHandle {
         }
     }
 
-    /// Takes what the operation has made, if it is of this type; once.
+    /// Takes the value that the operation has produced, if it is of this type; once.
     pub(crate) fn take<M: Made>(&self) -> Option<M> {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         let State::Ended(Ending { made, .. }) = &mut *state else {
@@ -134,12 +134,12 @@ impl WorkHandle {
     }
 }
 
-/// The result type of operations that make nothing.
+/// The result type of operations that produce no value.
 enum Nothing {}
 
 impl Made for Nothing {}
 
-/// Runs an operation, or starts it if C asks for a handle.
+/// Runs an operation, or starts it if C requests a handle.
 ///
 /// # Safety
 /// `work` is NULL or may be written.
@@ -156,7 +156,7 @@ pub(crate) unsafe fn issue(
     unsafe { hand_out(group, under_way, work) }
 }
 
-/// Makes a handle of an operation in progress, or waits if C asks for none.
+/// Makes a handle of an operation in progress, or waits if C requests none.
 ///
 /// # Safety
 /// `handle` is NULL or may be written.
@@ -173,7 +173,7 @@ pub(crate) unsafe fn settle<T: Send + 'static>(
     unsafe { hand_out(group, Box::new(Holding { work, make }), handle) }
 }
 
-/// Makes a handle of an operation in progress and keeps what it makes, or waits if C asks for no handle.
+/// Makes a handle of an operation in progress and keeps the value that it produces, or waits if C requests no handle.
 ///
 /// # Safety
 /// `handle` is NULL or may be written.
@@ -209,7 +209,7 @@ unsafe fn hand_out(
     unsafe { give(work, handle) }
 }
 
-/// Waits for the end of the operation, which its time-out guarantees, and returns how it ended.
+/// Waits for the end of the operation, which its time-out guarantees, and returns its result.
 ///
 /// # Safety
 /// `work` is a living handle.
@@ -226,8 +226,8 @@ pub unsafe extern "C" fn rcomm_work_wait(work: *const WorkHandle) -> i32 {
     })
 }
 
-/// Waits for `timeout_ms` at most (0 = only checks). `*ended` is 1 if the operation has ended, and then
-/// the returned code is its result; otherwise 0, and it goes on.
+/// Waits for at most `timeout_ms` (0 only checks). If the operation has ended, `*ended` is 1 and the returned code is
+/// its result; otherwise `*ended` is 0 and it continues.
 ///
 /// # Safety
 /// `work` is a living handle; `ended` may be written.
@@ -248,9 +248,9 @@ pub unsafe extern "C" fn rcomm_work_test(
     })
 }
 
-/// Whether the memory may be used again: `*released` is 1 once the operation was seen to end by
-/// `rcomm_work_wait` or `rcomm_work_test` and the backend has let go. After an error it may stay 0: the
-/// memory must then never be used again. That of a window is the window's until it is closed.
+/// Tells whether the memory may be used again: `*released` is 1 once `rcomm_work_wait` or `rcomm_work_test` has seen
+/// the operation end and the backend has released the memory. After an error it may stay 0: the memory must then never
+/// be used again. The memory of a window belongs to the window until that is closed.
 ///
 /// # Safety
 /// `work` is a living handle; `released` may be written.
@@ -266,7 +266,7 @@ pub unsafe extern "C" fn rcomm_work_released(work: *const WorkHandle, released: 
     })
 }
 
-/// The sender, as a rank of the group: of a receive from any rank that has ended well.
+/// Writes the sender, as a rank of the group, of a receive from any rank that has completed.
 ///
 /// # Safety
 /// `work` is a living handle; `source` may be written.
@@ -288,7 +288,7 @@ pub unsafe extern "C" fn rcomm_work_source(work: *const WorkHandle, source: *mut
     })
 }
 
-/// Gives the operation up, and its group with it, for this reason.
+/// Aborts the operation and its group with this reason.
 ///
 /// # Safety
 /// `work` is a living handle, `reason` a text that ends with a zero byte.
@@ -307,7 +307,7 @@ pub unsafe extern "C" fn rcomm_work_abort(
     })
 }
 
-/// Frees the handle; an operation that has not ended goes on, over its memory. NULL is nothing.
+/// Frees the handle; an operation that has not ended continues and still uses its memory. NULL has no effect.
 ///
 /// # Safety
 /// `work` is NULL or a living handle that is not used afterwards.

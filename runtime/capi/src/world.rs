@@ -7,11 +7,11 @@ use rcomm::{Config, GroupOptions, Rendezvous};
 use std::ffi::c_char;
 use std::time::Duration;
 
-/// One process's place in a job.
+/// This process's membership in a job.
 pub struct World(pub(crate) rcomm::World);
 
-/// Joins the job that the environment describes (`RANK`, `WORLD_SIZE`, `MASTER_ADDR`, `MASTER_PORT`, or
-/// what Slurm and MPI launchers set; options from `RCOMM_*`). Returns when all ranks have come.
+/// Joins the job that the environment describes (`RANK`, `WORLD_SIZE`, `MASTER_ADDR`, `MASTER_PORT`, or the variables
+/// of Slurm and MPI launchers; options from `RCOMM_*`). Returns once all ranks have joined.
 ///
 /// # Safety
 /// `world` may be written.
@@ -24,8 +24,8 @@ pub unsafe extern "C" fn rcomm_init(world: *mut *mut World) -> i32 {
     })
 }
 
-/// Joins the job at this address, without looking at the environment. Operations may take
-/// `timeout_ms`; 0 = the default.
+/// Joins the job at this address, without reading the environment. `timeout_ms` is the time-out of operations; 0 = the
+/// default.
 ///
 /// # Safety
 /// `address` is a text that ends with a zero byte; `world` may be written.
@@ -55,7 +55,7 @@ pub unsafe extern "C" fn rcomm_init_at(
     })
 }
 
-/// This process's rank, and the number of ranks. Either place may be NULL.
+/// Writes this process's rank, and the number of ranks. Either pointer may be NULL.
 ///
 /// # Safety
 /// `world` is a living handle; the places are NULL or may be written.
@@ -80,7 +80,7 @@ pub unsafe extern "C" fn rcomm_world_place(
     })
 }
 
-/// A handle to the group of all ranks, to be freed.
+/// Makes a handle to the group of all ranks, which is to be freed.
 ///
 /// # Safety
 /// `world` is a living handle; `group` may be written.
@@ -94,8 +94,8 @@ pub unsafe extern "C" fn rcomm_world_group(world: *const World, group: *mut *mut
     })
 }
 
-/// Makes a group of these ranks of the world, in this order, for this purpose. Its members call this,
-/// and no other rank.
+/// Makes a group of these ranks of the world, in this order, for this purpose. Its members call this, and no other rank
+/// does.
 ///
 /// # Safety
 /// `world` is a living handle, `ranks` holds `count` ranks, `purpose` is a text that ends with a zero
@@ -121,8 +121,7 @@ pub unsafe extern "C" fn rcomm_new_group(
     })
 }
 
-/// Flushes and closes all groups and frees the world. All ranks call it; groups and works are to be
-/// freed before.
+/// Flushes and closes all groups and frees the world. All ranks call it, after they have freed their groups and works.
 ///
 /// # Safety
 /// `world` is a living handle that is not used afterwards.
@@ -135,7 +134,7 @@ pub unsafe extern "C" fn rcomm_shutdown(world: *mut World) -> i32 {
     })
 }
 
-/// Aborts all groups and frees the world: the way out after an error. NULL is nothing.
+/// Aborts all groups and frees the world: for use after an error. NULL has no effect.
 ///
 /// # Safety
 /// `world` is NULL or a living handle that is not used afterwards.

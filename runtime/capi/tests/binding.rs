@@ -1,4 +1,4 @@
-//! The header is that of the crate, and a C program that uses it works.
+//! The generated header matches the crate, and a C program that uses it works.
 #![allow(clippy::unwrap_used)]
 
 use rcomm::{Layout, OpType, Parts, Pattern};
@@ -11,7 +11,7 @@ fn root() -> &'static Path {
 }
 
 #[test]
-fn the_header_is_that_of_the_crate() {
+fn the_header_matches_the_crate() {
     let config = cbindgen::Config::from_file(root().join("cbindgen.toml")).unwrap();
     let bindings = cbindgen::generate_with_config(root(), config).unwrap();
     let mut text = Vec::new();
@@ -28,7 +28,7 @@ fn the_header_is_that_of_the_crate() {
     );
 }
 
-/// Why an operation has no function of its name; `None` where it has one.
+/// Why an operation has no function of its name; `None` if it has one.
 fn reason_for_none(op: OpType) -> Option<&'static str> {
     if op == OpType::Coalesced {
         Some("a batch of messages is `rcomm_batch_isend_irecv`")
@@ -52,7 +52,7 @@ fn every_operation_has_its_function_with_the_arguments_of_its_kind() {
         let (arguments, _) = rest.split_once(");").unwrap();
         let has = |what: &str| arguments.contains(what);
         assert_eq!(has("uint32_t root"), op.pattern().is_rooted(), "{op}");
-        // Sparse tensors are added, always.
+        // Sparse tensors are always added.
         let reduces = op.pattern().reduces() && op.layout() != Layout::Sparse;
         assert_eq!(has("reduction"), reduces, "{op}");
         assert_eq!(has("input_splits"), op.has_splits(), "{op}");

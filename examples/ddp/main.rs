@@ -1,5 +1,5 @@
-//! Trains a small network on generated data with candle, each rank on its own part of every batch, and
-//! compares the curve of the loss with that of one process which does it all.
+//! Trains a small network on generated data with candle, each rank on its own part of every batch, and compares the
+//! loss curve with that of a single process.
 //!
 //! ```text
 //! rcomm-run -n 4 target/release/ddp
@@ -29,7 +29,7 @@ fn main() -> Result<()> {
         "a batch of {BATCH} is not divisible by {size} ranks"
     );
 
-    // Each rank starts differently, and gets rank 0's weights.
+    // Each rank starts with different weights, and gets those of rank 0.
     let model = Model::new(rank as u64)?;
     for parameter in &model.parameters {
         group.broadcast_tensor(parameter.as_tensor(), 0)?;
@@ -45,7 +45,7 @@ fn main() -> Result<()> {
     }
     group.all_reduce(&mut curve, ReduceOp::Avg)?;
 
-    // All ranks have learnt the same, to the bit.
+    // All ranks have the same weights, to the bit.
     for parameter in &model.parameters {
         let own: Vec<f32> = parameter.flatten_all()?.to_vec1()?;
         let all = group.all_gather_tensor(parameter.as_tensor())?;
@@ -62,7 +62,7 @@ fn main() -> Result<()> {
     Ok(())
 }
 
-/// Names and shapes, as ranks compare them.
+/// Names and shapes, for the comparison between the ranks.
 fn parameters() -> Vec<Parameter> {
     let named = PARAMETERS.iter().map(|(name, shape)| {
         let shape: Vec<u64> = shape.iter().map(|&n| n as u64).collect();
@@ -71,7 +71,7 @@ fn parameters() -> Vec<Parameter> {
     named.collect()
 }
 
-/// The gradients of all ranks, averaged: the last parameter's go first.
+/// Averages the gradients over all ranks, starting with the last parameter.
 fn average(
     reducer: &mut Reducer<f32>,
     model: &Model,

@@ -1,4 +1,4 @@
-//! A network of one hidden layer, in candle.
+//! A network with one hidden layer, in candle.
 
 use candle_core::backprop::GradStore;
 use candle_core::{Device, Result, Tensor, Var};
@@ -42,7 +42,7 @@ impl Model {
         Ok((loss.to_scalar()?, loss.backward()?))
     }
 
-    /// One step downhill.
+    /// One step of gradient descent.
     pub(crate) fn descend(&self, gradients: &[Tensor], rate: f64) -> Result<()> {
         for (parameter, gradient) in self.parameters.iter().zip(gradients) {
             parameter.set(&(parameter.as_tensor() - (gradient * rate)?)?)?;
@@ -51,14 +51,14 @@ impl Model {
     }
 }
 
-/// Points, and the values that the network shall learn for them.
+/// Points, and the values that the network should learn for them.
 pub(crate) struct Batch {
     points: Tensor,
     values: Tensor,
 }
 
 impl Batch {
-    /// The points of a step, of a surface that a straight line cannot follow.
+    /// The points of a step, on a surface that no linear function fits.
     pub(crate) fn of_step(step: usize, count: usize) -> Result<Self> {
         let mut noise = Noise(step as u64 + 1);
         let points: Vec<[f32; INPUTS]> = (0..count).map(|_| [noise.next(), noise.next()]).collect();
@@ -80,11 +80,11 @@ impl Batch {
     }
 }
 
-/// Numbers that look random and are the same everywhere.
+/// A pseudo-random generator with the same sequence on every machine.
 struct Noise(u64);
 
 impl Noise {
-    /// Between -1 and 1.
+    /// The next number, between -1 and 1.
     fn next(&mut self) -> f32 {
         self.0 = self
             .0

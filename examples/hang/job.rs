@@ -11,23 +11,23 @@ use std::process::{Child, Command, Stdio};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// The rank that something happens to.
+/// The rank with the fault.
 pub(crate) const CULPRIT: u32 = 2;
 const RANKS: u32 = 4;
-/// How long an operation may take.
+/// The time-out of operations.
 const TIMEOUT: Duration = Duration::from_secs(3);
-/// When the job must have come to its end, however slow the machine.
+/// Time limit for the whole job, on a slow machine too.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// What is left of the job.
+/// The remains of the job.
 pub(crate) struct Outcome {
     /// One record for each rank.
     pub(crate) dumps: Vec<Dump>,
-    /// Where the files are.
+    /// Directory of the files.
     pub(crate) directory: PathBuf,
 }
 
-/// Four processes.
+/// The job: four processes.
 pub(crate) struct Job {
     fault: Fault,
     name: String,
@@ -46,7 +46,7 @@ impl Job {
     pub(crate) fn start(fault: Fault) -> Result<Self> {
         let name = format!("hang-{}", std::process::id());
         let directory = std::env::temp_dir().join(format!("rcomm-{name}"));
-        // Free now, and most likely still when rank 0 takes it.
+        // The port is free now, and most likely still is when rank 0 binds it.
         let port = TcpListener::bind(("127.0.0.1", 0))?.local_addr()?.port();
         say(&format!(
             "== {RANKS} ranks, time-out {TIMEOUT:?}, {fault:?} rank {CULPRIT} in step 5\n"
@@ -95,7 +95,7 @@ impl Job {
         })
     }
 
-    /// Waits until every other rank has given up, then ends the stopped one, as a scheduler would.
+    /// Waits until all other ranks have given up, then kills the stopped one, as a scheduler would.
     pub(crate) fn finish(mut self) -> Result<Outcome> {
         let deadline = Instant::now() + PATIENCE;
         for rank in self.ranks.iter_mut().filter(|rank| rank.number != CULPRIT) {
@@ -106,7 +106,7 @@ impl Job {
                 std::thread::sleep(Duration::from_millis(20));
             }
         }
-        // A killed rank wrote no dump, and took nothing along: its ring is still there.
+        // A killed rank writes no dump, but its ring outlives it.
         let ring = default_directory()
             .join(&self.name)
             .join(format!("{CULPRIT}.0.ring"));
@@ -120,7 +120,7 @@ impl Job {
                 ring.path().display()
             ));
             let dump = ring.snapshot();
-            // Keep the ring's record with the dumps of the other ranks; the ring is removed.
+            // Store the ring's record with the dumps of the other ranks, and remove the ring.
             let run = run_directory(&self.directory)?;
             write_dump_file(&run.join(format!("rank_{CULPRIT}.json")), &dump.to_json())?;
             dumps.push(dump);
@@ -134,7 +134,7 @@ impl Job {
 
     fn end(&mut self) {
         for rank in &mut self.ranks {
-            // One that has ended already is fine too.
+            // The process may have ended already.
             let _ = rank.process.kill();
             let _ = rank.process.wait();
             for voice in rank.voices.drain(..) {
@@ -155,7 +155,7 @@ fn say(line: &str) {
     let _ = writeln!(std::io::stdout(), "{line}");
 }
 
-/// Repeats a rank's lines under its number.
+/// Prints a rank's lines, each with its number.
 fn repeat(rank: u32, from: impl Read + Send + 'static) -> JoinHandle<()> {
     std::thread::spawn(move || {
         for line in BufReader::new(from).lines().map_while(Result::ok) {
@@ -164,7 +164,7 @@ fn repeat(rank: u32, from: impl Read + Send + 'static) -> JoinHandle<()> {
     })
 }
 
-/// Where the ranks of this run have put their dumps.
+/// The directory in which the ranks of this run wrote their dumps.
 fn run_directory(directory: &Path) -> Result<PathBuf> {
     let mut runs = std::fs::read_dir(directory).context("no rank wrote a dump")?;
     let run = runs.next().context("no rank wrote a dump")?;

@@ -1,9 +1,8 @@
 //! A job that hangs, and the analysis that names the cause.
 //!
-//! Four ranks, each a process of its own, train in two groups each: tensor parallel pairs and data
-//! parallel pairs. In step 5 rank 2 does not come back from loading its data. The watchdogs of the
-//! others fire after 3 s, every rank leaves a dump, and the analysis names the rank, the group, the
-//! operation, and what the rank was doing.
+//! Four ranks, each a process of its own, train in two groups each: tensor parallel pairs and data parallel pairs. In
+//! step 5, rank 2 does not return from loading its data. The watchdogs of the other ranks fire after 3 s, every rank
+//! leaves a dump, and the analysis names the rank, the group, the operation, and what the rank was doing.
 //!
 //! ```text
 //! cargo run --example hang              # rank 2 stops joining
@@ -20,17 +19,17 @@ use rcomm_analyzer::{Policy, analyze};
 use std::io::Write;
 use std::process::ExitCode;
 
-/// What happens to rank 2.
+/// The fault of rank 2.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Fault {
-    /// It never comes back from loading data.
+    /// It never returns from loading data.
     Stop,
     /// It is killed while it loads data.
     Kill,
 }
 
 impl Fault {
-    /// As an argument of this program.
+    /// The option of this program that selects the fault.
     fn argument(self) -> &'static str {
         match self {
             Self::Stop => "--stop",
@@ -63,12 +62,12 @@ fn main() -> ExitCode {
     }
 }
 
-/// Starts the job, waits for its end, and prints what the analysis makes of the records.
+/// Starts the job, waits for its end, and prints the analysis of the records.
 fn show(fault: Fault) -> Result<()> {
     let job = job::Job::start(fault)?;
     let outcome = job.finish()?;
     let report = analyze(&outcome.dumps, &Policy::default());
-    // Colours only where a terminal shows them.
+    // Colours are used only if the output is a terminal.
     let mut out = anstream::stdout().lock();
     writeln!(out, "\n== analysis of the records\n")?;
     human::write(&report, &human::Layout::default(), &mut out)?;

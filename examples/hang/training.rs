@@ -1,4 +1,4 @@
-//! What each rank does.
+//! The program of each rank.
 
 use crate::Fault;
 use crate::job::CULPRIT;
@@ -9,11 +9,11 @@ use std::time::Duration;
 const STEPS: i64 = 10;
 const STEP_OF_FAULT: i64 = 5;
 
-/// Trains until something goes wrong.
+/// Trains until an operation fails.
 pub(crate) fn run(fault: Fault) -> Result<()> {
     let world = World::init(Config::from_environment()?)?;
     let rank = world.rank();
-    // Ranks 0 and 1 share a model, and so do 2 and 3; 0 and 2 share a half of it, and so do 1 and 3.
+    // Tensor parallel: ranks 0 and 1, and 2 and 3. Data parallel: ranks 0 and 2, and 1 and 3.
     let (row, column) = (rank / 2 * 2, rank % 2);
     let tp = world.new_group(&[row, row + 1], &GroupOptions::named("tp"))?;
     let dp = world.new_group(&[column, column + 2], &GroupOptions::named("dp"))?;
@@ -40,7 +40,7 @@ pub(crate) fn run(fault: Fault) -> Result<()> {
     Ok(())
 }
 
-/// Reads the next batch; on one rank, in one step, the file never comes.
+/// Reads the next batch; on one rank, in one step, the file never arrives.
 fn load_batch(rank: u32, step: i64, fault: Fault) -> Vec<f32> {
     if rank == CULPRIT && step == STEP_OF_FAULT {
         match fault {
@@ -49,7 +49,7 @@ fn load_batch(rank: u32, step: i64, fault: Fault) -> Vec<f32> {
             },
             Fault::Kill => {
                 let this = rustix::process::getpid();
-                // It cannot fail on oneself, and nothing returns from it.
+                // Killing oneself cannot fail, and does not return.
                 let _ = rustix::process::kill_process(this, rustix::process::Signal::KILL);
             }
         }

@@ -1,9 +1,9 @@
-//! One layer: a square matrix and a bend.
+//! One layer: a square matrix and an activation function.
 
-/// Values that go in, and values that come out.
+/// Number of inputs and of outputs.
 pub(crate) const WIDTH: usize = 8;
 
-/// One layer, with the gradient that it has gathered.
+/// One layer, with its accumulated gradient.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Layer {
     weight: Vec<f32>,
@@ -11,7 +11,7 @@ pub(crate) struct Layer {
 }
 
 impl Layer {
-    /// The layer number `at`: nearly the identity.
+    /// Layer number `at`: nearly the identity.
     pub(crate) fn new(at: u32) -> Self {
         let place = |index: usize| {
             let diagonal = if index.is_multiple_of(WIDTH + 1) {
@@ -27,14 +27,14 @@ impl Layer {
         }
     }
 
-    /// What comes out.
+    /// Computes the output.
     pub(crate) fn forward(&self, input: &[f32]) -> Vec<f32> {
         let rows = self.weight.chunks(WIDTH);
         let dot = |row: &[f32]| -> f32 { row.iter().zip(input).map(|(w, x)| w * x).sum() };
         rows.map(|row| dot(row).tanh()).collect()
     }
 
-    /// Adds to the layer's gradient, and returns that of its input.
+    /// Adds to the layer's gradient, and returns the gradient of its input.
     pub(crate) fn backward(&mut self, input: &[f32], output: &[f32], gradient: &[f32]) -> Vec<f32> {
         let mut before = vec![0.0; WIDTH];
         for (row, (out, above)) in output.iter().zip(gradient).enumerate() {
@@ -47,7 +47,7 @@ impl Layer {
         before
     }
 
-    /// One step downhill; forgets the gradient.
+    /// One step of gradient descent; resets the gradient.
     pub(crate) fn descend(&mut self, rate: f32) {
         for (weight, gradient) in self.weight.iter_mut().zip(&mut self.gradient) {
             *weight -= rate * std::mem::take(gradient);

@@ -1,5 +1,5 @@
-//! Pipeline parallelism: each rank holds one layer of a network; micro-batches flow forward through the
-//! ranks and their gradients back, by sends and receives. The result is that of one process, to the bit.
+//! Pipeline parallelism: each rank holds one layer of a network; micro-batches are sent forward through the ranks, and
+//! their gradients back. The result equals that of a single process, to the bit.
 //!
 //! ```text
 //! rcomm-run -n 4 target/release/examples/pipeline
@@ -15,7 +15,7 @@ use rcomm::{Config, ProcessGroup, World};
 const STEPS: usize = 60;
 const MICRO_BATCHES: u32 = 6;
 const RATE: f32 = 0.05;
-/// Tags: activations on their way forward, gradients on their way back.
+/// Tags of the activations (forward) and of the gradients (backward).
 const FORWARD: u32 = 0;
 const BACKWARD: u32 = 1000;
 
@@ -30,7 +30,7 @@ fn main() -> Result<()> {
         loss = train(group, &mut own, step)?;
     }
 
-    // The last rank knows the loss, all layers are compared with those that one process trains.
+    // The last rank has the loss; every rank compares its layer with that of a single process.
     let (expected, expected_loss) = alone(layers);
     ensure!(
         own == expected[group.rank() as usize],
@@ -48,7 +48,7 @@ fn main() -> Result<()> {
     Ok(())
 }
 
-/// All micro-batches forward, then all back; sends run while the next micro-batch is computed.
+/// All micro-batches forward, then all backward; sends overlap with the computation of the next micro-batch.
 fn train(group: &ProcessGroup, own: &mut Layer, step: usize) -> Result<f32> {
     let (rank, last) = (group.rank(), group.size() - 1);
     let mut inputs = Vec::new();
@@ -89,7 +89,7 @@ fn train(group: &ProcessGroup, own: &mut Layer, step: usize) -> Result<f32> {
     Ok(loss)
 }
 
-/// The same training in one process: its layers and its last loss.
+/// The same training in a single process: its layers and its last loss.
 fn alone(layers: u32) -> (Vec<Layer>, f32) {
     let mut model: Vec<Layer> = (0..layers).map(Layer::new).collect();
     let mut loss = 0.0;

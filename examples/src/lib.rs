@@ -1,1 +1,1 @@
-//! Each example is one program in the directory above.
+//! Each example is a program in the directory above.

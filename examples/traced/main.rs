@@ -1,6 +1,6 @@
-//! A program that traces itself with `tracing`, and whose spans carry its collectives as children.
+//! A program that traces itself with `tracing`, and whose spans have its collectives as children.
 //!
-//! The spans go out as OTLP over HTTP, to `OTEL_EXPORTER_OTLP_ENDPOINT`:
+//! The spans are sent as OTLP over HTTP to `OTEL_EXPORTER_OTLP_ENDPOINT`:
 //!
 //! ```text
 //! OTEL_EXPORTER_OTLP_ENDPOINT=http://127.0.0.1:4318 rcomm-run -n 2 target/release/traced
@@ -24,7 +24,7 @@ use tracing_subscriber::util::SubscriberInitExt as _;
 fn main() -> anyhow::Result<()> {
     let world = World::init(Config::from_environment()?)?;
 
-    // What any program with OpenTelemetry has.
+    // The usual set-up of OpenTelemetry.
     let exporter = SpanExporter::builder()
         .with_http()
         .with_http_client(Post(ureq::Agent::new_with_defaults()))
@@ -36,7 +36,7 @@ fn main() -> anyhow::Result<()> {
         .build();
     let tracer = provider.tracer("trainer");
 
-    // The one addition: a second layer, which puts the collectives below the spans that issue them.
+    // The only addition: a second layer, which makes the collectives children of the spans that issue them.
     let (collectives, layer) = ProgramSpans::start(world.recorder().clone(), tracer.clone())?;
     tracing_subscriber::registry()
         .with(tracing_opentelemetry::layer().with_tracer(tracer))
@@ -53,7 +53,7 @@ fn main() -> anyhow::Result<()> {
         })?;
         world.group().barrier()?;
     }
-    // Outside of all spans, so without a parent.
+    // Outside of all spans, so it has no parent.
     world.group().barrier()?;
 
     drop(collectives);
@@ -62,7 +62,7 @@ fn main() -> anyhow::Result<()> {
     Ok(world.shutdown()?)
 }
 
-/// Posts with ureq; any client that implements the trait will do.
+/// Sends requests with ureq; any client that implements the trait works.
 #[derive(Debug)]
 struct Post(ureq::Agent);
 

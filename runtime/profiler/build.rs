@@ -1,4 +1,4 @@
-//! NCCL closes a profiler plug-in with its last communicator and opens it again with the next one. The ring has to
+//! NCCL unloads a profiler plug-in with its last communicator and loads it again with the next one. The ring has to
 //! outlive that, so the library stays loaded.
 
 fn main() {

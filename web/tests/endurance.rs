@@ -101,13 +101,13 @@ fn serve_streams(ranks: u32, span: Span) {
 }
 
 /// A server within this process with a short limit for clients that do not read.
-struct Impatient {
+struct StrictServer {
     address: SocketAddr,
     _watch: rcomm_analyzer::Watch,
     _runtime: tokio::runtime::Runtime,
 }
 
-impl Impatient {
+impl StrictServer {
     fn start() -> Self {
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .worker_threads(2)
@@ -153,7 +153,7 @@ impl Impatient {
 
 #[test]
 fn a_client_that_does_not_read_is_dropped_and_counted_and_the_others_are_served() {
-    let server = Impatient::start();
+    let server = StrictServer::start();
     let dropped = || server.sample("rcomm_web_slow_clients_dropped_total ");
     assert_eq!(dropped(), 0);
     // The client requests more than the sockets can hold, and reads nothing.

@@ -1,4 +1,4 @@
-//! Several ranks learn what one process learns.
+//! Training on several ranks gives the result of a single process.
 
 use rcomm_tests::process::run;
 use std::path::Path;

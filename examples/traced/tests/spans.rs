@@ -11,7 +11,7 @@ use std::collections::{BTreeMap, HashMap};
 
 const RANKS: u32 = 2;
 
-/// What a span is called, and what those above it are.
+/// The name of a span, preceded by the names of its ancestors.
 fn path(spans: &HashMap<&str, &Value>, span: &Value) -> String {
     let mut names = vec![span["name"].as_str().unwrap()];
     let mut at = span;

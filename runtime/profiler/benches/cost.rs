@@ -1,7 +1,7 @@
-//! What the plug-in costs NCCL: an operation with all its events, as NCCL 2.29 and later report them, and
-//! single events, compared with a plug-in that does nothing and one that prints a line for each event.
+//! Costs of the plug-in for NCCL: an operation with all its events, as NCCL 2.29 and later report them, and single
+//! events, compared with a plug-in that does nothing and one that prints a line for each event.
 //!
-//! `cargo bench -p rcomm-nccl-profiler`. Calls go through tables of functions, as NCCL's do.
+//! `cargo bench -p rcomm-nccl-profiler`. Calls go through tables of functions, as in NCCL.
 
 #![allow(clippy::print_stdout, missing_docs)]
 
@@ -45,7 +45,7 @@ mod nothing {
     }
 }
 
-/// What the crate's functions do is behind a table of theirs; here a table of ours over the same types.
+/// The functions of a plug-in: those of the crate, or of a plug-in for comparison.
 struct Plugin {
     start: unsafe extern "C" fn(*mut c_void, *mut *mut c_void, *mut DescriptorV5) -> c_int,
     stop: unsafe extern "C" fn(*mut c_void) -> c_int,
@@ -91,7 +91,7 @@ mod printing {
     }
 }
 
-/// What an operation reports.
+/// The events of an operation.
 #[derive(Clone, Copy)]
 struct Shape {
     channels: u8,
@@ -128,7 +128,7 @@ impl Plugin {
         unsafe { (self.stop)(black_box(handle)) };
     }
 
-    /// The calling thread's events, and those of the proxy thread: how long each took, ns.
+    /// Reports one operation. Returns the time of the calling thread's events and of the proxy thread's, in ns.
     fn operation(&self, shape: Shape) -> (u64, u64) {
         let began = Instant::now();
         let group_api = GroupApi {
@@ -198,7 +198,7 @@ impl Plugin {
     }
 }
 
-/// The median of each part, less what the clock itself takes.
+/// Prints the median of each part, less the cost of the clock itself.
 fn measure(name: &str, plugin: &Plugin, shape: Shape, rounds: usize) {
     for _ in 0..rounds / 4 {
         plugin.operation(shape);
@@ -227,7 +227,7 @@ fn measure(name: &str, plugin: &Plugin, shape: Shape, rounds: usize) {
 }
 
 fn ours(mask: &str) -> Plugin {
-    // Each mask needs a process of its own: this one was started with it.
+    // Each mask needs a process of its own; this one was started with this mask.
     assert_eq!(std::env::var("RCOMM_NCCL_EVENTS").as_deref(), Ok(mask));
     let table: &Table = &rcomm_nccl_profiler::ncclProfiler_v6;
     let (mut context, mut bits) = (null_mut(), 0);

@@ -1,4 +1,4 @@
-//! How each event of NCCL changes the record.
+//! Translates NCCL's events into changes of the record.
 //!
 //! Since version 5 an operation is *issued* when its call begins. In all versions it is *in a plan* when
 //! the event of its task begins, which NCCL reports once the kernel is launched (for a graph: when the
@@ -95,9 +95,9 @@ impl Process {
         op_at.handle(Kind::Call, 0)
     }
 
-    /// Handles the end of the outermost group call. An operation that is not in a plan by now is added to
-    /// one on another thread, or, with some newer algorithms of NCCL, completes without an event: it is not
-    /// watched until there is an event.
+    /// Handles the end of the outermost group call. An operation that is not in a plan by now is added to one on
+    /// another thread, or, with some newer algorithms of NCCL, completes without an event. It is not watched until an
+    /// event arrives.
     fn group_stops(&self, at: At) {
         let Some(group) = self.groups.get(at) else {
             return;
@@ -142,7 +142,7 @@ impl Process {
         let known = called.filter(|&at| self.operations.get(at).is_some());
         let op_at = match known {
             Some(op_at) => op_at,
-            // A call that could not be followed already has its record.
+            // A call without a place already has its record.
             None if called.is_some() => return NONE,
             None => {
                 let Some(ticket) = self.begin(communicator, &task.call, is_replay) else {
@@ -190,7 +190,7 @@ impl Process {
         if self.events.mask & crate::abi::event::KERNEL_CH == 0 {
             // No event will report its end.
             self.recorder.retired(ticket);
-            self.let_go(at, op);
+            self.release(at, op);
         }
     }
 
@@ -227,7 +227,7 @@ impl Process {
         let is_exact = channels > 0 && op.flags.load(Relaxed) & flag::AT_MOST == 0;
         let all = match is_exact {
             true => channels,
-            // The number of channels that have begun: the kernel begins on all of its channels at once.
+            // The number of channels that have started: the kernel starts on all of its channels at once.
             false => op.started.load(Relaxed),
         };
         if finished >= all {

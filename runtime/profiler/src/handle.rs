@@ -24,7 +24,7 @@ pub(crate) enum Kind {
     Step = 6,
     /// The outermost group call.
     Group = 7,
-    /// The call of an operation that was captured into a graph: the place is its communicator's.
+    /// The call of an operation that was captured into a graph; the place is that of its communicator.
     Captured = 8,
 }
 
@@ -44,7 +44,7 @@ impl Kind {
     }
 }
 
-/// Kind, channel, place and use in one word: 4, 8, 20 and 32 bits.
+/// Kind, channel, place and number of the use in one word: 4, 8, 20 and 32 bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Handle {
     pub(crate) kind: Kind,
@@ -60,7 +60,7 @@ pub(crate) struct At {
 }
 
 /// The largest number of places that a handle can distinguish.
-pub(crate) const MOST_PLACES: usize = 1 << 20;
+pub(crate) const MAX_PLACES: usize = 1 << 20;
 
 impl At {
     pub(crate) fn to_word(self) -> u64 {
@@ -91,7 +91,7 @@ impl Handle {
             kind: Kind::from_number(word & 0xf)?,
             channel: (word >> 4) as u8,
             at: At {
-                index: (word >> 12) as u32 & (MOST_PLACES as u32 - 1),
+                index: (word >> 12) as u32 & (MAX_PLACES as u32 - 1),
                 generation: (word >> 32) as u32,
             },
         })
@@ -109,20 +109,20 @@ pub(crate) struct Pool<T> {
     next: AtomicUsize,
 }
 
-/// A place is taken while its count of uses is odd.
+/// A place is in use while its count of uses is odd.
 #[derive(Debug, Default)]
 struct Place<T> {
     uses: AtomicU64,
     value: T,
 }
 
-/// How many places are checked before a pool is treated as full.
+/// Maximum number of places to check before a pool counts as full.
 const PROBES: usize = 64;
 
 impl<T: Default> Pool<T> {
-    /// `places` is a power of two, and at most [`MOST_PLACES`].
+    /// `places` is a power of two, and at most [`MAX_PLACES`].
     pub(crate) fn new(places: usize) -> Self {
-        debug_assert!(places.is_power_of_two() && places <= MOST_PLACES);
+        debug_assert!(places.is_power_of_two() && places <= MAX_PLACES);
         Self {
             places: (0..places).map(|_| Place::default()).collect(),
             next: AtomicUsize::new(0),
@@ -225,9 +225,9 @@ mod tests {
     }
 
     #[test]
-    fn handles_lead_back_and_null_is_none() {
+    fn handles_are_decoded_and_null_is_none() {
         let at = At {
-            index: MOST_PLACES as u32 - 1,
+            index: MAX_PLACES as u32 - 1,
             generation: 0xdead_beef,
         };
         let handle = Handle::of(at.handle(Kind::Kernel, 63)).expect("a handle");

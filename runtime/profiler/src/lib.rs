@@ -10,9 +10,9 @@
 //! torchrun train.py
 //! ```
 //!
-//! The plug-in never makes NCCL fail: it answers every event with success. It starts no thread. If no ring
-//! can be made, it prints one line on standard error, requests no events, and prints nothing more. A child
-//! made by `fork` records nothing: the ring is its parent's.
+//! The plug-in never makes NCCL fail: it answers every event with success. It starts no thread. If no ring can be
+//! created, it prints one line on standard error, requests no events, and prints nothing more. A child made by `fork`
+//! records nothing: the ring belongs to its parent.
 
 #![warn(missing_docs)]
 
@@ -39,7 +39,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Set in a child made by `fork`.
 static FORKED: AtomicBool = AtomicBool::new(false);
-/// The process's ring; none if it could not be made.
+/// The process's ring; `None` if it could not be created.
 static PROCESS: OnceLock<Option<Process>> = OnceLock::new();
 
 /// The plug-in's state, if it records.

@@ -74,7 +74,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_that_nccl_has_not_got_today_are_other() {
+    fn unknown_names_are_other() {
         assert_eq!(operation(b"AllReduce"), OpType::AllReduce);
         assert_eq!(operation(b"Transmogrify"), OpType::Other);
         assert_eq!(dtype(b"ncclBfloat16"), DType::Bf16);

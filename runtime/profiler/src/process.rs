@@ -1,9 +1,8 @@
 //! The plug-in's state for its process: the ring, the communicators, and the operations in progress.
 //!
-//! All of it is made at the first communicator and has a fixed size. After that an event takes no lock,
-//! allocates no memory and makes no system call. Events for which there is no place are not followed, and
-//! are counted if the ring has a counter for them. There are two exceptions, each of which occurs once: a
-//! new communicator, and a shape that was not seen before.
+//! All of it is created with the first communicator and has a fixed size. After that an event takes no lock, allocates
+//! no memory and makes no system call. Events without a free place are not followed; they are counted if the ring has a
+//! counter for them. There are two exceptions, each of which occurs once: a new communicator, and a new shape.
 
 use crate::handle::{At, Kind, Pool};
 use crate::settings::Events;
@@ -36,7 +35,7 @@ pub(crate) struct Process {
     pub(crate) operations: Pool<Op>,
     pub(crate) transfers: Pool<Transfer>,
     pub(crate) groups: Pool<GroupCall>,
-    /// For each link, how many transfers are in progress.
+    /// Number of transfers in progress on each link.
     pub(crate) active: Box<[AtomicU32]>,
     next_group: AtomicU32,
     pub(crate) pid: u32,
@@ -71,11 +70,11 @@ pub(crate) struct Communicator {
     pub(crate) size: AtomicU32,
     pub(crate) counts: Counts,
     pub(crate) replay_counts: Counts,
-    /// Whether its group is [made](naming).
+    /// Whether its group has been [created](naming).
     pub(crate) naming: AtomicU32,
 }
 
-/// Progress of naming a communicator, which its first operation names.
+/// Progress of creating a communicator's group: with NCCL's version 3, its first operation names it.
 pub(crate) mod naming {
     pub(crate) const OPEN: u32 = 0;
     pub(crate) const UNDER_WAY: u32 = 1;
@@ -163,7 +162,7 @@ pub(crate) struct Call {
 }
 
 impl Process {
-    /// Makes the ring. The error is a complete sentence.
+    /// Creates the ring. The error is a complete sentence.
     pub(crate) fn open(config: &RecorderConfig, events: Events) -> Result<Self, String> {
         let recorder = FlightRecorder::create(config).map_err(|error| error.to_string())?;
         Ok(Self {
@@ -181,7 +180,7 @@ impl Process {
         })
     }
 
-    /// Takes a place for a communicator that has no group yet.
+    /// Takes a place for a communicator without a group.
     pub(crate) fn add_communicator(&self) -> Option<At> {
         self.communicators.take(|it| {
             it.group.store(NO_GROUP, Relaxed);
@@ -192,7 +191,7 @@ impl Process {
         })
     }
 
-    /// Makes the communicator's group.
+    /// Creates the communicator's group.
     pub(crate) fn name(
         &self,
         communicator: &Communicator,
@@ -220,8 +219,8 @@ impl Process {
         group.row()
     }
 
-    /// Makes the group of the operations that the communicator's graphs run. The device runs them when it
-    /// reaches them, whatever is issued at that time, so they have an order of their own.
+    /// Creates the group of the operations that the communicator's graphs run. The device runs them when it reaches
+    /// them, independently of what is issued at that time, so they have an order of their own.
     pub(crate) fn expect_replays(&self, communicator: &Communicator) {
         let claimed =
             communicator
@@ -311,7 +310,7 @@ impl Process {
         Some(self.recorder.begin(&operation))
     }
 
-    /// Follows an operation that was begun; if there is no room for it, it is no longer watched.
+    /// Follows an operation that was begun; if there is no place for it, marks it as no longer watched.
     pub(crate) fn follow(&self, ticket: Ticket, communicator: At, flags: u32) -> Option<At> {
         let take = || {
             self.operations
@@ -332,8 +331,8 @@ impl Process {
         taken
     }
 
-    /// Ends the operations in progress on a communicator that has ended, as failed: NCCL waits for all
-    /// others before it ends a communicator.
+    /// Ends the operations in progress on a communicator that has ended, as failed: NCCL waits for all other operations
+    /// before it ends a communicator.
     pub(crate) fn forget(&self, at: At) {
         let Some(communicator) = self.communicators.get(at) else {
             return;
@@ -375,11 +374,11 @@ impl Process {
         let duration = timed.then(|| Duration::from_nanos(end - start));
         self.recorder
             .completed_and_retired_at(op.ticket(), now, duration);
-        self.let_go(at, op);
+        self.release(at, op);
     }
 
     /// Marks an operation as over, and returns its place to the pool if its group call is over, too.
-    pub(crate) fn let_go(&self, at: At, op: &Op) {
+    pub(crate) fn release(&self, at: At, op: &Op) {
         let before = op.flags.fetch_or(flag::OVER, Relaxed);
         if before & (flag::IN_GROUP | flag::OVER) == 0 {
             self.operations.give_back(at);

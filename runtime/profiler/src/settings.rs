@@ -4,7 +4,7 @@ use crate::abi::event;
 use rcomm_recorder::launch::Launched;
 use rcomm_recorder::record::{Placement, RecorderConfig, RingPart};
 
-/// What is recorded, and how much of it is kept.
+/// The events to record, and the size of the ring.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Events {
     /// Bits of [`event`]; 0 = no events.
@@ -134,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn a_process_without_a_launcher_is_of_its_first_communicator() {
+    fn a_process_without_a_launcher_is_identified_by_its_first_communicator() {
         let first = FirstCommunicator {
             hash: 0xab,
             rank: 1,

@@ -1,6 +1,6 @@
-//! The interface lies in memory as NCCL's public headers have it: offsets and sizes in bytes, 64-bit Linux, as a C
-//! compiler gave them for the headers of NCCL 2.26.2, 2.27.3, 2.28.3, 2.29.7 and 2.30.7. Where several of these
-//! releases have a version of the interface, they agree.
+//! The interface has the memory layout of NCCL's public headers: offsets and sizes in bytes on 64-bit Linux, as a C
+//! compiler computed them for the headers of NCCL 2.26.2, 2.27.3, 2.28.3, 2.29.7 and 2.30.7. If several of these
+//! releases have one version of the interface, they agree.
 
 use rcomm_nccl_profiler::abi::{
     Coll, CollApi, DescriptorV3, DescriptorV4, DescriptorV5, GroupApi, InitV3, InitV4, InitV5,
@@ -8,11 +8,11 @@ use rcomm_nccl_profiler::abi::{
 };
 use std::mem::offset_of;
 
-/// Where the facts of all descriptors begin.
+/// Offset of the facts in all descriptors.
 const FACTS: usize = 24;
 
 #[test]
-fn descriptors_and_tables_are_as_long_as_theirs() {
+fn descriptors_and_tables_have_the_sizes_of_nccl() {
     assert_eq!(size_of::<DescriptorV3>(), 120);
     assert_eq!(size_of::<DescriptorV4>(), 104);
     // Version 6 has longer names for the same 112 bytes.
@@ -24,7 +24,7 @@ fn descriptors_and_tables_are_as_long_as_theirs() {
 }
 
 #[test]
-fn descriptors_begin_alike() {
+fn descriptors_have_the_same_head() {
     for (parent, rank, facts) in [
         (
             offset_of!(DescriptorV3, parent),
@@ -47,7 +47,7 @@ fn descriptors_begin_alike() {
 }
 
 #[test]
-fn collectives_lie_as_theirs() {
+fn collectives_have_the_layout_of_nccl() {
     let v3 = offset_of!(NamedColl, coll);
     let both = [
         (offset_of!(Coll, func), 48, 32),
@@ -67,7 +67,7 @@ fn collectives_lie_as_theirs() {
 }
 
 #[test]
-fn messages_lie_as_theirs() {
+fn messages_have_the_layout_of_nccl() {
     for (at, known) in [
         (offset_of!(NamedP2p, comm_name), 24),
         (offset_of!(NamedP2p, comm_hash), 32),
@@ -86,7 +86,7 @@ fn messages_lie_as_theirs() {
 }
 
 #[test]
-fn calls_lie_as_theirs() {
+fn calls_have_the_layout_of_nccl() {
     for (at, known) in [
         (offset_of!(GroupApi, graph_captured), 24),
         (offset_of!(GroupApi, depth), 28),
@@ -105,7 +105,7 @@ fn calls_lie_as_theirs() {
 }
 
 #[test]
-fn what_the_proxy_thread_reports_lies_as_theirs() {
+fn events_of_the_proxy_thread_have_the_layout_of_nccl() {
     for (at, known) in [
         (offset_of!(ProxyOp, pid), 24),
         (offset_of!(ProxyOp, channel), 28),

@@ -1,10 +1,10 @@
-//! The environment variables of every rank, for all programs that start ranks.
+//! The environment variables of a rank, for all programs that start ranks.
 
 use anyhow::Result;
 use rcomm::Secret;
 use std::process::Command;
 
-/// One rank's place in its job, and where the job meets.
+/// One rank's place in its job, and the address of the rendezvous.
 pub(crate) struct RankEnvironment<'a> {
     pub(crate) rank: u32,
     pub(crate) world_size: u32,
@@ -17,7 +17,7 @@ pub(crate) struct RankEnvironment<'a> {
 }
 
 impl RankEnvironment<'_> {
-    /// Sets it for a process that is about to be started.
+    /// Sets the variables for a process that is about to be started.
     pub(crate) fn set(&self, command: &mut Command) {
         command
             .env("RANK", self.rank.to_string())
@@ -31,7 +31,7 @@ impl RankEnvironment<'_> {
     }
 }
 
-/// A job's secret: 32 random bytes in hexadecimal.
+/// Generates a job's secret: 32 random bytes in hexadecimal.
 pub(crate) fn new_secret() -> Result<String> {
     Ok(Secret::generate()?.to_hex())
 }

@@ -39,7 +39,7 @@ fn every_operation_is_right_at_odd_sizes() {
 }
 
 #[test]
-fn bus_bandwidth_is_what_nccl_tests_calls_so() {
+fn bus_bandwidth_is_that_of_nccl_tests() {
     let rows = rows(&bench(&[
         "all_reduce",
         "-n",
@@ -60,7 +60,7 @@ fn bus_bandwidth_is_what_nccl_tests_calls_so() {
 }
 
 #[test]
-fn asynchronous_calls_tell_the_time_of_the_call() {
+fn asynchronous_calls_report_the_time_of_the_call() {
     let rows = rows(&bench(&[
         "all_reduce",
         "-n",
@@ -78,7 +78,7 @@ fn asynchronous_calls_tell_the_time_of_the_call() {
 }
 
 #[test]
-fn computing_beside_an_operation_tells_how_much_was_hidden() {
+fn overlapped_computation_reports_the_hidden_share() {
     let rows = rows(&bench(&[
         "all_reduce",
         "-n",
@@ -107,7 +107,7 @@ fn a_root_that_does_not_exist_is_refused_with_the_facts() {
 }
 
 #[test]
-fn table_in_force_is_printed_with_what_the_environment_says_first() {
+fn table_in_force_is_printed_with_the_environment_first() {
     let output = Command::new(env!("CARGO_BIN_EXE_rcomm-bench"))
         .args(["tune", "--print"])
         .env("RCOMM_TUNING", "all_reduce sockets 2 3M notice; streams 4")
@@ -122,7 +122,7 @@ fn table_in_force_is_printed_with_what_the_environment_says_first() {
 }
 
 #[test]
-fn machine_that_was_measured_has_a_table_that_can_be_used() {
+fn measuring_a_machine_gives_a_usable_table() {
     let folder = std::env::temp_dir().join(format!("rcomm-tune-{}", std::process::id()));
     std::fs::create_dir_all(&folder).expect("a temporary directory");
     let file = folder.join("table");

@@ -1,4 +1,4 @@
-//! What `rcomm-run` writes down of how its ranks end, with real processes.
+//! The launcher's record of how its ranks end, with real processes.
 #![allow(clippy::unwrap_used)]
 
 use rcomm_recorder::publish::{LaunchRecord, LaunchedRank};
@@ -50,7 +50,7 @@ fn signals(rank: &LaunchedRank) -> Vec<i32> {
 }
 
 #[test]
-fn ranks_that_end_well_are_recorded_so() {
+fn ranks_that_succeed_are_recorded_as_such() {
     let record = run("exit 0");
     assert_eq!((record.world_size, record.received.len()), (2, 0));
     for (at, rank) in record.ranks.iter().enumerate() {
@@ -61,7 +61,7 @@ fn ranks_that_end_well_are_recorded_so() {
 }
 
 #[test]
-fn who_went_first_and_who_was_ended_by_the_launcher_is_recorded() {
+fn the_first_failure_and_the_ranks_ended_by_the_launcher_are_recorded() {
     let record = run("if [ $RANK = 1 ]; then exit 3; fi; sleep 1000");
     assert_eq!(end(&record.ranks[1]), (Some(3), None));
     assert!(signals(&record.ranks[1]).is_empty());
@@ -75,7 +75,7 @@ fn a_rank_that_kills_itself_was_not_killed_by_the_launcher() {
     let record = run("if [ $RANK = 0 ]; then kill -9 $$; fi; sleep 1000");
     assert_eq!(end(&record.ranks[0]), (None, Some(9)));
     assert!(signals(&record.ranks[0]).is_empty());
-    // The memory was not short, as far as the kernel's count can be read.
+    // Memory was not short, as far as the kernel's count is readable.
     assert_ne!(record.ranks[0].end.unwrap().out_of_memory, Some(true));
 }
 

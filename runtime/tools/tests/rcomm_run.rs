@@ -88,7 +88,7 @@ impl Running {
         kill_process(Pid::from_child(&self.process), signal).unwrap();
     }
 
-    /// The rest of its output, its own messages, and its exit code.
+    /// The rest of its output, its messages, and its exit code.
     fn finish(mut self) -> (String, String, i32) {
         let (mut out, mut err) = (String::new(), String::new());
         self.stdout.read_to_string(&mut out).unwrap();
@@ -157,8 +157,8 @@ fn shell_with_folder(n: u32, options: &[&str], script: &str) -> (Command, tempfi
 }
 
 #[test]
-fn failure_is_reported_while_our_output_stands_still() {
-    // Rank 0 writes more than all pipes and queues hold; the test reads it after rank 1's failure shows.
+fn failure_is_reported_while_the_output_is_stalled() {
+    // Rank 0 writes more than all pipes and queues hold; the test reads it only after rank 1's failure is reported.
     let script = "if [ $RANK = 1 ]; then until [ -e $DIR/up ]; do sleep 0.01; done; exit 9; fi
         trap '' TERM; touch $DIR/up; seq 3000000";
     let (mut command, _folder) = shell_with_folder(2, &["--grace", "60"], script);
@@ -212,7 +212,7 @@ fn first_failure_ends_the_others_and_names_itself() {
 }
 
 #[test]
-fn rank_killed_by_a_signal_is_told_by_its_name() {
+fn the_signal_that_killed_a_rank_is_named() {
     let output = run(shell(
         2,
         &[],
@@ -224,7 +224,7 @@ fn rank_killed_by_a_signal_is_told_by_its_name() {
         stderr.contains("rank 0") && stderr.contains("was killed by SIGKILL"),
         "{stderr}"
     );
-    // So long has the other one where nothing else was asked for.
+    // The default time for the other rank.
     assert!(
         stderr.contains("the other 1 here are ended in 5s"),
         "{stderr}"
@@ -240,14 +240,14 @@ fn rank_that_ignores_sigterm_is_killed_with_its_children() {
     assert_eq!(output.status.code(), Some(3));
     let stderr = text(&output.stderr);
     assert!(
-        stderr.contains("killing what is left") && stderr.contains("rank 0"),
+        stderr.contains("killing the remaining ranks") && stderr.contains("rank 0"),
         "{stderr}"
     );
     assert!(is_gone(by_rank(&output.stdout)[&0][0]));
 }
 
 #[test]
-fn others_may_go_on_for_as_long_as_they_are_told() {
+fn other_ranks_continue_for_the_linger_time() {
     let script = "if [ $RANK = 1 ]; then exit 4; fi; sleep 0.3; echo dumped";
     let output = run(shell(2, &["--linger", "60"], script));
     assert_eq!(output.status.code(), Some(4));
@@ -351,7 +351,7 @@ fn user_signals_are_passed_on_and_end_nothing() {
     assert_eq!(code, 0);
 }
 
-/// What a client of the store meets while the job runs, which is started with these options.
+/// Runs a job with these options, and calls `meet` with the port of its store.
 fn with_a_store(options: &[&str], meet: impl FnOnce(u16)) -> String {
     let script = "trap 'exit 0' USR1; echo $MASTER_PORT $RCOMM_STORE; while :; do sleep 0.05; done";
     let mut running = Running::start(shell(1, options, script));
@@ -366,7 +366,7 @@ fn with_a_store(options: &[&str], meet: impl FnOnce(u16)) -> String {
 }
 
 #[test]
-fn store_is_served_to_those_who_know_the_secret_as_long_as_the_job_runs() {
+fn store_is_served_to_clients_with_the_secret_while_the_job_runs() {
     let mut kept = None;
     let mode = with_a_store(&["--job-secret", "theirs"], |port| {
         let access = StoreAccess::Secret(Secret::from_text("theirs"));
@@ -384,7 +384,7 @@ fn store_is_served_to_those_who_know_the_secret_as_long_as_the_job_runs() {
 }
 
 #[test]
-fn an_open_store_is_asked_for_and_said_aloud() {
+fn an_open_store_must_be_requested_and_is_announced() {
     let said = with_a_store(&["--open-store"], |port| {
         let store = TcpStore::connect("127.0.0.1", port, LONG).unwrap();
         store.set("k", b"v").unwrap();
@@ -403,7 +403,7 @@ fn process_left_behind_does_not_hold_the_launcher() {
 }
 
 #[test]
-fn reader_that_goes_away_does_not_stop_the_ranks() {
+fn a_closed_output_does_not_stop_the_ranks() {
     let folder = tempfile::tempdir().unwrap();
     let done = folder.path().join("done");
     let script = format!("seq 300000; touch {}", done.display());
@@ -459,8 +459,8 @@ fn wrong_command_lines_are_explained() {
     }
 }
 
-/// A port on which no process listens and that the kernel never assigns: below the range from which
-/// it takes ports by itself, and from sixteen that belong to this process alone.
+/// A port without a listener that the kernel does not assign: it lies below the range of ephemeral ports, among sixteen
+/// that belong to this process alone.
 fn free_port() -> String {
     static NEXT: AtomicU32 = AtomicU32::new(0);
     let mut own = (0..16).map(|_| {
@@ -516,7 +516,7 @@ fn failure_on_one_node_ends_the_other() {
     assert!(err.contains("on another node, rank 1"), "{err}");
 }
 
-/// Whether a process runs; not if it has ended and its parent has not looked.
+/// Whether a process is running; a zombie is not.
 fn is_alive(pid: u32) -> bool {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat"));
     let state = stat.ok().and_then(|stat| {

@@ -118,7 +118,8 @@ fn natural(pane: &Pane, width: u16) -> u16 {
     u16::try_from(title + rows).unwrap_or(u16::MAX)
 }
 
-/// Rows that a terminal needs to show everything, if they can be determined.
+/// Number of rows that a terminal needs to show everything; `u16::MAX` with a heat map or timeline, which take any
+/// number.
 pub fn needed(page: &Page, (width, rows): (u16, u16)) -> u16 {
     let head: usize = (page.head.iter())
         .map(|line| wrap(line, usize::from(width), lines_for_one(rows)).len())
@@ -134,14 +135,14 @@ fn share(wanted: &[u16], room: u16) -> Vec<u16> {
     let mut given = vec![0u16; wanted.len()];
     let mut left = room;
     while left > 0 {
-        let hungry: Vec<usize> = (0..wanted.len())
+        let unsatisfied: Vec<usize> = (0..wanted.len())
             .filter(|&i| given[i] < wanted[i])
             .collect();
-        if hungry.is_empty() {
+        if unsatisfied.is_empty() {
             break;
         }
         // Distribute row by row, from the bottom up: the short panes at the bottom are served first.
-        for &i in hungry.iter().rev() {
+        for &i in unsatisfied.iter().rev() {
             if left > 0 {
                 given[i] += 1;
                 left -= 1;

@@ -99,7 +99,7 @@ impl State {
                 }
             },
             Purpose::Command => match command::parse(&input.text) {
-                Ok(order) => return self.execute(order),
+                Ok(command) => return self.execute(command),
                 Err(error) => self.show_message(error, Tone::Bad),
             },
         }
@@ -107,8 +107,8 @@ impl State {
         None
     }
 
-    fn execute(&mut self, order: TypedCommand) -> Option<Command> {
-        match order {
+    fn execute(&mut self, command: TypedCommand) -> Option<Command> {
+        match command {
             TypedCommand::Go(screen) => self.go(screen),
             TypedCommand::Group(name) => self.go_to_group(&name),
             TypedCommand::Why => self.go(Screen::Why(None)),

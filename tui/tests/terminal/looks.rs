@@ -81,7 +81,7 @@ fn a_source_that_dies_is_shown_and_the_screen_stays() {
         directory.path(),
     );
     session.wait_text("pty-job");
-    // The job ends regularly and removes its rings.
+    // The job ends cleanly and removes its rings.
     for ring in &rings {
         ring.close().expect("an open ring");
     }

@@ -48,7 +48,7 @@ pub(crate) struct Counts {
 #[derive(Default)]
 struct Stop {
     stopped: Mutex<bool>,
-    bell: Condvar,
+    wake: Condvar,
 }
 
 /// A running exporter. Stops and joins its thread when dropped.
@@ -83,7 +83,7 @@ impl Telemetry {
             .spawn(move || {
                 let guard = |stop: &Stop| {
                     let stopped = stop.stopped.lock().unwrap_or_else(PoisonError::into_inner);
-                    let wait = stop.bell.wait_timeout_while(stopped, ROUND, |it| !*it);
+                    let wait = stop.wake.wait_timeout_while(stopped, ROUND, |it| !*it);
                     *wait.unwrap_or_else(PoisonError::into_inner).0
                 };
                 while !guard(&stopping) {
@@ -116,7 +116,7 @@ impl Drop for Telemetry {
             .stopped
             .lock()
             .unwrap_or_else(PoisonError::into_inner) = true;
-        self.stop.bell.notify_all();
+        self.stop.wake.notify_all();
         if let Some(thread) = self.thread.take() {
             // A panicked thread has already reported its panic.
             let _ = thread.join();

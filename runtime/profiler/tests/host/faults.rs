@@ -1,5 +1,5 @@
-//! The findings on the rings of plain NCCL processes, for each fault: the right first line, with no rcomm in
-//! the program.
+//! The findings on the rings of plain NCCL processes: for each fault, the first finding is right, without rcomm in the
+//! program.
 
 use crate::job::{Job, Until};
 use rcomm_analyzer::{Code, Policy, Report, Verdict, analyze};
@@ -81,7 +81,7 @@ fn a_rank_that_never_calls_is_named() {
 }
 
 #[test]
-fn a_rank_whose_call_never_comes_to_a_launch_is_named() {
+fn a_rank_whose_call_is_never_launched_is_named() {
     for version in [5, 6] {
         let job = Job::start(version, with_one(1, Until::Called, Until::Running), |_| {});
         let report = judge(&job);
@@ -96,7 +96,7 @@ fn a_rank_whose_call_never_comes_to_a_launch_is_named() {
 }
 
 #[test]
-fn a_rank_whose_device_never_comes_to_the_operation_is_named() {
+fn a_rank_whose_device_never_reaches_the_operation_is_named() {
     for version in VERSIONS {
         let job = Job::start(version, with_one(3, Until::Planned, Until::Running), |_| {});
         let report = judge(&job);
@@ -145,7 +145,7 @@ fn a_rank_that_was_killed_is_named() {
 }
 
 #[test]
-fn a_rank_that_is_stopped_is_named_by_what_it_did_not_call() {
+fn a_stopped_rank_is_named_by_its_missing_call() {
     for version in VERSIONS {
         let job = Job::start(
             version,
@@ -189,7 +189,7 @@ fn a_rank_with_another_count_is_named() {
 }
 
 #[test]
-fn a_job_that_ends_in_order_leaves_no_ring() {
+fn a_job_that_ends_cleanly_leaves_no_ring() {
     let mut job = Job::start(6, all(Until::Done), |_| {});
     assert_eq!(job.dumps().len(), 4);
     job.close();
@@ -197,7 +197,7 @@ fn a_job_that_ends_in_order_leaves_no_ring() {
 }
 
 #[test]
-fn a_rank_that_aborts_what_is_under_way_leaves_its_ring_and_says_so() {
+fn a_rank_that_aborts_pending_operations_leaves_its_ring() {
     let mut job = Job::start(6, all(Until::Running), |_| {});
     let (child, stdin) = &mut job.ranks[1];
     drop(stdin.take());

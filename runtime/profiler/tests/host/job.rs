@@ -1,4 +1,4 @@
-//! A rank of a plain NCCL program, and jobs of such ranks as processes of their own.
+//! A rank of a plain NCCL program, and jobs of such ranks as processes.
 
 use crate::library::{Call, Comm, Handle, NONE, Plugin};
 use rcomm_recorder::publish::{Dump, RingReader, list_rings};
@@ -6,20 +6,20 @@ use std::io::{BufRead, BufReader, Read, Write};
 use std::path::Path;
 use std::process::{Child, ChildStdin, Command, Stdio};
 
-/// How far a rank comes with its last operation.
+/// How far a rank gets with its last operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Until {
     /// It is not called.
     NotCalled,
-    /// Its call has begun, and stays inside NCCL.
+    /// It is called, and the call stays inside NCCL.
     Called,
-    /// It is in a plan, and the device does not come to it.
+    /// It is in a plan, and the device does not reach it.
     Planned,
     /// All channels run.
     Running,
-    /// All channels but one are done; that one waits for the network, towards the next rank.
+    /// All channels but one are done; that one waits to send to the next rank over the network.
     OneChannelLeft,
-    /// The same, for want of data from the rank before.
+    /// As before, but it waits for data from the previous rank.
     OneChannelStarves,
     /// It is done.
     Done,
@@ -53,12 +53,12 @@ impl Until {
     }
 }
 
-/// Waits, of a step that sends, and that receives.
+/// States of a waiting step: two of a send, one of a receive.
 const SEND_GPU_WAIT: i32 = 8;
 const SEND_WAIT: i32 = 9;
 const RECV_WAIT: i32 = 10;
 
-/// One operation, as NCCL reports it in this version: on the calling thread up to its plan, and on the proxy thread
+/// Reports one operation as NCCL of this version does: on the calling thread up to its plan, and on the proxy thread
 /// after that.
 pub(crate) fn operation(plugin: &Plugin, comm: &Comm, call: &Call, until: Until) {
     if until == Until::NotCalled {
@@ -129,10 +129,10 @@ fn device(plugin: &Plugin, comm: &Comm, call: &Call, task: Handle, until: Until)
     }
 }
 
-/// What a rank of a test's job does: `version until count`, by way of the environment.
+/// Environment variable with the behaviour of a rank: `version until count`.
 pub(crate) const SCRIPT: &str = "RCOMM_TEST_SCRIPT";
 
-/// The body of a rank: a world and a pair of it (0, 1 and 2, 3), five operations on each, and a last one on the world.
+/// The body of a rank: a world and a pair in it (0, 1 and 2, 3), five operations on each, and a last one on the world.
 pub(crate) fn rank() {
     let Ok(script) = std::env::var(SCRIPT) else {
         return;
@@ -178,15 +178,15 @@ pub(crate) fn rank() {
     std::process::exit(3);
 }
 
-/// Processes that play ranks. What is left of them ends with it.
+/// Processes that act as ranks. Those that are left are killed when it is dropped.
 pub(crate) struct Job {
     pub(crate) directory: tempfile::TempDir,
     pub(crate) ranks: Vec<(Child, Option<ChildStdin>)>,
 }
 
 impl Job {
-    /// Starts four ranks, each with how far it comes with its last operation and over how many elements that is, and
-    /// waits until all are there.
+    /// Starts four ranks, each with how far it gets with its last operation and with the number of elements of that
+    /// operation, and waits until all are ready.
     pub(crate) fn start(
         version: u32,
         last: [(Until, usize); 4],
@@ -216,13 +216,13 @@ impl Job {
             let mut lines = BufReader::new(stdout).lines();
             let there = lines.any(|line| line.is_ok_and(|line| line.ends_with("there")));
             assert!(there, "a rank ended before it was there");
-            // The harness writes a line at the end, and is not to stumble over a closed pipe.
+            // The harness prints a line at the end, and must not fail because of a closed pipe.
             std::thread::spawn(move || lines.count());
         }
         Self { directory, ranks }
     }
 
-    /// Ends a rank with a signal and waits for that.
+    /// Kills a rank and waits for its end.
     pub(crate) fn kill(&mut self, rank: usize) {
         let (child, _) = &mut self.ranks[rank];
         child.kill().expect("it runs");

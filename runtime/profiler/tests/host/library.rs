@@ -1,5 +1,4 @@
-//! NCCL's side of the interface: it loads the plug-in as NCCL does, and makes the calls that NCCL
-//! makes.
+//! NCCL's side of the interface: loads the plug-in and calls it as NCCL does.
 
 use libloading::Library;
 use rcomm_nccl_profiler::abi::{
@@ -11,7 +10,7 @@ use std::ffi::{CStr, CString, c_int, c_void};
 use std::path::PathBuf;
 use std::ptr::{null, null_mut};
 
-/// What a handle is to NCCL: nothing but itself. It passes them between its threads.
+/// A handle as NCCL treats it: a value to pass back, also between its threads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Handle(pub(crate) *mut c_void);
 
@@ -23,13 +22,13 @@ unsafe impl Sync for Handle {}
 
 pub(crate) const NONE: Handle = Handle(null_mut());
 
-/// A loaded plug-in, by way of one version of its table.
+/// A loaded plug-in, used through one version of its table.
 pub(crate) struct Plugin {
     library: Library,
     pub(crate) version: u32,
 }
 
-/// A communicator as this host has it.
+/// A communicator of this host program.
 #[derive(Clone, Debug)]
 pub(crate) struct Comm {
     pub(crate) context: Handle,
@@ -40,7 +39,7 @@ pub(crate) struct Comm {
     pub(crate) mask: i32,
 }
 
-/// A call, as the program makes it.
+/// A call of the program.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Call {
     pub(crate) func: &'static CStr,
@@ -87,7 +86,7 @@ pub(crate) fn path() -> PathBuf {
 }
 
 impl Plugin {
-    /// Opens the plug-in by a version of the interface, 3 to 6; none if it lacks that.
+    /// Opens the plug-in with a version of the interface, 3 to 6; `None` if it lacks that version.
     pub(crate) fn open(version: u32) -> Option<Self> {
         // SAFETY: loading runs the initialisers of the plug-in that cargo built, which are those of Rust's
         // standard library.
@@ -107,7 +106,7 @@ impl Plugin {
         }
     }
 
-    /// The table as that of another version: the functions that all have lie at the same places.
+    /// The table, as that of another version: all versions have the common functions at the same offsets.
     fn table<I, D>(&self) -> &Profiler<I, D> {
         // SAFETY: `ncclProfiler_v3` to `_v6` are tables that live as long as the library, which `self`
         // keeps; `open` has made sure that there is one. The callers name the types of their version, or
@@ -115,7 +114,7 @@ impl Plugin {
         unsafe { &*self.address().cast() }
     }
 
-    /// Answers the communicator, or what the plug-in refused it with.
+    /// Returns the communicator, or the code with which the plug-in refused it.
     pub(crate) fn init(
         &self,
         name: Option<&str>,
@@ -159,7 +158,7 @@ impl Plugin {
     }
 
     pub(crate) fn stop(&self, handle: Handle) {
-        // NCCL skips what has no handle.
+        // NCCL skips events without a handle.
         if handle != NONE {
             self.stop_anything(handle);
         }
@@ -171,7 +170,7 @@ impl Plugin {
         assert_eq!(code, 0);
     }
 
-    /// As NCCL does, state and arguments: since version 4 eight bytes, before that sixteen.
+    /// Reports a state with arguments as NCCL does: eight bytes since version 4, sixteen before.
     pub(crate) fn record(&self, handle: Handle, state: c_int, first: u64, second: i32) {
         if handle == NONE {
             return;
@@ -239,7 +238,7 @@ impl Plugin {
         Handle(handle)
     }
 
-    /// Whether NCCL of this version reports calls.
+    /// Whether this version of NCCL reports calls.
     pub(crate) fn has_calls(&self) -> bool {
         self.version >= 5
     }
@@ -280,7 +279,7 @@ impl Plugin {
         self.start_v5(comm, event::COLL_API, group, FactsV5 { coll_api })
     }
 
-    /// The event of an operation in a plan; `called` is that of its call, where there is one.
+    /// Reports an operation in a plan; `called` is the event of its call, if there is one.
     pub(crate) fn task(&self, comm: &Comm, called: Handle, call: &Call) -> Handle {
         let text = comm.name.as_ref().map_or(null(), |name| name.as_ptr());
         if call.is_p2p() {
@@ -395,7 +394,7 @@ impl Plugin {
         }
     }
 
-    /// An event of a kind that NCCL may have one day.
+    /// Reports an event of a kind that NCCL may have in the future.
     pub(crate) fn unknown(&self, comm: &Comm) -> Handle {
         let proxy_step = ProxyStep { step: 0 };
         match self.version {

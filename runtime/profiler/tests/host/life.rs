@@ -1,4 +1,4 @@
-//! Life times, limits and nonsense: what the plug-in must bear without harm to its process.
+//! Life cycles, limits and invalid input, which must not harm the process.
 
 use crate::job::{Until, dumps, operation};
 use crate::library::{Call, Handle, NONE, Plugin};
@@ -6,7 +6,7 @@ use rcomm_recorder::model::{EntryState, Peer};
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
 
-/// Runs a part of this test as a process of its own, in which nothing was recorded yet.
+/// Runs a part of this test as a process of its own, which has recorded nothing yet.
 fn alone(part: &str, directory: &Path, change: impl Fn(&mut Command)) -> Output {
     let mut command = Command::new(std::env::current_exe().expect("a file"));
     command
@@ -35,7 +35,7 @@ fn passes(part: &str, change: impl Fn(&mut Command)) -> tempfile::TempDir {
     directory
 }
 
-/// Not a test: see [`alone`].
+/// Not a test by itself: see [`alone`].
 #[test]
 #[ignore = "the other tests run it as a process of theirs"]
 fn part() {
@@ -59,7 +59,7 @@ fn part() {
         "random" => random(&plugin),
         other => panic!("no part {other}"),
     }
-    // Past the exit of the harness the ring would be gone.
+    // The harness's regular exit would remove the ring.
     // SAFETY: `_exit` takes an int and returns to nothing; what this process has not written out is not
     // needed.
     unsafe { libc::_exit(0) };
@@ -76,7 +76,7 @@ fn own() -> Vec<rcomm_recorder::publish::Dump> {
 }
 
 #[test]
-fn the_ring_goes_on_where_nccl_closes_the_plugin_and_opens_it_again() {
+fn the_ring_survives_a_reload_of_the_plugin() {
     for version in [3, 4, 5, 6] {
         passes(&format!("reload-{version}"), |_| {});
     }
@@ -101,7 +101,7 @@ fn reload(plugin: Plugin) {
 }
 
 #[test]
-fn thousands_of_communicators_are_told_apart_and_those_beyond_are_not_recorded() {
+fn thousands_of_communicators_are_distinguished_and_those_beyond_not_recorded() {
     passes("many-6", |_| {});
 }
 
@@ -133,7 +133,7 @@ fn many_communicators(plugin: &Plugin) {
 }
 
 #[test]
-fn millions_of_events_keep_the_newest_operations_and_the_memory() {
+fn millions_of_events_keep_the_newest_operations_in_constant_memory() {
     passes("flood-6", |_| {});
 }
 
@@ -169,7 +169,7 @@ fn flood(plugin: &Plugin) {
     };
     play(40_000);
     let before = resident();
-    // Each has 18 events.
+    // Each operation has 18 events.
     play(160_000);
     let grown = resident().saturating_sub(before);
     assert!(grown < 1_024, "{grown} KiB more");
@@ -225,7 +225,7 @@ fn threads(plugin: &Plugin) {
 }
 
 #[test]
-fn handles_contexts_and_names_that_make_no_sense_do_no_harm() {
+fn invalid_handles_contexts_and_names_do_no_harm() {
     for version in [3, 4, 5, 6] {
         passes(&format!("nonsense-{version}"), |_| {});
     }
@@ -239,7 +239,7 @@ fn nonsense(plugin: &Plugin) {
         ..small()
     };
     operation(plugin, &comm, &odd, Until::Done);
-    // Every bit pattern, and handles of a use that is over.
+    // Every bit pattern, and handles of earlier uses.
     let mut word = 0x9e37_79b9_7f4a_7c15_u64;
     for _ in 0..100_000 {
         word = word.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
@@ -252,7 +252,7 @@ fn nonsense(plugin: &Plugin) {
     }
     let task = plugin.task(&comm, NONE, &small());
     let kernel = plugin.kernel(&comm, task, 0, 0);
-    // A proxy thread serves other processes of its host, whose handles mean nothing here.
+    // A proxy thread also serves other processes of its host, whose handles have no meaning here.
     assert_eq!(plugin.transfer(&comm, task, (0, 1, true), 1), NONE);
     plugin.finalize(&comm);
     plugin.stop_anything(kernel);
@@ -264,7 +264,7 @@ fn nonsense(plugin: &Plugin) {
 }
 
 #[test]
-fn a_forked_child_records_nothing_and_its_parent_goes_on() {
+fn a_forked_child_records_nothing_and_its_parent_continues() {
     passes("fork-6", |_| {});
 }
 
@@ -280,7 +280,7 @@ fn fork(plugin: &Plugin) {
             plugin.stop(task);
         }
         plugin.finalize(&comm);
-        // By way of the handlers of the exit, which must leave the parent's ring alone.
+        // The exit handlers must not touch the parent's ring.
         // SAFETY: `exit` takes an int. It runs the handlers of this process, which is the purpose, in a
         // child with this one thread.
         unsafe { libc::exit(0) };
@@ -297,7 +297,7 @@ fn fork(plugin: &Plugin) {
 }
 
 #[test]
-fn what_a_graph_replays_has_an_order_of_its_own() {
+fn operations_replayed_by_a_graph_have_their_own_order() {
     passes("graphs-6", |_| {});
 }
 
@@ -342,7 +342,7 @@ fn graphs(plugin: &Plugin) {
 }
 
 #[test]
-fn what_is_under_way_when_a_communicator_is_aborted_has_failed() {
+fn pending_operations_of_an_aborted_communicator_have_failed() {
     for version in [3, 4, 5, 6] {
         passes(&format!("abort-{version}"), |_| {});
     }
@@ -365,7 +365,7 @@ fn abort(plugin: &Plugin) {
 }
 
 #[test]
-fn without_a_place_for_a_ring_there_is_one_line_and_no_event() {
+fn without_a_ring_the_plugin_prints_one_line_and_requests_no_events() {
     let directory = tempfile::tempdir().expect("a folder");
     let file = directory.path().join("file");
     std::fs::write(&file, "").expect("writable");
@@ -420,7 +420,7 @@ fn order(plugin: &Plugin) {
         plugin.stop(handle);
         handle
     });
-    // One that NCCL does in a way that has no events of its own.
+    // An operation that NCCL carries out without reporting events.
     let silent = plugin.call(&comm, group, &Call::all_reduce(2, 1), false);
     plugin.stop(silent);
     for at in [1, 0, 3, 2] {
@@ -466,13 +466,13 @@ fn versions_before_the_third_are_refused_with_one_line() {
 }
 
 #[test]
-fn events_in_any_order_leave_nothing_under_way_when_their_communicators_are_gone() {
+fn events_in_any_order_leave_nothing_pending_after_their_communicators() {
     for version in [3, 4, 5, 6] {
         passes(&format!("random-{version}"), |_| {});
     }
 }
 
-/// Events of every kind with parents of every kind, also of communicators and uses that are gone, on three threads.
+/// Events of every kind with parents of every kind, also of communicators and uses that have ended, on three threads.
 fn random(plugin: &Plugin) {
     std::thread::scope(|scope| {
         for seed in 1..=3 {

@@ -1,16 +1,16 @@
-//! A host program that plays NCCL: its loader, the thread that calls it and its proxy thread, in the versions 3 to 6 of
-//! its profiler interface, with real processes. No GPU, no NCCL, and no rcomm in the program.
+//! A host program that simulates NCCL: its loader, the calling thread and the proxy thread, in versions 3 to 6 of the
+//! profiler interface, with real processes. It needs no GPU and no NCCL, and does not link rcomm.
 //!
-//! Orders and life times are those of NCCL 2.26 to 2.30: calls come before plans, which are put together in another
-//! order than calls were made; handles of calls serve as parents after they were stopped; the proxy thread starts and
-//! stops what belongs to channels; contexts end when everything of a communicator has, or was aborted.
+//! Orders and life cycles are those of NCCL 2.26 to 2.30: calls come before plans, which are built in another order
+//! than the calls; handles of calls serve as parents after they were stopped; the proxy thread starts and stops the
+//! events of channels; a context ends when all events of its communicator have ended, or when it was aborted.
 
 mod faults;
 mod job;
 mod library;
 mod life;
 
-/// Not a test: what the others start as ranks.
+/// Not a test by itself: the other tests start it as a rank.
 #[test]
 #[ignore = "the other tests run it as a process of theirs"]
 fn a_rank_of_a_job() {

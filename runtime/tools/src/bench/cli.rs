@@ -22,7 +22,7 @@ Without -n, the ranks are those of a launcher: rcomm-run, torchrun, mpirun or sr
 pub struct Args {
     #[command(subcommand)]
     pub(crate) command: Option<Command>,
-    /// What to measure; several with commas.
+    /// Operations to measure, separated by commas.
     #[arg(value_enum, value_delimiter = ',', required = true)]
     pub(crate) operations: Vec<Operation>,
     /// Starts this many ranks on this machine.
@@ -34,7 +34,7 @@ pub struct Args {
     /// Largest size.
     #[arg(short = 'e', long, value_name = "SIZE", default_value = "64M", value_parser = parse_size)]
     pub(crate) max_bytes: usize,
-    /// From one size to the next.
+    /// Factor between two sizes.
     #[arg(short = 'f', long, value_name = "FACTOR", default_value_t = 2, value_parser = clap::value_parser!(u32).range(2..))]
     pub(crate) factor: u32,
     /// Type of an element.
@@ -46,25 +46,25 @@ pub struct Args {
     /// Root of rooted operations.
     #[arg(short = 'r', long, default_value_t = 0)]
     pub(crate) root: u32,
-    /// Compares every result with the right one.
+    /// Compares every result with the expected one.
     #[arg(short = 'c', long)]
     pub(crate) check: bool,
-    /// Measures buffers that the group allocated, in which the ranks of a host work directly.
+    /// Measures buffers allocated by the group, on which the ranks of a host operate directly.
     #[arg(short = 'R', long)]
     pub(crate) registered: bool,
     /// Time for each size; the number of iterations follows from it.
     #[arg(long, value_name = "DURATION", default_value = "200ms", value_parser = humantime::parse_duration)]
     pub(crate) time: Duration,
-    /// Exactly so many iterations of each size.
+    /// Exact number of iterations for each size.
     #[arg(long, value_name = "N")]
     pub(crate) iterations: Option<NonZeroU32>,
-    /// How operations are called.
+    /// How the operations are called.
     #[arg(long, value_enum, default_value_t = Calls::Blocking)]
     pub(crate) calls: Calls,
-    /// Where ranks run: each pinned to a core, its own while there are enough, or unpinned.
+    /// How ranks are placed: pinned to a core each, shared if there are too few, or unpinned.
     #[arg(long, value_enum, default_value_t = Bind::Core)]
     pub(crate) bind: Bind,
-    /// How the table is written.
+    /// Output format.
     #[arg(long, value_enum, default_value_t = Format::Table)]
     pub(crate) format: Format,
 }
@@ -72,11 +72,11 @@ pub struct Args {
 /// Other commands.
 #[derive(Clone, Debug, Subcommand)]
 pub(crate) enum Command {
-    /// Measures which algorithm is best for what on this machine, and writes the table for RCOMM_TUNING_FILE.
+    /// Measures which algorithm is fastest in which case on this machine, and writes a table for RCOMM_TUNING_FILE.
     Tune(TuneArgs),
 }
 
-/// How a machine is measured.
+/// Options of the measurement of a machine.
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct TuneArgs {
     /// Only prints the table in force: the built-in one, RCOMM_TUNING_FILE and RCOMM_TUNING.
@@ -91,7 +91,7 @@ pub(crate) struct TuneArgs {
         default_value = "2,4"
     )]
     pub(crate) ranks: Vec<NonZeroU32>,
-    /// Which topologies to measure; sockets and hosts are tried out on this machine's loopback interface.
+    /// Topologies to measure; sockets and hosts are simulated over this machine's loopback interface.
     #[arg(long, value_name = "TOPOLOGY", value_delimiter = ',', default_value = "memory,sockets,hosts", value_parser = parse_topology)]
     pub(crate) topologies: Vec<Topology>,
     /// Smallest size, in bytes; K, M and G are powers of 1024.
@@ -103,10 +103,10 @@ pub(crate) struct TuneArgs {
     /// Time for each size of each algorithm in each round.
     #[arg(long, value_name = "DURATION", default_value = "20ms", value_parser = humantime::parse_duration)]
     pub(crate) time: Duration,
-    /// How often everything is measured, by turns; the best time counts.
+    /// Number of rounds, in which everything is measured in turn; the best time counts.
     #[arg(long, value_name = "N", default_value = "3")]
     pub(crate) rounds: NonZeroU32,
-    /// Where the table goes; standard output if not given.
+    /// File for the table [default: standard output].
     #[arg(short = 'o', long, value_name = "FILE")]
     pub(crate) output: Option<PathBuf>,
 }
@@ -143,23 +143,23 @@ pub(crate) enum Dtype {
 pub(crate) enum Calls {
     /// The call returns when the operation has ended.
     Blocking,
-    /// The call returns at once and is waited for: adds a column for the time of the call alone.
+    /// The call returns at once and is waited for; adds a column with the time of the call alone.
     Async,
-    /// The call returns at once, and the caller computes for as long as the operation takes by itself
-    /// before it waits: adds a column for how much of the one the other hid, from 0 to 1.
+    /// The call returns at once, and the caller computes for as long as the operation takes alone before it waits; adds
+    /// a column with the share of the shorter of the two that was hidden, from 0 to 1.
     Overlap,
 }
 
 /// Where ranks run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Bind {
-    /// Rank r on core r, and on the first again after the last.
+    /// Rank r on core r, starting over after the last core.
     Core,
-    /// Unpinned: the system places them.
+    /// Unpinned: the system places the ranks.
     None,
 }
 
-/// How the table is written.
+/// Output format.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Format {
     /// Columns for people.
@@ -170,7 +170,7 @@ pub(crate) enum Format {
     Csv,
 }
 
-/// `8`, `64K`, `1.5M`.
+/// Parses a size: `8`, `64K`, `1.5M`.
 fn parse_size(text: &str) -> Result<usize, String> {
     let split = text
         .find(|c: char| !c.is_ascii_digit() && c != '.')

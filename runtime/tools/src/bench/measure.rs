@@ -8,14 +8,14 @@ use anyhow::{Context, ensure};
 use rcomm::{Config, ProcessGroup, ReduceOp, World};
 use std::time::Instant;
 
-/// The most iterations of one size.
+/// Maximum number of iterations per size.
 const MOST: usize = 100_000;
-/// The fewest iterations of one size.
+/// Minimum number of iterations per size.
 const FEWEST: usize = 8;
 
 /// Runs all requested measurements; returns the number of wrong elements.
 pub(crate) fn run(args: &Args) -> anyhow::Result<u64> {
-    ranks::settle()?;
+    ranks::pin_to_core()?;
     ensure!(
         args.min_bytes <= args.max_bytes,
         "the smallest size, {}, is above the largest, {}",
@@ -114,7 +114,7 @@ fn one_size<T: Whole>(
         None => iterations_within(args, group, &mut case)?,
     };
     let (mut calls, mut issues) = (Vec::with_capacity(iterations), Vec::new());
-    // The time of the operation by itself, and the time for which the caller computes.
+    // The time of the operation alone, and the time for which the caller computes.
     let (mut alone, mut computing) = (0.0, 0.0);
     for _ in 0..iterations / 10 {
         case.run()?;
@@ -202,7 +202,7 @@ fn one_size<T: Whole>(
     })
 }
 
-/// How many calls fit into the time for one size; the same on all ranks.
+/// Number of calls that fit into the time for one size; the same on all ranks.
 fn iterations_within<T: Whole>(
     args: &Args,
     group: &ProcessGroup,
@@ -226,7 +226,7 @@ fn micros_since(then: Instant) -> f64 {
     then.elapsed().as_secs_f64() * 1e6
 }
 
-/// Keeps a processor busy without accessing memory.
+/// Keeps a core busy without accessing memory.
 fn compute(turns: u64) {
     let mut value = std::hint::black_box(1_u64);
     for turn in 0..turns {
@@ -235,7 +235,7 @@ fn compute(turns: u64) {
     std::hint::black_box(value);
 }
 
-/// How many turns of [`compute`] take this many microseconds.
+/// Number of turns of [`compute`] that take this many microseconds.
 fn turns_within(micros: f64) -> u64 {
     const TRIED: u64 = 1 << 20;
     let then = Instant::now();
@@ -243,12 +243,12 @@ fn turns_within(micros: f64) -> u64 {
     (micros / micros_since(then).max(1e-3) * TRIED as f64) as u64
 }
 
-/// The share of the shorter duration that the longer one hid, if both together took `both`: 0 to 1.
+/// The share of the shorter duration that was hidden by the longer one, 0 to 1, if both together took `both`.
 fn overlap(alone: f64, computing: f64, both: f64) -> f64 {
     ((alone + computing - both) / alone.min(computing).max(1e-3)).clamp(0.0, 1.0)
 }
 
-/// Sorts the values, and returns the one below which this share of them lies; 0 if there are none.
+/// Sorts the values, and returns the percentile for this share; 0 if there are no values.
 fn percentile(values: &mut [f64], share: f64) -> f64 {
     values.sort_by(f64::total_cmp);
     let at = (values.len() as f64 * share) as usize;

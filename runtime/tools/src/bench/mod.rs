@@ -1,4 +1,4 @@
-//! The measurement of collectives' time and bandwidth: `rcomm-bench`, used like nccl-tests.
+//! Measures the latency and bandwidth of collectives: `rcomm-bench`, used like nccl-tests.
 //!
 //! Sizes are those of nccl-tests: the buffer for all_reduce, reduce and broadcast, the whole output
 //! for all_gather and gather, the whole input for reduce_scatter and scatter, one rank's whole buffer

@@ -4,7 +4,7 @@ use clap::ValueEnum;
 use rcomm::{Buffer, Element, OpType, ProcessGroup, ReduceOp, Result};
 use std::ops::{Deref, DerefMut};
 
-/// What can be measured.
+/// The operations that can be measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 #[value(rename_all = "snake_case")]
 pub(crate) enum Operation {
@@ -24,9 +24,9 @@ pub(crate) enum Operation {
     Gather,
     /// Every rank gets its part of the root's buffer.
     Scatter,
-    /// No rank leaves before every rank has come.
+    /// No rank leaves before all have arrived.
     Barrier,
-    /// Rank 0 and rank 1 send a message to and fro; half of the round trip is reported.
+    /// Rank 0 and rank 1 send a message back and forth; half of the round trip is reported.
     SendRecv,
 }
 
@@ -47,7 +47,7 @@ impl Operation {
         }
     }
 
-    /// The name on the command line: without the variant, and of a message both ends.
+    /// The name on the command line: without the variant; for messages, both ends.
     pub(crate) fn name(self) -> &'static str {
         let name = self.kind().name();
         if self == Self::SendRecv {
@@ -72,9 +72,9 @@ impl Operation {
 pub(crate) enum Reduction {
     /// Addition.
     Sum,
-    /// The smaller.
+    /// The smaller value.
     Min,
-    /// The larger.
+    /// The larger value.
     Max,
     /// Multiplication.
     Product,
@@ -91,7 +91,7 @@ impl From<Reduction> for ReduceOp {
     }
 }
 
-/// An element that small whole numbers can be written into.
+/// An element type that represents small whole numbers exactly.
 pub(crate) trait Whole: Element + PartialEq {
     fn whole(value: u8) -> Self;
 }
@@ -115,16 +115,16 @@ whole! {
     u8 => |value: u8| value;
 }
 
-/// Which memory is measured.
+/// The owner of the measured buffers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Home {
-    /// The caller's.
+    /// Buffers of the caller.
     Caller,
-    /// Memory that the group allocated.
+    /// Buffers allocated by the group.
     Group,
 }
 
-/// Elements in either.
+/// A buffer of either kind.
 enum Memory<T> {
     Caller(Vec<T>),
     Group(Buffer<'static>),
@@ -159,7 +159,7 @@ impl<T: Whole> DerefMut for Memory<T> {
     }
 }
 
-/// Buffers of one size, and the call.
+/// One case: the buffers of one size, and the call.
 pub(crate) struct Case<'a, T> {
     group: &'a ProcessGroup,
     operation: Operation,
@@ -167,13 +167,12 @@ pub(crate) struct Case<'a, T> {
     root: u32,
     input: Memory<T>,
     output: Memory<T>,
-    /// Elements of one rank's part.
+    /// Number of elements in one rank's part.
     part: usize,
 }
 
-/// The input of rank `rank` at element `at`: 1 or 2, so that every reduction of up to 32 ranks is exact in
-/// every type.
-fn brought(rank: u32, at: usize) -> u8 {
+/// The input of rank `rank` at element `at`: 1 or 2, so that the reduction over up to 32 ranks is exact in every type.
+fn input_at(rank: u32, at: usize) -> u8 {
     1 + ((rank as usize + at) % 2) as u8
 }
 
@@ -213,7 +212,7 @@ impl<'a, T: Whole> Case<'a, T> {
         Ok(case)
     }
 
-    /// Elements of a buffer of the measured size.
+    /// Number of elements of a buffer of the measured size.
     pub(crate) fn count(&self) -> usize {
         self.input.len().max(self.output.len())
     }
@@ -223,7 +222,7 @@ impl<'a, T: Whole> Case<'a, T> {
         let rank = self.group.rank();
         let fill = |values: &mut [T]| {
             for (at, value) in values.iter_mut().enumerate() {
-                *value = T::whole(brought(rank, at));
+                *value = T::whole(input_at(rank, at));
             }
         };
         fill(&mut self.input);
@@ -274,11 +273,11 @@ impl<'a, T: Whole> Case<'a, T> {
         }
     }
 
-    /// Elements of the result that are wrong after one call on fresh buffers.
+    /// Number of wrong elements in the result after one call on fresh buffers.
     pub(crate) fn errors(&self) -> u64 {
         let (rank, ranks) = (self.group.rank(), self.group.size());
         let reduced = |at: usize| {
-            let all = (0..ranks).map(|rank| brought(rank, at));
+            let all = (0..ranks).map(|rank| input_at(rank, at));
             let value: u32 = match self.op {
                 ReduceOp::Min => all.min().unwrap_or(0).into(),
                 ReduceOp::Max => all.max().unwrap_or(0).into(),
@@ -291,13 +290,13 @@ impl<'a, T: Whole> Case<'a, T> {
         let expected = |at: usize| match self.operation {
             Operation::AllReduce => reduced(at),
             Operation::Reduce if rank == self.root => reduced(at),
-            Operation::Reduce => brought(rank, at),
+            Operation::Reduce => input_at(rank, at),
             Operation::ReduceScatter => reduced(rank as usize * part + at),
-            Operation::Broadcast => brought(self.root, at),
-            Operation::AllGather | Operation::Gather => brought((at / part) as u32, at % part),
-            Operation::AllToAll => brought((at / part) as u32, rank as usize * part + at % part),
-            Operation::Scatter => brought(self.root, rank as usize * part + at),
-            Operation::Barrier | Operation::SendRecv => brought(1 - rank.min(1), at),
+            Operation::Broadcast => input_at(self.root, at),
+            Operation::AllGather | Operation::Gather => input_at((at / part) as u32, at % part),
+            Operation::AllToAll => input_at((at / part) as u32, rank as usize * part + at % part),
+            Operation::Scatter => input_at(self.root, rank as usize * part + at),
+            Operation::Barrier | Operation::SendRecv => input_at(1 - rank.min(1), at),
         };
         if self.operation == Operation::SendRecv && rank > 1 {
             return 0;

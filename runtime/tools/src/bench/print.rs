@@ -1,4 +1,4 @@
-//! The table: for people, as JSON, as CSV. Only one rank writes.
+//! Prints the results: as a table, as JSON or as CSV. Only one rank prints.
 
 use super::cli::{Args, Format};
 use super::operation::Operation;
@@ -15,12 +15,12 @@ pub(crate) struct Row {
     pub(crate) p50_us: f64,
     pub(crate) p99_us: f64,
     pub(crate) min_us: f64,
-    /// The call alone, where it returns before the end.
+    /// Time of the call alone, if it returns before the operation ends.
     pub(crate) issue_us: Option<f64>,
-    /// The share of the shorter of operation and computation that the longer one hid, where both ran at the
-    /// same time.
+    /// Share of the shorter of operation and computation that was hidden by the longer one, if both ran at the same
+    /// time.
     pub(crate) overlap: Option<f64>,
-    /// Wrong elements over all ranks, where results were checked.
+    /// Number of wrong elements over all ranks, if results were checked.
     pub(crate) errors: Option<u64>,
 }
 
@@ -68,7 +68,7 @@ impl Printer {
     }
 
     fn line(&self, row: &Row) -> Line {
-        // Bytes in a microsecond are megabytes in a second.
+        // Bytes per microsecond are megabytes per second.
         let algbw = if row.p50_us > 0.0 {
             row.bytes as f64 / row.p50_us / 1e3
         } else {

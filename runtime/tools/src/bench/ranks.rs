@@ -1,4 +1,4 @@
-//! Starting the ranks on this machine: the same program again, with its rank in the environment.
+//! Starts the ranks on this machine: the same program again, with its rank in the environment.
 
 use super::cli::Bind;
 use crate::rank::{RankEnvironment, new_secret};
@@ -6,9 +6,9 @@ use anyhow::{Context, bail};
 use std::net::TcpListener;
 use std::process::{Child, Command, ExitCode};
 
-/// Set in the environment of every rank that was started here.
+/// Variable in the environment of every rank started here; holds its core.
 const CHILD: &str = "RCOMM_BENCH_CHILD";
-/// Set to a number of hosts, among which the ranks are divided: ranks share memory only within one of them.
+/// Variable with a number of simulated hosts, among which the ranks are divided: ranks share memory only within a host.
 pub(crate) const HOSTS: &str = "RCOMM_BENCH_HOSTS";
 
 pub(crate) fn is_child() -> bool {
@@ -87,8 +87,8 @@ fn stop(ranks: &mut [Child]) {
     }
 }
 
-/// Pins this rank to its core, if the environment names one.
-pub(crate) fn settle() -> anyhow::Result<()> {
+/// Pins this rank to the core that the environment names, if it does.
+pub(crate) fn pin_to_core() -> anyhow::Result<()> {
     let Some(core) = std::env::var(CHILD)
         .ok()
         .and_then(|core| core.parse::<usize>().ok())

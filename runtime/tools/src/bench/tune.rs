@@ -1,8 +1,8 @@
 //! Finds the best algorithm for each operation on this machine: each algorithm is measured at every size, in
 //! turn.
 //!
-//! Each measurement is another run of this program, with `RCOMM_TUNING` naming the one algorithm. Sockets are
-//! measured with `RCOMM_TRANSPORT=tcp`; several hosts by giving the ranks of one machine two host ids.
+//! Each measurement is another run of this program, with a single algorithm in `RCOMM_TUNING`. Sockets are measured
+//! with `RCOMM_TRANSPORT=tcp`; several hosts by assigning two host ids to the ranks of one machine.
 
 use super::cli::TuneArgs;
 use anyhow::{Context, bail, ensure};
@@ -51,7 +51,7 @@ pub(crate) fn run(args: &TuneArgs) -> anyhow::Result<()> {
     for &topology in &args.topologies {
         for &ranks in &ranks {
             if topology == Topology::Hosts && ranks.get() < 3 {
-                // If no host has two ranks, two hosts are the same as sockets.
+                // Unless some host has two ranks, two hosts are equivalent to sockets.
                 continue;
             }
             for choice in measure(args, topology, ranks)? {
@@ -67,7 +67,7 @@ pub(crate) fn run(args: &TuneArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The best choices for this many ranks, operation by operation.
+/// The best choices for this number of ranks, operation by operation.
 fn measure(args: &TuneArgs, topology: Topology, ranks: NonZeroU32) -> anyhow::Result<Vec<Choice>> {
     let patterns = Pattern::ALL.iter().copied();
     let patterns = patterns.filter(|&pattern| Algorithm::of(pattern, topology).len() > 1);
@@ -100,7 +100,7 @@ fn measure(args: &TuneArgs, topology: Topology, ranks: NonZeroU32) -> anyhow::Re
     Ok(choices)
 }
 
-/// One algorithm at all sizes.
+/// Measures one algorithm at all sizes.
 fn time(
     args: &TuneArgs,
     pattern: Pattern,
@@ -143,8 +143,8 @@ fn time(
     Ok(rows.filter(|row| row.op == pattern.name()).collect())
 }
 
-/// Cuts the sizes into ranges, at most one for each algorithm, in their order, so that the geometric mean
-/// over all sizes of time / best time of that size is least. Returns algorithms with the last size of each.
+/// Cuts the sizes into ranges, at most one for each algorithm, in their order, so that the geometric mean over all
+/// sizes of (time / best time of that size) is minimal. Returns each algorithm with the last size of its range.
 fn cut(times: &[Times]) -> Vec<(usize, Option<usize>)> {
     let sizes: Vec<usize> = times[0].keys().copied().collect();
     let cost = |algorithm: usize, size: usize| {
@@ -154,7 +154,7 @@ fn cut(times: &[Times]) -> Vec<(usize, Option<usize>)> {
             .fold(f64::INFINITY, f64::min);
         (times[algorithm][&size] / best).ln()
     };
-    // For each algorithm: the least cost of the sizes so far if the last of them is assigned to it, and the
+    // For each algorithm: the minimal cost of the sizes so far if the last of them is assigned to it, and the
     // assignment of each size.
     let mut least: Vec<(f64, Vec<usize>)> = vec![(0.0, Vec::new()); times.len()];
     for &size in &sizes {
@@ -203,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn one_size_that_was_disturbed_makes_no_cut() {
+    fn a_single_disturbed_size_makes_no_cut() {
         let small = times(&[1.0, 1.1, 1.0, 4.0]);
         let large = times(&[2.0, 1.0, 2.0, 2.0]);
         assert_eq!(cut(&[small, large]), [(0, Some(4)), (1, None)]);

@@ -1,4 +1,4 @@
-//! `rcomm-bench OPERATION…`: measures how long collectives take. See `rcomm_tools::bench`.
+//! `rcomm-bench OPERATION…`: measures the latency and bandwidth of collectives. See `rcomm_tools::bench`.
 
 #![forbid(unsafe_code)]
 

@@ -1,4 +1,4 @@
-//! `rcomm-run -n N PROGRAM ARGS…`: starts the ranks of a job on this host, and ends with their result.
+//! `rcomm-run -n N PROGRAM ARGS…`: starts the ranks of a job on this host, and exits with their result.
 
 #![forbid(unsafe_code)]
 

@@ -1,5 +1,5 @@
-//! The launcher's record of its ranks, for readers of the job's records: how they ended, and which signals
-//! they were sent.
+//! The launcher's record of its ranks, for readers of the job's records: how they ended, and the signals that were sent
+//! to them.
 
 use super::nodes::Job;
 use super::options::Options;
@@ -15,12 +15,12 @@ use std::path::PathBuf;
 use std::process::ExitStatus;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-/// Records of ended jobs without rings that are kept below the directory: a few hundred KiB of memory.
+/// Maximum number of records kept of ended jobs without rings: a few hundred KiB.
 const KEPT: usize = 64;
 
 /// The launcher's record, written at every change.
 pub(super) struct Account {
-    /// `None` where rings are in memory, or the file could not be written.
+    /// `None` if the rings are in memory, or the file could not be written.
     directory: Option<PathBuf>,
     record: LaunchRecord,
     changed: bool,
@@ -28,7 +28,7 @@ pub(super) struct Account {
 }
 
 impl Account {
-    /// An account without ranks. The directory is that of the ranks' rings.
+    /// Creates a record without ranks. The directory is that of the ranks' rings.
     pub(super) fn open(options: &Options, job: &Job) -> Self {
         // If the environment is invalid, the ranks report that.
         let ring_dir = Config::from_environment().map(|config| config.ring_dir);
@@ -58,7 +58,7 @@ impl Account {
         }
     }
 
-    /// A rank was started. Ranks come in order.
+    /// Records that a rank was started. Ranks must be passed in order.
     pub(super) fn started(&mut self, rank: u32, pid: u32) {
         self.record.ranks.push(LaunchedRank {
             rank,
@@ -67,13 +67,13 @@ impl Account {
         });
     }
 
-    /// The launcher received a signal.
+    /// Records that the launcher received a signal.
     pub(super) fn received(&mut self, signal: Signal) {
         self.record.received.push(signal_now(signal));
         self.changed = true;
     }
 
-    /// The launcher sent a signal to the rank of this place.
+    /// Records that the launcher sent a signal to the rank at this index.
     pub(super) fn sent(&mut self, at: usize, signal: Signal) {
         if let Some(rank) = self.record.ranks.get_mut(at) {
             rank.sent.push(signal_now(signal));
@@ -81,7 +81,7 @@ impl Account {
         }
     }
 
-    /// The rank of this place has ended.
+    /// Records that the rank at this index has ended.
     pub(super) fn ended(&mut self, at: usize, status: ExitStatus) {
         let Some(rank) = self.record.ranks.get_mut(at) else {
             return;
@@ -133,8 +133,8 @@ fn now_ns() -> i64 {
     })
 }
 
-/// Counts the processes that the kernel has killed because memory ran out: in this control group, which the
-/// ranks are in, or on the whole host where the group's count is not readable.
+/// Counts the processes that the kernel has killed because memory ran out: in the control group of this process and the
+/// ranks, or on the whole host if the group's count is not readable.
 struct OutOfMemoryKills {
     events: Option<PathBuf>,
     of_group: Option<u64>,
@@ -159,8 +159,7 @@ impl OutOfMemoryKills {
         }
     }
 
-    /// Whether there was one more than before; `None` if that cannot be determined. Each kill counts for one
-    /// rank.
+    /// Whether the count has grown by at least one; `None` if unknown. Each kill counts for one rank.
     fn was_one_more(&mut self) -> Option<bool> {
         if let Some(before) = &mut self.of_group {
             let more = self.events.as_deref().and_then(count_in)? > *before;
@@ -168,7 +167,7 @@ impl OutOfMemoryKills {
             return Some(more);
         }
         let more = count_in(OF_HOST.as_ref())? > self.of_host?;
-        // The killed process may be any other process of the host.
+        // The killed process may be any process of the host.
         (!more).then_some(false)
     }
 }

@@ -1,9 +1,9 @@
 //! Starts the ranks of a job, and supervises them until the last has ended.
 //!
-//! The launcher serves the job's store, so that the store outlives every rank; through it the launchers of
-//! several nodes agree on the job, and notify each other of a failure. Each rank is a process group of its
-//! own. One thread watches the ranks, their output and signals; two others only write out, so that a stalled
-//! terminal never keeps the launcher from ending a job.
+//! The launcher serves the job's store, so that the store outlives every rank; through it the launchers of several
+//! nodes agree on the job, and notify each other of a failure. Each rank is a process group of its own. One thread
+//! watches the ranks, their output and signals; two others only write output, so that a stalled terminal never prevents
+//! the launcher from ending a job.
 //!
 //! A launcher that is itself killed by SIGKILL cannot end its ranks: the kernel kills them in its place.
 
@@ -23,7 +23,7 @@ use output::Sinks;
 use ranks::{Ranks, StartError};
 use std::process::ExitCode;
 
-/// The launcher itself failed.
+/// Exit code for a failure of the launcher itself.
 const LAUNCHER_FAILED: u8 = 125;
 
 /// Why a job failed, and the exit code for it.
@@ -33,7 +33,7 @@ struct Failure {
     code: u8,
 }
 
-/// Runs the job; returns the exit code that [`Options`] lists.
+/// Runs the job. Returns the exit code, as listed in [`Options`].
 pub fn run(options: &Options) -> ExitCode {
     let mut sinks = Sinks::start();
     let code = match try_run(options, &mut sinks) {

@@ -1,4 +1,4 @@
-//! The launchers of a job's nodes: how they agree before the job, and notify each other during it.
+//! Coordination between the launchers of a job's nodes: their agreement before the job, and notifications during it.
 //!
 //! They use the job's store, under keys of their own. Node 0 serves it, publishes the job's name, and detects
 //! a launcher that has ended, since every launcher increments a pulse counter.
@@ -20,10 +20,10 @@ const KEYS: &str = "rcomm-run";
 const PULSE: Duration = Duration::from_millis(500);
 /// A launcher whose pulse has not advanced for this long counts as ended.
 const SILENCE: Duration = Duration::from_secs(30);
-/// How long node 0 waits for the others to read how the job ended.
-const FAREWELL: Duration = Duration::from_secs(5);
+/// Time that node 0 waits for the others to read how the job ended.
+const LEAVE_TIME: Duration = Duration::from_secs(5);
 
-/// The facts on the whole job that a rank needs.
+/// The facts on the whole job that the ranks need.
 pub(super) struct Job {
     pub(super) id: String,
     pub(super) world_size: u32,
@@ -32,26 +32,26 @@ pub(super) struct Job {
     pub(super) master_port: u16,
 }
 
-/// The failure reported by another launcher, or found because its pulse stopped.
+/// A failure that another launcher reported, or that was detected because its pulse stopped.
 #[derive(Default)]
-struct News {
+struct RemoteFailure {
     failure: Mutex<Option<Failure>>,
     stop: AtomicBool,
 }
 
 pub(super) struct Nodes {
     pub(super) job: Job,
-    /// Readable once there is a failure elsewhere.
+    /// Readable once there is a failure on another node.
     pub(super) wake: Arc<OwnedFd>,
     node_rank: u32,
     nnodes: u32,
     keys: Arc<PrefixStore<TcpStore>>,
-    news: Arc<News>,
+    remote: Arc<RemoteFailure>,
     listener: Option<JoinHandle<()>>,
 }
 
 impl Nodes {
-    /// Opens the job's store and reads what the other launchers start.
+    /// Opens the job's store, and reads how many ranks the other launchers start.
     ///
     /// The store requires the job's `secret`, unless the options ask for an open store.
     pub(super) fn join(options: &Options, secret: &str) -> Result<Self> {
@@ -127,7 +127,7 @@ impl Nodes {
             node_rank,
             nnodes,
             keys: Arc::new(keys),
-            news: Arc::default(),
+            remote: Arc::default(),
             listener: None,
         };
         if nnodes > 1 {
@@ -137,11 +137,11 @@ impl Nodes {
     }
 
     fn listen(&self) -> Result<JoinHandle<()>> {
-        let (keys, news, wake) = (self.keys.clone(), self.news.clone(), self.wake.clone());
+        let (keys, remote, wake) = (self.keys.clone(), self.remote.clone(), self.wake.clone());
         let (node_rank, nnodes) = (self.node_rank, self.nnodes);
         let listen = move || {
             let mut pulses = Pulses::of(if node_rank == 0 { nnodes } else { 0 });
-            while !news.stop.load(Ordering::Relaxed) {
+            while !remote.stop.load(Ordering::Relaxed) {
                 let heard = keys
                     .add(&format!("pulse/{node_rank}"), 1)
                     .and_then(|_| pulses.missing(&*keys))
@@ -168,7 +168,10 @@ impl Nodes {
                         code: LAUNCHER_FAILED,
                     },
                 };
-                *news.failure.lock().unwrap_or_else(PoisonError::into_inner) = Some(failure);
+                *remote
+                    .failure
+                    .lock()
+                    .unwrap_or_else(PoisonError::into_inner) = Some(failure);
                 // A write to an eventfd fails only when it is full, and then it is readable.
                 let _ = rustix::io::write(&*wake, &1_u64.to_ne_bytes());
                 return;
@@ -179,12 +182,12 @@ impl Nodes {
     }
 
     /// The failure on another node, if there is one.
-    pub(super) fn failure_elsewhere(&self) -> Option<Failure> {
-        let failure = self.news.failure.lock();
+    pub(super) fn remote_failure(&self) -> Option<Failure> {
+        let failure = self.remote.failure.lock();
         failure.unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Notifies the other launchers of a failure here. The first report is the job's failure.
+    /// Notifies the other launchers of a failure on this node. The first report is the job's failure.
     pub(super) fn publish_failure(&self, failure: &Failure) -> rcomm::Result<()> {
         match self.nnodes {
             1 => Ok(()),
@@ -192,7 +195,7 @@ impl Nodes {
         }
     }
 
-    /// Ends the job on this node: waits until it has ended on all nodes, and returns how.
+    /// Ends the job on this node: waits until it has ended on all nodes, and returns its failure, if any.
     pub(super) fn leave(&mut self, failure: Option<Failure>) -> Result<Option<Failure>> {
         if self.nnodes == 1 {
             return Ok(failure);
@@ -202,17 +205,17 @@ impl Nodes {
             self.keys.add("finished", 1)?;
             while outcome.is_none() && self.keys.add("finished", 0)? < i64::from(self.nnodes) {
                 std::thread::sleep(PULSE / 10);
-                outcome = self.failure_elsewhere();
+                outcome = self.remote_failure();
             }
         }
-        self.news.stop.store(true, Ordering::Relaxed);
+        self.remote.stop.store(true, Ordering::Relaxed);
         if let Some(listener) = self.listener.take() {
-            // The thread does not panic, and the failure that it found is read above.
+            // The thread does not panic, and its failure is read above.
             let _ = listener.join();
         }
         let left = self.keys.add("left", 1);
         if self.node_rank == 0 {
-            let deadline = Instant::now() + FAREWELL;
+            let deadline = Instant::now() + LEAVE_TIME;
             while Instant::now() < deadline && self.keys.add("left", 0)? < i64::from(self.nnodes) {
                 std::thread::sleep(PULSE / 10);
             }
@@ -223,7 +226,7 @@ impl Nodes {
     }
 }
 
-/// The other launchers' pulses, as node 0 sees them.
+/// The other launchers' pulse counters, as read by node 0.
 struct Pulses(Vec<(u32, i64, Instant)>);
 
 impl Pulses {
@@ -231,7 +234,7 @@ impl Pulses {
         Self((1..nnodes).map(|node| (node, 0, Instant::now())).collect())
     }
 
-    /// A node whose pulse has stopped.
+    /// Returns a node whose pulse has stopped, if there is one.
     fn missing(&mut self, keys: &impl Store) -> rcomm::Result<Option<u32>> {
         for (node, count, since) in &mut self.0 {
             let now = keys.add(&format!("pulse/{node}"), 0)?;

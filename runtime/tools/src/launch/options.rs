@@ -25,25 +25,25 @@ Exit codes:
   126    PROGRAM cannot be executed
   127    PROGRAM was not found";
 
-/// Starts the ranks of a job on this host and looks after them.
+/// Starts the ranks of a job on this host and supervises them.
 #[derive(Clone, Debug, Parser)]
 #[command(name = "rcomm-run", version, after_help = EXIT_CODES)]
 pub struct Options {
-    /// How many ranks to start on this host.
+    /// Number of ranks to start on this host.
     #[arg(short = 'n', long = "nproc", visible_alias = "nproc-per-node", alias = "nproc_per_node",
           value_name = "N",
           value_parser = clap::value_parser!(u32).range(1..=65_536))]
     pub nproc: u32,
 
-    /// How many hosts the job has; one rcomm-run is started on each.
+    /// Number of hosts of the job; one rcomm-run is started on each.
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
     pub nnodes: u32,
 
-    /// Which of the hosts this is, counted from 0.
+    /// Index of this host, from 0.
     #[arg(long, alias = "node_rank", default_value_t = 0)]
     pub node_rank: u32,
 
-    /// Name or address of node 0, as the other hosts reach it.
+    /// Name or address of node 0, as reached from the other hosts.
     #[arg(
         long,
         alias = "master_addr",
@@ -52,7 +52,7 @@ pub struct Options {
     )]
     pub master_addr: String,
 
-    /// Port of the store on node 0; 0 is a free one, for one host only.
+    /// Port of the store on node 0; 0 picks a free one, with one host only.
     #[arg(long, alias = "master_port", default_value_t = 0, value_name = "PORT")]
     pub master_port: u16,
 
@@ -60,8 +60,8 @@ pub struct Options {
     #[arg(long, value_name = "NAME")]
     pub job_id: Option<String>,
 
-    /// The job's secret, equal on all hosts [default: a random one]. Others on this host can see a
-    /// command line: the variable is the better place.
+    /// The job's secret, equal on all hosts [default: a random one]. Other users of this host can see the command line,
+    /// so prefer the variable.
     #[arg(
         long,
         env = "RCOMM_JOB_SECRET",
@@ -70,26 +70,26 @@ pub struct Options {
     )]
     pub job_secret: Option<String>,
 
-    /// Serve PyTorch's protocol to whoever reaches the store's port, in place of asking for the job's secret:
-    /// for programs that use PyTorch's own TCPStore.
+    /// Serve PyTorch's protocol to every client of the store's port, without requiring the job's secret: for programs
+    /// that use PyTorch's own TCPStore.
     #[arg(long)]
     pub open_store: bool,
 
-    /// How long ranks may take to end after SIGTERM, in seconds.
+    /// Time for ranks to end after SIGTERM, in seconds.
     #[arg(long, default_value = "10", value_parser = seconds, value_name = "SECONDS")]
     pub grace: Duration,
 
-    /// How long the other ranks may go on after one has failed, in seconds: to notice it themselves
-    /// and write their dumps. The default leaves room for RCOMM_SIGNAL_INTERVAL_MS and
-    /// RCOMM_STATUS_WAIT_MS as they are by default; 0 ends the others at once.
+    /// Time for the other ranks after one has failed, in seconds, in which they notice it themselves and write their
+    /// dumps. The default suffices for the default values of RCOMM_SIGNAL_INTERVAL_MS and RCOMM_STATUS_WAIT_MS; 0 ends
+    /// the others at once.
     #[arg(long, default_value = "5", value_parser = seconds, value_name = "SECONDS")]
     pub linger: Duration,
 
-    /// How long the launchers of several hosts wait for each other, in seconds.
+    /// Time that the launchers of several hosts wait for each other, in seconds.
     #[arg(long, default_value = "120", value_parser = seconds, value_name = "SECONDS")]
     pub timeout: Duration,
 
-    /// What to run, and its arguments.
+    /// Program to run, and its arguments.
     #[arg(
         required = true,
         trailing_var_arg = true,
@@ -102,7 +102,7 @@ pub struct Options {
 impl Options {
     /// Parses the command line.
     ///
-    /// Ends the process where it is wrong or asks for help, as [`Parser::parse`] does.
+    /// Exits on a wrong command line or a request for help, as [`Parser::parse`] does.
     pub fn from_command_line() -> Self {
         let options = Self::parse_from(as_mpirun_spells(std::env::args_os()));
         if let Err(wrong) = options.check() {
@@ -131,7 +131,7 @@ impl Options {
     }
 }
 
-/// Takes mpirun's `-np N`, as the first option, for `-n N`.
+/// Replaces mpirun's `-np N`, as the first option, by `-n N`.
 fn as_mpirun_spells(args: impl Iterator<Item = OsString>) -> impl Iterator<Item = OsString> {
     let spelt = |(at, arg): (usize, OsString)| match at == 1 && arg == "-np" {
         true => "-n".into(),

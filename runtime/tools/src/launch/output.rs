@@ -1,26 +1,26 @@
-//! Copies the ranks' output to this process's two streams, line by line, with the rank before each line.
+//! Copies the ranks' output to this process's two streams, line by line, with the rank in front of each line.
 
 use std::collections::VecDeque;
 use std::io::{self, Write};
 use std::sync::mpsc::{SyncSender, TrySendError, sync_channel};
 use std::thread::JoinHandle;
 
-/// A line longer than this is broken into several.
+/// Maximum length of a line in bytes; longer lines are split.
 const LONGEST_LINE: usize = 64 << 10;
-/// How many pieces may wait for a stalled stream before no more are read from the ranks.
+/// Maximum number of pieces that wait for a stalled stream; beyond that the ranks' output is not read.
 const WAITING: usize = 64;
 
-/// Which of the two streams of a process.
+/// One of the two output streams of a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Stream {
     Stdout,
     Stderr,
 }
 
-/// Cuts what a rank writes into lines, and puts the rank before each.
+/// Splits a rank's output into lines, and puts the rank in front of each.
 pub(super) struct Lines {
     prefix: String,
-    /// The beginning of a line whose end has not come.
+    /// The beginning of an incomplete line.
     partial: Vec<u8>,
 }
 
@@ -51,7 +51,7 @@ impl Lines {
         out
     }
 
-    /// The rest, after the rank has closed the stream, as a line.
+    /// The rest as a line, after the rank has closed the stream.
     pub(super) fn finish(&mut self) -> Vec<u8> {
         let mut out = Vec::new();
         if !self.partial.is_empty() {
@@ -95,7 +95,7 @@ impl Sink {
             })
             .ok();
         Self {
-            // Without the thread nothing reads the queue.
+            // Without the thread, the queue has no reader.
             pieces: thread.is_some().then_some(pieces),
             waiting: VecDeque::new(),
             thread,
@@ -148,7 +148,7 @@ impl Sinks {
         }
     }
 
-    /// Takes `piece`, to be written in order.
+    /// Queues `piece`, to be written in order.
     pub(super) fn push(&mut self, stream: Stream, piece: Vec<u8>) {
         self.sink(stream).push(piece);
     }
@@ -159,20 +159,20 @@ impl Sinks {
             .push(format!("rcomm-run: {sentence}\n").into_bytes());
     }
 
-    /// Whether the stream accepts more without delay.
+    /// Whether the stream accepts more output without delay.
     pub(super) fn has_room(&mut self, stream: Stream) -> bool {
         let sink = self.sink(stream);
         sink.forward();
         sink.waiting.is_empty()
     }
 
-    /// Whether all has been written and the threads have ended; polled until then.
+    /// Whether everything is written and the threads have ended; poll it until then.
     pub(super) fn is_done(&mut self) -> bool {
         let (stdout, stderr) = (self.stdout.is_done(), self.stderr.is_done());
         stdout && stderr
     }
 
-    /// Writes what is left.
+    /// Writes the rest of the output.
     pub(super) fn finish(mut self) {
         while !self.is_done() {
             std::thread::sleep(std::time::Duration::from_millis(1));

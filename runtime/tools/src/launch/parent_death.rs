@@ -1,7 +1,7 @@
-//! Makes ranks end with their launcher, however that ends: the kernel kills them.
+//! Makes ranks end with their launcher, however the launcher ends: the kernel kills them.
 //!
-//! This is one of the few places that need `unsafe`, which `docs/ARCHITECTURE.md` lists: the code that runs
-//! between fork and exec must be safe there.
+//! This is one of the few places with `unsafe`, which `docs/ARCHITECTURE.md` lists: the code between fork and exec must
+//! be async-signal-safe.
 
 #![allow(unsafe_code)]
 
@@ -10,9 +10,8 @@ use std::io;
 use std::os::unix::process::CommandExt;
 use std::process::Command;
 
-/// Makes the kernel kill the process that `command` starts when the thread that starts it ends. A process
-/// that this one starts in turn is not killed, and neither is a program that runs with more rights than its
-/// caller.
+/// Makes the kernel kill the process that `command` starts when the thread that starts it ends. Children of that
+/// process are not killed, and neither is a program with more privileges than its caller.
 pub(super) fn die_with_this_thread(command: &mut Command) {
     let launcher = getpid();
     let prepare = move || prepare(launcher);

@@ -1,4 +1,4 @@
-//! The ranks of this host: started, watched, and ended together.
+//! The ranks of this host, which are started, watched, and ended together.
 
 use super::account::Account;
 use super::nodes::{Job, Nodes};
@@ -20,7 +20,7 @@ use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
-/// How long output is still read after the last rank has ended: a process that it left behind may write some.
+/// Time for which output is still read after the last rank has ended: processes that it left behind may write some.
 const DRAIN: Duration = Duration::from_secs(1);
 /// How often to check whether a stalled stream of this process accepts data again.
 const RETRY: Duration = Duration::from_millis(10);
@@ -33,7 +33,7 @@ pub(super) struct StartError {
 }
 
 impl StartError {
-    /// The exit code that shells use for it.
+    /// The exit code that shells use for this error.
     pub(super) fn code(&self) -> u8 {
         match self.error.kind() {
             io::ErrorKind::NotFound => 127,
@@ -52,7 +52,7 @@ impl std::fmt::Display for StartError {
 
 impl std::error::Error for StartError {}
 
-/// The signals that are passed on, as bytes in a pipe.
+/// The signals that are forwarded to the ranks, as bytes in pipes.
 pub(super) struct Signals(Vec<(i32, UnixStream)>);
 
 impl Signals {
@@ -104,7 +104,7 @@ impl Output {
         })
     }
 
-    /// Forwards the available output; returns whether more can come.
+    /// Forwards the available output. Returns whether more can follow.
     fn forward(&mut self, buffer: &mut [u8], sinks: &mut Sinks) -> bool {
         match rustix::io::read(&self.pipe, &mut *buffer) {
             Ok(count) if count > 0 => {
@@ -123,9 +123,9 @@ impl Output {
 struct Rank {
     rank: u32,
     child: Child,
-    /// Its process group, and its process.
+    /// Id of its process and of its process group.
     pid: Pid,
-    /// Readable when the process has ended.
+    /// Readable once the process has ended.
     pidfd: OwnedFd,
     ended: bool,
     outputs: [Option<Output>; 2],
@@ -153,7 +153,7 @@ impl Rank {
         })
     }
 
-    /// Returns whether the signal was sent.
+    /// Sends a signal; returns whether it was sent.
     fn signal(&self, signal: Signal) -> bool {
         // The rank may have ended just now; the next poll detects that.
         !self.ended && kill_process_group(self.pid, signal).is_ok()
@@ -164,7 +164,7 @@ impl Rank {
 #[derive(Clone, Copy)]
 enum Source {
     Signals,
-    News,
+    RemoteFailure,
     End(usize),
     Output(usize, usize),
 }
@@ -223,11 +223,11 @@ impl Ranks {
                 match source {
                     Source::Signals => {
                         for signal in signals.take() {
-                            self.pass_on(signal, options, nodes, sinks);
+                            self.forward_signal(signal, options, nodes, sinks);
                         }
                     }
-                    Source::News => {
-                        if let Some(mut failure) = nodes.failure_elsewhere() {
+                    Source::RemoteFailure => {
+                        if let Some(mut failure) = nodes.remote_failure() {
                             failure.sentence.insert_str(0, "on another node, ");
                             self.fail(failure, options.linger, options, sinks);
                         }
@@ -243,7 +243,7 @@ impl Ranks {
                     }
                 }
             }
-            self.end_what_is_due(options, sinks);
+            self.end_overdue_ranks(options, sinks);
             self.account.write(sinks);
             if self.ranks.iter().all(|rank| rank.ended) {
                 let deadline = *drained_by.get_or_insert_with(|| Instant::now() + DRAIN);
@@ -285,10 +285,10 @@ impl Ranks {
         for fd in signals.fds() {
             add(Source::Signals, fd);
         }
-        if nodes.failure_elsewhere().is_none() {
-            add(Source::News, nodes.wake.as_fd());
+        if nodes.remote_failure().is_none() {
+            add(Source::RemoteFailure, nodes.wake.as_fd());
         } else if self.failure.is_none() {
-            return Ok(vec![Source::News]);
+            return Ok(vec![Source::RemoteFailure]);
         }
         for (i, rank) in self
             .ranks
@@ -365,7 +365,7 @@ impl Ranks {
         Ok(())
     }
 
-    /// Reports the job's failure, and ends the ranks that are left.
+    /// Reports the job's failure, and ends the remaining ranks.
     fn fail(&mut self, failure: Failure, linger: Duration, options: &Options, sinks: &mut Sinks) {
         if self.failure.is_some() {
             return;
@@ -385,8 +385,14 @@ impl Ranks {
         });
     }
 
-    /// Passes a signal on; one that asks to stop also ends the job.
-    fn pass_on(&mut self, signal: Signal, options: &Options, nodes: &Nodes, sinks: &mut Sinks) {
+    /// Forwards a signal to the ranks; a request to stop also ends the job.
+    fn forward_signal(
+        &mut self,
+        signal: Signal,
+        options: &Options,
+        nodes: &Nodes,
+        sinks: &mut Sinks,
+    ) {
         self.account.received(signal);
         self.signal_all(signal);
         if signal == Signal::USR1 || signal == Signal::USR2 {
@@ -407,7 +413,7 @@ impl Ranks {
                     sentence: format!("stopped by {name}"),
                     code: (128 + signal.as_raw()) as u8,
                 };
-                sinks.print_message(&format!("{name}: passed on to the ranks"));
+                sinks.print_message(&format!("{name}: forwarded to the ranks"));
                 if let Err(error) = nodes.publish_failure(&failure) {
                     sinks.print_message(&format!("failed to notify the other nodes: {error}"));
                 }
@@ -420,7 +426,7 @@ impl Ranks {
         }
     }
 
-    fn end_what_is_due(&mut self, options: &Options, sinks: &mut Sinks) {
+    fn end_overdue_ranks(&mut self, options: &Options, sinks: &mut Sinks) {
         let Some(ending) = &mut self.ending else {
             return;
         };
@@ -442,7 +448,7 @@ impl Ranks {
                 .collect();
             if !left.is_empty() {
                 sinks.print_message(&format!(
-                    "killing what is left after {:?}: rank {}",
+                    "killing the remaining ranks after {:?}: rank {}",
                     options.grace,
                     left.join(", ")
                 ));

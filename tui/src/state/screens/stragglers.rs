@@ -12,7 +12,7 @@ use rcomm_recorder::model::text::millis;
 use std::collections::{BTreeSet, HashMap};
 
 /// Share of the job's time from which on a rank is listed.
-const WORTH: f64 = 0.001;
+const MIN_SHARE: f64 = 0.001;
 
 pub(super) fn page(model: &ViewModel<'_>) -> Page {
     let report = &model.snapshot.report;
@@ -25,7 +25,7 @@ pub(super) fn page(model: &ViewModel<'_>) -> Page {
     let late: HashMap<Rank, &RankReport> = report
         .ranks
         .iter()
-        .filter(|r| r.lag_share.unwrap_or(0.0) >= WORTH || accused.contains(&r.rank))
+        .filter(|r| r.lag_share.unwrap_or(0.0) >= MIN_SHARE || accused.contains(&r.rank))
         .map(|r| (r.rank, r))
         .collect();
     let mut rows = Vec::new();

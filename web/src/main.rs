@@ -190,10 +190,14 @@ fn serve(cli: &Cli) -> anyhow::Result<()> {
             Some(_) => ("https", access.over_tls()),
             None => ("http", access),
         };
-        let server = Server::bind(cli.listen, store, access.also_as(cli.host_name.clone()))
-            .await
-            .with_context(|| format!("failed to listen on {}", cli.listen))?
-            .limits(limits);
+        let server = Server::bind(
+            cli.listen,
+            store,
+            access.with_host_names(cli.host_name.clone()),
+        )
+        .await
+        .with_context(|| format!("failed to listen on {}", cli.listen))?
+        .limits(limits);
         let server = match tls {
             Some(tls) => server.tls(tls),
             None => server,

@@ -140,7 +140,7 @@ impl Endpoint {
         let thread = std::thread::Builder::new()
             .name("rcomm/endpoint".to_owned())
             .spawn(move || {
-                if listener.is_called(&stopped) {
+                if listener.wait_for_connection(&stopped) {
                     let router = router(recorder, served, token);
                     // Without a runtime or its listener there is nothing left to do; connections end with
                     // the runtime.
@@ -225,7 +225,7 @@ enum Listener {
 
 impl Listener {
     /// Waits for a connection. Returns `false` if the other end of `stopped` was dropped first.
-    fn is_called(&self, stopped: &UnixStream) -> bool {
+    fn wait_for_connection(&self, stopped: &UnixStream) -> bool {
         let listener = match self {
             Self::Unix(listener) => listener.as_fd(),
             Self::Tcp(listener) => listener.as_fd(),

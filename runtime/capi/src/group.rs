@@ -2,7 +2,7 @@
 
 use crate::code::wait_hint;
 use crate::status::{borrow, call, consume, free, give, put, text};
-use crate::work::{WorkHandle, settle};
+use crate::work::{WorkHandle, start_or_wait};
 use rcomm::{GroupOptions, Hints, MissingRanks, ProcessGroup};
 use std::ffi::c_char;
 use std::time::Duration;
@@ -156,7 +156,7 @@ pub unsafe extern "C" fn rcomm_monitored_barrier(
             return group.monitored_barrier(missing);
         }
         // SAFETY: `work` is NULL, or the caller lets a handle be written there.
-        unsafe { settle(group, group.monitored_barrier_async(missing)?, work) }
+        unsafe { start_or_wait(group, group.monitored_barrier_async(missing)?, work) }
     })
 }
 

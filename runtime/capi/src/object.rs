@@ -5,7 +5,7 @@
 
 use crate::group::Group;
 use crate::status::{borrow, call, put, refused, text};
-use crate::work::{Made, WorkHandle, settle, yield_to};
+use crate::work::{Made, WorkHandle, start_or_wait, start_with_value};
 use rcomm::{ProcessGroup, Result, Work};
 use serde_json::Value;
 use std::ffi::{CString, c_char};
@@ -52,7 +52,7 @@ unsafe fn exchange<T: Send + 'static>(
         }
         let under_way = start(group)?;
         // SAFETY: `work` is NULL, or the caller lets a handle be written there.
-        match unsafe { yield_to(group, under_way, work, read)? } {
+        match unsafe { start_with_value(group, under_way, work, read)? } {
             // SAFETY: `out` is NULL, which is refused, or the caller lets the address of a text be
             // written there.
             Some(value) => unsafe { give_value(out, &value) },
@@ -177,7 +177,7 @@ pub unsafe extern "C" fn rcomm_send_object(
         // SAFETY: `json` is NULL, or ends with a zero byte and stays unchanged during the call.
         let value = unsafe { value_of(json)? };
         // SAFETY: `work` is NULL, or the caller lets a handle be written there.
-        unsafe { settle(group, group.send_object_async(&value, peer, tag)?, work) }
+        unsafe { start_or_wait(group, group.send_object_async(&value, peer, tag)?, work) }
     })
 }
 

@@ -3,7 +3,7 @@
 use crate::group::Group;
 use crate::memory::{self, array, dtype_of};
 use crate::status::{borrow, call, free, give, put, refused};
-use crate::work::{Made, WorkHandle, yield_to};
+use crate::work::{Made, WorkHandle, start_with_value};
 use rcomm::{
     Buffer, Complex, DType, Element, F8E4M3, F8E5M2, ProcessGroup, ReduceOp, Result, SparseTensor,
     bf16, f16,
@@ -47,7 +47,7 @@ unsafe fn sum<T: Element>(
         values: Buffer::from_vec(sum.values().to_vec()),
     };
     // SAFETY: `work` is NULL, or the caller lets a handle be written there.
-    unsafe { yield_to(group, under_way, work, made) }
+    unsafe { start_with_value(group, under_way, work, made) }
 }
 
 /// Sums the sparse tensors (COO) of all ranks. In the result, `*sum` or the tensor that `rcomm_work_sparse` takes from

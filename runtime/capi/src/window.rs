@@ -3,7 +3,7 @@
 use crate::group::Group;
 use crate::memory::{self, dtype_of};
 use crate::status::{borrow, call, consume, free, give, put, refused};
-use crate::work::{Made, WorkHandle, settle, yield_to};
+use crate::work::{Made, WorkHandle, start_or_wait, start_with_value};
 use rcomm::{Buffer, ProcessGroup, RemoteMemory, Result};
 use std::ffi::c_void;
 use std::sync::{Mutex, PoisonError};
@@ -43,7 +43,7 @@ unsafe fn open(
             mapped: Mutex::default(),
         };
         // SAFETY: `work` is NULL, or the caller lets a handle be written there.
-        match unsafe { yield_to(group, under_way, work, make)? } {
+        match unsafe { start_with_value(group, under_way, work, make)? } {
             // SAFETY: `window` is NULL, which is refused, or the caller lets a handle be written there.
             Some(made) => unsafe { give(window, made) },
             None => Ok(()),
@@ -154,7 +154,7 @@ pub unsafe extern "C" fn rcomm_window_put(
         }
         let under_way = window.put_buffer_async(peer, offset, from)?;
         // SAFETY: `work` is NULL, or the caller lets a handle be written there.
-        unsafe { settle(group, under_way, work) }
+        unsafe { start_or_wait(group, under_way, work) }
     })
 }
 
@@ -182,7 +182,7 @@ pub unsafe extern "C" fn rcomm_window_get(
         }
         let under_way = window.get_buffer_async(peer, offset, into)?;
         // SAFETY: `work` is NULL, or the caller lets a handle be written there.
-        unsafe { settle(group, under_way, work) }
+        unsafe { start_or_wait(group, under_way, work) }
     })
 }
 
@@ -204,7 +204,7 @@ pub unsafe extern "C" fn rcomm_window_signal(
         }
         let under_way = window.signal_async(peer)?;
         // SAFETY: `work` is NULL, or the caller lets a handle be written there.
-        unsafe { settle(group, under_way, work) }
+        unsafe { start_or_wait(group, under_way, work) }
     })
 }
 
@@ -226,7 +226,7 @@ pub unsafe extern "C" fn rcomm_window_wait_signal(
         }
         let under_way = window.wait_signal_async(peer)?;
         // SAFETY: `work` is NULL, or the caller lets a handle be written there.
-        unsafe { settle(group, under_way, work) }
+        unsafe { start_or_wait(group, under_way, work) }
     })
 }
 

@@ -153,14 +153,14 @@ pub(crate) unsafe fn issue(
     }
     let under_way = Box::new(group.execute_async(op)?);
     // SAFETY: `work` is not NULL (checked above), so the caller lets a handle be written there.
-    unsafe { hand_out(group, under_way, work) }
+    unsafe { write_handle(group, under_way, work) }
 }
 
 /// Makes a handle of an operation in progress, or waits if C requests none.
 ///
 /// # Safety
 /// `handle` is NULL or may be written.
-pub(crate) unsafe fn settle<T: Send + 'static>(
+pub(crate) unsafe fn start_or_wait<T: Send + 'static>(
     group: &ProcessGroup,
     work: Work<T>,
     handle: *mut *mut WorkHandle,
@@ -170,14 +170,14 @@ pub(crate) unsafe fn settle<T: Send + 'static>(
     }
     let make = |_| None::<Nothing>;
     // SAFETY: `handle` is not NULL (checked above), so the caller lets a handle be written there.
-    unsafe { hand_out(group, Box::new(Holding { work, make }), handle) }
+    unsafe { write_handle(group, Box::new(Holding { work, make }), handle) }
 }
 
 /// Makes a handle of an operation in progress and keeps the value that it produces, or waits if C requests no handle.
 ///
 /// # Safety
 /// `handle` is NULL or may be written.
-pub(crate) unsafe fn yield_to<T: Send + 'static, M: Made>(
+pub(crate) unsafe fn start_with_value<T: Send + 'static, M: Made>(
     group: &ProcessGroup,
     work: Work<T>,
     handle: *mut *mut WorkHandle,
@@ -188,7 +188,7 @@ pub(crate) unsafe fn yield_to<T: Send + 'static, M: Made>(
     }
     let make = |value| Some(make(value));
     // SAFETY: `handle` is not NULL (checked above), so the caller lets a handle be written there.
-    unsafe { hand_out(group, Box::new(Holding { work, make }), handle) }?;
+    unsafe { write_handle(group, Box::new(Holding { work, make }), handle) }?;
     Ok(None)
 }
 
@@ -196,7 +196,7 @@ pub(crate) unsafe fn yield_to<T: Send + 'static, M: Made>(
 ///
 /// # Safety
 /// `work` may be written.
-unsafe fn hand_out(
+unsafe fn write_handle(
     group: &ProcessGroup,
     under_way: Box<dyn UnderWay>,
     work: *mut *mut WorkHandle,

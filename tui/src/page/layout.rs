@@ -47,7 +47,7 @@ pub(crate) fn of(page: &Page, area: Rect) -> Layout {
     let wanted: Vec<u16> = page
         .panes
         .iter()
-        .map(|pane| natural(pane, area.width))
+        .map(|pane| wanted_rows(pane, area.width))
         .collect();
     let mut y = top;
     let panes = share(&wanted, left).into_iter().map(|height| {
@@ -103,7 +103,7 @@ fn wrap(line: &Line, width: usize, most: usize) -> Vec<Line> {
 }
 
 /// Number of rows that a pane needs to show everything.
-fn natural(pane: &Pane, width: u16) -> u16 {
+fn wanted_rows(pane: &Pane, width: u16) -> u16 {
     let title = usize::from(!pane.title.is_empty());
     let rows = match &pane.body {
         Body::Table(rows) => heads(rows) + rows.rows.len().max(1),
@@ -124,7 +124,7 @@ pub fn needed(page: &Page, (width, rows): (u16, u16)) -> u16 {
     let head: usize = (page.head.iter())
         .map(|line| wrap(line, usize::from(width), lines_for_one(rows)).len())
         .sum();
-    let panes = page.panes.iter().map(|pane| natural(pane, width));
+    let panes = page.panes.iter().map(|pane| wanted_rows(pane, width));
     let rows = panes.fold(2, u16::saturating_add);
     rows.saturating_add(u16::try_from(head).unwrap_or(u16::MAX))
 }

@@ -83,7 +83,7 @@ fn replay(
         cli,
         config,
         vec![format!("recording {name}")],
-        Judged::Running,
+        RecordedJob::Running,
     )?;
     let mut state = state(cli, config, env, true, anchor)?;
     let mut last = None;
@@ -135,8 +135,8 @@ fn view_sources(
     let judged = match cli.command {
         Some(CliCommand::Replay {
             snapshot: false, ..
-        }) => Judged::PostMortem,
-        _ => Judged::Running,
+        }) => RecordedJob::PostMortem,
+        _ => RecordedJob::Running,
     };
     let names = sources.iter().map(|source| source.name()).collect();
     let live = live(cli, config, names, judged)?;
@@ -202,7 +202,7 @@ fn mouse(cli: &Cli, config: &Config) -> Mouse {
 
 /// Whether the records are a snapshot of a running job, or of one that ended.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Judged {
+enum RecordedJob {
     Running,
     PostMortem,
 }
@@ -245,14 +245,19 @@ fn setting(
     }
 }
 
-fn live(cli: &Cli, config: &Config, names: Vec<String>, judged: Judged) -> anyhow::Result<Live> {
+fn live(
+    cli: &Cli,
+    config: &Config,
+    names: Vec<String>,
+    recorded: RecordedJob,
+) -> anyhow::Result<Live> {
     let replay = matches!(cli.command, Some(CliCommand::Replay { .. }));
     let mut options = if replay {
         LiveOptions::post_mortem()
     } else {
         LiveOptions::default()
     };
-    options.policy.snapshot = judged == Judged::Running;
+    options.policy.snapshot = recorded == RecordedJob::Running;
     for (name, warning) in &config.warnings {
         let Some(threshold) = warning.threshold else {
             continue;

@@ -166,12 +166,12 @@ impl State {
             Action::PageDown => self.move_by(height),
             Action::Top => self.move_by(isize::MIN),
             Action::Bottom => self.move_by(isize::MAX),
-            Action::Left | Action::Right => self.sideways(action == Action::Right),
+            Action::Left | Action::Right => self.move_sideways(action == Action::Right),
             Action::NextPane => self.next_pane(1),
             Action::PreviousPane => self.next_pane(self.page.panes.len().saturating_sub(1)),
             Action::Expand => self.expand(),
-            Action::Filter => self.type_into(Purpose::Filter),
-            Action::Command => self.type_into(Purpose::Command),
+            Action::Filter => self.open_input(Purpose::Filter),
+            Action::Command => self.open_input(Purpose::Command),
             Action::Export => self.begin("export "),
             Action::NextMatch => self.next_problem(1),
             Action::PreviousMatch => self.next_problem(-1),
@@ -255,7 +255,7 @@ impl State {
         self.selection_mut().move_by(delta, rows);
     }
 
-    fn sideways(&mut self, right: bool) {
+    fn move_sideways(&mut self, right: bool) {
         if *self.screen() == Screen::Timeline {
             self.scale.pan(if right { -1 } else { 1 });
             return;
@@ -359,7 +359,7 @@ impl State {
     }
 
     /// Starts the input of a filter, with the current one as its text, or of a command.
-    fn type_into(&mut self, purpose: Purpose) {
+    fn open_input(&mut self, purpose: Purpose) {
         let text = match purpose {
             Purpose::Filter => self.filter.text(),
             Purpose::Command => "",

@@ -147,12 +147,12 @@ impl FrameIndex {
                 Code::W220 => RankState::Late,
                 Code::W150 => RankState::Silent,
                 _ if finding.severity == Severity::Error && finding.caused_by.is_none() => {
-                    roots.extend(blamed(finding));
+                    roots.extend(culprits_of(finding));
                     RankState::Root
                 }
                 _ => continue,
             };
-            for &rank in blamed(finding) {
+            for &rank in culprits_of(finding) {
                 set(rank, state);
             }
             if finding.severity == Severity::Error {
@@ -270,7 +270,7 @@ impl FrameIndex {
 }
 
 /// The culprits of a finding; if it names none, the ranks of the cycle.
-fn blamed(finding: &Finding) -> &[Rank] {
+fn culprits_of(finding: &Finding) -> &[Rank] {
     if finding.culprit_ranks.is_empty() {
         &finding.cycle
     } else {

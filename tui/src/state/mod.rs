@@ -296,12 +296,12 @@ impl State {
         self.changed = true;
         self.page = match self.history.shown() {
             _ if *self.screen() == Screen::Help => self.help(),
-            None => waiting(vec![plain("looking for a job ...")]),
+            None => waiting_page(vec![plain("looking for a job ...")]),
             Some(snapshot)
                 if snapshot.ranks.is_empty()
                     && !matches!(self.screen(), Screen::Sources | Screen::Jobs) =>
             {
-                nothing(snapshot)
+                no_ranks_page(snapshot)
             }
             Some(snapshot) => self.model(snapshot).page(self.screen()),
         };
@@ -392,7 +392,7 @@ impl State {
     }
 }
 
-fn waiting(line: Line) -> Page {
+fn waiting_page(line: Line) -> Page {
     Page {
         head: vec![line],
         panes: vec![],
@@ -400,7 +400,7 @@ fn waiting(line: Line) -> Page {
 }
 
 /// The page while no rank is known: for each source the reason, and what to do.
-fn nothing(snapshot: &Snapshot) -> Page {
+fn no_ranks_page(snapshot: &Snapshot) -> Page {
     let mut head: Vec<Line> = vec![vec![styled(" NO JOB ", Tone::Silent)]];
     for source in &snapshot.sources {
         let status = source

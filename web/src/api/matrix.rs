@@ -1,6 +1,6 @@
 //! The rank × sequence matrix of any group.
 
-use super::Which;
+use super::SnapshotSelector;
 use crate::api::app_state::AppState;
 use crate::http::error::Refusal;
 use crate::state::snapshot::Focus;
@@ -32,7 +32,7 @@ pub(crate) async fn group_matrix(
     State(app): State<AppState>,
     Query(wanted): Query<MatrixQuery>,
 ) -> Result<Json<Focus>, Refusal> {
-    let which = Which {
+    let which = SnapshotSelector {
         at: wanted.at,
         upload: wanted.upload,
     };

@@ -19,14 +19,14 @@ use std::sync::Arc;
 
 /// Selects a snapshot: the newest, an earlier one, or that of an upload.
 #[derive(Clone, Debug, Default, Deserialize)]
-pub(crate) struct Which {
+pub(crate) struct SnapshotSelector {
     /// Number of a kept snapshot.
     pub(crate) at: Option<u64>,
     /// Id of an upload.
     pub(crate) upload: Option<String>,
 }
 
-impl Which {
+impl SnapshotSelector {
     /// The snapshot with its records; earlier snapshots are kept without them.
     pub(crate) fn frame(&self, app: &AppState) -> Result<Arc<Frame>, Refusal> {
         match (&self.upload, self.at) {

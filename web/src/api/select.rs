@@ -1,6 +1,6 @@
 //! Evaluates a filter expression for a page: which rows match.
 
-use super::Which;
+use super::SnapshotSelector;
 use crate::api::app_state::AppState;
 use crate::http::error::Refusal;
 use axum::Json;
@@ -32,7 +32,7 @@ pub(crate) async fn select(
 ) -> Result<Json<Selected>, Refusal> {
     let filter =
         Filter::parse(&wanted.filter).map_err(|error| Refusal::Query(error.to_string()))?;
-    let which = Which {
+    let which = SnapshotSelector {
         at: wanted.at,
         upload: wanted.upload,
     };

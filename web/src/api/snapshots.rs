@@ -1,6 +1,6 @@
 //! Snapshots: the newest, past ones and those of uploads, and their exports.
 
-use super::Which;
+use super::SnapshotSelector;
 use crate::api::app_state::AppState;
 use crate::http::error::Refusal;
 use crate::state::snapshot::{Point, Status, status_of};
@@ -22,14 +22,14 @@ fn json(text: &str) -> Response {
 
 pub(crate) async fn picture(
     State(app): State<AppState>,
-    Query(which): Query<Which>,
+    Query(which): Query<SnapshotSelector>,
 ) -> Result<Response, Refusal> {
     Ok(json(&which.text(&app)?))
 }
 
 pub(crate) async fn report(
     State(app): State<AppState>,
-    Query(which): Query<Which>,
+    Query(which): Query<SnapshotSelector>,
 ) -> Result<Json<Report>, Refusal> {
     Ok(Json(Report::clone(&*which.report(&app)?)))
 }
@@ -56,7 +56,7 @@ pub(crate) async fn metrics(State(app): State<AppState>, headers: HeaderMap) -> 
         .get(header::ACCEPT)
         .and_then(|accept| accept.to_str().ok())
         .unwrap_or_default();
-    let form = crate::metrics::Form::wanted_by(accept);
+    let form = crate::metrics::Form::preferred_by(accept);
     let mut body = app.store.metrics(form, app.exemplars);
     app.traffic.write(form, app.exported.as_deref(), &mut body);
     ([(header::CONTENT_TYPE, form.content_type())], body).into_response()
@@ -65,7 +65,7 @@ pub(crate) async fn metrics(State(app): State<AppState>, headers: HeaderMap) -> 
 /// A timeline for ui.perfetto.dev. One request at a time: it copies all records.
 pub(crate) async fn perfetto_trace(
     State(app): State<AppState>,
-    Query(which): Query<Which>,
+    Query(which): Query<SnapshotSelector>,
 ) -> Result<Response, Refusal> {
     let snapshot = which.snapshot(&app)?;
     let _turn = app.heavy.acquire().await.map_err(|_| Refusal::Stopping)?;

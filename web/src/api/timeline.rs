@@ -1,6 +1,6 @@
 //! The newest operations of each rank, for the timeline.
 
-use super::Which;
+use super::SnapshotSelector;
 use crate::api::app_state::AppState;
 use crate::http::error::Refusal;
 use axum::Json;
@@ -78,12 +78,16 @@ pub(crate) async fn timeline(
             "`seconds` is {seconds}, expected 0.001 to 1000000"
         )));
     }
-    let which = Which {
+    let which = SnapshotSelector {
         at: wanted.at,
         upload: wanted.upload,
     };
     let snapshot = which.snapshot(&app)?;
-    Ok(Json(drawn(&snapshot, &filter, (seconds * 1e9) as i64)))
+    Ok(Json(build_timeline(
+        &snapshot,
+        &filter,
+        (seconds * 1e9) as i64,
+    )))
 }
 
 fn place<T: PartialEq>(list: &mut Vec<T>, value: T) -> usize {
@@ -93,7 +97,7 @@ fn place<T: PartialEq>(list: &mut Vec<T>, value: T) -> usize {
     })
 }
 
-fn drawn(snapshot: &Snapshot, filter: &Filter, window_ns: i64) -> Timeline {
+fn build_timeline(snapshot: &Snapshot, filter: &Filter, window_ns: i64) -> Timeline {
     let ends = snapshot.dumps().flat_map(|(_, dump)| {
         let newest = dump.entries.iter().rev().take(64);
         newest.map(|e| e.time_created_ns.max(e.time_discovered_completed_ns))
@@ -199,7 +203,7 @@ mod tests {
 
     fn seen(filter: &str, ranks: u32) -> Timeline {
         let filter = Filter::parse(filter).expect("readable");
-        drawn(&snapshot(ranks), &filter, 2_000_000_000)
+        build_timeline(&snapshot(ranks), &filter, 2_000_000_000)
     }
 
     fn snapshot(ranks: u32) -> Snapshot {
@@ -237,7 +241,7 @@ mod tests {
         let dump = Arc::make_mut(&mut Arc::make_mut(&mut snapshot.ranks)[2].dumps[0]);
         let newest = dump.entries.last_mut().expect("it has operations");
         newest.graph_id = Some(7);
-        let timeline = drawn(&snapshot, &Filter::default(), 2_000_000_000);
+        let timeline = build_timeline(&snapshot, &Filter::default(), 2_000_000_000);
         let told = serde_json::to_value(&timeline).expect("plain data");
         let lanes = told["lanes"].as_array().expect("a list").iter();
         let slices = lanes.flat_map(|lane| lane["slices"].as_array().expect("a list"));

@@ -45,7 +45,7 @@ impl Uploads {
     pub(crate) fn new(most_bytes: u64) -> io::Result<Self> {
         Ok(Self {
             kept: Mutex::default(),
-            folder: private().tempdir()?,
+            folder: private_directory().tempdir()?,
             most_bytes,
             turn: Semaphore::new(1),
         })
@@ -62,13 +62,13 @@ impl Uploads {
     /// Analyses the files of a form and stores the report under the returned id.
     pub(crate) async fn take(&self, form: Multipart) -> Result<String, Refusal> {
         let _turn = self.turn.acquire().await.map_err(|_| Refusal::Stopping)?;
-        let folder = private()
+        let folder = private_directory()
             .tempdir_in(self.folder.path())
             .map_err(Refusal::Disk)?;
         self.write(form, folder.path()).await?;
         let most_bytes = self.most_bytes;
         let judged = tokio::task::spawn_blocking(move || {
-            let snapshot = judge(folder.path(), most_bytes);
+            let snapshot = analyse(folder.path(), most_bytes);
             (snapshot, folder.close())
         });
         let (snapshot, closed) = judged.await.map_err(|_| Refusal::Stopping)?;
@@ -121,7 +121,7 @@ impl Uploads {
 }
 
 /// A directory that only this user can read, whatever the umask.
-fn private() -> tempfile::Builder<'static, 'static> {
+fn private_directory() -> tempfile::Builder<'static, 'static> {
     let mut builder = tempfile::Builder::new();
     builder
         .prefix("rcomm-web-")
@@ -152,7 +152,7 @@ fn plain_name(path: &str, number: usize) -> String {
 }
 
 /// Reads and analyses the files in the directory.
-fn judge(folder: &Path, most_bytes: u64) -> Result<Snapshot, Refusal> {
+fn analyse(folder: &Path, most_bytes: u64) -> Result<Snapshot, Refusal> {
     let options = LoadOptions {
         max_file_bytes: most_bytes,
         ..LoadOptions::default()

@@ -49,7 +49,7 @@ impl Access {
 
     /// Allows these host names as well.
     #[must_use]
-    pub fn also_as(mut self, hosts: Vec<String>) -> Self {
+    pub fn with_host_names(mut self, hosts: Vec<String>) -> Self {
         self.hosts = hosts.into();
         self
     }
@@ -71,7 +71,7 @@ impl Access {
         Ok(text::hex(&bytes))
     }
 
-    fn knows_host(&self, name: &str) -> bool {
+    fn allows_host(&self, name: &str) -> bool {
         let name = name.trim_start_matches('[').trim_end_matches(']');
         name.eq_ignore_ascii_case("localhost")
             || name.parse::<IpAddr>().is_ok()
@@ -158,10 +158,10 @@ pub(crate) async fn guard(State(access): State<Access>, request: Request, next: 
         _ => "",
     };
     let target = request.uri().authority();
-    let known = |authority: &str| access.knows_host(host_name(authority));
+    let known = |authority: &str| access.allows_host(host_name(authority));
     let mut named = std::iter::once(host).chain(target.map(|target| target.as_str()));
     if let Some(stranger) = named.find(|named| !known(named)) {
-        return strict(Refusal::UnknownHost(stranger.to_owned()).into_response());
+        return with_security_headers(Refusal::UnknownHost(stranger.to_owned()).into_response());
     }
     // Browsers send the origin of a request; only our own pages may call the API.
     if let Some(origin) = text(header::ORIGIN) {
@@ -169,12 +169,14 @@ pub(crate) async fn guard(State(access): State<Access>, request: Request, next: 
             .split_once("://")
             .is_some_and(|(_, authority)| authority.eq_ignore_ascii_case(host));
         if !own {
-            return strict(Refusal::ForeignOrigin(origin.to_owned()).into_response());
+            return with_security_headers(
+                Refusal::ForeignOrigin(origin.to_owned()).into_response(),
+            );
         }
     }
     let probe = matches!(request.uri().path(), "/healthz" | "/readyz");
     if !probe && !access.admits(headers, request.uri()) {
-        return strict(Refusal::NoToken.into_response());
+        return with_security_headers(Refusal::NoToken.into_response());
     }
     // Redirect to remove the token from the address: it would stay in the history and leak as referrer.
     let path = request.uri().path();
@@ -188,12 +190,12 @@ pub(crate) async fn guard(State(access): State<Access>, request: Request, next: 
             (header::LOCATION, path.to_owned()),
             (header::SET_COOKIE, kept),
         ];
-        return strict((axum::http::StatusCode::SEE_OTHER, moved).into_response());
+        return with_security_headers((axum::http::StatusCode::SEE_OTHER, moved).into_response());
     }
-    strict(next.run(request).await)
+    with_security_headers(next.run(request).await)
 }
 
-fn strict(mut response: Response) -> Response {
+fn with_security_headers(mut response: Response) -> Response {
     let headers = response.headers_mut();
     let mut set = |name, value| {
         headers.insert(name, HeaderValue::from_static(value));
@@ -227,12 +229,12 @@ mod tests {
 
     #[test]
     fn addresses_and_allowed_hosts_pass_and_rebound_names_do_not() {
-        let access = Access::open().also_as(vec!["n07.cluster".into()]);
+        let access = Access::open().with_host_names(vec!["n07.cluster".into()]);
         for known in ["localhost", "127.0.0.1", "[::1]", "N07.cluster"] {
-            assert!(access.knows_host(known), "{known}");
+            assert!(access.allows_host(known), "{known}");
         }
-        assert!(!access.knows_host("evil.example"));
-        assert!(!access.knows_host(""));
+        assert!(!access.allows_host("evil.example"));
+        assert!(!access.allows_host(""));
     }
 
     #[test]

@@ -139,13 +139,15 @@ impl Counters {
             }
         }
         let mut new_entries = std::mem::take(&mut self.new_entries);
-        new_entries.take(snapshot, |_, dump, entry| self.settle(dump, entry, &read));
+        new_entries.take(snapshot, |_, dump, entry| {
+            self.count_ended(dump, entry, &read)
+        });
         self.new_entries = new_entries;
         self.groups
             .retain(|group, _| read.contains_key(&(group.name.as_str(), &*group.ranks)));
     }
 
-    fn settle(&mut self, dump: &Dump, entry: &Entry, read: &HashMap<(&str, &[Rank]), usize>) {
+    fn count_ended(&mut self, dump: &Dump, entry: &Entry, read: &HashMap<(&str, &[Rank]), usize>) {
         if entry.op == OpType::Coalesced {
             return;
         }

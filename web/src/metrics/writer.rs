@@ -18,7 +18,7 @@ pub enum Form {
 
 impl Form {
     /// The format that an `Accept` header prefers; text on a tie or if neither is listed.
-    pub fn wanted_by(accept: &str) -> Self {
+    pub fn preferred_by(accept: &str) -> Self {
         let (mut open, mut text) = (0.0f32, 0.0f32);
         for offer in accept.split(',') {
             let mut parts = offer.split(';').map(str::trim);
@@ -192,7 +192,7 @@ mod tests {
                 Form::OpenMetrics,
             ),
         ] {
-            assert_eq!(Form::wanted_by(accept), form, "{accept}");
+            assert_eq!(Form::preferred_by(accept), form, "{accept}");
         }
     }
 

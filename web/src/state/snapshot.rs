@@ -63,12 +63,12 @@ pub(crate) struct Focus {
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct ApiSnapshot {
     pub(crate) status: Status,
-    #[serde(serialize_with = "plainly")]
+    #[serde(serialize_with = "serialize_report")]
     pub(crate) report: Arc<Report>,
     pub(crate) focus: Option<Focus>,
 }
 
-fn plainly<S: serde::Serializer>(report: &Arc<Report>, to: S) -> Result<S::Ok, S::Error> {
+fn serialize_report<S: serde::Serializer>(report: &Arc<Report>, to: S) -> Result<S::Ok, S::Error> {
     report.as_ref().serialize(to)
 }
 

@@ -1,7 +1,7 @@
 //! The measurement: every rank times every call, and the slowest rank's percentiles are reported.
 
 use super::cli::{Args, Calls, Dtype};
-use super::operation::{Case, Home, Operation, Whole};
+use super::operation::{BufferOwner, Case, Operation, Whole};
 use super::print::{Printer, Row};
 use super::ranks;
 use anyhow::{Context, ensure};
@@ -89,11 +89,11 @@ fn one_size<T: Whole>(
     bytes: usize,
 ) -> anyhow::Result<Row> {
     let op = ReduceOp::from(args.op);
-    let home = match args.registered {
-        true => Home::Group,
-        false => Home::Caller,
+    let owner = match args.registered {
+        true => BufferOwner::Group,
+        false => BufferOwner::Caller,
     };
-    let mut case = Case::<T>::new(group, operation, op, args.root, bytes, home)?;
+    let mut case = Case::<T>::new(group, operation, op, args.root, bytes, owner)?;
     let errors = if args.check {
         case.run()?;
         // Every rank counts its wrong elements; one rank reports the sum.
@@ -107,7 +107,7 @@ fn one_size<T: Whole>(
     // The buffers hold zeros, which stay zeros: sums that grow from call to call would be slower on denormals
     // and infinities.
     let count = case.count();
-    let mut case = Case::<T>::new(group, operation, op, args.root, bytes, home)?;
+    let mut case = Case::<T>::new(group, operation, op, args.root, bytes, owner)?;
     case.clear();
     let iterations = match args.iterations {
         Some(iterations) => iterations.get() as usize,

@@ -117,7 +117,7 @@ whole! {
 
 /// The owner of the measured buffers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Home {
+pub(crate) enum BufferOwner {
     /// Buffers of the caller.
     Caller,
     /// Buffers allocated by the group.
@@ -131,10 +131,10 @@ enum Memory<T> {
 }
 
 impl<T: Whole> Memory<T> {
-    fn new(group: &ProcessGroup, home: Home, len: usize) -> Result<Self> {
-        Ok(match home {
-            Home::Caller => Self::Caller(vec![T::whole(0); len]),
-            Home::Group => Self::Group(group.allocate::<T>(len)?),
+    fn new(group: &ProcessGroup, owner: BufferOwner, len: usize) -> Result<Self> {
+        Ok(match owner {
+            BufferOwner::Caller => Self::Caller(vec![T::whole(0); len]),
+            BufferOwner::Group => Self::Group(group.allocate::<T>(len)?),
         })
     }
 }
@@ -183,7 +183,7 @@ impl<'a, T: Whole> Case<'a, T> {
         op: ReduceOp,
         root: u32,
         bytes: usize,
-        home: Home,
+        owner: BufferOwner,
     ) -> Result<Self> {
         let ranks = group.size() as usize;
         let elements = (bytes / size_of::<T>()).max(1);
@@ -204,8 +204,8 @@ impl<'a, T: Whole> Case<'a, T> {
             operation,
             op,
             root,
-            input: Memory::new(group, home, input)?,
-            output: Memory::new(group, home, output)?,
+            input: Memory::new(group, owner, input)?,
+            output: Memory::new(group, owner, output)?,
             part,
         };
         case.refill();

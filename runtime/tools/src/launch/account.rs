@@ -94,7 +94,7 @@ impl Account {
             exit_code: status.code(),
             signal: status.signal(),
             out_of_memory: match was_killed && !by_us {
-                true => self.kills.was_one_more(),
+                true => self.kills.has_grown(),
                 false => Some(false),
             },
         });
@@ -160,7 +160,7 @@ impl OutOfMemoryKills {
     }
 
     /// Whether the count has grown by at least one; `None` if unknown. Each kill counts for one rank.
-    fn was_one_more(&mut self) -> Option<bool> {
+    fn has_grown(&mut self) -> Option<bool> {
         if let Some(before) = &mut self.of_group {
             let more = self.events.as_deref().and_then(count_in)? > *before;
             *before += u64::from(more);

@@ -104,7 +104,7 @@ impl Options {
     ///
     /// Exits on a wrong command line or a request for help, as [`Parser::parse`] does.
     pub fn from_command_line() -> Self {
-        let options = Self::parse_from(as_mpirun_spells(std::env::args_os()));
+        let options = Self::parse_from(accept_mpirun_spelling(std::env::args_os()));
         if let Err(wrong) = options.check() {
             Self::command()
                 .error(ErrorKind::ValueValidation, wrong)
@@ -132,7 +132,7 @@ impl Options {
 }
 
 /// Replaces mpirun's `-np N`, as the first option, by `-n N`.
-fn as_mpirun_spells(args: impl Iterator<Item = OsString>) -> impl Iterator<Item = OsString> {
+fn accept_mpirun_spelling(args: impl Iterator<Item = OsString>) -> impl Iterator<Item = OsString> {
     let spelt = |(at, arg): (usize, OsString)| match at == 1 && arg == "-np" {
         true => "-n".into(),
         false => arg,
@@ -155,7 +155,7 @@ mod tests {
     fn the_spellings_of_torchrun_and_mpirun_are_understood() {
         let parse = |line: &str| {
             let args = line.split_whitespace().map(OsString::from);
-            Options::try_parse_from(as_mpirun_spells(args)).unwrap()
+            Options::try_parse_from(accept_mpirun_spelling(args)).unwrap()
         };
         let mpirun = parse("rcomm-run -np 3 program -np 9");
         assert_eq!(

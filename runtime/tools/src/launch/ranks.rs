@@ -353,7 +353,7 @@ impl Ranks {
                 "rank {} (process {}) {} after {:.1} s",
                 rank.rank,
                 rank.child.id(),
-                how(status),
+                describe_end(status),
                 self.started.elapsed().as_secs_f64()
             ),
             code: code_of(status),
@@ -519,7 +519,7 @@ fn name_of(signal: Signal) -> String {
     name.map_or_else(|| format!("signal {}", signal.as_raw()), str::to_owned)
 }
 
-fn how(status: ExitStatus) -> String {
+fn describe_end(status: ExitStatus) -> String {
     match (status.code(), status.signal()) {
         (Some(code), _) => format!("exited with {code}"),
         (None, Some(signal)) => {

@@ -4,7 +4,7 @@
 //! `rcomm/_hooks.cpp`, which call [`native`](crate::native). Both write the same record.
 
 use crate::pending::Watched;
-use crate::ring::Shared;
+use crate::ring::RingState;
 use crate::tensors::Side;
 use pyo3::intern;
 use pyo3::prelude::*;
@@ -139,23 +139,23 @@ struct Counts {
     messages: u64,
     operations: u64,
     open: Vec<Open>,
-    /// The deferred operations whose end was not seen, oldest first.
+    /// Deferred operations that were not seen to end, oldest first.
     deferred: VecDeque<Ticket>,
 }
 
-/// The most deferred operations of a group that are remembered.
-const MOST_DEFERRED: usize = 1_024;
+/// Maximum number of deferred operations remembered per group.
+const MAX_DEFERRED: usize = 1_024;
 
 /// The recording state of one group.
-pub(crate) struct Group {
-    pub(crate) shared: Arc<Shared>,
+pub(crate) struct RecordedGroup {
+    pub(crate) shared: Arc<RingState>,
     group: Option<GroupHandle>,
     backend: String,
     timeout: Duration,
     counts: Mutex<Counts>,
 }
 
-impl Group {
+impl RecordedGroup {
     fn counts(&self) -> MutexGuard<'_, Counts> {
         self.counts.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -224,7 +224,7 @@ impl Group {
         let mut counts = self.counts();
         let at = counts.open.iter().position(|open| open.op_id == op_id)?;
         let open = counts.open.swap_remove(at);
-        if open.operation.deferred && counts.deferred.len() < MOST_DEFERRED {
+        if open.operation.deferred && counts.deferred.len() < MAX_DEFERRED {
             counts.deferred.push_back(open.operation.ticket);
             self.shared.deferred.fetch_add(1, Ordering::Relaxed);
         }
@@ -275,16 +275,16 @@ impl Group {
 /// The hooks of one group: `before` and `after` are for PyTorch's `register_pre_hook` and
 /// `register_post_hook`. Neither ever raises.
 #[pyclass(module = "rcomm._native", frozen)]
-pub(crate) struct GroupHooks(Arc<Group>);
+pub(crate) struct GroupHooks(Arc<RecordedGroup>);
 
 impl GroupHooks {
     pub(crate) fn new(
-        shared: Arc<Shared>,
+        shared: Arc<RingState>,
         group: Option<GroupHandle>,
         backend: String,
         timeout: Duration,
     ) -> Self {
-        Self(Arc::new(Group {
+        Self(Arc::new(RecordedGroup {
             shared,
             group,
             backend,

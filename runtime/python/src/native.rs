@@ -5,7 +5,7 @@
 //! declarations repeat the types of this file; `LAYOUT` detects a library that was built for other versions
 //! of them.
 
-use crate::hooks::{Ending, Group, Issued, UnderWay};
+use crate::hooks::{Ending, Issued, RecordedGroup, UnderWay};
 use crate::tensors::Side;
 use pyo3::prelude::*;
 use rcomm_recorder::record::{CallSiteId, Ticket};
@@ -83,7 +83,7 @@ pub(crate) extern "C" fn rcomm_python_layout() -> u32 {
 /// as their counts.
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn rcomm_python_before(
-    group: *const Group,
+    group: *const RecordedGroup,
     issued: *const IssuedView,
 ) {
     quietly((), || {
@@ -118,7 +118,7 @@ pub(crate) unsafe extern "C" fn rcomm_python_before(
 /// `group` is an address that `GroupHooks.address()` gave.
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn rcomm_python_after(
-    group: *const Group,
+    group: *const RecordedGroup,
     op_id: i64,
     has_work: u32,
 ) -> OperationView {
@@ -150,7 +150,7 @@ pub(crate) unsafe extern "C" fn rcomm_python_after(
 /// `group` is an address that `GroupHooks.address()` gave.
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn rcomm_python_is_deferred(
-    group: *const Group,
+    group: *const RecordedGroup,
     operation: OperationView,
 ) -> u32 {
     quietly(0, || {
@@ -167,7 +167,7 @@ pub(crate) unsafe extern "C" fn rcomm_python_is_deferred(
 /// `group` is an address that `GroupHooks.address()` gave.
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn rcomm_python_ended(
-    group: *const Group,
+    group: *const RecordedGroup,
     operation: OperationView,
     ending: u32,
 ) {

@@ -4,7 +4,7 @@
 //! thread a few times a second. No call to Python is made under the lock: such a call may give the
 //! interpreter to a thread that wants the lock.
 
-use crate::hooks::{Ending, Group, UnderWay};
+use crate::hooks::{Ending, RecordedGroup, UnderWay};
 use pyo3::intern;
 use pyo3::prelude::*;
 use rcomm_recorder_capi::ForkGuarded;
@@ -17,7 +17,7 @@ const MOST: usize = 8_192;
 
 /// An operation under way.
 pub(crate) struct Watched {
-    pub(crate) group: Arc<Group>,
+    pub(crate) group: Arc<RecordedGroup>,
     pub(crate) operation: UnderWay,
     pub(crate) work: Py<PyAny>,
     /// Whether its tensors are in the host's memory, so that it has ended when a wait for it returns.

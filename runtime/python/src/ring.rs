@@ -15,7 +15,7 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 /// The state that the hooks of all groups share.
-pub(crate) struct Shared {
+pub(crate) struct RingState {
     pub(crate) ring: ForkGuarded,
     pub(crate) pending: Pending,
     pub(crate) sites: CallSites,
@@ -27,7 +27,7 @@ pub(crate) struct Shared {
 
 /// A ring that this process writes.
 #[pyclass(module = "rcomm._native", frozen)]
-pub(crate) struct Ring(pub(crate) Arc<Shared>);
+pub(crate) struct Ring(pub(crate) Arc<RingState>);
 
 #[pymethods]
 impl Ring {
@@ -57,7 +57,7 @@ impl Ring {
         let ring = ForkGuarded::new(made).map_err(|_| {
             PyOSError::new_err("recording needs Linux 4.14 or later (MADV_WIPEONFORK)")
         })?;
-        let shared = Arc::new(Shared {
+        let shared = Arc::new(RingState {
             ring,
             pending: Pending::default(),
             sites: CallSites::new(own_code),
@@ -147,8 +147,8 @@ const HEARTBEAT: Duration = Duration::from_secs(1);
 
 /// Writes the heartbeat once a second, from a thread that never takes the interpreter's lock: it stops only
 /// if the whole process does. If the thread cannot be started, only the heartbeat is missing in the ring.
-fn beat(shared: &Arc<Shared>) {
-    let ring: Weak<Shared> = Arc::downgrade(shared);
+fn beat(shared: &Arc<RingState>) {
+    let ring: Weak<RingState> = Arc::downgrade(shared);
     let run = move || {
         while let Some(shared) = ring.upgrade() {
             if let Some(ring) = shared.ring.get() {

@@ -7,13 +7,13 @@ use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-/// How long a thread without work is kept.
-const PATIENCE: Duration = Duration::from_secs(10);
+/// How long an idle thread is kept.
+const IDLE_TIMEOUT: Duration = Duration::from_secs(10);
 
 type Job = Box<dyn FnOnce() + Send>;
 
 #[derive(Default)]
-struct State {
+struct JobQueue {
     jobs: VecDeque<Job>,
     idle: usize,
 }
@@ -21,12 +21,12 @@ struct State {
 /// A set of threads that grows on demand.
 #[derive(Default)]
 pub(crate) struct Callbacks {
-    state: Mutex<State>,
+    state: Mutex<JobQueue>,
     wake: Condvar,
 }
 
 impl Callbacks {
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, JobQueue> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -65,7 +65,7 @@ impl Callbacks {
             state.idle += 1;
             let (woken, waited) = self
                 .wake
-                .wait_timeout(state, PATIENCE)
+                .wait_timeout(state, IDLE_TIMEOUT)
                 .unwrap_or_else(PoisonError::into_inner);
             state = woken;
             state.idle -= 1;

@@ -15,7 +15,7 @@ use rcomm_recorder::record::{CallSiteId, FlightRecorder};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// The state that the groups of a world share.
-pub(crate) struct Shared {
+pub(crate) struct WorldState {
     pub(crate) recorder: Arc<FlightRecorder>,
     pub(crate) sites: CallSites,
     pub(crate) types: Types,
@@ -38,12 +38,12 @@ struct Block {
 #[pyclass(module = "rcomm._native", frozen, weakref)]
 pub(crate) struct Group {
     pub(crate) group: OfProcess<ProcessGroup>,
-    pub(crate) shared: Arc<Shared>,
+    pub(crate) shared: Arc<WorldState>,
     block: Mutex<Option<Block>>,
 }
 
 impl Group {
-    pub(crate) fn new(group: ProcessGroup, shared: Arc<Shared>) -> Self {
+    pub(crate) fn new(group: ProcessGroup, shared: Arc<WorldState>) -> Self {
         Self {
             group: OfProcess::new(group),
             shared,

@@ -21,13 +21,13 @@ pub(crate) struct Results {
     pub(crate) copies: Vec<CopyBack>,
 }
 
-enum State {
+enum WorkState {
     UnderWay(Arc<CoreWork>),
     Ended(Result<Done, Error>),
 }
 
 struct Inner {
-    state: Mutex<State>,
+    state: Mutex<WorkState>,
     tensors: Py<PyAny>,
     copies: Mutex<Vec<CopyBack>>,
     timeout: Duration,
@@ -50,7 +50,7 @@ impl Work {
         callbacks: Arc<Callbacks>,
     ) -> Self {
         let (name, seq) = (work.op().name(), work.seq());
-        let state = State::UnderWay(Arc::new(work));
+        let state = WorkState::UnderWay(Arc::new(work));
         Self::new(state, results, timeout, (name, seq), callbacks)
     }
 
@@ -63,7 +63,7 @@ impl Work {
         callbacks: Arc<Callbacks>,
     ) -> Self {
         Self::new(
-            State::Ended(Ok(done)),
+            WorkState::Ended(Ok(done)),
             results,
             timeout,
             (name, 0),
@@ -72,7 +72,7 @@ impl Work {
     }
 
     fn new(
-        state: State,
+        state: WorkState,
         results: Results,
         timeout: Duration,
         (name, seq): (&'static str, u64),
@@ -103,15 +103,15 @@ impl Work {
 }
 
 impl Inner {
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, WorkState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The operation, if it is not known to have ended. No lock is held afterwards.
     fn under_way(&self) -> Option<Arc<CoreWork>> {
         match &*self.state() {
-            State::UnderWay(work) => Some(work.clone()),
-            State::Ended(_) => None,
+            WorkState::UnderWay(work) => Some(work.clone()),
+            WorkState::Ended(_) => None,
         }
     }
 
@@ -132,8 +132,8 @@ impl Inner {
 
     fn outcome(&self, py: Python<'_>) -> PyResult<Option<Result<Done, Error>>> {
         let outcome = match &*self.state() {
-            State::UnderWay(_) => None,
-            State::Ended(outcome) => Some(outcome.clone()),
+            WorkState::UnderWay(_) => None,
+            WorkState::Ended(outcome) => Some(outcome.clone()),
         };
         if let Some(Ok(_)) = &outcome {
             self.copy_back(py)?;
@@ -145,8 +145,10 @@ impl Inner {
         let before = {
             let mut state = self.state();
             match &*state {
-                State::Ended(_) => None,
-                State::UnderWay(_) => Some(std::mem::replace(&mut *state, State::Ended(result))),
+                WorkState::Ended(_) => None,
+                WorkState::UnderWay(_) => {
+                    Some(std::mem::replace(&mut *state, WorkState::Ended(result)))
+                }
             }
         };
         // Dropped outside of the lock: this may free the operation's tensors.

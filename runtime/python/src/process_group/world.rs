@@ -3,7 +3,7 @@
 use super::callbacks::Callbacks;
 use super::errors::raise;
 use super::fork::OfProcess;
-use super::issue::{Group, Shared};
+use super::issue::{Group, WorldState};
 use crate::frames::CallSites;
 use crate::tensors::Types;
 use pyo3::prelude::*;
@@ -55,7 +55,7 @@ pub(crate) struct World {
     world: OfProcess<Mutex<Option<rcomm::World>>>,
     group: OfProcess<rcomm::ProcessGroup>,
     is_open: AtomicBool,
-    shared: Arc<Shared>,
+    shared: Arc<WorldState>,
 }
 
 impl World {
@@ -147,7 +147,7 @@ impl World {
         });
         let world = made.map_err(|error| raise(py, &error, Some(timeout)))?;
         let recorder = world.recorder().clone();
-        let shared = Shared {
+        let shared = WorldState {
             in_torch: recorder.intern_call_site("<PyTorch>", "a thread of PyTorch's own", 0),
             sites: CallSites::new(own_code),
             types: Types::default(),

@@ -65,9 +65,9 @@ pub type WorldBuilder = rcomm_core::WorldBuilder<Backends>;
 /// | `own` | — | — | — |
 pub mod backend {
     pub use rcomm_core::backend::{
-        AbortReason, Agreement, Backend, BackendFactory, BackendSet, Call, CommState, Done,
-        GroupContext, Observer, OpenBackend, Pending, Progress, Registration, Stream, Window,
-        WorldContext, fake, wrapper,
+        AbortReason, Agreement, Backend, BackendFactory, BackendSet, BackendWindow, Call,
+        CommState, Done, GroupContext, Observer, OpenBackend, Pending, Progress, Registration,
+        Stream, WorldContext, fake, wrapper,
     };
     pub use rcomm_cpu as cpu;
     pub use rcomm_nccl as nccl;
@@ -75,5 +75,5 @@ pub mod backend {
 
 /// Which algorithm is used for what.
 pub mod tuning {
-    pub use rcomm_core::tuning::{Algorithm, Choice, MOST_STREAMS, Pattern, Topology, Tuning};
+    pub use rcomm_core::tuning::{Algorithm, Choice, MAX_STREAMS, Pattern, Topology, Tuning};
 }

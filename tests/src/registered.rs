@@ -3,7 +3,7 @@
 
 use rcomm::backend::cpu::CpuFactory;
 use rcomm::backend::{
-    AbortReason, Call, Done, GroupContext, Observer, Registration, Window, WorldContext,
+    AbortReason, BackendWindow, Call, Done, GroupContext, Observer, Registration, WorldContext,
 };
 use rcomm::tuning::{Algorithm, Pattern, Topology, Tuning};
 use rcomm::{
@@ -38,7 +38,7 @@ impl RegisteredFactory {
             Algorithm::of(pattern, Topology::Memory).contains(&Algorithm::Direct)
         });
         for pattern in direct {
-            tuning.put_before(&format!("{pattern} memory any any direct"))?;
+            tuning.prepend(&format!("{pattern} memory any any direct"))?;
         }
         Ok(())
     }
@@ -117,7 +117,11 @@ impl Backend for Registered {
         self.inner.allocate(dtype, len)
     }
 
-    fn new_window(&self, memory: Buffer<'static>, deadline: Deadline) -> Result<Arc<dyn Window>> {
+    fn new_window(
+        &self,
+        memory: Buffer<'static>,
+        deadline: Deadline,
+    ) -> Result<Arc<dyn BackendWindow>> {
         self.inner.new_window(memory, deadline)
     }
 }

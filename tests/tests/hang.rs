@@ -176,7 +176,7 @@ fn a_byte_in_the_pipe_makes_a_dump_of_a_running_rank() {
         let (_, dump) = wait_until("the dump", || job.dumps().pop());
         assert_eq!(dump.identity.rank, Some(CULPRIT));
         assert!(
-            dump.identity.reason.contains("asked for by"),
+            dump.identity.reason.contains("requested by"),
             "{:?}",
             dump.identity
         );

@@ -123,7 +123,7 @@ fn all_ranks_present_report_the_same_missing_rank() {
         first.join().unwrap().expect_err("rank 2 is missing"),
     ];
     for error in told {
-        let expected = "not all 3 ranks came in time: missing rank 2";
+        let expected = "not all 3 ranks arrived in time: missing rank 2";
         assert_eq!(error.to_string(), expected);
     }
 }
@@ -433,7 +433,7 @@ fn the_rank_with_the_store_stays_for_the_questions_about_its_end() {
     drop(first);
     let error = work.join().unwrap().unwrap_err().to_string();
     assert!(error.contains("arrived: rank 1"), "{error}");
-    assert!(!error.contains("could not be asked"), "{error}");
+    assert!(!error.contains("is not known"), "{error}");
 }
 
 #[test]
@@ -463,7 +463,7 @@ fn table_of_algorithms_of_rank_0_counts_for_all_ranks() {
             .is_some_and(|place| place.rank == 0)
         {
             let lines = "all_reduce sockets any any exchange; streams 2";
-            config.tuning.put_before(lines).unwrap();
+            config.tuning.prepend(lines).unwrap();
         }
     };
     on_threads(3, &Carrier::Cpu, only_rank_0, |world| {

@@ -44,7 +44,7 @@ fn a_killed_process_is_missed_by_an_issued_monitored_barrier_and_its_group_goes_
         assert!(ended.status.success(), "rank {rank}: {ended:?}");
         let said = &ended.stderr;
         assert!(said.contains("missed: monitored_barrier #1 on"), "{said}");
-        assert!(said.contains("these did not come: rank 2"), "{said}");
+        assert!(said.contains("these did not arrive: rank 2"), "{said}");
         let number = format!("number: {}", if rank == 1 { 0 } else { rank });
         assert!(said.contains(&number), "{said}");
     }

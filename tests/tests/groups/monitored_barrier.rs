@@ -26,7 +26,7 @@ fn ranks_that_are_dropped_let_the_one_with_the_store_go() {
 fn a_rank_that_was_left_behind_is_not_counted_among_those_that_go() {
     run(4, |world| {
         let (rank, store) = (world.rank(), world.store().clone());
-        let counted = |left: u32| store.add(&format!("rcomm/0/goodbye/{left}"), 0).unwrap();
+        let counted = |left: u32| store.add(&format!("rcomm/0/gone_count/{left}"), 0).unwrap();
         if rank == 1 {
             return drop(world);
         }
@@ -103,7 +103,7 @@ fn the_monitored_barrier_names_who_does_not_come() {
         if world.rank() < 2 {
             let error = group.monitored_barrier(MissingRanks::All).unwrap_err();
             assert!(
-                error.to_string().contains("did not come: rank 2, 3"),
+                error.to_string().contains("did not arrive: rank 2, 3"),
                 "{error}"
             );
             assert_eq!(error.seq(), Some(2));
@@ -163,7 +163,7 @@ fn an_issued_monitored_barrier_names_the_absent_and_the_group_goes_on() {
         assert!(error.is_recoverable(), "{error}");
         let text = error.to_string();
         assert!(text.starts_with("monitored_barrier #1 on group"), "{text}");
-        assert!(text.contains("these did not come: rank 2"), "{text}");
+        assert!(text.contains("these did not arrive: rank 2"), "{text}");
         if world.rank() == 0 {
             world.store().set("test/told", b"1").unwrap();
         }

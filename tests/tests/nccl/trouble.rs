@@ -184,7 +184,7 @@ fn a_rank_that_dies_as_it_joins_is_named_by_all_others() {
     for (rank, ended) in ended {
         let error = ended.stderr;
         assert!(
-            error.contains("arrived and has not reported since: rank  2"),
+            error.contains("arrived and has not reported since: rank 2"),
             "rank {rank}: {error}"
         );
     }
@@ -254,7 +254,7 @@ fn a_rank_that_does_not_come_to_a_split_is_named_and_the_others_close() {
         // Rank 3 waits for its partner before it comes to NCCL.
         let sentence = match rank {
             3 => "group pair: waited for rank 2 until the deadline",
-            _ => "did not arrive at the split of the group:  rank 2",
+            _ => "did not arrive at the split of the group: rank 2",
         };
         assert!(said.contains(sentence), "rank {rank}: {said}");
         assert!(said.contains("after: "), "rank {rank}: {said}");

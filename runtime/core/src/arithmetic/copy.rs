@@ -15,7 +15,7 @@ use super::Level;
 use std::time::{Duration, Instant};
 
 /// Bytes below which the library's copy is a few vector moves as well.
-const SHORT: usize = 1 << 10;
+const LIBRARY_COPY_MAX: usize = 1 << 10;
 
 /// Copies for another core, which reads it next: through the caches, or past them as long as that was
 /// found to be faster.
@@ -31,23 +31,23 @@ pub struct AdaptiveCopy {
 
 impl AdaptiveCopy {
     /// Pieces of at least this many bytes are streamed, while streaming is on.
-    const LONG: usize = 16 << 10;
+    const MIN_STREAMED: usize = 16 << 10;
     /// A copy slower than this, in bytes/ns, counts as slow. It lies between the slow and the fast rates that
     /// the module comment lists.
     const SLOW: f64 = 3.5;
     /// One piece of this many is timed, since reading the clock twice has a cost.
-    const TIMED: u32 = 8;
+    const TIMED_INTERVAL: u32 = 8;
     /// After this many slow bytes, copies change to streaming. Fewer slow bytes may come from a preempted
     /// thread, or from the first round through memory that was not used for a while.
-    const ACCIDENT: usize = 4 << 20;
+    const SLOW_BYTES_LIMIT: usize = 4 << 20;
     /// Streaming stays on for this many bytes. Then the caches are tried again, which costs about 2 % of the
     /// time.
-    const HOLDS: usize = 2 << 30;
+    const STREAMED_BYTES: usize = 2 << 30;
 
     /// Whether a piece of `len` bytes would be streamed.
     #[inline]
     pub fn streams(&self, len: usize) -> bool {
-        len >= Self::LONG && self.streamed > 0
+        len >= Self::MIN_STREAMED && self.streamed > 0
     }
 
     /// Copies a piece.
@@ -56,33 +56,33 @@ impl AdaptiveCopy {
     /// If the lengths differ.
     #[inline]
     pub fn copy(&mut self, to: &mut [u8], from: &[u8]) {
-        if to.len() < Self::LONG {
+        if to.len() < Self::MIN_STREAMED {
             copy(to, from);
         } else if self.streamed > 0 {
             self.streamed = self.streamed.saturating_sub(to.len());
             copy_past_caches(to, from);
-        } else if self.untimed < Self::TIMED {
+        } else if self.untimed < Self::TIMED_INTERVAL {
             self.untimed += 1;
             copy(to, from);
         } else {
             let began = Instant::now();
             copy(to, from);
-            self.learn(to.len(), began.elapsed());
+            self.update(to.len(), began.elapsed());
         }
     }
 
     /// Updates the state with the duration of a copy through the caches.
-    fn learn(&mut self, len: usize, took: Duration) {
+    fn update(&mut self, len: usize, took: Duration) {
         self.untimed = 0;
         if len as f64 >= took.as_nanos() as f64 * Self::SLOW {
             self.slow = 0;
             return;
         }
         // The pieces before it were not timed; they are assumed to have been as slow.
-        self.slow += len * (Self::TIMED as usize + 1);
-        if self.slow >= Self::ACCIDENT {
+        self.slow += len * (Self::TIMED_INTERVAL as usize + 1);
+        if self.slow >= Self::SLOW_BYTES_LIMIT {
             self.slow = 0;
-            self.streamed = Self::HOLDS;
+            self.streamed = Self::STREAMED_BYTES;
         }
     }
 }
@@ -94,7 +94,7 @@ impl AdaptiveCopy {
 #[inline]
 pub fn copy(to: &mut [u8], from: &[u8]) {
     assert_eq!(to.len(), from.len(), "a copy is as long as its original");
-    if to.len() < SHORT {
+    if to.len() < LIBRARY_COPY_MAX {
         to.copy_from_slice(from);
     } else {
         // SAFETY: `detect` returns only a level that this processor has.
@@ -238,14 +238,14 @@ mod tests {
         let mut copier = AdaptiveCopy::default();
         let (fast, slow) = (Duration::from_micros(2), Duration::from_micros(30));
         for took in [slow, slow, fast, slow, slow, slow, slow, slow, slow] {
-            copier.learn(PIECE, took);
+            copier.update(PIECE, took);
             assert!(!copier.streams(PIECE), "too early");
         }
-        copier.learn(PIECE, slow);
-        copier.learn(PIECE, slow);
+        copier.update(PIECE, slow);
+        copier.update(PIECE, slow);
         assert!(copier.streams(PIECE) && !copier.streams(100));
         let (from, mut to) = (vec![7; PIECE], vec![0; PIECE]);
-        for _ in 0..AdaptiveCopy::HOLDS / PIECE {
+        for _ in 0..AdaptiveCopy::STREAMED_BYTES / PIECE {
             assert!(copier.streams(PIECE));
             copier.copy(&mut to, &from);
         }

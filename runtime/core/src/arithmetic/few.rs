@@ -7,7 +7,7 @@ use super::fold::{Combine, Max, Min, Sum};
 use rcomm_recorder::model::{DType, ReduceOp};
 
 /// The most bytes that are combined this way.
-pub(super) const MOST: usize = 64;
+pub(super) const MAX_BYTES: usize = 64;
 
 /// Combines `other` into `out` for the usual reductions, `out` being the first of the two operands or
 /// the second; returns whether it did.

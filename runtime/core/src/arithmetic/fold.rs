@@ -4,7 +4,7 @@
 //! combined in registers and written once.
 
 use super::Level;
-use super::format::{Bf16, F8E4M3, F8E5M2, F16, Format, Isa, Plain, Portable, Truth};
+use super::format::{Bf16, BoolByte, F8E4M3, F8E5M2, F16, Format, Isa, Plain, Portable};
 use rcomm_recorder::model::{DType, ReduceOp};
 
 /// What to combine, and where to.
@@ -243,10 +243,10 @@ unsafe fn pick<I: Isa>(op: ReduceOp, dtype: DType, job: &FoldJob<'_>) {
             DType::Complex128 => complex!(f64, 4),
             DType::Bool => match op {
                 ReduceOp::Product | ReduceOp::Min | ReduceOp::BitAnd => {
-                    fold::<Truth, BitAnd, I, 64>(job);
+                    fold::<BoolByte, BitAnd, I, 64>(job);
                 }
-                ReduceOp::BitXor => fold::<Truth, BitXor, I, 64>(job),
-                _ => fold::<Truth, BitOr, I, 64>(job),
+                ReduceOp::BitXor => fold::<BoolByte, BitXor, I, 64>(job),
+                _ => fold::<BoolByte, BitOr, I, 64>(job),
             },
             DType::Other => {}
         }
@@ -334,7 +334,7 @@ pub(super) unsafe fn scale(dtype: DType, data: *mut u8, count: usize, factor: f6
 
 /// Which way a conversion goes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Turn {
+pub(super) enum Conversion {
     /// From a narrow float to `f32`.
     Widen,
     /// From `f32` to a narrow float, rounded to nearest even.
@@ -345,7 +345,7 @@ pub(super) enum Turn {
 /// As [`convert`], and the processor has `I`.
 #[inline(always)]
 unsafe fn convert_all<F: Format<Acc = f32>, I: Isa, const N: usize>(
-    turn: Turn,
+    conversion: Conversion,
     from: *const u8,
     to: *mut u8,
     count: usize,
@@ -357,12 +357,12 @@ unsafe fn convert_all<F: Format<Acc = f32>, I: Isa, const N: usize>(
     // processor has `I`.
     unsafe {
         while at + N <= count {
-            match turn {
-                Turn::Widen => {
+            match conversion {
+                Conversion::Widen => {
                     let block = F::load_block::<I, N>(from.add(at * narrow));
                     <Plain<f32>>::store_block::<I, N>(to.add(at * wide), block);
                 }
-                Turn::Narrow => {
+                Conversion::Narrow => {
                     let block = <Plain<f32>>::load_block::<I, N>(from.add(at * wide));
                     F::store_block::<I, N>(to.add(at * narrow), block);
                 }
@@ -370,11 +370,11 @@ unsafe fn convert_all<F: Format<Acc = f32>, I: Isa, const N: usize>(
             at += N;
         }
         while at < count {
-            match turn {
-                Turn::Widen => {
+            match conversion {
+                Conversion::Widen => {
                     <Plain<f32>>::store(to.add(at * wide), F::load(from.add(at * narrow)));
                 }
-                Turn::Narrow => {
+                Conversion::Narrow => {
                     F::store(to.add(at * narrow), <Plain<f32>>::load(from.add(at * wide)));
                 }
             }
@@ -387,7 +387,7 @@ unsafe fn convert_all<F: Format<Acc = f32>, I: Isa, const N: usize>(
 /// As [`convert`], and the processor has `I`.
 #[inline(always)]
 unsafe fn pick_convert<I: Isa>(
-    turn: Turn,
+    conversion: Conversion,
     dtype: DType,
     from: *const u8,
     to: *mut u8,
@@ -397,10 +397,10 @@ unsafe fn pick_convert<I: Isa>(
     // processor, this function asks of its caller.
     unsafe {
         match dtype {
-            DType::F16 => convert_all::<F16, I, 32>(turn, from, to, count),
-            DType::Bf16 => convert_all::<Bf16, I, 64>(turn, from, to, count),
-            DType::F8E4M3 => convert_all::<F8E4M3, I, 32>(turn, from, to, count),
-            DType::F8E5M2 => convert_all::<F8E5M2, I, 32>(turn, from, to, count),
+            DType::F16 => convert_all::<F16, I, 32>(conversion, from, to, count),
+            DType::Bf16 => convert_all::<Bf16, I, 64>(conversion, from, to, count),
+            DType::F8E4M3 => convert_all::<F8E4M3, I, 32>(conversion, from, to, count),
+            DType::F8E5M2 => convert_all::<F8E5M2, I, 32>(conversion, from, to, count),
             _ => {}
         }
     }
@@ -410,20 +410,32 @@ unsafe fn pick_convert<I: Isa>(
 /// As [`convert`], and the processor has AVX-512 F, BW, DQ and VL, which imply AVX2 and F16C.
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,f16c")]
-unsafe fn convert_avx512(turn: Turn, dtype: DType, from: *const u8, to: *mut u8, count: usize) {
+unsafe fn convert_avx512(
+    conversion: Conversion,
+    dtype: DType,
+    from: *const u8,
+    to: *mut u8,
+    count: usize,
+) {
     // SAFETY: `pick_convert` asks what this function asks of its caller: both ranges, and AVX-512 F for
     // `Avx512`.
-    unsafe { pick_convert::<super::format::Avx512>(turn, dtype, from, to, count) }
+    unsafe { pick_convert::<super::format::Avx512>(conversion, dtype, from, to, count) }
 }
 
 /// # Safety
 /// As [`convert`], and the processor has AVX2 and F16C.
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2,f16c")]
-unsafe fn convert_avx2(turn: Turn, dtype: DType, from: *const u8, to: *mut u8, count: usize) {
+unsafe fn convert_avx2(
+    conversion: Conversion,
+    dtype: DType,
+    from: *const u8,
+    to: *mut u8,
+    count: usize,
+) {
     // SAFETY: `pick_convert` asks what this function asks of its caller: both ranges, and AVX2 and F16C for
     // `Avx2`.
-    unsafe { pick_convert::<super::format::Avx2>(turn, dtype, from, to, count) }
+    unsafe { pick_convert::<super::format::Avx2>(conversion, dtype, from, to, count) }
 }
 
 /// Converts `count` elements between the narrow float `dtype` and `f32`, with the loops of `level`.
@@ -433,7 +445,7 @@ unsafe fn convert_avx2(turn: Turn, dtype: DType, from: *const u8, to: *mut u8, c
 /// overlap. The processor has `level`.
 pub(super) unsafe fn convert(
     level: Level,
-    turn: Turn,
+    conversion: Conversion,
     dtype: DType,
     from: *const u8,
     to: *mut u8,
@@ -443,11 +455,11 @@ pub(super) unsafe fn convert(
     // that the functions for AVX2 and AVX-512 are called where these exist.
     unsafe {
         match level {
-            Level::Portable => pick_convert::<Portable>(turn, dtype, from, to, count),
+            Level::Portable => pick_convert::<Portable>(conversion, dtype, from, to, count),
             #[cfg(target_arch = "x86_64")]
-            Level::Avx2 => convert_avx2(turn, dtype, from, to, count),
+            Level::Avx2 => convert_avx2(conversion, dtype, from, to, count),
             #[cfg(target_arch = "x86_64")]
-            Level::Avx512 => convert_avx512(turn, dtype, from, to, count),
+            Level::Avx512 => convert_avx512(conversion, dtype, from, to, count),
         }
     }
 }

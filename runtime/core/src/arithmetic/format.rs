@@ -162,8 +162,8 @@ impl<T: Copy> Format for Plain<T> {
 }
 
 /// A truth value in one byte: anything but 0 is true and is written as 1.
-pub(super) struct Truth;
-impl Format for Truth {
+pub(super) struct BoolByte;
+impl Format for BoolByte {
     type Acc = u8;
     const SIZE: usize = 1;
 

@@ -62,7 +62,7 @@ impl Level {
     /// work.
     #[inline]
     fn for_len(bytes: usize) -> Self {
-        if bytes <= few::MOST {
+        if bytes <= few::MAX_BYTES {
             Self::Portable
         } else {
             Self::detect()
@@ -97,7 +97,7 @@ pub fn combine(
     also: Option<&mut [u8]>,
 ) {
     if let (&[first, second], None) = (inputs, &also)
-        && out.len() <= few::MOST
+        && out.len() <= few::MAX_BYTES
     {
         assert_eq!(second.len(), out.len(), "inputs are as long as the output");
         out.copy_from_slice(first);
@@ -147,7 +147,7 @@ pub fn combine_in_place(
     also: Option<&mut [u8]>,
 ) {
     if let (&[other], None) = (others, &also)
-        && out.len() <= few::MOST
+        && out.len() <= few::MAX_BYTES
     {
         assert_eq!(other.len(), out.len(), "inputs are as long as the output");
         if few::combine(op, dtype, out, other, own == 0) {

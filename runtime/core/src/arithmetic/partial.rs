@@ -4,7 +4,7 @@
 //! stop. So a partial result has the form that [`combine`](super::combine) keeps in its registers: `f32` for
 //! narrow floats, which are rounded once, at the end; and sums, not averages, which are divided once.
 
-use super::fold::{self, FoldJob, Turn};
+use super::fold::{self, Conversion, FoldJob};
 use super::{Level, combine};
 use rcomm_recorder::model::{DType, ReduceOp};
 
@@ -64,7 +64,7 @@ impl Partial {
         scratch.resize(width * inputs.len(), 0);
         if width > 0 {
             for (wide, input) in scratch.chunks_exact_mut(width).zip(inputs) {
-                self.convert(Turn::Widen, input, wide);
+                self.convert(Conversion::Widen, input, wide);
             }
             all.extend(scratch.chunks_exact(width));
             combine(op, DType::F32, &all, after, None);
@@ -85,16 +85,16 @@ impl Partial {
             divide(dtype, travelled, ranks);
         }
         if self.is_narrow() {
-            self.convert(Turn::Narrow, travelled, out);
+            self.convert(Conversion::Narrow, travelled, out);
         } else {
             out.copy_from_slice(travelled);
         }
     }
 
-    fn convert(self, turn: Turn, from: &[u8], to: &mut [u8]) {
-        let (narrow, wide) = match turn {
-            Turn::Widen => (from.len(), to.len()),
-            Turn::Narrow => (to.len(), from.len()),
+    fn convert(self, conversion: Conversion, from: &[u8], to: &mut [u8]) {
+        let (narrow, wide) = match conversion {
+            Conversion::Widen => (from.len(), to.len()),
+            Conversion::Narrow => (to.len(), from.len()),
         };
         let size = self.dtype.size().unwrap_or(1);
         assert_eq!(self.len(narrow), wide, "as many elements on both sides");
@@ -104,7 +104,7 @@ impl Partial {
         unsafe {
             fold::convert(
                 Level::detect(),
-                turn,
+                conversion,
                 self.dtype,
                 from.as_ptr(),
                 to.as_mut_ptr(),

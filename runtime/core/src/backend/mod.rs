@@ -318,9 +318,9 @@ pub trait Backend: Send + Sync {
     /// `Timeout` if something is still pending then.
     fn shutdown(&self, deadline: Deadline) -> Result<()>;
 
-    /// How long after its deadline an operation that was [`issue`](Self::issue)d may take to fail, with what the
-    /// backend knows of the ranks that it waited for. Later than that the group's watchdog ends it, with an error
-    /// that names no rank. Provided: at once, for a backend that leaves deadlines to the watchdog.
+    /// How long after its deadline an operation that was [`issue`](Self::issue)d may take to fail, with what
+    /// the backend knows of the ranks that it waited for. Later than that the group's watchdog ends it, with
+    /// an error that names no rank. Provided: at once, for a backend that leaves deadlines to the watchdog.
     fn ends_overdue_within(&self) -> Duration {
         Duration::ZERO
     }
@@ -374,7 +374,11 @@ pub trait Backend: Send + Sync {
     ///
     /// # Blocking
     /// Until all members have come, or the deadline.
-    fn new_window(&self, memory: Buffer<'static>, deadline: Deadline) -> Result<Arc<dyn Window>> {
+    fn new_window(
+        &self,
+        memory: Buffer<'static>,
+        deadline: Deadline,
+    ) -> Result<Arc<dyn BackendWindow>> {
         let _ = (memory, deadline);
         Err(self.refuse(OpType::NewWindow.name()))
     }
@@ -434,7 +438,7 @@ pub struct Registration {
 ///
 /// # Errors
 /// `InvalidArgument` for a peer or a range that is not there.
-pub trait Window: Send + Sync {
+pub trait BackendWindow: Send + Sync {
     /// Bytes in the part of this rank of the group.
     fn size_bytes(&self, group_rank: u32) -> usize;
 
@@ -488,7 +492,7 @@ fn run_on_copies<B: Backend + ?Sized>(
 ) -> Result<Done> {
     let deadline = call.deadline.started();
     let copy = op.to_owned()?;
-    let news = Arc::new(News::default());
+    let news = Arc::new(StartObserver::default());
     let pending = backend.issue(copy, Call { deadline, ..call }, news.clone())?;
     if news.wait_for_start(&*pending, deadline) {
         observer.started();
@@ -516,44 +520,50 @@ fn run_on_copies<B: Backend + ?Sized>(
 
 /// Reports the progress of an operation to a caller that waits for it.
 #[derive(Default)]
-struct News {
-    moved: Mutex<bool>,
+struct StartObserver {
+    has_changed: Mutex<bool>,
     wake: Condvar,
 }
 
-impl News {
+impl StartObserver {
     /// Longest sleep between two polls of a backend that reports nothing.
-    const LOOK: Duration = Duration::from_millis(10);
+    const POLL_INTERVAL: Duration = Duration::from_millis(10);
 
-    fn tell(&self) {
-        *self.moved.lock().unwrap_or_else(PoisonError::into_inner) = true;
+    fn notify(&self) {
+        *self
+            .has_changed
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner) = true;
         self.wake.notify_all();
     }
 
     /// Waits until the operation leaves the queue; `false` if the deadline came first.
     fn wait_for_start(&self, pending: &dyn Pending, deadline: Deadline) -> bool {
-        let mut moved = self.moved.lock().unwrap_or_else(PoisonError::into_inner);
-        while !*moved && matches!(pending.progress(), Progress::Queued) {
+        let mut has_changed = self
+            .has_changed
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        while !*has_changed && matches!(pending.progress(), Progress::Queued) {
             let rest = deadline.remaining();
             if rest.is_zero() {
                 return false;
             }
             let (guard, _) = self
                 .wake
-                .wait_timeout(moved, rest.min(Self::LOOK))
+                .wait_timeout(has_changed, rest.min(Self::POLL_INTERVAL))
                 .unwrap_or_else(PoisonError::into_inner);
-            moved = guard;
+            has_changed = guard;
         }
         true
     }
 }
 
-impl Observer for News {
+impl Observer for StartObserver {
     fn started(&self) {
-        self.tell();
+        self.notify();
     }
 
     fn ended(&self) {
-        self.tell();
+        self.notify();
     }
 }

@@ -327,11 +327,11 @@ impl Config {
                 let message = format!("RCOMM_TUNING_FILE: cannot read {path}");
                 Error::new(ErrorKind::InvalidArgument, message).with_source(error)
             })?;
-            let read = config.tuning.put_before(&lines);
+            let read = config.tuning.prepend(&lines);
             read.map_err(|error| in_variable(error, "RCOMM_TUNING_FILE"))?;
         }
         if let Some(lines) = text("RCOMM_TUNING") {
-            let read = config.tuning.put_before(&lines);
+            let read = config.tuning.prepend(&lines);
             read.map_err(|error| in_variable(error, "RCOMM_TUNING"))?;
         }
         if let Some(count) = text("RCOMM_SOCKET_STREAMS") {

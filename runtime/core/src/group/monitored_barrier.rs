@@ -2,11 +2,11 @@
 //! the ranks that do not arrive, and shrinking a group to the ranks that are left.
 
 use crate::group::maker::{GroupOptions, Origin};
-use crate::group::process_group::{End, Noted, Parts, ProcessGroup, Share};
+use crate::group::process_group::{End, OpRecord, Parts, ProcessGroup, Share};
 use crate::group::work::Work;
 use crate::op::deadline::Deadline;
 use crate::op::error::{Error, ErrorKind, Result};
-use crate::store::{Store, which_came};
+use crate::store::{Store, which_are_set};
 use crate::watch::watched::WatchedGroup;
 use rcomm_recorder::model::text;
 use rcomm_recorder::model::{OpType, Peer, Rank};
@@ -41,7 +41,7 @@ impl ProcessGroup {
     pub fn monitored_barrier(&self, missing: MissingRanks) -> Result<()> {
         let monitored = self.monitored(missing)?;
         let site = Location::caller();
-        self.carry_out(&MONITORED_BARRIER, site, |share| monitored.call(share))
+        self.run_recorded(&MONITORED_BARRIER, site, |share| monitored.call(share))
     }
 
     /// As [`monitored_barrier`](Self::monitored_barrier), at once. Some ranks may call this one and others
@@ -53,7 +53,7 @@ impl ProcessGroup {
     pub fn monitored_barrier_async(&self, missing: MissingRanks) -> Result<Work<()>> {
         let monitored = self.monitored(missing)?;
         let site = Location::caller();
-        self.set_aside(&MONITORED_BARRIER, site, move |share| monitored.call(share))
+        self.run_on_worker(&MONITORED_BARRIER, site, move |share| monitored.call(share))
     }
 
     fn monitored(&self, missing: MissingRanks) -> Result<MonitoredBarrier> {
@@ -107,18 +107,15 @@ impl ProcessGroup {
             let message = format!("this rank excludes {wanted}, another member {agreed}");
             return Err(refuse(ErrorKind::Mismatch, message));
         }
-        let here = |rank: &Rank| format!("shrink/{round}/{rank}");
-        store.set(&here(&own), b"1")?;
-        let keys: Vec<String> = left.iter().map(here).collect();
+        let arrival = |rank: &Rank| format!("shrink/{round}/{rank}");
+        store.set(&arrival(&own), b"1")?;
+        let keys: Vec<String> = left.iter().map(arrival).collect();
         let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
         if store.wait(&keys, self.timeout()).is_err() {
-            let came = |rank: &&Rank| store.check(&[&here(rank)]).unwrap_or(false);
-            let absent = left.iter().filter(|rank| !came(rank));
+            let arrived = |rank: &&Rank| store.check(&[&arrival(rank)]).unwrap_or(false);
+            let absent = left.iter().filter(|rank| !arrived(rank));
             let absent: Vec<String> = absent.map(Rank::to_string).collect();
-            let message = format!(
-                "these did not come to shrink it: rank {}",
-                absent.join(", ")
-            );
+            let message = format!("these did not call shrink: rank {}", absent.join(", "));
             return Err(refuse(ErrorKind::Timeout, message));
         }
         maker.new_group(&left, options, Origin::Shrink(&self.group))
@@ -140,15 +137,15 @@ impl ProcessGroup {
         let store = self.notes()?;
         let own = self.ranks()[self.rank() as usize];
         let round = store.add(&format!("absent/calls/{own}"), 1)?;
-        let here = |rank: &Rank| format!("absent/{round}/{rank}");
-        store.set(&here(&own), b"1")?;
-        let keys: Vec<String> = self.ranks().iter().map(here).collect();
+        let arrival = |rank: &Rank| format!("absent/{round}/{rank}");
+        store.set(&arrival(&own), b"1")?;
+        let keys: Vec<String> = self.ranks().iter().map(arrival).collect();
         let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
         let verdict = format!("absent/{round}/verdict");
         let deadline = Deadline::In(within).started();
         let mut absent = Vec::new();
         loop {
-            match store.wait(&keys, deadline.remaining().clamp(A_MOMENT, LOOK)) {
+            match store.wait(&keys, deadline.remaining().clamp(MIN_WAIT, ABORT_CHECK)) {
                 Ok(()) => break,
                 Err(error) if error.kind() == ErrorKind::Timeout => {}
                 Err(error) => return Err(error),
@@ -180,7 +177,7 @@ impl ProcessGroup {
             .in_group(self.desc())
         })?;
         if agreed.contains(&own) {
-            let message = format!("the others go on without rank {own}, which came too late");
+            let message = format!("the others go on without rank {own}, which arrived too late");
             return Err(Error::new(ErrorKind::PeerLost, message).in_group(self.desc()));
         }
         Ok(agreed)
@@ -192,7 +189,7 @@ impl ProcessGroup {
     }
 }
 
-const MONITORED_BARRIER: Noted<'static> = Noted {
+const MONITORED_BARRIER: OpRecord<'static> = OpRecord {
     op: OpType::MonitoredBarrier,
     backend: "store",
     peer: Peer::None,
@@ -202,9 +199,9 @@ const MONITORED_BARRIER: Noted<'static> = Noted {
 };
 
 /// How long the other ranks wait for the result from rank 0 after their time-out has passed.
-const VERDICT_TIME: Duration = Duration::from_secs(5);
+const RESULT_TIME: Duration = Duration::from_secs(5);
 /// How often a waiting rank checks whether the group was aborted.
-const LOOK: Duration = Duration::from_millis(250);
+const ABORT_CHECK: Duration = Duration::from_millis(250);
 
 /// One rank's part in a monitored barrier.
 struct MonitoredBarrier {
@@ -217,71 +214,74 @@ struct MonitoredBarrier {
 impl MonitoredBarrier {
     fn call(&self, share: &Share) -> Result<()> {
         let verdict = if self.rank == 0 {
-            self.ask(share)?
+            self.collect(share)?
         } else {
-            self.answer(share)?
+            self.arrive(share)?
         };
         if verdict.is_empty() {
             return Ok(());
         }
         let within = text::duration(share.timeout());
-        let message = format!("within {within} these did not come: rank {verdict}");
+        let message = format!("within {within} these did not arrive: rank {verdict}");
         let absent: Vec<Rank> = verdict.split(", ").flat_map(str::parse).collect();
         let error = Error::new(ErrorKind::Timeout, message).with_ranks(&absent);
         Err(error.sparing_group())
     }
 
     /// Waits for the other ranks and publishes which of them are absent. Runs on rank 0.
-    fn ask(&self, share: &Share) -> Result<String> {
-        let here: Vec<String> = (1..self.ranks.len())
+    fn collect(&self, share: &Share) -> Result<String> {
+        let arrivals: Vec<String> = (1..self.ranks.len())
             .map(|rank| key(share, &rank.to_string()))
             .collect();
-        let here: Vec<&str> = here.iter().map(String::as_str).collect();
-        if here.is_empty() {
+        let arrivals: Vec<&str> = arrivals.iter().map(String::as_str).collect();
+        if arrivals.is_empty() {
             return Ok(String::new());
         }
         let mut absent: Vec<Rank> = Vec::new();
-        if !self.wait(share, &here, share.due())? {
-            let came = which_came(&*self.store, &here, Instant::now() + VERDICT_TIME / 2);
-            let others = self.ranks[1..].iter().zip(came);
-            absent.extend(others.filter_map(|(&rank, came)| (!came).then_some(rank)));
+        if !self.wait(share, &arrivals, share.due())? {
+            let arrived = which_are_set(&*self.store, &arrivals, Instant::now() + RESULT_TIME / 2);
+            let others = self.ranks[1..].iter().zip(arrived);
+            absent.extend(others.filter_map(|(&rank, arrived)| (!arrived).then_some(rank)));
         }
         if self.missing == MissingRanks::First {
             absent.truncate(1);
         }
         let names: Vec<String> = absent.iter().map(Rank::to_string).collect();
         let verdict = names.join(", ");
-        let told = self.store.set(&key(share, VERDICT), verdict.as_bytes());
-        told.map_err(Error::sparing_group)?;
+        let published = self.store.set(&key(share, VERDICT), verdict.as_bytes());
+        published.map_err(Error::sparing_group)?;
         // Delete the keys: only this rank reads them, and repeated barriers would fill the store.
-        for here in here {
-            self.store.delete(here).map_err(Error::sparing_group)?;
+        for arrival in arrivals {
+            self.store.delete(arrival).map_err(Error::sparing_group)?;
         }
         Ok(verdict)
     }
 
     /// Announces this rank, then waits for the result from rank 0.
-    fn answer(&self, share: &Share) -> Result<String> {
+    fn arrive(&self, share: &Share) -> Result<String> {
         let verdict = key(share, VERDICT);
-        let here = key(share, &self.rank.to_string());
-        self.store.set(&here, b"1").map_err(Error::sparing_group)?;
-        if !self.wait(share, &[&verdict], share.due() + VERDICT_TIME)? {
+        let arrival = key(share, &self.rank.to_string());
+        self.store
+            .set(&arrival, b"1")
+            .map_err(Error::sparing_group)?;
+        if !self.wait(share, &[&verdict], share.due() + RESULT_TIME)? {
             let message = format!(
                 "rank {} published no verdict of the monitored barrier",
                 self.ranks[0]
             );
             return Err(Error::new(ErrorKind::Timeout, message).sparing_group());
         }
-        self.hear(share, &verdict).map_err(Error::sparing_group)
+        self.read_result(share, &verdict)
+            .map_err(Error::sparing_group)
     }
 
     /// Reads the result; the last rank to read it deletes it.
-    fn hear(&self, share: &Share, verdict: &str) -> Result<String> {
-        let names = self.store.get(verdict, LOOK)?;
-        let heard = key(share, "heard");
-        if self.store.add(&heard, 1)? == self.ranks.len() as i64 - 1 {
+    fn read_result(&self, share: &Share, verdict: &str) -> Result<String> {
+        let names = self.store.get(verdict, ABORT_CHECK)?;
+        let read_count = key(share, "read");
+        if self.store.add(&read_count, 1)? == self.ranks.len() as i64 - 1 {
             self.store.delete(verdict)?;
-            self.store.delete(&heard)?;
+            self.store.delete(&read_count)?;
         }
         Ok(String::from_utf8_lossy(&names).into_owned())
     }
@@ -290,14 +290,14 @@ impl MonitoredBarrier {
     fn wait(&self, share: &Share, keys: &[&str], until: Instant) -> Result<bool> {
         loop {
             let rest = until.saturating_duration_since(Instant::now());
-            match self.store.wait(keys, rest.clamp(A_MOMENT, LOOK)) {
+            match self.store.wait(keys, rest.clamp(MIN_WAIT, ABORT_CHECK)) {
                 Ok(()) => return Ok(true),
                 Err(error) if error.kind() != ErrorKind::Timeout => {
                     return Err(error.sparing_group());
                 }
                 Err(_) => {}
             }
-            if let Some(reason) = share.judgement() {
+            if let Some(reason) = share.group_error() {
                 return Err(reason);
             }
             if rest.is_zero() {
@@ -307,7 +307,7 @@ impl MonitoredBarrier {
     }
 }
 
-const A_MOMENT: Duration = Duration::from_millis(1);
+const MIN_WAIT: Duration = Duration::from_millis(1);
 const VERDICT: &str = "verdict";
 
 fn key(share: &Share, what: &str) -> String {

@@ -5,7 +5,7 @@
 //! bits.
 
 use crate::arithmetic;
-use crate::group::process_group::{End, Noted, Parts, ProcessGroup, Share};
+use crate::group::process_group::{End, OpRecord, Parts, ProcessGroup, Share};
 use crate::group::work::Work;
 use crate::op::buffer::Buffer;
 use crate::op::element::Element;
@@ -149,9 +149,11 @@ impl ProcessGroup {
     ) -> Result<SparseTensor<T>> {
         self.check_sparse::<T>(op)?;
         let ranks = self.ranks();
-        self.carry_out(&noted::<T>(&tensor.shape), Location::caller(), |share| {
-            gather_and_add(tensor, ranks, share)
-        })
+        self.run_recorded(
+            &op_record::<T>(&tensor.shape),
+            Location::caller(),
+            |share| gather_and_add(tensor, ranks, share),
+        )
     }
 
     /// As [`all_reduce_sparse`](Self::all_reduce_sparse), at once. Some ranks may call this one and
@@ -166,7 +168,7 @@ impl ProcessGroup {
         let ranks = self.ranks().to_vec();
         let site = Location::caller();
         let shape = tensor.shape.clone();
-        self.set_aside(&noted::<T>(&shape), site, move |share| {
+        self.run_on_worker(&op_record::<T>(&shape), site, move |share| {
             gather_and_add(&tensor, &ranks, share)
         })
     }
@@ -184,8 +186,8 @@ impl ProcessGroup {
     }
 }
 
-fn noted<T: Element>(shape: &[u64]) -> Noted<'_> {
-    Noted {
+fn op_record<T: Element>(shape: &[u64]) -> OpRecord<'_> {
+    OpRecord {
         op: OpType::AllReduceSparse,
         backend: "gathers",
         peer: Peer::None,

@@ -67,7 +67,7 @@ type Callback = Box<dyn FnOnce(&Result<Done>) + Send>;
 
 /// Wakers and callbacks to run on completion.
 #[derive(Default)]
-struct Audience {
+struct Waiters {
     wakers: Vec<Waker>,
     callbacks: Vec<Callback>,
 }
@@ -81,7 +81,7 @@ pub(crate) struct InFlightOp {
     pending: OnceLock<Arc<dyn Pending>>,
     started: AtomicBool,
     outcome: OnceLock<Result<Done>>,
-    audience: Mutex<Audience>,
+    waiters: Mutex<Waiters>,
 }
 
 impl InFlightOp {
@@ -94,7 +94,7 @@ impl InFlightOp {
             pending: OnceLock::new(),
             started: AtomicBool::new(false),
             outcome: OnceLock::new(),
-            audience: Mutex::new(Audience::default()),
+            waiters: Mutex::new(Waiters::default()),
         })
     }
 
@@ -102,7 +102,7 @@ impl InFlightOp {
     pub(crate) fn launched(&self, pending: Arc<dyn Pending>) {
         // Set once, by the issuing thread.
         let _ = self.pending.set(pending);
-        self.look();
+        self.poll_state();
     }
 
     /// The backend has rejected the operation: the issuing thread handles the error.
@@ -126,23 +126,23 @@ impl InFlightOp {
         if let Some(Ok(done)) = self.outcome.get() {
             self.tickets.completed(self.group.recorder(), *done);
             self.group.note_end(&self.op_info);
-            self.call_audience();
+            self.notify_waiters();
         } else {
             self.group.watch().wake();
         }
         status
     }
 
-    /// Whether waiters may see the outcome: an error only once the group's verdict is known.
+    /// Whether waiters may see the outcome: an error only once the group's error is known.
     fn is_announced(&self) -> bool {
         match self.outcome.get() {
             None => false,
             Some(Ok(_)) => true,
-            Some(Err(error)) => error.is_recoverable() || self.group.is_judged(),
+            Some(Err(error)) => error.is_recoverable() || self.group.has_failed(),
         }
     }
 
-    fn call_audience(&self) {
+    fn notify_waiters(&self) {
         let Some(outcome) = self.outcome.get() else {
             return;
         };
@@ -154,17 +154,17 @@ impl InFlightOp {
                 &explained
             }
         };
-        let audience = std::mem::take(&mut *self.audience());
-        for waker in audience.wakers {
+        let waiters = std::mem::take(&mut *self.waiters());
+        for waker in waiters.wakers {
             waker.wake();
         }
-        for callback in audience.callbacks {
+        for callback in waiters.callbacks {
             callback(outcome);
         }
     }
 
-    fn audience(&self) -> std::sync::MutexGuard<'_, Audience> {
-        self.audience.lock().unwrap_or_else(PoisonError::into_inner)
+    fn waiters(&self) -> std::sync::MutexGuard<'_, Waiters> {
+        self.waiters.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Returns the operation with its buffers, after it has ended well.
@@ -184,7 +184,7 @@ impl InFlightOp {
         if let Some(pending) = self.pending.get() {
             pending.wait(deadline);
         }
-        self.look()
+        self.poll_state()
     }
 }
 
@@ -197,7 +197,7 @@ impl WatchedOperation for InFlightOp {
         &*self.group
     }
 
-    fn look(&self) -> WorkStatus {
+    fn poll_state(&self) -> WorkStatus {
         if let Some(outcome) = self.outcome.get() {
             return status_of(outcome);
         }
@@ -225,13 +225,13 @@ impl WatchedOperation for InFlightOp {
         self.pending.get().is_some() || self.outcome.get().is_some()
     }
 
-    fn has_stayed(&self) -> bool {
+    fn was_rejected(&self) -> bool {
         self.outcome.get().is_some() && self.pending.get().is_none()
     }
 
     fn announce_failure(&self) {
         self.tickets.failed(self.group.recorder());
-        self.call_audience();
+        self.notify_waiters();
         self.group.note_end(&self.op_info);
     }
 
@@ -246,7 +246,7 @@ impl Observer for InFlightOp {
     }
 
     fn ended(&self) {
-        self.look();
+        self.poll_state();
     }
 }
 
@@ -338,7 +338,7 @@ impl<T> Work<T> {
     /// backend no longer uses them.
     pub fn finish(self) -> (Result<()>, Option<Op<'static>>) {
         self.in_flight.wait(self.latest());
-        let result = self.verdict().map(|_| ());
+        let result = self.wait_result().map(|_| ());
         let pending = self.in_flight.pending.get();
         (result, pending.and_then(|pending| pending.reclaim()))
     }
@@ -352,7 +352,7 @@ impl<T> Work<T> {
     /// As [`wait`](Self::wait).
     pub fn join(&self) -> Result<Done> {
         self.in_flight.wait(self.latest());
-        self.verdict()
+        self.wait_result()
     }
 
     /// Waits for the end, or for this long; the operation continues in either case.
@@ -380,7 +380,7 @@ impl<T> Work<T> {
 
     /// Its current state. Never waits.
     pub fn status(&self) -> WorkStatus {
-        self.in_flight.look()
+        self.in_flight.poll_state()
     }
 
     /// Whether it has ended, well or not. Never waits.
@@ -395,7 +395,7 @@ impl<T> Work<T> {
 
     /// The error, if it has failed. Never waits.
     pub fn error(&self) -> Option<Error> {
-        self.in_flight.look();
+        self.in_flight.poll_state();
         match self.in_flight.outcome()? {
             Ok(_) => None,
             Err(error) => Some(
@@ -431,22 +431,22 @@ impl<T> Work<T> {
     /// The callback runs on the thread that sees the end first: the backend's, the watchdog's, or one that
     /// waits. It must be short, and must not wait for the group.
     pub fn on_completion(&self, callback: impl FnOnce(&Result<Done>) + Send + 'static) {
-        self.in_flight.audience().callbacks.push(Box::new(callback));
+        self.in_flight.waiters().callbacks.push(Box::new(callback));
         // It may have ended between the caller's last poll and the push.
         if self.in_flight.is_announced() {
-            self.in_flight.call_audience();
+            self.in_flight.notify_waiters();
         }
     }
 
     /// The moment at which waiting stops even if the backend ignores deadlines: by then the watchdog has had
     /// time to find the operation overdue, to make its dump, and to abort.
     fn latest(&self) -> Deadline {
-        Deadline::At(self.in_flight.due() + self.in_flight.group.patience())
+        Deadline::At(self.in_flight.due() + self.in_flight.group.cleanup_time())
     }
 
-    fn verdict(&self) -> Result<Done> {
+    fn wait_result(&self) -> Result<Done> {
         let in_flight = &self.in_flight;
-        match in_flight.look() {
+        match in_flight.poll_state() {
             WorkStatus::Completed | WorkStatus::Failed => {}
             WorkStatus::Queued | WorkStatus::Started => {
                 return Err(in_flight.group.explain(&in_flight.op_info, gave_up()));
@@ -462,7 +462,7 @@ impl<T> Work<T> {
     }
 
     fn take_result(&mut self) -> Result<T> {
-        let done = self.verdict()?;
+        let done = self.wait_result()?;
         let unpack = self.take_unpack().ok_or_else(taken)?;
         unpack(&self.in_flight, done)
     }
@@ -485,13 +485,13 @@ impl<T> Future for Work<T> {
     /// # Panics
     /// Never. If it is polled again after it was ready, it returns `Closed`.
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
-        self.in_flight.look();
+        self.in_flight.poll_state();
         if !self.in_flight.is_announced() {
-            let mut audience = self.in_flight.audience();
-            if !audience.wakers.iter().any(|w| w.will_wake(context.waker())) {
-                audience.wakers.push(context.waker().clone());
+            let mut waiters = self.in_flight.waiters();
+            if !waiters.wakers.iter().any(|w| w.will_wake(context.waker())) {
+                waiters.wakers.push(context.waker().clone());
             }
-            drop(audience);
+            drop(waiters);
             // The operation may have ended before the waker was added.
             if !self.in_flight.is_announced() {
                 return Poll::Pending;

@@ -200,7 +200,7 @@ impl Error {
     }
 
     /// The message and its cause, without the group, the operation and the facts that were added later.
-    pub(super) fn facts_in_words(&self) -> String {
+    pub(super) fn message_with_cause(&self) -> String {
         match &self.0.source {
             Some(source) => format!("{}: {source}", self.0.message),
             None => self.0.message.clone(),

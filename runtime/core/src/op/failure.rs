@@ -5,7 +5,7 @@ use super::error::{Error, ErrorKind};
 use rcomm_recorder::model::{Failure, FailureKind, Rank};
 
 /// The longest note of another rank that is read.
-const MOST_NOTE: usize = 64 << 10;
+const MAX_NOTE_BYTES: usize = 64 << 10;
 
 impl ErrorKind {
     /// The kind of failure to record for an error of this kind, where nothing else is known.
@@ -43,7 +43,7 @@ impl Error {
                 self.kind().as_failure(),
                 self.ranks(),
                 own,
-                self.facts_in_words(),
+                self.message_with_cause(),
             ),
         }
     }
@@ -56,7 +56,7 @@ impl Error {
     /// The error of an operation that failed on rank `own` (this rank), because rank `from` had ended the
     /// group's operations and left this note.
     pub fn from_note(note: &[u8], from: Rank, own: Rank) -> Self {
-        let read = serde_json::from_slice::<Failure>(&note[..note.len().min(MOST_NOTE)]);
+        let read = serde_json::from_slice::<Failure>(&note[..note.len().min(MAX_NOTE_BYTES)]);
         let Ok(mut failure) = read else {
             let message = format!("rank {from} gave up, for a reason that cannot be read");
             return Self::new(ErrorKind::Aborted, message).with_rank(from);

@@ -10,14 +10,14 @@
 mod file;
 mod hash;
 mod prefix;
-mod question;
+mod query;
 mod table;
 mod tcp;
 
 pub use file::FileStore;
 pub use hash::HashStore;
 pub use prefix::PrefixStore;
-pub use question::Question;
+pub use query::StoreQuery;
 pub use tcp::addresses_of;
 pub use tcp::{StoreAccess, StoreChoice, StoreLimits, TcpStore, TcpStoreServer};
 
@@ -195,15 +195,15 @@ pub trait QueueStore: Store {
 /// Which of the keys are present now, as far as that could be determined by `until`. One request checks all
 /// keys; where one is missing, the halves are checked separately. If few keys are missing that takes a few
 /// round trips.
-pub(crate) fn which_came(store: &dyn Store, keys: &[&str], until: Instant) -> Vec<bool> {
+pub(crate) fn which_are_set(store: &dyn Store, keys: &[&str], until: Instant) -> Vec<bool> {
     if keys.is_empty() || Instant::now() >= until {
         return vec![false; keys.len()];
     }
     match store.check(keys) {
         Ok(false) if keys.len() > 1 => {
             let (left, right) = keys.split_at(keys.len() / 2);
-            let mut came = which_came(store, left, until);
-            came.append(&mut which_came(store, right, until));
+            let mut came = which_are_set(store, left, until);
+            came.append(&mut which_are_set(store, right, until));
             came
         }
         all => vec![all.unwrap_or(false); keys.len()],

@@ -33,9 +33,9 @@ use std::ops::Range;
 use std::str::FromStr;
 
 /// The most streams that two ranks may have for one purpose.
-pub const MOST_STREAMS: usize = 16;
+pub const MAX_STREAMS: usize = 16;
 /// The most bytes of data, over all ranks, that an operation's notices may carry.
-pub const MOST_NOTICED: usize = 128 << 10;
+pub const MAX_NOTICED: usize = 128 << 10;
 
 macro_rules! words {
     ($(#[$meta:meta])* $name:ident { $($(#[$doc:meta])* $variant:ident = $word:literal,)* }) => {
@@ -154,7 +154,7 @@ impl Algorithm {
     }
 
     /// Whether the algorithm works among this many ranks.
-    pub fn suits(self, ranks: usize) -> bool {
+    pub fn allows_ranks(self, ranks: usize) -> bool {
         self != Self::Swap || ranks == 2
     }
 }
@@ -198,7 +198,7 @@ impl Tuning {
             choices: Vec::new(),
             streams: default_table::STREAMS,
         };
-        tuning.put_before(lines)?;
+        tuning.prepend(lines)?;
         Ok(tuning)
     }
 
@@ -208,7 +208,7 @@ impl Tuning {
     }
 
     /// Sockets between two ranks, for the collectives of a group and for its messages each: 1 to
-    /// [`MOST_STREAMS`].
+    /// [`MAX_STREAMS`].
     pub fn streams(&self) -> usize {
         self.streams
     }
@@ -217,7 +217,7 @@ impl Tuning {
     ///
     /// # Errors
     /// `InvalidArgument` quotes the invalid line and lists what it may be.
-    pub fn put_before(&mut self, lines: &str) -> Result<()> {
+    pub fn prepend(&mut self, lines: &str) -> Result<()> {
         let mut choices = Vec::new();
         for line in lines
             .lines()
@@ -239,9 +239,9 @@ impl Tuning {
     /// `InvalidArgument` gives the valid range.
     pub(crate) fn set_streams(&mut self, count: &str) -> Result<()> {
         let parsed = count.trim().parse().ok();
-        let parsed = parsed.filter(|count| (1..=MOST_STREAMS).contains(count));
+        let parsed = parsed.filter(|count| (1..=MAX_STREAMS).contains(count));
         self.streams = parsed.ok_or_else(|| {
-            let what = format!("{count:?} streams between two ranks: give 1 to {MOST_STREAMS}");
+            let what = format!("{count:?} streams between two ranks: give 1 to {MAX_STREAMS}");
             Error::new(ErrorKind::InvalidArgument, what)
         })?;
         Ok(())
@@ -252,7 +252,7 @@ impl Tuning {
         let counts = |choice: &&Choice| {
             choice.topology == topology
                 && choice.ranks.is_none_or(|most| ranks <= most)
-                && choice.algorithm.suits(ranks)
+                && choice.algorithm.allows_ranks(ranks)
         };
         Plan {
             choices: self.choices.iter().filter(counts).copied().collect(),
@@ -338,7 +338,7 @@ impl FromStr for Tuning {
     /// The default table with these lines before its own.
     fn from_str(lines: &str) -> Result<Self> {
         let mut tuning = Self::default();
-        tuning.put_before(lines)?;
+        tuning.prepend(lines)?;
         Ok(tuning)
     }
 }

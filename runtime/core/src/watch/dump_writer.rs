@@ -166,7 +166,7 @@ mod tests {
         let first = dumps.make_for_fault("time-out");
         assert_eq!(dumps.make_for_fault("signal of rank 0"), first);
         assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 1);
-        dumps.make("asked for").unwrap();
+        dumps.make("requested").unwrap();
         assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 2);
         let bytes = std::fs::read(dir.path().join("rank_3.json")).unwrap();
         let (dump, _) = Dump::read(&bytes).unwrap();
@@ -180,8 +180,8 @@ mod tests {
         let file = dir.path().join("a file");
         std::fs::write(&file, "").unwrap();
         let dumps = dumps(&file);
-        assert!(dumps.make("asked for").is_none());
-        assert!(dumps.try_make("asked for").is_err());
+        assert!(dumps.make("requested").is_none());
+        assert!(dumps.try_make("requested").is_err());
         let printed = dumps.make_for_fault("time-out");
         assert!(
             printed.starts_with("no dump: failed to create"),

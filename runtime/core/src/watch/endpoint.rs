@@ -11,7 +11,7 @@
 use crate::config::rendezvous::Rendezvous;
 use crate::config::{Config, EndpointChoice};
 use crate::op::error::{Error, ErrorKind};
-use crate::store::{Store, which_came};
+use crate::store::{Store, which_are_set};
 use crate::watch::dump_writer::Dumps;
 use rcomm_recorder::model::Rank;
 use rcomm_recorder::publish::Secret;
@@ -23,7 +23,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 /// The longest time to look up the other ranks' endpoints.
-const LOOKING: Duration = Duration::from_secs(1);
+const LOOKUP_TIME: Duration = Duration::from_secs(1);
 /// Addresses read in one call to the store.
 const CHUNK: usize = 256;
 
@@ -52,7 +52,7 @@ pub(crate) fn serve(
         .map(|endpoint| {
             let dumps = dumps.clone();
             endpoint.write_dumps(move || {
-                let written = dumps.try_make("asked for at its endpoint");
+                let written = dumps.try_make("requested at its endpoint");
                 written.map_err(|error| error.to_string())
             });
             let announcement = announce(&endpoint, place, root);
@@ -119,13 +119,13 @@ struct Peers {
 impl Peers {
     fn find(&self) -> Vec<PeerEndpoint> {
         let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
-        let until = Instant::now() + LOOKING;
+        let until = Instant::now() + LOOKUP_TIME;
         let ranks: Vec<Rank> = (0..self.place.world_size)
             .filter(|rank| *rank != self.place.rank && !known.contains_key(rank))
             .collect();
         let keys: Vec<String> = ranks.iter().map(|&rank| key(&self.place, rank)).collect();
         let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
-        let came = which_came(&*self.root, &keys, until);
+        let came = which_are_set(&*self.root, &keys, until);
         let came = ranks.into_iter().zip(keys).zip(came);
         let (ranks, keys): (Vec<Rank>, Vec<&str>) =
             came.filter_map(|(it, came)| came.then_some(it)).unzip();

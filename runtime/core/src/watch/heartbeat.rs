@@ -12,7 +12,7 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-const STUCK: &str = "the watchdog is stuck";
+const STUCK_MESSAGE: &str = "the watchdog is stuck";
 
 /// Owns the thread that counts the watchdog's rounds.
 pub(crate) struct HeartbeatMonitor {
@@ -101,8 +101,9 @@ impl Listener {
                 // The flag comes first, so that the other ranks write their dumps at about the same moment. A
                 // store that does not reply delays this rank's dump by a second at most.
                 let until = self.broadcast.until();
-                self.broadcast.raise(&Incident::of_rank(STUCK), until);
-                self.broadcast.dump(STUCK);
+                self.broadcast
+                    .raise(&Incident::of_rank(STUCK_MESSAGE), until);
+                self.broadcast.dump(STUCK_MESSAGE);
                 reported = true;
             }
         }
@@ -139,10 +140,10 @@ mod tests {
         let watch = Arc::new(Watch::default());
         let mut monitor = HeartbeatMonitor::start(watch, own, Duration::from_millis(20)).unwrap();
         let (reason, flag) = dumped.recv_timeout(long).unwrap();
-        assert_eq!(reason, STUCK);
+        assert_eq!(reason, STUCK_MESSAGE);
         assert!(flag, "the flag comes before the dump");
         let (reason, _) = other_dumped.recv_timeout(long).unwrap();
-        assert_eq!(reason, format!("rank 0: {STUCK}"));
+        assert_eq!(reason, format!("rank 0: {STUCK_MESSAGE}"));
         assert!(dumped.recv_timeout(Duration::from_millis(100)).is_err());
         monitor.stop();
         own_thread.stop();

@@ -11,7 +11,7 @@
 //! result for the rest.
 
 use crate::op::error::Result;
-use crate::store::{Store, which_came};
+use crate::store::{Store, which_are_set};
 use rcomm_recorder::model::text;
 use rcomm_recorder::model::{ProcessGroupStatus, Rank, RankStatus};
 use serde::{Deserialize, Serialize};
@@ -24,7 +24,7 @@ const SMALL_GROUP: usize = 64;
 /// Answers read in one call to the store.
 const CHUNK: usize = 256;
 /// The most ranks that an error lists by number.
-const MOST_RANKS: usize = 16;
+const MAX_RANKS: usize = 16;
 
 /// One rank's progress, as it publishes it.
 #[derive(Debug, Default, Serialize, Deserialize)]
@@ -53,7 +53,7 @@ impl RankReport {
 }
 
 /// The operation whose members' status is requested.
-pub(crate) struct Asked<'a> {
+pub(crate) struct StatusQuery<'a> {
     pub(crate) members: &'a [Rank],
     pub(crate) wire_id: u64,
     pub(crate) seq: u64,
@@ -63,23 +63,23 @@ pub(crate) struct Asked<'a> {
 }
 
 /// One rank's part in one exchange of status.
-pub(crate) struct Questions {
+pub(crate) struct StatusExchange {
     pub(crate) rank: Rank,
     pub(crate) attempt: u32,
     pub(crate) broadcast: i64,
     /// How long to wait for answers.
-    pub(crate) patience: Duration,
+    pub(crate) wait_time: Duration,
     /// How long to read, after that, the answers that have arrived.
-    pub(crate) reading: Duration,
+    pub(crate) read_time: Duration,
 }
 
-impl Questions {
+impl StatusExchange {
     fn key(&self, what: impl std::fmt::Display) -> String {
         format!("rcomm/status/{}/{}/{what}", self.attempt, self.broadcast)
     }
 
     /// Publishes this rank's status.
-    pub(crate) fn tell(&self, store: &dyn Store, report: &RankReport) -> Result<()> {
+    pub(crate) fn publish(&self, store: &dyn Store, report: &RankReport) -> Result<()> {
         let report = serde_json::to_vec(report).unwrap_or_default();
         store.set(&self.key(self.rank), &report)
     }
@@ -87,48 +87,50 @@ impl Questions {
     /// Which ranks have arrived and which have not.
     ///
     /// # Blocking
-    /// For `patience` and `reading` together, however many ranks there are.
-    pub(crate) fn ask(&self, store: &dyn Store, asked: &Asked<'_>) -> Answers {
-        if asked.members.len() <= SMALL_GROUP {
-            return self.read_all(store, asked);
+    /// For `wait_time` and `read_time` together, however many ranks there are.
+    pub(crate) fn collect(&self, store: &dyn Store, query: &StatusQuery<'_>) -> StatusReplies {
+        if query.members.len() <= SMALL_GROUP {
+            return self.read_all(store, query);
         }
-        let topic = self.key(format_args!("{}/{}", wire_name(asked.wire_id), asked.seq));
+        let topic = self.key(format_args!("{}/{}", wire_name(query.wire_id), query.seq));
         match store.add(&format!("{topic}/asking"), 1) {
             Ok(1) => {
-                let answers = self.read_all(store, asked);
+                let answers = self.read_all(store, query);
                 // A rank that does not receive this reports so itself.
                 let _ = store.set(&topic, answers.text.as_bytes());
                 answers
             }
-            Ok(_) => match store.get(&topic, self.patience + self.reading) {
-                Ok(answers) => Answers::text(String::from_utf8_lossy(&answers).into_owned()),
-                Err(error) => Answers::text(format!(
+            Ok(_) => match store.get(&topic, self.wait_time + self.read_time) {
+                Ok(answers) => StatusReplies::text(String::from_utf8_lossy(&answers).into_owned()),
+                Err(error) => StatusReplies::text(format!(
                     "what the {} members answered was not passed on: {error}",
-                    asked.members.len()
+                    query.members.len()
                 )),
             },
-            Err(error) => Answers::text(format!("the other ranks could not be asked: {error}")),
+            Err(error) => StatusReplies::text(format!(
+                "the status of the other ranks is not known: {error}"
+            )),
         }
     }
 
-    fn read_all(&self, store: &dyn Store, asked: &Asked<'_>) -> Answers {
-        let mut attendance = Attendance {
-            members: asked.members.len(),
-            ..Attendance::default()
+    fn read_all(&self, store: &dyn Store, query: &StatusQuery<'_>) -> StatusReplies {
+        let mut arrivals = Arrivals {
+            members: query.members.len(),
+            ..Arrivals::default()
         };
-        let mut ranks = Vec::with_capacity(asked.members.len());
-        for &rank in asked.members {
-            match asked.gone.contains(&rank) {
-                true => attendance.gone.push(rank),
+        let mut ranks = Vec::with_capacity(query.members.len());
+        for &rank in query.members {
+            match query.gone.contains(&rank) {
+                true => arrivals.gone.push(rank),
                 false => ranks.push(rank),
             }
         }
         let keys: Vec<String> = ranks.iter().map(|rank| self.key(rank)).collect();
         let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
         // The result of the wait is not used: the answers that arrived are read below.
-        let _ = store.wait(&keys, self.patience);
-        let until = Instant::now() + self.reading;
-        let came = which_came(store, &keys, until);
+        let _ = store.wait(&keys, self.wait_time);
+        let until = Instant::now() + self.read_time;
+        let came = which_are_set(store, &keys, until);
         let present: Vec<&str> = keys
             .iter()
             .zip(&came)
@@ -150,19 +152,19 @@ impl Questions {
         for (rank, came) in ranks.into_iter().zip(came) {
             let value = if came { reports.next().flatten() } else { None };
             let report = value.and_then(|bytes| serde_json::from_slice(&bytes).ok());
-            attendance.call(asked, rank, report);
+            arrivals.add(query, rank, report);
         }
-        Answers {
-            text: attendance.in_words(asked.is_p2p),
-            arrived: attendance.arrived.clone(),
-            absent: attendance.absent(),
+        StatusReplies {
+            text: arrivals.to_text(query.is_p2p),
+            arrived: arrivals.arrived.clone(),
+            absent: arrivals.absent(),
         }
     }
 }
 
 /// The other ranks' status, as far as it was received.
 #[derive(Debug, Default)]
-pub(crate) struct Answers {
+pub(crate) struct StatusReplies {
     /// All of it, as text.
     pub(crate) text: String,
     /// Members that have issued the operation, as far as they are known one by one.
@@ -171,7 +173,7 @@ pub(crate) struct Answers {
     pub(crate) absent: Vec<Rank>,
 }
 
-impl Answers {
+impl StatusReplies {
     /// A result that consists of text only.
     pub(crate) fn text(text: String) -> Self {
         Self {
@@ -187,7 +189,7 @@ fn wire_name(wire_id: u64) -> String {
 
 /// The members, sorted by whether they have arrived.
 #[derive(Default)]
-struct Attendance {
+struct Arrivals {
     members: usize,
     arrived: Vec<Rank>,
     missing: Vec<(Rank, String)>,
@@ -195,16 +197,16 @@ struct Attendance {
     gone: Vec<Rank>,
 }
 
-impl Attendance {
-    fn call(&mut self, asked: &Asked<'_>, rank: Rank, report: Option<RankReport>) {
+impl Arrivals {
+    fn add(&mut self, query: &StatusQuery<'_>, rank: Rank, report: Option<RankReport>) {
         let Some(report) = report else {
             self.silent.push(rank);
             return;
         };
-        let status = report.groups.get(&wire_name(asked.wire_id));
+        let status = report.groups.get(&wire_name(query.wire_id));
         let last = status.map_or(-1, |status| status.last_enqueued);
-        let seq = i64::try_from(asked.seq).unwrap_or(i64::MAX);
-        if !asked.is_p2p && last >= seq {
+        let seq = i64::try_from(query.seq).unwrap_or(i64::MAX);
+        if !query.is_p2p && last >= seq {
             self.arrived.push(rank);
             return;
         }
@@ -232,7 +234,7 @@ impl Attendance {
         all
     }
 
-    fn in_words(&self, is_p2p: bool) -> String {
+    fn to_text(&self, is_p2p: bool) -> String {
         let mut parts = Vec::new();
         if !is_p2p {
             let none = self.arrived.is_empty();
@@ -248,11 +250,11 @@ impl Attendance {
         if !self.missing.is_empty() {
             let what = if is_p2p { "members" } else { "not arrived" };
             let mut text = format!("{what}: ");
-            for (at, (rank, place)) in self.missing.iter().take(MOST_RANKS).enumerate() {
+            for (at, (rank, place)) in self.missing.iter().take(MAX_RANKS).enumerate() {
                 let comma = if at == 0 { "" } else { ", " };
                 let _ = write!(text, "{comma}rank {rank} ({place})");
             }
-            if let Some(more) = self.missing.len().checked_sub(MOST_RANKS + 1) {
+            if let Some(more) = self.missing.len().checked_sub(MAX_RANKS + 1) {
                 let _ = write!(text, " and {} more", more + 1);
             }
             parts.push(text);
@@ -274,14 +276,14 @@ impl Attendance {
 
 /// `rank 3`, `ranks 1, 2, 5`, or the first few and how many more.
 fn list(ranks: &[Rank]) -> String {
-    let shown: Vec<String> = ranks.iter().take(MOST_RANKS).map(Rank::to_string).collect();
+    let shown: Vec<String> = ranks.iter().take(MAX_RANKS).map(Rank::to_string).collect();
     let mut text = format!(
         "rank{} {}",
         if ranks.len() == 1 { "" } else { "s" },
         shown.join(", ")
     );
-    if ranks.len() > MOST_RANKS {
-        let _ = write!(text, " and {} more", ranks.len() - MOST_RANKS);
+    if ranks.len() > MAX_RANKS {
+        let _ = write!(text, " and {} more", ranks.len() - MAX_RANKS);
     }
     text
 }
@@ -292,8 +294,8 @@ mod tests {
     use crate::store::{HashStore, TcpStore};
     use std::sync::Arc;
 
-    fn asked(members: &[Rank]) -> Asked<'_> {
-        Asked {
+    fn query(members: &[Rank]) -> StatusQuery<'_> {
+        StatusQuery {
             members,
             wire_id: 7,
             seq: 41,
@@ -315,13 +317,13 @@ mod tests {
         }
     }
 
-    fn questions(rank: Rank, patience: Duration) -> Questions {
-        Questions {
+    fn exchange(rank: Rank, wait_time: Duration) -> StatusExchange {
+        StatusExchange {
             rank,
             attempt: 0,
             broadcast: 1,
-            patience,
-            reading: Duration::from_secs(60),
+            wait_time,
+            read_time: Duration::from_secs(60),
         }
     }
 
@@ -331,19 +333,19 @@ mod tests {
         let store = HashStore::new();
         let short = Duration::from_millis(20);
         for (rank, last, phase) in [(0, 41, ""), (1, 42, "backward"), (2, 40, "load data")] {
-            let told = questions(rank, short).tell(&store, &report(last, phase));
-            told.expect("a store in memory");
+            let published = exchange(rank, short).publish(&store, &report(last, phase));
+            published.expect("a store in memory");
         }
         assert_eq!(
-            questions(0, short).ask(&store, &asked(&members)).text,
+            exchange(0, short).collect(&store, &query(&members)).text,
             "arrived: ranks 0, 1; not arrived: rank 2 (last collective here is #40, in phase \
              \"load data\" for 6.1 s); no answer: rank 3 (3 of 4 members answered)"
         );
-        let gone = Asked {
+        let gone = StatusQuery {
             gone: &[3],
-            ..asked(&members)
+            ..query(&members)
         };
-        let answers = questions(0, Duration::from_secs(60)).ask(&store, &gone);
+        let answers = exchange(0, Duration::from_secs(60)).collect(&store, &gone);
         assert_eq!((answers.arrived, answers.absent), (vec![0, 1], vec![2, 3]));
         let answers = answers.text;
         assert!(answers.ends_with("; gone: rank 3"), "{answers}");
@@ -358,34 +360,34 @@ mod tests {
         let silent = [17, 18, 1_000, 4_095];
         for &rank in members.iter().filter(|rank| !silent.contains(rank)) {
             let last = if rank == 300 { 40 } else { 41 };
-            let told = questions(rank, Duration::ZERO).tell(&*store, &report(last, ""));
-            told.expect("the store is there");
+            let published = exchange(rank, Duration::ZERO).publish(&*store, &report(last, ""));
+            published.expect("the store is there");
         }
-        let first = questions(5, Duration::from_millis(50))
-            .ask(&*store, &asked(&members))
+        let first = exchange(5, Duration::from_millis(50))
+            .collect(&*store, &query(&members))
             .text;
         assert!(first.starts_with("arrived: ranks 0, 1, 2, 3,"), "{first}");
-        for told in [
+        for published in [
             " and 4075 more; not arrived: rank 300 (last collective here is #40)",
             "; no answer: ranks 17, 18, 1000, 4095 (4092 of 4096 members answered)",
         ] {
-            assert!(first.contains(told), "{first}");
+            assert!(first.contains(published), "{first}");
         }
         // The second rank does not read them again: late answers change nothing.
-        questions(17, Duration::ZERO)
-            .tell(&*store, &report(41, ""))
+        exchange(17, Duration::ZERO)
+            .publish(&*store, &report(41, ""))
             .expect("the store is there");
-        let second = questions(6, Duration::from_secs(60))
-            .ask(&*store, &asked(&members))
+        let second = exchange(6, Duration::from_secs(60))
+            .collect(&*store, &query(&members))
             .text;
         assert_eq!(second, first);
         // A request about another operation gets an answer of its own.
-        let other = Asked {
+        let other = StatusQuery {
             seq: 42,
-            ..asked(&members)
+            ..query(&members)
         };
-        let third = questions(6, Duration::from_millis(50))
-            .ask(&*store, &other)
+        let third = exchange(6, Duration::from_millis(50))
+            .collect(&*store, &other)
             .text;
         assert!(third.starts_with("arrived: none;"), "{third}");
     }
@@ -394,13 +396,13 @@ mod tests {
     fn answers_that_are_not_passed_on_are_said_to_be_missing() {
         let store = HashStore::new();
         let members: Vec<Rank> = (0..100).collect();
-        let asking = questions(0, Duration::ZERO).key(format_args!("{}/41/asking", wire_name(7)));
+        let asking = exchange(0, Duration::ZERO).key(format_args!("{}/41/asking", wire_name(7)));
         store.add(&asking, 1).expect("a store in memory");
-        let second = Questions {
-            reading: Duration::ZERO,
-            ..questions(1, Duration::from_millis(10))
+        let second = StatusExchange {
+            read_time: Duration::ZERO,
+            ..exchange(1, Duration::from_millis(10))
         };
-        let answers = second.ask(&store, &asked(&members)).text;
+        let answers = second.collect(&store, &query(&members)).text;
         assert!(
             answers.starts_with("what the 100 members answered was not passed on: key"),
             "{answers}"

@@ -27,7 +27,7 @@ pub(crate) struct Fault {
 
 /// The requests of callers to the watchdog.
 #[derive(Default)]
-struct Inbox {
+struct Requests {
     in_flight_ops: Vec<Arc<dyn WatchedOperation>>,
     faults: Vec<Fault>,
     /// When to begin to touch the ring's pages.
@@ -41,7 +41,7 @@ struct Inbox {
 #[derive(Default)]
 pub(crate) struct Watch {
     groups: Mutex<Vec<Weak<dyn WatchedGroup>>>,
-    inbox: Mutex<Inbox>,
+    requests: Mutex<Requests>,
     wake: Condvar,
     /// Rounds made: the counter that the heartbeat monitor reads.
     rounds: AtomicU64,
@@ -61,14 +61,14 @@ impl Watch {
     }
 
     pub(crate) fn add_in_flight(&self, in_flight: Arc<dyn WatchedOperation>) {
-        self.inbox().in_flight_ops.push(in_flight);
+        self.requests().in_flight_ops.push(in_flight);
     }
 
     pub(crate) fn report(&self, fault: Fault) {
-        let mut inbox = self.inbox();
-        inbox.faults.push(fault);
-        inbox.urgent = true;
-        drop(inbox);
+        let mut requests = self.requests();
+        requests.faults.push(fault);
+        requests.urgent = true;
+        drop(requests);
         self.wake.notify_all();
     }
 
@@ -79,12 +79,12 @@ impl Watch {
     pub(crate) fn world_is_made(&self) {
         const AFTER: Duration = Duration::from_millis(50);
         // The watchdog reads this in its next round: waking it now would lengthen this rank's start.
-        self.inbox().touch_at = Some(Instant::now() + AFTER);
+        self.requests().touch_at = Some(Instant::now() + AFTER);
     }
 
     /// Asks for a round now.
     pub(crate) fn wake(&self) {
-        self.inbox().urgent = true;
+        self.requests().urgent = true;
         self.wake.notify_all();
     }
 
@@ -93,12 +93,12 @@ impl Watch {
     }
 
     fn stop(&self) {
-        self.inbox().stopped = true;
+        self.requests().stopped = true;
         self.wake.notify_all();
     }
 
-    fn inbox(&self) -> MutexGuard<'_, Inbox> {
-        self.inbox.lock().unwrap_or_else(PoisonError::into_inner)
+    fn requests(&self) -> MutexGuard<'_, Requests> {
+        self.requests.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -278,7 +278,7 @@ impl Rounds {
                 self.handle(fault);
             }
             self.check_in_flight();
-            self.look_at_calls();
+            self.check_running_calls();
             self.touch_ring();
             if stopped {
                 return;
@@ -305,15 +305,17 @@ impl Rounds {
             at.saturating_duration_since(Instant::now())
                 .min(self.interval)
         });
-        let inbox = self.watch.inbox();
-        let (mut inbox, _) = self
+        let requests = self.watch.requests();
+        let (mut requests, _) = self
             .watch
             .wake
-            .wait_timeout_while(inbox, pause, |inbox| !inbox.urgent && !inbox.stopped)
+            .wait_timeout_while(requests, pause, |requests| {
+                !requests.urgent && !requests.stopped
+            })
             .unwrap_or_else(PoisonError::into_inner);
-        inbox.urgent = false;
-        self.in_flight_ops.append(&mut inbox.in_flight_ops);
-        (std::mem::take(&mut inbox.faults), inbox.stopped)
+        requests.urgent = false;
+        self.in_flight_ops.append(&mut requests.in_flight_ops);
+        (std::mem::take(&mut requests.faults), requests.stopped)
     }
 
     /// Touches the next part of the ring, so that recording meets no page fault there.
@@ -330,8 +332,8 @@ impl Rounds {
         let mut faults = Vec::new();
         let mut failed = Vec::new();
         self.in_flight_ops
-            .retain(|in_flight| match in_flight.look() {
-                WorkStatus::Failed if in_flight.has_stayed() => false,
+            .retain(|in_flight| match in_flight.poll_state() {
+                WorkStatus::Failed if in_flight.was_rejected() => false,
                 WorkStatus::Completed => {
                     in_flight.retire();
                     false
@@ -347,8 +349,8 @@ impl Rounds {
                 }
                 WorkStatus::Queued | WorkStatus::Started => {
                     let overdue_at = (!in_flight.op_info().ends_itself)
-                        .then(|| in_flight.due() + in_flight.group().own_time());
-                    if overdue_at.is_some_and(|due| due <= now) && !in_flight.group().is_judged() {
+                        .then(|| in_flight.due() + in_flight.group().overdue_time());
+                    if overdue_at.is_some_and(|due| due <= now) && !in_flight.group().has_failed() {
                         let mut error = overdue(in_flight.op_info());
                         if !in_flight.is_issued() {
                             let rank = in_flight.group().global_rank();
@@ -369,7 +371,7 @@ impl Rounds {
         }
     }
 
-    fn look_at_calls(&mut self) {
+    fn check_running_calls(&mut self) {
         let now = Instant::now();
         let mut seen = HashMap::new();
         for group in self.watch.groups() {
@@ -377,7 +379,7 @@ impl Rounds {
                 let since = *self.first_seen.get(&op_info.record_id).unwrap_or(&now);
                 seen.insert(op_info.record_id, since);
                 let due = op_info.timeout.saturating_add(Self::GRACE);
-                if now.duration_since(since) > due && !group.is_judged() {
+                if now.duration_since(since) > due && !group.has_failed() {
                     self.handle(Fault {
                         wire_id: group.wire_id(),
                         op_info,
@@ -395,7 +397,7 @@ impl Rounds {
         let Some(group) = groups.iter().find(|group| group.wire_id() == fault.wire_id) else {
             return;
         };
-        if group.is_judged() {
+        if group.has_failed() {
             return;
         }
         let op_info = &fault.op_info;
@@ -419,10 +421,10 @@ impl Rounds {
         let dumps = self.broadcast.dump_for_fault(&error.to_string(), until);
         let error = self.broadcast.complete(error, &incident, until);
         let error = error.with_more(&dumps);
-        let last_words = error.to_string();
+        let message = error.to_string();
         group.close(Some(op_info), error);
         if group.ends_process() {
-            end_process(&last_words);
+            end_process(&message);
         }
     }
 }
@@ -433,8 +435,8 @@ impl Rounds {
     clippy::print_stderr,
     reason = "a process that ends must report why, even without a log"
 )]
-fn end_process(last_words: &str) -> ! {
-    eprintln!("rcomm ends the process, as configured for a failure: {last_words}");
+fn end_process(message: &str) -> ! {
+    eprintln!("rcomm ends the process, as configured for a failure: {message}");
     std::process::abort()
 }
 

@@ -31,10 +31,10 @@ pub(crate) trait WatchedGroup: Send + Sync {
     fn running(&self) -> &Running;
 
     /// The longest time after the deadline in which its backends end an overdue operation themselves.
-    fn own_time(&self) -> Duration;
+    fn overdue_time(&self) -> Duration;
 
     /// Whether the group has failed or was aborted, and the error for its waiters is decided.
-    fn is_judged(&self) -> bool;
+    fn has_failed(&self) -> bool;
 
     /// The error that refuses further operations, if the group takes no more.
     fn refusal(&self) -> Option<&Error>;
@@ -62,7 +62,7 @@ pub(crate) trait WatchedOperation: Send + Sync {
     fn group(&self) -> &dyn WatchedGroup;
 
     /// Polls the operation and settles it if it has ended. Never waits.
-    fn look(&self) -> WorkStatus;
+    fn poll_state(&self) -> WorkStatus;
 
     /// How it ended, if it has.
     fn outcome(&self) -> Option<&Result<Done>>;
@@ -74,7 +74,7 @@ pub(crate) trait WatchedOperation: Send + Sync {
     fn is_issued(&self) -> bool;
 
     /// Whether the issuing thread handles its end, since the backend rejected it.
-    fn has_stayed(&self) -> bool;
+    fn was_rejected(&self) -> bool;
 
     /// Records the failure and wakes the waiters, once the dump is made and the verdict is known.
     fn announce_failure(&self);

@@ -3,7 +3,7 @@
 //! | key, below `rcomm/<attempt>` | holds | writer |
 //! |---|---|---|
 //! | `gone/<left>/<rank>` | nothing | each rank that goes |
-//! | `goodbye/<left>` | how many have gone | each rank that goes |
+//! | `gone_count/<left>` | how many have gone | each rank that goes |
 //! | `all gone/<left>` | that all have | the last one |
 //! | `lost/<left>` | the first rank that missed another, in four bytes, and its error | a rank that misses another |
 //! | `seen/<left>` | how many have read that all have gone, or one is missed | every rank that does not serve the store |
@@ -13,40 +13,42 @@
 
 use super::WorldShared;
 use crate::op::error::{Error, ErrorKind, Result};
-use crate::store::{PrefixStore, Question, Store, which_came};
+use crate::store::{PrefixStore, Store, StoreQuery, which_are_set};
 use rcomm_recorder::model::{Rank, text};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 /// How often a waiting rank checks whether processes of other ranks have ended.
-const LOOK: Duration = Duration::from_millis(200);
+const POLL_INTERVAL: Duration = Duration::from_millis(200);
 /// How long the check of one rank may take.
-const ONE_LOOK: Duration = Duration::from_millis(50);
+const CHECK_TIME: Duration = Duration::from_millis(50);
 /// The most ranks that are checked at a time and that an error names.
-const MOST_RANKS: usize = 64;
+const MAX_RANKS: usize = 64;
 /// How long the rank that serves the store keeps it for ranks that have left but have not read that all have
 /// left.
-const KEPT: Duration = Duration::from_secs(10);
+const STORE_KEPT: Duration = Duration::from_secs(10);
 
 impl WorldShared {
     /// Publishes that this rank leaves, and waits for the others. `ranks` holds all ranks, this one included.
     ///
     /// # Blocking
-    /// For `patience` at most.
+    /// For `limit` at most.
     ///
     /// # Errors
     /// `PeerLost` names the ranks whose processes have ended, `Timeout` those that have not come.
-    pub(super) fn depart(&self, ranks: &[Rank], patience: Duration) -> Result<()> {
-        let deadline = Instant::now() + patience;
-        match self.count_departure(patience) {
-            Some(said) => said.map_err(|error| self.store_lost(error))?,
-            None => return Err(self.store_silent(patience)),
+    pub(super) fn depart(&self, ranks: &[Rank], limit: Duration) -> Result<()> {
+        let deadline = Instant::now() + limit;
+        match self.count_departure(limit) {
+            Some(own_settings) => own_settings.map_err(|error| self.store_lost(error))?,
+            None => return Err(self.store_silent(limit)),
         }
         loop {
             let left = deadline.saturating_duration_since(Instant::now());
-            let (key, slice) = (self.all_gone(), LOOK.min(left));
-            let waited = self.ask(left.min(LOOK * 2), move |notes| notes.wait(&[&key], slice));
+            let (key, slice) = (self.all_gone(), POLL_INTERVAL.min(left));
+            let waited = self.ask(left.min(POLL_INTERVAL * 2), move |notes| {
+                notes.wait(&[&key], slice)
+            });
             match waited {
                 Some(Ok(())) => {
                     self.keep_store(&[]);
@@ -58,18 +60,18 @@ impl WorldShared {
                 Some(Err(_)) | None => {}
             }
             let is_over = Instant::now() >= deadline;
-            if let Some(missed) = self.missed_by_another() {
+            if let Some(missed) = self.published_loss() {
                 self.keep_store(missed.ranks());
                 return Err(missed);
             }
             let Some(missing) = self.missing(ranks) else {
                 if is_over {
-                    return Err(self.store_silent(patience));
+                    return Err(self.store_silent(limit));
                 }
                 continue;
             };
             let missed = self.lost_among(&missing).or_else(|| {
-                let waited = text::duration(patience);
+                let waited = text::duration(limit);
                 let message = format!("{} did not shut down within {waited}", list(&missing));
                 let late = Error::new(ErrorKind::Timeout, message).with_ranks(&missing);
                 (is_over && !missing.is_empty()).then_some(late)
@@ -79,7 +81,9 @@ impl WorldShared {
                 let note = [&own.to_le_bytes()[..], &missed.to_note(own)].concat();
                 let key = self.lost_key();
                 // If this fails, the others check for the lost rank themselves until their own time-out.
-                let _ = self.ask(LOOK, move |notes| notes.compare_set(&key, b"", &note));
+                let _ = self.ask(POLL_INTERVAL, move |notes| {
+                    notes.compare_set(&key, b"", &note)
+                });
                 self.keep_store(missed.ranks());
                 return Err(missed);
             }
@@ -87,8 +91,8 @@ impl WorldShared {
     }
 
     /// As [`depart`](Self::depart), without waiting for the others.
-    pub(super) fn announce_departure(&self, patience: Duration) {
-        if !matches!(self.count_departure(patience), Some(Ok(()))) {
+    pub(super) fn announce_departure(&self, limit: Duration) {
+        if !matches!(self.count_departure(limit), Some(Ok(()))) {
             tracing::debug!("the store may not have this rank's shutdown notice");
         }
     }
@@ -100,7 +104,7 @@ impl WorldShared {
         ask: impl FnOnce(&PrefixStore<dyn Store>) -> Result<T> + Send + 'static,
     ) -> Option<Result<T>> {
         let notes = self.notes();
-        Question::ask_within(&self.root, limit, move |_| ask(&notes))
+        StoreQuery::ask_within(&self.root, limit, move |_| ask(&notes))
     }
 
     fn count_departure(&self, within: Duration) -> Option<Result<()>> {
@@ -110,7 +114,7 @@ impl WorldShared {
         self.ask(within, move |notes| {
             notes.set(&own, b"")?;
             // Excluded ranks are not counted among those that are left.
-            let count = notes.add_within(&format!("goodbye/{left}"), 1, within)?;
+            let count = notes.add_within(&format!("gone_count/{left}"), 1, within)?;
             if count >= i64::from(left) {
                 notes.set(&all_gone, b"1")?;
             }
@@ -123,17 +127,20 @@ impl WorldShared {
     fn keep_store(&self, without: &[Rank]) {
         let key = format!("seen/{}", self.left.load(Ordering::Relaxed));
         if !self.place.serves_store() {
-            if !matches!(self.ask(LOOK, move |notes| notes.add(&key, 1)), Some(Ok(_))) {
+            if !matches!(
+                self.ask(POLL_INTERVAL, move |notes| notes.add(&key, 1)),
+                Some(Ok(_))
+            ) {
                 tracing::debug!("the store may be kept for this rank for longer than needed");
             }
             return;
         }
         let without = i64::try_from(without.len()).unwrap_or(i64::MAX);
         let others = i64::from(self.left.load(Ordering::Relaxed)) - 1 - without;
-        let until = Instant::now() + KEPT.min(self.config.timeout);
+        let until = Instant::now() + STORE_KEPT.min(self.config.timeout);
         while others > 0 && Instant::now() < until {
             let key = key.clone();
-            match self.ask(LOOK, move |notes| notes.add(&key, 0)) {
+            match self.ask(POLL_INTERVAL, move |notes| notes.add(&key, 0)) {
                 Some(Ok(seen)) if seen < others => std::thread::sleep(Duration::from_millis(5)),
                 _ => return,
             }
@@ -141,13 +148,13 @@ impl WorldShared {
     }
 
     /// The error that another rank has published because it missed a rank before this one did.
-    fn missed_by_another(&self) -> Option<Error> {
+    fn published_loss(&self) -> Option<Error> {
         let key = self.lost_key();
         let look = move |notes: &PrefixStore<dyn Store>| match notes.check(&[&key])? {
-            true => notes.get(&key, LOOK).map(Some),
+            true => notes.get(&key, POLL_INTERVAL).map(Some),
             false => Ok(None),
         };
-        let note = self.ask(LOOK, look)?.ok()??;
+        let note = self.ask(POLL_INTERVAL, look)?.ok()??;
         let (by, note) = note.split_first_chunk()?;
         Some(Error::from_note(
             note,
@@ -160,13 +167,13 @@ impl WorldShared {
     fn missing(&self, ranks: &[Rank]) -> Option<Vec<Rank>> {
         let left = self.left.load(Ordering::Relaxed);
         let ranks = ranks.to_vec();
-        let found = self.ask(LOOK, move |notes| {
+        let found = self.ask(POLL_INTERVAL, move |notes| {
             let keys: Vec<String> = ranks.iter().map(|&rank| gone(left, rank)).collect();
             let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
             // If the store does not reply, return the error: the ranks must not be taken for missing.
             notes.check(&keys[..1])?;
-            let came = which_came(notes, &keys, Instant::now() + LOOK);
-            let missing = ranks.iter().zip(came).filter(|(_, came)| !came);
+            let arrived = which_are_set(notes, &keys, Instant::now() + POLL_INTERVAL);
+            let missing = ranks.iter().zip(arrived).filter(|(_, arrived)| !arrived);
             Ok(missing.map(|(&rank, _)| rank).collect())
         });
         found?.ok()
@@ -174,8 +181,12 @@ impl WorldShared {
 
     /// The error for those of these ranks whose processes have ended, if any.
     fn lost_among(&self, missing: &[Rank]) -> Option<Error> {
-        let asked = missing.iter().copied().take(MOST_RANKS);
-        let lost = |rank: &Rank| self.factories.iter().any(|it| it.is_lost(*rank, ONE_LOOK));
+        let asked = missing.iter().copied().take(MAX_RANKS);
+        let lost = |rank: &Rank| {
+            self.factories
+                .iter()
+                .any(|it| it.is_lost(*rank, CHECK_TIME))
+        };
         let lost: Vec<Rank> = asked.filter(lost).collect();
         // A process that has ended since the store was read may have published before that it leaves.
         let still_missing = if lost.is_empty() {
@@ -197,8 +208,8 @@ impl WorldShared {
         Some(Error::new(ErrorKind::PeerLost, message).with_ranks(&still_missing))
     }
 
-    fn store_silent(&self, patience: Duration) -> Error {
-        let waited = text::duration(patience);
+    fn store_silent(&self, limit: Duration) -> Error {
+        let waited = text::duration(limit);
         if self.is_at_rank_0() {
             let message = format!("rank 0, which serves the store, did not answer within {waited}");
             return Error::new(ErrorKind::Timeout, message).with_rank(0);
@@ -246,8 +257,8 @@ fn gone(left: u32, rank: Rank) -> String {
 
 /// `rank 3`, or `ranks 1, 2 and 5 more`.
 fn list(ranks: &[Rank]) -> String {
-    let shown: Vec<String> = ranks.iter().take(MOST_RANKS).map(Rank::to_string).collect();
-    let more = match ranks.len().saturating_sub(MOST_RANKS) {
+    let shown: Vec<String> = ranks.iter().take(MAX_RANKS).map(Rank::to_string).collect();
+    let more = match ranks.len().saturating_sub(MAX_RANKS) {
         0 => String::new(),
         more => format!(" and {more} more"),
     };

@@ -143,13 +143,13 @@ impl WorldShared {
                 Some(backend) => backend,
                 None => factory.connect(context, deadline).map_err(named)?,
             };
-            let beside = Beside {
+            let params = BackendParams {
                 name: factory.name(),
                 group_rank,
                 store: &store,
                 deadline,
             };
-            let backend = self.wrap(backend, &info, beside).map_err(named)?;
+            let backend = self.wrap(backend, &info, params).map_err(named)?;
             lanes.push(Lane {
                 device: factory.device(),
                 backend,
@@ -175,19 +175,19 @@ impl WorldShared {
         &self,
         backend: Arc<dyn Backend>,
         info: &ProcessGroupInfo,
-        beside: Beside<'_>,
+        params: BackendParams<'_>,
     ) -> Result<Arc<dyn Backend>> {
         let config = &self.config;
         if config.debug == DebugLevel::Off && config.nan_check == NanCheck::Off {
             return Ok(backend);
         }
-        let name = format!("{}/{}/checks", info.name, beside.name);
+        let name = format!("{}/{}/checks", info.name, params.name);
         let side = GroupContext {
-            group_rank: beside.group_rank,
+            group_rank: params.group_rank,
             wire_id: wire_id(&name, &info.ranks, self.place.attempt),
             store: Arc::new(PrefixStore::new(
-                format!("{}/checks", beside.name),
-                beside.store.clone(),
+                format!("{}/checks", params.name),
+                params.store.clone(),
             )),
             info: ProcessGroupInfo {
                 name,
@@ -198,7 +198,7 @@ impl WorldShared {
             let message = "the ranks have no backend over which to compare what they issue";
             Error::new(ErrorKind::Unsupported, message)
         })?;
-        let side = host.connect(side, beside.deadline)?;
+        let side = host.connect(side, params.deadline)?;
         let nan_check = config.nan_check;
         let wrapper = Wrapper::new(backend, side, &info.ranks, nan_check);
         Ok(Arc::new(wrapper))
@@ -243,7 +243,7 @@ impl WorldShared {
 }
 
 /// The values that a backend needs to connect in its group, besides the members.
-struct Beside<'a> {
+struct BackendParams<'a> {
     name: &'static str,
     group_rank: u32,
     store: &'a Arc<dyn Store>,

@@ -6,7 +6,7 @@ use crate::config::rendezvous::{ALL_HERE, Rendezvous};
 use crate::config::{Config, RingDir};
 use crate::op::deadline::Deadline;
 use crate::op::error::{Error, ErrorKind, Result};
-use crate::store::{BatchReply, BatchRequest, PrefixStore, Store, which_came};
+use crate::store::{BatchReply, BatchRequest, PrefixStore, Store, which_are_set};
 use crate::tuning::Tuning;
 use crate::watch::failure_broadcast::FLAG;
 use crate::world::job_secret::JobSecret;
@@ -23,7 +23,7 @@ use std::time::{Duration, Instant, SystemTime};
 ///
 /// The last rank to check in calls this before it publishes that all have come, and every rank reads the flag
 /// only after that: so no flag of this attempt's own ranks is cleared.
-fn forget_earlier_attempt(root: &dyn Store, notes: &dyn Store, place: &Rendezvous) -> Result<()> {
+fn clear_earlier_flag(root: &dyn Store, notes: &dyn Store, place: &Rendezvous) -> Result<()> {
     if place.attempt > 0 && notes.add("flag seen to", 1)? == 1 && root.delete(FLAG)? {
         tracing::info!(
             attempt = place.attempt,
@@ -41,28 +41,28 @@ fn forget_earlier_attempt(root: &dyn Store, notes: &dyn Store, place: &Rendezvou
 /// that waits for the result also reads rank 0's settings. A rank writes all its keys in one request, before
 /// it knows whether it may check in. A refused rank's keys do no harm: keys contain the job and the world
 /// size, and of two ranks with one number the first to check in is accepted.
-pub(crate) fn meet(
+pub(crate) fn rendezvous(
     root: &dyn Store,
     notes: &PrefixStore<dyn Store>,
     place: &Rendezvous,
     config: &Config,
     secret: JobSecret,
     deadline: Deadline,
-) -> Result<Agreed> {
-    let said = (place.rank == 0).then(|| Settings::of_rank_0(config));
-    let words = said.as_ref().map(Settings::in_words);
+) -> Result<RendezvousResult> {
+    let own_settings = (place.rank == 0).then(|| Settings::of_rank_0(config));
+    let text = own_settings.as_ref().map(Settings::to_text);
     let own = secret.statement(place);
-    let name = place.name_to_leave();
+    let name = place.check_in_keys();
     let (here, count) = (here(place, place.rank), count(place));
     let (here, here_count, run) = (
         notes.name(&here),
         notes.name(&count),
         notes.name(&run(place)),
     );
-    let words = words.iter().map(|words| BatchRequest::CompareSet {
+    let text = text.iter().map(|text| BatchRequest::CompareSet {
         key: &run,
         expected: b"",
-        desired: words.as_bytes(),
+        desired: text.as_bytes(),
     });
     let come = [
         BatchRequest::CompareSet {
@@ -76,55 +76,55 @@ pub(crate) fn meet(
         },
     ];
     let own_name = name.requests().into_iter();
-    let requests: Vec<_> = own_name.chain(words).chain(come).collect();
+    let requests: Vec<_> = own_name.chain(text).chain(come).collect();
     let replies = root.batch(&requests)?;
     place.checked_in(root, &name, &replies)?;
     let is_last = matches!(replies.last(), Some(&BatchReply::Count(count))
         if count >= i64::from(place.world_size));
-    let verdict = match is_last {
+    let result = match is_last {
         true => {
-            let verdict = judge(notes, place, deadline)?;
-            forget_earlier_attempt(root, notes, place)?;
-            notes.compare_set(ALL_HERE, b"", verdict.as_bytes())
+            let result = result_for_all(notes, place, deadline)?;
+            clear_earlier_flag(root, notes, place)?;
+            notes.compare_set(ALL_HERE, b"", result.as_bytes())
         }
         false => notes.get(ALL_HERE, deadline.remaining()),
     };
-    let verdict = match verdict {
+    let result = match result {
         // The first rank that reaches its deadline publishes the error, and all fail with the same text.
         Err(error) if error.kind() == ErrorKind::Timeout => {
             let absent = name_absent(notes, place);
             notes.compare_set(ALL_HERE, b"", absent.as_bytes())?
         }
-        verdict => verdict?,
+        result => result?,
     };
-    let verdict = String::from_utf8_lossy(&verdict);
-    if let Some(words) = verdict.strip_prefix(YES) {
-        let settings = match said {
-            Some(said) => said,
-            None => Settings::from_words(words)?,
+    let result = String::from_utf8_lossy(&result);
+    if let Some(text) = result.strip_prefix(YES) {
+        let settings = match own_settings {
+            Some(own_settings) => own_settings,
+            None => Settings::from_text(text)?,
         };
         let here: Vec<String> = (0..place.world_size)
             .map(|rank| self::here(place, rank))
             .collect();
-        let sealed = |rank| format!("sealed/{}/{rank}", place.crew());
+        let sealed = |rank| format!("sealed/{}/{rank}", place.key_scope());
         let secret = secret.agree(notes, place, &here, sealed, deadline)?;
-        return Ok(Agreed { secret, settings });
+        return Ok(RendezvousResult { secret, settings });
     }
-    // The rank that serves the store keeps it only until all ranks that came have read the reason. So a
+    // The rank that serves the store keeps it only until all ranks that arrived have read the reason. So a
     // request from here on may find the store closed, which does not hide the reason.
-    let heard = notes.add("refusal heard", 1).and_then(|heard| {
-        if heard >= notes.add(&count, 0)? {
-            notes.set("refusal heard by all", b"1")?;
+    let read_count = notes.add("refusal read", 1).and_then(|read_count| {
+        if read_count >= notes.add(&count, 0)? {
+            notes.set("refusal read by all", b"1")?;
         }
         Ok(())
     });
-    if let Err(error) = heard {
+    if let Err(error) = read_count {
         tracing::debug!(%error, "the store closed after the refusal was read");
     }
     if place.serves_store() {
-        let _ = notes.wait(&["refusal heard by all"], config.status_wait);
+        let _ = notes.wait(&["refusal read by all"], config.status_wait);
     }
-    let (message, ranks) = verdict.split_once('\n').unwrap_or((&verdict, ""));
+    let (message, ranks) = result.split_once('\n').unwrap_or((&result, ""));
     let ranks: Vec<Rank> = ranks
         .split(',')
         .filter_map(|rank| rank.parse().ok())
@@ -134,20 +134,20 @@ pub(crate) fn meet(
 
 const YES: &str = "yes\n";
 /// The most ranks that a message lists.
-const MOST_RANKS: usize = 16;
+const MAX_RANKS: usize = 16;
 
 fn here(place: &Rendezvous, rank: Rank) -> String {
-    format!("here/{}/{rank}", place.crew())
+    format!("here/{}/{rank}", place.key_scope())
 }
 
 /// The key of rank 0's settings, until all ranks have come.
 fn run(place: &Rendezvous) -> String {
-    format!("run/{}", place.crew())
+    format!("run/{}", place.key_scope())
 }
 
 /// The key that counts the ranks that have come.
 fn count(place: &Rendezvous) -> String {
-    format!("count/{}", place.crew())
+    format!("count/{}", place.key_scope())
 }
 
 /// The 32 bytes of these 64 hexadecimal digits.
@@ -163,18 +163,16 @@ pub(crate) fn from_hex(text: &str) -> Option<[u8; 32]> {
 }
 
 /// The result that is published to all ranks, now that all have come.
-fn judge(notes: &dyn Store, place: &Rendezvous, deadline: Deadline) -> Result<String> {
+fn result_for_all(notes: &dyn Store, place: &Rendezvous, deadline: Deadline) -> Result<String> {
     let keys = (0..place.world_size).map(|rank| here(place, rank));
     let keys: Vec<String> = std::iter::once(run(place)).chain(keys).collect();
     let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
     let values = notes.multi_get(&keys, deadline.remaining())?;
-    let (words, given) = values
+    let (text, given) = values
         .split_first()
-        .map_or((&[][..], &[][..]), |(words, given)| {
-            (words.as_slice(), given)
-        });
-    let words = String::from_utf8_lossy(words);
-    Ok(compare_secrets(given).unwrap_or_else(|| format!("{YES}{words}")))
+        .map_or((&[][..], &[][..]), |(text, given)| (text.as_slice(), given));
+    let text = String::from_utf8_lossy(text);
+    Ok(compare_secrets(given).unwrap_or_else(|| format!("{YES}{text}")))
 }
 
 /// The part of a rank's statement on its secret that is compared with the others'.
@@ -223,8 +221,8 @@ fn compare_secrets(statements: &[Vec<u8>]) -> Option<String> {
 
 /// `rank 3`, or `ranks 1, 2 and 5 more`.
 fn list(ranks: &[Rank]) -> String {
-    let shown: Vec<String> = ranks.iter().take(MOST_RANKS).map(Rank::to_string).collect();
-    let more = match ranks.len().saturating_sub(MOST_RANKS) {
+    let shown: Vec<String> = ranks.iter().take(MAX_RANKS).map(Rank::to_string).collect();
+    let more = match ranks.len().saturating_sub(MAX_RANKS) {
         0 => String::new(),
         more => format!(" and {more} more"),
     };
@@ -237,16 +235,16 @@ fn name_absent(notes: &PrefixStore<dyn Store>, place: &Rendezvous) -> String {
     let keys = (0..place.world_size).map(|rank| here(place, rank));
     let keys: Vec<String> = keys.collect();
     let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
-    let came = which_came(notes, &keys, Instant::now() + Duration::from_secs(2));
-    let absent = |(rank, came): (Rank, bool)| (!came).then_some(rank);
-    let ranks: Vec<Rank> = (0..).zip(came).filter_map(absent).collect();
+    let arrived = which_are_set(notes, &keys, Instant::now() + Duration::from_secs(2));
+    let absent = |(rank, arrived): (Rank, bool)| (!arrived).then_some(rank);
+    let ranks: Vec<Rank> = (0..).zip(arrived).filter_map(absent).collect();
     let refused = match notes.inner().get("rcomm/refused", Duration::from_millis(1)) {
         Ok(text) => refusals(&String::from_utf8_lossy(&text)),
         Err(_) => String::new(),
     };
     let numbers: Vec<String> = ranks.iter().map(Rank::to_string).collect();
     format!(
-        "not all {} ranks came in time: missing {}{refused}\n{}",
+        "not all {} ranks arrived in time: missing {}{refused}\n{}",
         place.world_size,
         list(&ranks),
         numbers.join(",")
@@ -265,7 +263,7 @@ fn refusals(noted: &str) -> String {
 }
 
 /// The result of the rendezvous, equal on all ranks.
-pub(crate) struct Agreed {
+pub(crate) struct RendezvousResult {
     pub(crate) secret: Secret,
     pub(crate) settings: Settings,
 }
@@ -288,7 +286,7 @@ impl Settings {
     }
 
     /// The settings as text: a line with the run, and the table unless it is the built-in one.
-    fn in_words(&self) -> String {
+    fn to_text(&self) -> String {
         let table = match self.tuning == Tuning::default() {
             true => String::new(),
             false => self.tuning.to_string(),
@@ -296,8 +294,8 @@ impl Settings {
         format!("{}\n{table}", self.run)
     }
 
-    fn from_words(words: &str) -> Result<Self> {
-        let (run, table) = words.split_once('\n').unwrap_or((words, ""));
+    fn from_text(text: &str) -> Result<Self> {
+        let (run, table) = text.split_once('\n').unwrap_or((text, ""));
         let tuning = match table {
             "" => Tuning::default(),
             table => Tuning::from_table(table)?,
@@ -363,7 +361,7 @@ fn report_place(rank: Rank, recorder: &FlightRecorder, why: &str) {
 }
 
 /// Writes keys and values to the store, all at once.
-pub(crate) fn leave(store: &dyn Store, notes: Vec<(String, Vec<u8>)>) -> Result<()> {
+pub(crate) fn write_notes(store: &dyn Store, notes: Vec<(String, Vec<u8>)>) -> Result<()> {
     if notes.is_empty() {
         return Ok(());
     }

@@ -91,7 +91,7 @@ impl JobSecret {
         let access = self.store_access(config, place)?;
         let store = place.connect_store(&access, timeout)?;
         if place.serves_store() && matches!(access, StoreAccess::Open) {
-            say_open(&place.master_addr, store.port());
+            warn_open(&place.master_addr, store.port());
         }
         Ok(store)
     }
@@ -165,7 +165,7 @@ impl JobSecret {
     clippy::print_stderr,
     reason = "whoever runs the job must know it, with or without a subscriber of its log"
 )]
-fn say_open(host: &str, port: u16) {
+fn warn_open(host: &str, port: u16) {
     eprintln!(
         "rcomm: the store at {host} port {port} is open: whoever reaches that port can read and change the job's \
          keys. RCOMM_JOB_SECRET, the same on all ranks, closes it to others"

@@ -4,10 +4,10 @@
 //! ring, and starts the threads. It has no global state: dropping the world frees everything.
 
 mod departure;
+mod failed_init;
 pub(crate) mod group_init;
 pub(crate) mod init;
 pub(crate) mod job_secret;
-mod unmade;
 
 use crate::backend::{BackendFactory, BackendSet, OpenBackend, WorldContext};
 use crate::config::Config;
@@ -24,9 +24,9 @@ use crate::watch::failure_broadcast::{FailureBroadcast, FailureBroadcastParts, R
 use crate::watch::heartbeat::HeartbeatMonitor;
 use crate::watch::pipe::DumpPipe;
 use crate::watch::watchdog::{Helpers, Watch, Watchdog};
-use crate::world::init::{leave, meet, open_recorder, ring_place, run_name};
+use crate::world::failed_init::FailedInit;
+use crate::world::init::{open_recorder, rendezvous, ring_place, run_name, write_notes};
 use crate::world::job_secret::JobSecret;
-use crate::world::unmade::UnmadeWorld;
 use rcomm_recorder::model::Rank;
 use rcomm_recorder::publish::Dump;
 #[cfg(feature = "endpoint")]
@@ -41,7 +41,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 /// How long a world that is dropped tries to publish its shutdown notice.
-const IN_PASSING: Duration = Duration::from_secs(1);
+const DROP_TIME: Duration = Duration::from_secs(1);
 
 /// One process's place in a job.
 ///
@@ -150,12 +150,12 @@ impl<B: BackendSet> WorldBuilder<B> {
         // The ring is opened before any step that may fail, so that a job that never starts leaves a record
         // too.
         let early = open_recorder(&place, &config, OnConflict::Refuse)?.map(Arc::new);
-        let mut unmade = UnmadeWorld {
+        let mut failed_init = FailedInit {
             rank: place.rank,
             recorder: early.clone(),
         };
         let made = self.make(place, config, deadline, early);
-        unmade.end(made.as_ref().err());
+        failed_init.end(made.as_ref().err());
         made
     }
 
@@ -180,7 +180,7 @@ impl<B: BackendSet> WorldBuilder<B> {
         };
         let notes = PrefixStore::new(format!("rcomm/{}", place.attempt), root.clone());
         phase("wait for all ranks to come");
-        let agreed = meet(&*root, &notes, &place, &config, secret, deadline)?;
+        let agreed = rendezvous(&*root, &notes, &place, &config, secret, deadline)?;
         let (secret, run) = (agreed.secret, agreed.settings.run);
         let config = Arc::new(Config {
             tuning: agreed.settings.tuning,
@@ -245,14 +245,14 @@ impl<B: BackendSet> WorldBuilder<B> {
                 .collect::<Vec<_>>()
         };
         let first = factories.iter().flat_map(&notes_of).chain(announcement);
-        leave(&*root, first.collect())?;
+        write_notes(&*root, first.collect())?;
         let mut others = Vec::new();
         for open in to_open {
             let factory = open(&context)?;
             others.extend(notes_of(&factory));
             factories.push(factory);
         }
-        leave(&*root, others)?;
+        write_notes(&*root, others)?;
         let start_helpers = {
             let (watch, broadcast, timeout) =
                 (watch.clone(), broadcast.clone(), config.heartbeat_timeout);
@@ -329,16 +329,17 @@ impl<B: BackendSet> World<B> {
         Self::builder(config).init()
     }
 
-    /// Connects to the store at the rendezvous as [`init`](Self::init) does, with a proof of the secret where one is
-    /// asked for. Rank 0 serves it, unless the launcher's agent does; if the rendezvous has port 0, the kernel chooses
-    /// a port ([`TcpStore::port`]). For [`WorldBuilder::store`], by programs that put their keys under a prefix.
+    /// Connects to the store at the rendezvous as [`init`](Self::init) does, with a proof of the secret where
+    /// one is asked for. Rank 0 serves it, unless the launcher's agent does; if the rendezvous has port 0, the
+    /// kernel chooses a port ([`TcpStore::port`]). For [`WorldBuilder::store`], by programs that put their
+    /// keys under a prefix.
     ///
     /// # Blocking
     /// Up to `timeout`, which is also that of later calls to the store that do not wait for other ranks.
     ///
     /// # Errors
-    /// As [`Rendezvous::connect_store`]. `Io` if the user's secret can neither be read nor made, `InvalidArgument` if
-    /// a proof is asked for and there is no secret.
+    /// As [`Rendezvous::connect_store`]. `Io` if the user's secret can neither be read nor made,
+    /// `InvalidArgument` if a proof is asked for and there is no secret.
     pub fn connect_store(config: &Config, timeout: Duration) -> Result<TcpStore> {
         let place = config.rendezvous()?;
         JobSecret::of(config, &place)?.connect_store(config, &place, timeout)
@@ -478,7 +479,7 @@ impl<B> World<B> {
     /// # Errors
     /// The error names what could not be written and why.
     pub fn dump(&self) -> Result<String> {
-        self.shared.dumps.try_make("asked for by the program")
+        self.shared.dumps.try_make("requested by the program")
     }
 
     /// Flushes and closes all groups, the newest first, then the threads, the ring and the store.
@@ -492,8 +493,8 @@ impl<B> World<B> {
     ///
     /// # Errors
     /// The first error that a group reports; else `PeerLost` or `Timeout`, which names the ranks that did not
-    /// come. After the failure of a group these are not errors. Everything is closed in any case; after an error
-    /// the ring is kept.
+    /// come. After the failure of a group these are not errors. Everything is closed in any case; after an
+    /// error the ring is kept.
     pub fn shutdown(self) -> Result<()> {
         let timeout = self.shared.config.timeout;
         self.shutdown_within(timeout)
@@ -518,13 +519,13 @@ impl<B> World<B> {
             }
         }
         let mut failed = result.is_err() || self.shared.has_failed();
-        let patience = if failed {
+        let limit = if failed {
             // After a failure some ranks will not come.
             self.shared.config.status_wait.min(timeout)
         } else {
             timeout
         };
-        if let Err(error) = self.shared.depart(self.group.ranks(), patience) {
+        if let Err(error) = self.shared.depart(self.group.ranks(), limit) {
             tracing::warn!(%error, "not all ranks were seen to shut down");
             if !failed {
                 failed = true;
@@ -568,15 +569,15 @@ impl<B> Drop for World<B> {
         // The other ranks now see the failure, and exchange their status through the store.
         let serves_store = self.shared.place.serves_store();
         if serves_store {
-            let patience = self.shared.config.status_wait;
-            if let Err(error) = self.shared.depart(self.group.ranks(), patience) {
+            let limit = self.shared.config.status_wait;
+            if let Err(error) = self.shared.depart(self.group.ranks(), limit) {
                 tracing::debug!(%error, "not all ranks were seen to go");
             }
         }
         self.close_threads();
         // This rank has published its status: the rank that serves the store need not wait for it.
         if !serves_store {
-            self.shared.announce_departure(IN_PASSING);
+            self.shared.announce_departure(DROP_TIME);
         }
     }
 }
@@ -584,7 +585,7 @@ impl<B> Drop for World<B> {
 impl WorldShared {
     /// Whether a group of this world has failed or was aborted.
     fn has_failed(&self) -> bool {
-        self.watch.groups().iter().any(|group| group.is_judged())
+        self.watch.groups().iter().any(|group| group.has_failed())
     }
 }
 

@@ -27,7 +27,7 @@ use crate::wait::{Failure, WaitPolicy};
 use agree::{Agreement, Participants};
 pub(super) use hosts::{HostsEngine, ShmExchanges};
 use rcomm_core::arithmetic;
-use rcomm_core::tuning::{Algorithm, MOST_NOTICED, Pattern, Plan};
+use rcomm_core::tuning::{Algorithm, MAX_NOTICED, Pattern, Plan};
 pub(super) use shm_exchange::ShmEngine;
 
 /// One group's collectives over channels.
@@ -155,7 +155,7 @@ fn choose(
     allows: impl Fn(Algorithm) -> bool,
 ) -> Algorithm {
     let small = small_input(collective, place).is_some();
-    let goes_along = small && small_inputs_len(collective, place) <= MOST_NOTICED;
+    let goes_along = small && small_inputs_len(collective, place) <= MAX_NOTICED;
     let (pattern, bytes) = extent(collective, place);
     plan.choose(pattern, bytes, |algorithm| match algorithm {
         Algorithm::Notice => goes_along,

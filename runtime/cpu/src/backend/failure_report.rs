@@ -4,7 +4,7 @@ use super::group::CpuGroup;
 use crate::channels::cut;
 use crate::wait::{Failure, Interrupted, Stop, WaitPolicy};
 use rcomm_core::Deadline;
-use rcomm_core::store::{Question, Store};
+use rcomm_core::store::{Store, StoreQuery};
 use rcomm_core::{Error, ErrorKind};
 use rcomm_recorder::model::Rank;
 use std::time::{Duration, Instant};
@@ -18,7 +18,7 @@ const REASON_TIME: Duration = Duration::from_millis(500);
 const GIVEN_UP_TIME: Duration = Duration::from_millis(1500);
 /// How long a rank that has lost a peer checks whether others are gone; and how many it checks at a time.
 const OTHERS_TIME: Duration = Duration::from_millis(150);
-const MOST_ASKED: usize = 64;
+const MAX_CHECKED: usize = 64;
 
 impl CpuGroup {
     /// Turns a failure into the error for the caller. Unless the ranks are still in step, it stops the
@@ -43,7 +43,7 @@ impl CpuGroup {
         let note = error.to_note(own);
         if self.stop.raise(error) {
             // A store that does not answer must not prevent this rank from ending its operations.
-            let left = Question::ask_within(&self.store, NOTE_TIME, move |store| {
+            let left = StoreQuery::ask_within(&self.store, NOTE_TIME, move |store| {
                 store.set(&note_key(own), &note)
             });
             if !matches!(left, Some(Ok(()))) {
@@ -165,7 +165,7 @@ impl CpuGroup {
         let own = self.mesh.rank();
         let others = self.ranks.iter().copied();
         let mut others: Vec<Rank> = others.filter(|&it| it != rank && it != own).collect();
-        if others.len() > MOST_ASKED {
+        if others.len() > MAX_CHECKED {
             return Vec::new();
         }
         others.retain(|&other| {
@@ -179,7 +179,7 @@ impl CpuGroup {
     /// Error for an operation that has failed on all ranks, since this one gave it up.
     fn explain_given_up(&self, rank: Rank) -> Error {
         let key = note_key(rank);
-        let note = Question::ask_within(&self.store, GIVEN_UP_TIME, move |store| {
+        let note = StoreQuery::ask_within(&self.store, GIVEN_UP_TIME, move |store| {
             store.get(&key, GIVEN_UP_TIME)
         });
         match note {
@@ -193,7 +193,7 @@ impl CpuGroup {
 
     fn has_note(&self, rank: Rank, limit: Duration) -> Option<rcomm_core::Result<bool>> {
         let key = note_key(rank);
-        Question::ask_within(&self.store, limit, move |store| store.check(&[&key]))
+        StoreQuery::ask_within(&self.store, limit, move |store| store.check(&[&key]))
     }
 
     /// Returns a rank's reason for giving up, if the store has it within this time.
@@ -203,7 +203,7 @@ impl CpuGroup {
             true => store.get(&key, REASON_TIME).map(Some),
             false => Ok(None),
         };
-        Question::ask_within(&self.store, limit, look)?.ok()?
+        StoreQuery::ask_within(&self.store, limit, look)?.ok()?
     }
 }
 

@@ -17,8 +17,8 @@ use group::{CollectiveEngine, CpuGroup, derived_id};
 use rcomm_core::Deadline;
 use rcomm_core::Op;
 use rcomm_core::backend::{
-    AbortReason, Agreement, Backend, BackendFactory, Call, Done, GroupContext, Observer, Pending,
-    Registration, Window, WorldContext,
+    AbortReason, Agreement, Backend, BackendFactory, BackendWindow, Call, Done, GroupContext,
+    Observer, Pending, Registration, WorldContext,
 };
 use rcomm_core::store::PrefixStore;
 use rcomm_core::tuning::Topology;
@@ -279,7 +279,11 @@ impl Backend for CpuBackend {
         Ok(())
     }
 
-    fn new_window(&self, memory: Buffer<'static>, deadline: Deadline) -> Result<Arc<dyn Window>> {
+    fn new_window(
+        &self,
+        memory: Buffer<'static>,
+        deadline: Deadline,
+    ) -> Result<Arc<dyn BackendWindow>> {
         self.group.refuse_if_stopped()?;
         let mut windows = self.windows.lock().unwrap_or_else(PoisonError::into_inner);
         windows.opened += 1;

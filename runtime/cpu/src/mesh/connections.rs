@@ -8,7 +8,7 @@ use super::{Notes, fill_random, lock};
 use crate::registered::Registry;
 use crate::wait::{Failure, WaitMode, WaitPolicy};
 use rcomm_core::backend::WorldContext;
-use rcomm_core::store::{Question, Store};
+use rcomm_core::store::{Store, StoreQuery};
 use rcomm_core::tuning::Tuning;
 use rcomm_core::{Error, ErrorKind, Result};
 use rcomm_recorder::model::Rank;
@@ -405,12 +405,12 @@ impl Mesh {
         policy: &mut WaitPolicy<'_>,
         ask: impl FnOnce(&dyn Store) -> rcomm_core::Result<T> + Send + 'static,
     ) -> Result<rcomm_core::Result<T>, Failure> {
-        let question = match Question::put(&self.store, ask) {
-            Ok(question) => question,
+        let query = match StoreQuery::put(&self.store, ask) {
+            Ok(query) => query,
             Err(error) => return Ok(Err(error)),
         };
         loop {
-            if let Some(answer) = question.answer_within(Duration::from_millis(10)) {
+            if let Some(answer) = query.answer_within(Duration::from_millis(10)) {
                 return Ok(answer);
             }
             policy.check()?;

@@ -11,7 +11,7 @@
 //! other; the labels prevent that one end's proof is replayed as the other's. The bytes that follow are not
 //! encrypted: the secret keeps strangers out, but does not protect against eavesdropping.
 
-use rcomm_core::tuning::MOST_STREAMS;
+use rcomm_core::tuning::MAX_STREAMS;
 use rcomm_core::{ErrorKind, Secret};
 use rcomm_recorder::model::Rank;
 use sha2::{Digest, Sha256};
@@ -218,7 +218,7 @@ impl Handshake {
             return Err(Verdict::OtherRank);
         }
         let stream = word(28);
-        if stream as usize >= MOST_STREAMS {
+        if stream as usize >= MAX_STREAMS {
             return Err(Verdict::OtherProtocol);
         }
         let group = u64::from(word(32)) | u64::from(word(36)) << 32;

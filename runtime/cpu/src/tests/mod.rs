@@ -66,13 +66,13 @@ fn world_context(store: Arc<dyn Store>, rank: u32, size: u32, wiring: Wiring) ->
     };
     let mut tuning = Tuning::default();
     if let Wiring::Streams(count) = wiring {
-        tuning.put_before(&format!("streams {count}")).unwrap();
+        tuning.prepend(&format!("streams {count}")).unwrap();
     }
     if wiring == Wiring::Registered {
         for &pattern in Pattern::ALL {
             if Algorithm::of(pattern, Topology::Memory).contains(&Algorithm::Direct) {
                 let line = format!("{pattern} memory any any direct");
-                tuning.put_before(&line).unwrap();
+                tuning.prepend(&line).unwrap();
             }
         }
     }

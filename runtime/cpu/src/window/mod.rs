@@ -19,7 +19,7 @@ use rcomm_core::Deadline;
 use rcomm_core::Hints;
 use rcomm_core::Op;
 use rcomm_core::RemoteMemory;
-use rcomm_core::backend::{AbortReason, Backend, Call, Done, Observer, Window};
+use rcomm_core::backend::{AbortReason, Backend, BackendWindow, Call, Done, Observer};
 use rcomm_core::{Error, ErrorKind, Result};
 use rcomm_recorder::model::{DType, Rank};
 use rustix::event::Timespec;
@@ -180,7 +180,7 @@ pub(super) struct Members {
     pub(super) wait_mode: WaitMode,
 }
 
-/// The CPU backend's [`Window`].
+/// The CPU backend's [`BackendWindow`].
 pub(super) struct CpuWindow {
     shared: Arc<WindowState>,
     /// The parts of all members, until the window is closed.
@@ -380,7 +380,7 @@ fn map_parts(
         .collect())
 }
 
-impl Window for CpuWindow {
+impl BackendWindow for CpuWindow {
     fn size_bytes(&self, group_rank: u32) -> usize {
         let parts = self.parts();
         parts.get(group_rank as usize).map_or(0, |part| part.bytes)

@@ -63,7 +63,7 @@ impl NcclBackend {
             .derive(begin, deadline)
             .map_err(|error| match error.kind() {
                 ErrorKind::Timeout => error.with_more(&format!(
-                    "did not arrive at the split of the group:  {}",
+                    "did not arrive at the split of the group: {}",
                     exchange.missing("here")
                 )),
                 _ => error,

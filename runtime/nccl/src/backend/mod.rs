@@ -14,8 +14,8 @@ use rcomm_core::Buffer;
 use rcomm_core::Deadline;
 use rcomm_core::Op;
 use rcomm_core::backend::{
-    AbortReason, Backend, Call, CommState, Done, GroupContext, Observer, Pending, Progress,
-    Registration, Window,
+    AbortReason, Backend, BackendWindow, Call, CommState, Done, GroupContext, Observer, Pending,
+    Progress, Registration,
 };
 use rcomm_core::store::{PrefixStore, Store};
 use rcomm_core::{Error, ErrorKind, Result};
@@ -202,7 +202,7 @@ impl Backend for NcclBackend {
     fn run(&self, op: &mut Op<'_>, call: Call, observer: &dyn Observer) -> Result<Done> {
         let deadline = call.deadline.started();
         let held = op.map_buffers(&|buffer| {
-            buffer.hold_on().ok_or_else(|| {
+            buffer.share_owner().ok_or_else(|| {
                 Error::new(
                     ErrorKind::InvalidArgument,
                     format!("{buffer:?} is not device memory that an owner keeps alive"),
@@ -307,7 +307,11 @@ impl Backend for NcclBackend {
             .buffer()
     }
 
-    fn new_window(&self, memory: Buffer<'static>, deadline: Deadline) -> Result<Arc<dyn Window>> {
+    fn new_window(
+        &self,
+        memory: Buffer<'static>,
+        deadline: Deadline,
+    ) -> Result<Arc<dyn BackendWindow>> {
         let group = WindowGroup {
             group: &self.group,
             shared: &self.shared,

@@ -54,7 +54,7 @@ impl Format {
 
 const WIDTHS: [u32; 4] = [8, 16, 32, 64];
 const THREADS: u32 = 256;
-const MOST_BLOCKS: u64 = 1024;
+const MAX_BLOCKS: u64 = 1024;
 
 /// Generates a kernel for each width, which writes the least index of a NaN to `found`.
 fn ptx() -> String {
@@ -320,7 +320,7 @@ impl Kernels {
         let mut at = buffer.as_ptr().addr() as u64;
         let mut len = buffer.len() as u64 * format.each;
         let (mut mask, mut limit) = (format.mask, format.limit);
-        let blocks = len.div_ceil(u64::from(THREADS)).min(MOST_BLOCKS) as u32;
+        let blocks = len.div_ceil(u64::from(THREADS)).min(MAX_BLOCKS) as u32;
         let mut parameters: [*mut c_void; 5] =
             [&mut at, &mut len, &mut mask, &mut limit, &mut found]
                 .map(|parameter| std::ptr::from_mut::<u64>(parameter).cast());

@@ -46,7 +46,7 @@ impl Ras {
     };
     /// The age up to which an answer is reused, for all groups of a dump and for all dumps of one fault.
     const FRESH: Duration = Duration::from_secs(5);
-    const MOST_BYTES: u64 = 1 << 20;
+    const MAX_BYTES: u64 = 1 << 20;
 
     pub(crate) fn new(address: Option<String>, timeouts: QueryTimeouts) -> Self {
         Self {
@@ -195,7 +195,7 @@ fn ask(places: &[SocketAddr], deadline: Instant) -> io::Result<String> {
     }
     lines.get_mut().stream.write_all(b"VERBOSE STATUS\n")?;
     let mut report = Vec::new();
-    lines.take(Ras::MOST_BYTES).read_to_end(&mut report)?;
+    lines.take(Ras::MAX_BYTES).read_to_end(&mut report)?;
     Ok(String::from_utf8_lossy(&report).into_owned())
 }
 

@@ -299,7 +299,7 @@ impl CommQueue {
     /// Makes a graph keep the memory that an operation uses.
     fn keep_for(&self, graph: Graph, op: &Op<'_>, staging: &Option<DeviceBuffer>) -> Result<()> {
         let hold = |buffer: &Buffer<'_>| {
-            buffer.hold_on().ok_or_else(|| {
+            buffer.share_owner().ok_or_else(|| {
                 let message = format!("{buffer:?}: no owner keeps it for the graph");
                 Error::new(ErrorKind::InvalidArgument, message)
             })

@@ -1,4 +1,4 @@
-//! Windows on device memory: [`Window`] implemented by NCCL's symmetric windows (2.27) and one-sided
+//! Windows on device memory: [`BackendWindow`] implemented by NCCL's symmetric windows (2.27) and one-sided
 //! operations (2.29).
 //!
 //! The library differs in four points from what a window promises. They are handled as follows:
@@ -35,7 +35,7 @@ use crate::queue::CommQueue;
 use put::Outgoing;
 use rcomm_core::Deadline;
 use rcomm_core::RemoteMemory;
-use rcomm_core::backend::Window;
+use rcomm_core::backend::BackendWindow;
 use rcomm_core::{Buffer, DeviceKind};
 use rcomm_core::{Error, ErrorKind, Result};
 use rcomm_recorder::model::OpType;
@@ -85,7 +85,7 @@ struct Incoming {
     awaited: Option<(u32, Arc<Mark>)>,
 }
 
-/// The NCCL backend's [`Window`]. If it is dropped without `close`, its memory stays registered and kept
+/// The NCCL backend's [`BackendWindow`]. If it is dropped without `close`, its memory stays registered and kept
 /// until the communicator is ended.
 pub(crate) struct NcclWindow {
     queue: Arc<CommQueue>,
@@ -101,7 +101,7 @@ pub(crate) struct NcclWindow {
 }
 
 fn keep_alive(memory: &Buffer<'_>) -> Result<Buffer<'static>> {
-    memory.hold_on().ok_or_else(|| {
+    memory.share_owner().ok_or_else(|| {
         let message =
             format!("{memory:?}: nothing keeps the memory alive until the device is done");
         Error::new(ErrorKind::InvalidArgument, message)
@@ -213,7 +213,7 @@ fn closed() -> Error {
     Error::new(ErrorKind::Closed, "the window was closed")
 }
 
-impl Window for NcclWindow {
+impl BackendWindow for NcclWindow {
     fn size_bytes(&self, group_rank: u32) -> usize {
         self.parts.get(group_rank as usize).copied().unwrap_or(0)
     }

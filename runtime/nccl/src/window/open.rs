@@ -13,7 +13,7 @@ use crate::library::{NcclLibrary, sys};
 use crate::queue::CommQueue;
 use rcomm_core::Buffer;
 use rcomm_core::Deadline;
-use rcomm_core::backend::{GroupContext, Window};
+use rcomm_core::backend::{BackendWindow, GroupContext};
 use rcomm_core::{Error, ErrorKind, Result};
 use rcomm_recorder::model::DType;
 use serde::{Deserialize, Serialize};
@@ -46,7 +46,7 @@ impl WindowGroup<'_> {
         &self,
         memory: Buffer<'static>,
         deadline: Deadline,
-    ) -> Result<Arc<dyn Window>> {
+    ) -> Result<Arc<dyn BackendWindow>> {
         let deadline = deadline.started();
         self.main.join(deadline, self.shared.report_time)?;
         let nth = self.windows.fetch_add(1, Ordering::Relaxed);

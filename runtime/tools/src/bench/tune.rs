@@ -75,7 +75,7 @@ fn measure(args: &TuneArgs, topology: Topology, ranks: NonZeroU32) -> anyhow::Re
     for pattern in patterns {
         let algorithms = Algorithm::of(pattern, topology).iter().copied();
         let algorithms: Vec<_> = algorithms
-            .filter(|algorithm| algorithm.suits(ranks.get() as usize))
+            .filter(|algorithm| algorithm.allows_ranks(ranks.get() as usize))
             .collect();
         let mut times = vec![Times::new(); algorithms.len()];
         for _ in 0..args.rounds.get() {

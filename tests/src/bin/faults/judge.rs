@@ -198,10 +198,10 @@ impl Row {
 /// Whether an error names the culprits and no other rank: its `ranks` some of them, its text all.
 fn names(culprits: &[u32], ranks: &[u32], text: &str) -> bool {
     let words: BTreeSet<&str> = text.split(|c: char| !c.is_ascii_alphanumeric()).collect();
-    let in_words = culprits
+    let to_text = culprits
         .iter()
         .all(|rank| words.contains(rank.to_string().as_str()));
-    !ranks.is_empty() && ranks.iter().all(|rank| culprits.contains(rank)) && in_words
+    !ranks.is_empty() && ranks.iter().all(|rank| culprits.contains(rank)) && to_text
 }
 
 #[cfg(test)]

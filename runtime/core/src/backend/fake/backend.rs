@@ -19,7 +19,7 @@ pub struct FakeBackend {
 /// An operation of one rank, waiting for the others.
 pub(super) struct Ticket {
     state: Mutex<TicketState>,
-    moved: Condvar,
+    changed: Condvar,
     /// `Some` until the end, which breaks the cycle: the observer holds this operation.
     observer: Mutex<Option<Arc<dyn Observer>>>,
 }
@@ -48,7 +48,7 @@ impl Ticket {
         }
         state.progress = progress;
         drop(state);
-        self.moved.notify_all();
+        self.changed.notify_all();
         let observer = self.observer().take();
         if let Some(observer) = observer {
             observer.ended();
@@ -69,7 +69,7 @@ impl Pending for Ticket {
         let deadline = deadline.started();
         let state = self.lock();
         let waited = self
-            .moved
+            .changed
             .wait_timeout_while(state, deadline.remaining(), |state| {
                 !state.progress.has_ended()
             });
@@ -100,49 +100,49 @@ impl FakeBackend {
     /// Joins a collective; the last rank to join carries it out.
     fn join(&self, state: &mut FabricState, ticket: &Arc<Ticket>, turn: u64) {
         let size = self.group.size() as usize;
-        let meeting = state.groups.entry(self.group.wire_id).or_default();
-        let seats = meeting
+        let group_state = state.groups.entry(self.group.wire_id).or_default();
+        let members = group_state
             .turns
             .entry(turn)
             .or_insert_with(|| vec![None; size]);
-        seats[self.group.group_rank as usize] = Some(ticket.clone());
-        if let Some(error) = meeting.left.values().next() {
+        members[self.group.group_rank as usize] = Some(ticket.clone());
+        if let Some(error) = group_state.left.values().next() {
             ticket.end(Progress::Failed(error.clone()));
             return;
         }
-        let all: Vec<Arc<Ticket>> = seats.iter().flatten().cloned().collect();
+        let all: Vec<Arc<Ticket>> = members.iter().flatten().cloned().collect();
         if all.len() == size {
-            meeting.turns.remove(&turn);
+            group_state.turns.remove(&turn);
             carry_out(&all, &self.group.info.ranks);
         }
     }
 
     /// Matches each send or receive with its other half.
     fn post(&self, state: &mut FabricState, ticket: &Arc<Ticket>, parts: usize) {
-        let meeting = state.groups.entry(self.group.wire_id).or_default();
+        let group_state = state.groups.entry(self.group.wire_id).or_default();
         let owner = self.group.group_rank;
         for part in 0..parts {
-            let wanted = ends_of(&ticket.lock(), part);
-            if let Some(error) = wanted.peer.and_then(|peer| meeting.left.get(&peer)) {
+            let own_end = end_of(&ticket.lock(), part);
+            if let Some(error) = own_end.peer.and_then(|peer| group_state.left.get(&peer)) {
                 ticket.end(Progress::Failed(error.clone()));
                 return;
             }
-            let other = meeting.mail.iter().position(|message| {
-                let theirs = ends_of(&message.ticket.lock(), message.part);
-                wanted.meets(owner, &theirs, message.owner)
+            let other = group_state.unmatched.iter().position(|message| {
+                let theirs = end_of(&message.ticket.lock(), message.part);
+                own_end.matches_with(owner, &theirs, message.owner)
             });
             match other {
                 Some(at) => {
-                    let other = meeting.mail.remove(at);
+                    let other = group_state.unmatched.remove(at);
                     let mine = (ticket, part, owner);
                     let theirs = (&other.ticket, other.part, other.owner);
-                    if wanted.is_send {
-                        deliver(mine, theirs);
+                    if own_end.is_send {
+                        end_message(mine, theirs);
                     } else {
-                        deliver(theirs, mine);
+                        end_message(theirs, mine);
                     }
                 }
-                None => meeting.mail.push(Message {
+                None => group_state.unmatched.push(Message {
                     owner,
                     ticket: ticket.clone(),
                     part,
@@ -176,14 +176,14 @@ impl Backend for FakeBackend {
                 open: parts,
                 done: Done::default(),
             }),
-            moved: Condvar::new(),
+            changed: Condvar::new(),
             observer: Mutex::new(Some(observer)),
         });
         let mut state = self.fabric.lock();
         if let Some(error) = state
             .groups
             .get(&self.group.wire_id)
-            .and_then(|meeting| meeting.left.get(&self.group.group_rank))
+            .and_then(|group_state| group_state.left.get(&self.group.group_rank))
         {
             return Err(error.clone());
         }
@@ -222,16 +222,16 @@ impl Backend for FakeBackend {
 
     fn abort(&self, reason: &AbortReason) {
         let mut state = self.fabric.lock();
-        let meeting = state.groups.entry(self.group.wire_id).or_default();
+        let group_state = state.groups.entry(self.group.wire_id).or_default();
         let own = self.group.group_rank;
         let lost = Error::new(
             ErrorKind::PeerLost,
             format!("rank {} left the group: {reason}", self.rank),
         )
         .with_rank(self.rank);
-        meeting.left.entry(own).or_insert(lost.clone());
-        for (_, seats) in std::mem::take(&mut meeting.turns) {
-            for (rank, ticket) in seats.into_iter().enumerate() {
+        group_state.left.entry(own).or_insert(lost.clone());
+        for (_, members) in std::mem::take(&mut group_state.turns) {
+            for (rank, ticket) in members.into_iter().enumerate() {
                 let error = if rank == own as usize {
                     &reason.error
                 } else {
@@ -242,8 +242,8 @@ impl Backend for FakeBackend {
                 }
             }
         }
-        meeting.mail.retain(|message| {
-            let peer = ends_of(&message.ticket.lock(), message.part).peer;
+        group_state.unmatched.retain(|message| {
+            let peer = end_of(&message.ticket.lock(), message.part).peer;
             let error = match (message.owner == own, peer) {
                 (true, _) => &reason.error,
                 (false, Some(peer)) if peer == own => &lost,
@@ -260,14 +260,14 @@ impl Backend for FakeBackend {
 }
 
 /// One end of a message: its direction, its peer and its tag.
-struct Ends {
+struct MessageEnd {
     is_send: bool,
     peer: Option<u32>,
     tag: u32,
 }
 
-impl Ends {
-    fn meets(&self, own: u32, other: &Ends, owner: u32) -> bool {
+impl MessageEnd {
+    fn matches_with(&self, own: u32, other: &MessageEnd, owner: u32) -> bool {
         self.is_send != other.is_send
             && self.tag == other.tag
             && self.peer.is_none_or(|peer| peer == owner)
@@ -283,16 +283,16 @@ fn part_of<'b>(op: &'b mut Op<'static>, part: usize) -> &'b mut Op<'static> {
     }
 }
 
-fn ends_of(state: &TicketState, part: usize) -> Ends {
+fn end_of(state: &TicketState, part: usize) -> MessageEnd {
     let op = state.op.as_ref();
     let op = if let Some(Op::Coalesced(ops)) = op {
         ops.get(part)
     } else {
         op
     };
-    // An operation that is no message is never in `mail` and matches none.
+    // An operation that is no message is never in `unmatched` and matches none.
     let peer = op.map_or(Peer::Rank(u32::MAX), Op::peer);
-    Ends {
+    MessageEnd {
         is_send: op.is_none_or(|op| op.op_type() != OpType::Recv),
         peer: match peer {
             Peer::Rank(peer) => Some(peer),
@@ -304,7 +304,7 @@ fn ends_of(state: &TicketState, part: usize) -> Ends {
 }
 
 /// Ends both halves of a message, or notes that a half of a block has ended.
-fn deliver(send: (&Arc<Ticket>, usize, u32), recv: (&Arc<Ticket>, usize, u32)) {
+fn end_message(send: (&Arc<Ticket>, usize, u32), recv: (&Arc<Ticket>, usize, u32)) {
     let (sender, send_part, source) = send;
     let (receiver, recv_part, _) = recv;
     let message = {

@@ -42,16 +42,16 @@ pub struct FakeFabric {
 #[derive(Default)]
 pub(super) struct FabricState {
     pub(super) faults: Vec<FakeFault>,
-    pub(super) groups: HashMap<u64, Meeting>,
+    pub(super) groups: HashMap<u64, FabricGroup>,
 }
 
 /// One group as the fabric sees it.
 #[derive(Default)]
-pub(super) struct Meeting {
+pub(super) struct FabricGroup {
     /// The ticket of each member that has come, for each turn.
     pub(super) turns: BTreeMap<u64, Vec<Option<Arc<Ticket>>>>,
     /// Sends and receives that wait for their other half, in order of issue.
-    pub(super) mail: Vec<Message>,
+    pub(super) unmatched: Vec<Message>,
     /// The error with which each member left, by group rank.
     pub(super) left: HashMap<u32, Error>,
 }

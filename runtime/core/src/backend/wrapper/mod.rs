@@ -14,8 +14,8 @@ mod nan;
 mod statement;
 
 use super::{
-    AbortReason, Backend, Call, CommState, Done, GroupContext, Observer, Pending, Progress,
-    Registration, Stream, Window,
+    AbortReason, Backend, BackendWindow, Call, CommState, Done, GroupContext, Observer, Pending,
+    Progress, Registration, Stream,
 };
 use crate::config::NanCheck;
 use crate::op::Op;
@@ -71,7 +71,7 @@ fn exchange(statement: &Statement, size: usize) -> Op<'static> {
 }
 
 /// The result of the comparison.
-fn judge(gathered: Option<Op<'_>>, ranks: &[Rank]) -> Result<()> {
+fn compare_gathered(gathered: Option<Op<'_>>, ranks: &[Rank]) -> Result<()> {
     let Some(Op::AllGatherSingle { output, .. }) = gathered else {
         return Err(Error::new(
             ErrorKind::Backend,
@@ -108,7 +108,7 @@ impl Backend for Wrapper {
             ..call
         };
         let question = exchange(&self.statement(&op, call), self.ranks.len());
-        let checked = Arc::new(Checked {
+        let compared_op = Arc::new(ComparedOp {
             stage: Mutex::new(CheckStage::Comparing { op, side: None }),
             moved: Condvar::new(),
             inner: self.inner.clone(),
@@ -116,13 +116,13 @@ impl Backend for Wrapper {
             call,
             observer: Mutex::new(Some(observer)),
         });
-        let side = self.side.issue(question, call, checked.clone())?;
-        if let CheckStage::Comparing { side: place, .. } = &mut *checked.lock() {
+        let side = self.side.issue(question, call, compared_op.clone())?;
+        if let CheckStage::Comparing { side: place, .. } = &mut *compared_op.lock() {
             *place = Some(side);
         }
         // The comparison may have ended before `side` was set.
-        checked.look();
-        Ok(checked)
+        compared_op.poll();
+        Ok(compared_op)
     }
 
     fn run(&self, op: &mut Op<'_>, call: Call, observer: &dyn Observer) -> Result<Done> {
@@ -137,7 +137,7 @@ impl Backend for Wrapper {
         self.side
             .run(&mut question, call, observer)
             .map_err(while_comparing)?;
-        judge(Some(question), &self.ranks)?;
+        compare_gathered(Some(question), &self.ranks)?;
         self.inner.run(op, call, observer)
     }
 
@@ -189,13 +189,17 @@ impl Backend for Wrapper {
         self.inner.allocate(dtype, len)
     }
 
-    fn new_window(&self, memory: Buffer<'static>, deadline: Deadline) -> Result<Arc<dyn Window>> {
+    fn new_window(
+        &self,
+        memory: Buffer<'static>,
+        deadline: Deadline,
+    ) -> Result<Arc<dyn BackendWindow>> {
         self.inner.new_window(memory, deadline)
     }
 }
 
 /// An issued collective: first in the comparison, then in the wrapped backend.
-struct Checked {
+struct ComparedOp {
     stage: Mutex<CheckStage>,
     moved: Condvar,
     inner: Arc<dyn Backend>,
@@ -219,14 +223,14 @@ enum CheckStage {
     Refused(Error, Option<Op<'static>>),
 }
 
-impl Checked {
+impl ComparedOp {
     fn lock(&self) -> MutexGuard<'_, CheckStage> {
         self.stage.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Passes the operation on if the comparison has ended. The side group ends comparisons in the order of
     /// turns, so operations are passed on in that order.
-    fn look(&self) {
+    fn poll(&self) {
         let mut stage = self.lock();
         let CheckStage::Comparing {
             side: Some(side), ..
@@ -236,7 +240,7 @@ impl Checked {
         };
         let verdict = match side.progress() {
             Progress::Queued | Progress::Started => return,
-            Progress::Completed(_) => judge(side.reclaim(), &self.ranks),
+            Progress::Completed(_) => compare_gathered(side.reclaim(), &self.ranks),
             Progress::Failed(error) => Err(while_comparing(error)),
         };
         let CheckStage::Comparing { op, .. } = std::mem::replace(&mut *stage, CheckStage::Passing)
@@ -265,17 +269,17 @@ impl Checked {
     }
 }
 
-impl Observer for Checked {
+impl Observer for ComparedOp {
     fn started(&self) {}
 
     fn ended(&self) {
-        self.look();
+        self.poll();
     }
 }
 
-impl Pending for Checked {
+impl Pending for ComparedOp {
     fn progress(&self) -> Progress {
-        self.look();
+        self.poll();
         match &*self.lock() {
             CheckStage::Comparing { .. } | CheckStage::Passing => Progress::Queued,
             CheckStage::Passed(pending) => pending.progress(),
@@ -301,7 +305,7 @@ impl Pending for Checked {
             if let Some(side) = side {
                 // A backend that does not call its observer is waited for by `Pending::wait`.
                 side.wait(deadline);
-                self.look();
+                self.poll();
             }
             let stage = self.lock();
             let waited = self
@@ -316,7 +320,7 @@ impl Pending for Checked {
     /// Waits for the comparison, as the host must.
     fn wait_stream(&self, stream: &dyn Stream) -> Result<()> {
         loop {
-            self.look();
+            self.poll();
             match &*self.lock() {
                 CheckStage::Passed(pending) => return pending.wait_stream(stream),
                 CheckStage::Refused(error, _) => return Err(error.clone()),

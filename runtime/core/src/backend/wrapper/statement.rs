@@ -13,7 +13,7 @@ use sha2::{Digest, Sha256};
 pub(super) const STATEMENT_LEN: usize = 512;
 const HEAD: usize = 24;
 /// The most ranks that an error names; it counts the rest.
-const NAMED: usize = 8;
+const MAX_NAMED: usize = 8;
 /// The value in a statement for "no NaN".
 const NONE: u32 = u32::MAX;
 
@@ -124,12 +124,12 @@ fn agreed_buffers(op: &Op<'_>) -> String {
 
 /// Fails, with the same message on all ranks, unless all statements are equal and without a NaN.
 ///
-/// `said` holds the statements of the group's ranks, one after the other; `ranks` holds their ranks in the
-/// world.
-pub(super) fn compare(said: &[u8], ranks: &[Rank]) -> Result<()> {
-    let mut camps: Vec<(Statement, Vec<Rank>)> = Vec::new();
+/// `statements` holds the statements of the group's ranks, one after the other; `ranks` holds their ranks in
+/// the world.
+pub(super) fn compare(statements: &[u8], ranks: &[Rank]) -> Result<()> {
+    let mut sets: Vec<(Statement, Vec<Rank>)> = Vec::new();
     let mut with_nan = None;
-    for (bytes, &rank) in said.chunks_exact(STATEMENT_LEN).zip(ranks) {
+    for (bytes, &rank) in statements.chunks_exact(STATEMENT_LEN).zip(ranks) {
         let statement = Statement::decode(bytes).ok_or_else(|| {
             let message = format!("rank {rank} sent no statement where ranks compare operations");
             Error::new(ErrorKind::Backend, message).with_rank(rank)
@@ -137,18 +137,18 @@ pub(super) fn compare(said: &[u8], ranks: &[Rank]) -> Result<()> {
         if with_nan.is_none() {
             with_nan = statement.nan.map(|place| (rank, place));
         }
-        match camps
+        match sets
             .iter_mut()
             .find(|(other, _)| other.hash == statement.hash)
         {
             Some((_, camp)) => camp.push(rank),
-            None => camps.push((statement, vec![rank])),
+            None => sets.push((statement, vec![rank])),
         }
     }
-    if camps.len() > 1 {
-        return Err(disagreement(camps));
+    if sets.len() > 1 {
+        return Err(disagreement(sets));
     }
-    match (with_nan, camps.first()) {
+    match (with_nan, sets.first()) {
         (Some((rank, (input, element))), Some((statement, _))) => Err(Error::new(
             ErrorKind::NotANumber,
             format!(
@@ -163,19 +163,19 @@ pub(super) fn compare(said: &[u8], ranks: &[Rank]) -> Result<()> {
 
 /// The largest set of equal statements is presumed right; of sets of equal size, the one with the lowest
 /// rank.
-fn disagreement(mut camps: Vec<(Statement, Vec<Rank>)>) -> Error {
+fn disagreement(mut sets: Vec<(Statement, Vec<Rank>)>) -> Error {
     let mut largest = 0;
-    for at in 1..camps.len() {
-        if camps[at].1.len() > camps[largest].1.len() {
+    for at in 1..sets.len() {
+        if sets[at].1.len() > sets[largest].1.len() {
             largest = at;
         }
     }
-    let (usual, majority) = camps.remove(largest);
-    let more = camps.len().saturating_sub(NAMED);
-    let culprit = camps.first().and_then(|(_, ranks)| ranks.first().copied());
-    let others: Vec<String> = camps
+    let (usual, majority) = sets.remove(largest);
+    let more = sets.len().saturating_sub(MAX_NAMED);
+    let culprit = sets.first().and_then(|(_, ranks)| ranks.first().copied());
+    let others: Vec<String> = sets
         .iter()
-        .take(NAMED)
+        .take(MAX_NAMED)
         .map(|(statement, ranks)| format!("{} issued {}", list(ranks), statement.text))
         .collect();
     let more = match more {
@@ -198,9 +198,9 @@ fn disagreement(mut camps: Vec<(Statement, Vec<Rank>)>) -> Error {
 }
 
 fn list(ranks: &[Rank]) -> String {
-    let named: Vec<String> = ranks.iter().take(NAMED).map(Rank::to_string).collect();
+    let named: Vec<String> = ranks.iter().take(MAX_NAMED).map(Rank::to_string).collect();
     let noun = if ranks.len() == 1 { "rank" } else { "ranks" };
-    match ranks.len().saturating_sub(NAMED) {
+    match ranks.len().saturating_sub(MAX_NAMED) {
         0 => format!("{noun} {}", named.join(", ")),
         more => format!("{noun} {} and {more} more", named.join(", ")),
     }
@@ -221,9 +221,9 @@ mod tests {
     }
 
     fn compared(statements: &[Statement]) -> Result<()> {
-        let said: Vec<u8> = statements.iter().flat_map(Statement::encode).collect();
+        let statements: Vec<u8> = statements.iter().flat_map(Statement::encode).collect();
         let ranks: Vec<Rank> = (10..).take(statements.len()).collect();
-        compare(&said, &ranks)
+        compare(&statements, &ranks)
     }
 
     #[test]

@@ -226,24 +226,24 @@ impl Rendezvous {
     /// # Errors
     /// [`ErrorKind::Rendezvous`] names which of these it is; the store's own errors are passed on.
     pub fn check_in(&self, store: &(impl Store + ?Sized)) -> Result<()> {
-        let own = self.name_to_leave();
+        let own = self.check_in_keys();
         let replies = store.batch(&own.requests())?;
         self.checked_in(store, &own, &replies)
     }
 
     /// The key that [`check_in`](Self::check_in) writes, for callers that write more in the same request.
-    pub(crate) fn name_to_leave(&self) -> NameToLeave {
+    pub(crate) fn check_in_keys(&self) -> CheckInKeys {
         let prefix = format!("rcomm/rendezvous/{}", self.attempt);
-        NameToLeave {
+        CheckInKeys {
             job: format!("{prefix}/job"),
             // A rank of another job, or one given another world size, is not counted as a rank of this job.
-            rank: format!("{prefix}/rank/{}/{}", self.crew(), self.rank),
+            rank: format!("{prefix}/rank/{}/{}", self.key_scope(), self.rank),
             held: format!("{}\n{}", self.world_size, self.job),
         }
     }
 
     /// A part of keys that differs between jobs and between world sizes.
-    pub(crate) fn crew(&self) -> String {
+    pub(crate) fn key_scope(&self) -> String {
         format!("{}/{}", self.world_size, self.job)
     }
 
@@ -251,7 +251,7 @@ impl Rendezvous {
     pub(crate) fn checked_in(
         &self,
         store: &(impl Store + ?Sized),
-        own: &NameToLeave,
+        own: &CheckInKeys,
         replies: &[BatchReply],
     ) -> Result<()> {
         let [BatchReply::Value(held), BatchReply::Count(times), ..] = replies else {
@@ -294,14 +294,14 @@ impl Rendezvous {
 }
 
 /// The keys that a rank writes to the store when it checks in.
-pub(crate) struct NameToLeave {
+pub(crate) struct CheckInKeys {
     job: String,
     rank: String,
     /// The value to write under `job` if that key is absent.
     held: String,
 }
 
-impl NameToLeave {
+impl CheckInKeys {
     pub(crate) fn requests(&self) -> [BatchRequest<'_>; 2] {
         [
             BatchRequest::CompareSet {

@@ -1,7 +1,9 @@
 //! Collectives of values.
 
-use super::encoding::{UNWRITABLE, check_lengths, decode, decode_all, encode, length_of, zeros};
-use crate::group::process_group::{End, Noted, Parts, ProcessGroup, Share};
+use super::encoding::{
+    NOT_SERIALISABLE, check_lengths, decode, decode_all, encode, length_of, zeros,
+};
+use crate::group::process_group::{End, OpRecord, Parts, ProcessGroup, Share};
 use crate::group::work::Work;
 use crate::op::Op;
 use crate::op::buffer::Buffer;
@@ -28,8 +30,8 @@ impl ProcessGroup {
         } else {
             Vec::new()
         };
-        let noted = noted(OpType::Broadcast);
-        let value = self.carry_out(&noted, Location::caller(), |share| {
+        let op_record = op_record(OpType::Broadcast);
+        let value = self.run_recorded(&op_record, Location::caller(), |share| {
             broadcast(share, place, bytes, root)
         })?;
         if !place.is(root) {
@@ -51,8 +53,8 @@ impl ProcessGroup {
         } else {
             Vec::new()
         };
-        let noted = noted(OpType::Broadcast);
-        self.set_aside(&noted, Location::caller(), move |share| {
+        let op_record = op_record(OpType::Broadcast);
+        self.run_on_worker(&op_record, Location::caller(), move |share| {
             let value = broadcast(share, place, bytes, root)?;
             if place.is(root) {
                 return Ok(object);
@@ -71,8 +73,8 @@ impl ProcessGroup {
         T: Serialize + DeserializeOwned,
     {
         let (bytes, place) = (encode(object), self.place());
-        let noted = noted(OpType::AllGatherV);
-        self.carry_out(&noted, Location::caller(), |share| {
+        let op_record = op_record(OpType::AllGatherV);
+        self.run_recorded(&op_record, Location::caller(), |share| {
             decode_all(&all_gather(share, place, &bytes)?)
         })
     }
@@ -84,8 +86,8 @@ impl ProcessGroup {
         T: Serialize + DeserializeOwned + Send + 'static,
     {
         let (bytes, place) = (encode(object), self.place());
-        let noted = noted(OpType::AllGatherV);
-        self.set_aside(&noted, Location::caller(), move |share| {
+        let op_record = op_record(OpType::AllGatherV);
+        self.run_on_worker(&op_record, Location::caller(), move |share| {
             decode_all(&all_gather(share, place, &bytes)?)
         })
     }
@@ -100,8 +102,8 @@ impl ProcessGroup {
         T: Serialize + DeserializeOwned,
     {
         let (bytes, place) = (encode(object), self.place_with(root)?);
-        let noted = noted(OpType::GatherV);
-        self.carry_out(&noted, Location::caller(), |share| {
+        let op_record = op_record(OpType::GatherV);
+        self.run_recorded(&op_record, Location::caller(), |share| {
             let parts = gather(share, place, &bytes, root)?;
             parts.map(|parts| decode_all(&parts)).transpose()
         })
@@ -114,8 +116,8 @@ impl ProcessGroup {
         T: Serialize + DeserializeOwned + Send + 'static,
     {
         let (bytes, place) = (encode(object), self.place_with(root)?);
-        let noted = noted(OpType::GatherV);
-        self.set_aside(&noted, Location::caller(), move |share| {
+        let op_record = op_record(OpType::GatherV);
+        self.run_on_worker(&op_record, Location::caller(), move |share| {
             let parts = gather(share, place, &bytes, root)?;
             parts.map(|parts| decode_all(&parts)).transpose()
         })
@@ -133,8 +135,8 @@ impl ProcessGroup {
     {
         let place = self.place_with(root)?;
         let parts = parts_of(place, objects, root);
-        let noted = noted(OpType::ScatterV);
-        self.carry_out(&noted, Location::caller(), |share| {
+        let op_record = op_record(OpType::ScatterV);
+        self.run_recorded(&op_record, Location::caller(), |share| {
             decode(&scatter(share, place, &parts, root)?, root)
         })
     }
@@ -147,8 +149,8 @@ impl ProcessGroup {
     {
         let place = self.place_with(root)?;
         let parts = parts_of(place, objects, root);
-        let noted = noted(OpType::ScatterV);
-        self.set_aside(&noted, Location::caller(), move |share| {
+        let op_record = op_record(OpType::ScatterV);
+        self.run_on_worker(&op_record, Location::caller(), move |share| {
             decode(&scatter(share, place, &parts, root)?, root)
         })
     }
@@ -184,8 +186,8 @@ impl Place {
 }
 
 /// How an operation on objects is recorded: two collectives, of the lengths and of the values.
-fn noted(op: OpType) -> Noted<'static> {
-    Noted {
+fn op_record(op: OpType) -> OpRecord<'static> {
+    OpRecord {
         op,
         backend: "objects",
         peer: Peer::None,
@@ -250,7 +252,7 @@ fn parts_of<T: Serialize>(place: Place, objects: &[T], root: u32) -> Vec<Vec<u8>
 }
 
 fn scatter(share: &mut Share, place: Place, parts: &[Vec<u8>], root: u32) -> Result<Vec<u8>> {
-    let mut lens = vec![UNWRITABLE; place.size as usize];
+    let mut lens = vec![NOT_SERIALISABLE; place.size as usize];
     if place.is(root) && parts.len() == lens.len() {
         lens = parts.iter().map(|part| length_of(part)).collect();
     }

@@ -8,13 +8,13 @@ use serde::de::DeserializeOwned;
 pub const MAX_OBJECT_BYTES: usize = 64 << 20;
 
 /// The length that a rank sends if it could not serialise its value.
-pub(super) const UNWRITABLE: u64 = u64::MAX;
+pub(super) const NOT_SERIALISABLE: u64 = u64::MAX;
 
 /// Refuses, on every rank alike, a value that is too long or could not be serialised.
 pub(super) fn check_lengths(lens: &[u64], owner: impl Fn(u32) -> u32) -> Result<()> {
     for (rank, &len) in (0u32..).zip(lens) {
         let owner = owner(rank);
-        let message = if len == UNWRITABLE {
+        let message = if len == NOT_SERIALISABLE {
             format!("rank {owner} of the group could not write its value, or gave none")
         } else if len > MAX_OBJECT_BYTES as u64 {
             format!(
@@ -51,7 +51,7 @@ pub(super) fn encode<T: Serialize>(object: &T) -> Vec<u8> {
 
 pub(super) fn length_of(bytes: &[u8]) -> u64 {
     if bytes.is_empty() {
-        UNWRITABLE
+        NOT_SERIALISABLE
     } else {
         bytes.len() as u64
     }

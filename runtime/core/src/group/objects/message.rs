@@ -3,7 +3,7 @@
 use super::encoding::{check_lengths, decode, encode, length_of};
 use crate::backend::Done;
 use crate::group::p2p::message;
-use crate::group::process_group::{End, Next, Noted, Parts, ProcessGroup, TagQueue};
+use crate::group::process_group::{End, Next, OpRecord, Parts, ProcessGroup, TagQueue};
 use crate::group::work::Work;
 use crate::op::Op;
 use crate::op::buffer::Buffer;
@@ -44,8 +44,8 @@ impl ProcessGroup {
         if fits.is_ok() {
             first = Op::Coalesced(vec![first, send(Buffer::from_vec(bytes))]);
         }
-        let noted = noted(OpType::Send, peer);
-        self.issue_in_steps(&noted, Location::caller(), None, first, move |_| {
+        let op_record = op_record(OpType::Send, peer);
+        self.issue_in_steps(&op_record, Location::caller(), None, first, move |_| {
             fits.clone().map(Next::Done)
         })
     }
@@ -103,8 +103,8 @@ impl ProcessGroup {
             let bytes = vec![0u8; len[0] as usize];
             Ok(Next::Issue(receive(Buffer::from_vec(bytes))))
         };
-        let (noted, queue) = (noted(OpType::Recv, peer), TagQueue { peer, tag });
-        self.issue_in_steps(&noted, site, Some(queue), first, then)
+        let (op_record, queue) = (op_record(OpType::Recv, peer), TagQueue { peer, tag });
+        self.issue_in_steps(&op_record, site, Some(queue), first, then)
     }
 
     fn read<T: DeserializeOwned>(&self, bytes: &[u8], peer: u32) -> Result<T> {
@@ -117,8 +117,8 @@ impl ProcessGroup {
     }
 }
 
-fn noted(op: OpType, peer: u32) -> Noted<'static> {
-    Noted {
+fn op_record(op: OpType, peer: u32) -> OpRecord<'static> {
+    OpRecord {
         op,
         backend: "objects",
         peer: Peer::Rank(peer),

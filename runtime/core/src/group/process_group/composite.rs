@@ -3,8 +3,8 @@
 //!
 //! An operation that is made of collectives reserves its turns when it is issued, so operations issued
 //! later come later on every rank, whether it runs on the caller's thread
-//! ([`carry_out`](ProcessGroup::carry_out)) or on the group's thread `rcomm/worker/<group>`
-//! ([`set_aside`](ProcessGroup::set_aside)). One that is made of messages takes no turn, and waits for
+//! ([`run_recorded`](ProcessGroup::run_recorded)) or on the group's thread `rcomm/worker/<group>`
+//! ([`run_on_worker`](ProcessGroup::run_on_worker)). One that is made of messages takes no turn, and waits for
 //! no other operation ([`issue_in_steps`](ProcessGroup::issue_in_steps)).
 
 use super::group::Group;
@@ -29,7 +29,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 /// An operation that is not a single [`Op`] of a backend, as it is recorded.
-pub(crate) struct Noted<'a> {
+pub(crate) struct OpRecord<'a> {
     pub(crate) op: OpType,
     /// What carries it.
     pub(crate) backend: &'a str,
@@ -98,8 +98,8 @@ impl Share {
     }
 
     /// Why its group has failed or was aborted, if so.
-    pub(crate) fn judgement(&self) -> Option<Error> {
-        self.group.judgement()
+    pub(crate) fn group_error(&self) -> Option<Error> {
+        self.group.group_error()
     }
 
     pub(super) fn group(&self) -> &Group {
@@ -142,14 +142,16 @@ impl Share {
             hints: self.hints,
         };
         self.next += 1;
-        let result = self.group.lanes[self.lane].backend.run(op, call, &Silent);
+        let result = self.group.lanes[self.lane]
+            .backend
+            .run(op, call, &NoObserver);
         self.group.note_turn();
         result
     }
 
     /// Runs `body`. After an error on which all ranks agree, the collectives left over run as barriers,
     /// so that operations that wait for a later turn get it.
-    fn give_to<R>(mut self, body: impl FnOnce(&mut Self) -> Result<R>) -> Result<R> {
+    fn run_body<R>(mut self, body: impl FnOnce(&mut Self) -> Result<R>) -> Result<R> {
         let result = body(&mut self);
         match &result {
             Err(error) if !error.is_recoverable() => return result,
@@ -163,9 +165,9 @@ impl Share {
 }
 
 /// The observer of collectives whose operation has its own record: they need none.
-struct Silent;
+struct NoObserver;
 
-impl Observer for Silent {
+impl Observer for NoObserver {
     fn started(&self) {}
 
     fn ended(&self) {}
@@ -173,33 +175,33 @@ impl Observer for Silent {
 
 impl Group {
     /// Gives the operation a number and a record, and reserves the turns of its collectives.
-    pub(crate) fn note(
+    pub(crate) fn begin_op(
         self: &Arc<Self>,
-        noted: &Noted<'_>,
+        op_record: &OpRecord<'_>,
         options: CallOptions<'_>,
         site: &'static Location<'static>,
     ) -> Result<(OpInfo, Tickets, Share)> {
-        let lane = match noted.parts {
+        let lane = match op_record.parts {
             Parts::None => Some(0),
             Parts::Messages | Parts::Collectives(_) => {
                 let mut lanes = self.lanes.iter();
                 lanes.position(|lane| lane.device == DeviceKind::Cpu)
             }
         };
-        let collectives = match noted.parts {
+        let collectives = match op_record.parts {
             Parts::None | Parts::Messages => 0,
             Parts::Collectives(count) => count,
         };
         let lane = lane.ok_or_else(|| {
             let message = "the group has no backend for cpu memory";
             let error = Error::new(ErrorKind::Unsupported, message);
-            error.in_group(self.label()).during(noted.op)
+            error.in_group(self.label()).during(op_record.op)
         })?;
         let mut issue = self.lock();
-        self.check_open(noted.op)?;
+        self.check_open(op_record.op)?;
         let extension = self.extension(&mut issue, collectives > 0);
         let timeout = options.timeout.saturating_add(extension);
-        let is_p2p = noted.peer != Peer::None;
+        let is_p2p = op_record.peer != Peer::None;
         let seq = if is_p2p {
             issue.p2p_seq += 1;
             issue.p2p_seq
@@ -211,9 +213,9 @@ impl Group {
         let next = issue.turns[lane] + 1;
         issue.turns[lane] += collectives;
         let key = SignatureKey {
-            backend: noted.backend,
-            op_name: noted.op.name(),
-            inputs: noted.tensor.as_slice(),
+            backend: op_record.backend,
+            op_name: op_record.op.name(),
+            inputs: op_record.tensor.as_slice(),
             ..SignatureKey::default()
         };
         let own = self.recorder.begin(&Operation {
@@ -221,19 +223,19 @@ impl Group {
             p2p_seq_id: issue.p2p_seq,
             op_id: issue.op_id,
             is_p2p,
-            peer: noted.peer,
+            peer: op_record.peer,
             timeout,
             call_site: Some(options.site(site)),
-            ..Operation::new(self.handle, noted.op, SignatureRef::Key(&key))
+            ..Operation::new(self.handle, op_record.op, SignatureRef::Key(&key))
         });
         drop(issue);
         let op_info = OpInfo {
             record_id: own.record_id(),
-            op: noted.op,
+            op: op_record.op,
             seq,
             is_p2p,
             takes_turn: false,
-            ends_itself: noted.end == End::Own,
+            ends_itself: op_record.end == End::Own,
             timeout,
         };
         let due = Deadline::In(timeout).start();
@@ -260,16 +262,16 @@ impl Group {
 
 impl ProcessGroup {
     /// Numbers and records `body` as an operation, runs it, and settles its error.
-    pub(crate) fn carry_out<R>(
+    pub(crate) fn run_recorded<R>(
         &self,
-        noted: &Noted<'_>,
+        op_record: &OpRecord<'_>,
         site: &'static Location<'static>,
         body: impl FnOnce(&mut Share) -> Result<R>,
     ) -> Result<R> {
         let group = &self.group;
-        let (op_info, tickets, share) = group.note(noted, self.options(), site)?;
+        let (op_info, tickets, share) = group.begin_op(op_record, self.options(), site)?;
         tickets.started(group.recorder());
-        let result = match share.give_to(body) {
+        let result = match share.run_body(body) {
             Ok(value) => {
                 tickets.completed(group.recorder(), Done::default());
                 Ok(value)
@@ -285,40 +287,40 @@ impl ProcessGroup {
     }
 
     /// Numbers and records an operation that ends by itself, and adds it to the watchdog's list.
-    pub(crate) fn watch_over(
+    pub(crate) fn watch_pending(
         &self,
-        noted: &Noted<'_>,
+        op_record: &OpRecord<'_>,
         site: &'static Location<'static>,
         pending: Arc<dyn Pending>,
     ) -> Result<Work<()>> {
         let group = &self.group;
-        let (op_info, tickets, _) = group.note(noted, self.options(), site)?;
+        let (op_info, tickets, _) = group.begin_op(op_record, self.options(), site)?;
         let in_flight = InFlightOp::new(group.clone(), op_info, tickets);
         in_flight.launched(pending);
         group.watch().add_in_flight(in_flight.clone());
         Ok(Work::pending_job(in_flight, || Some(())))
     }
 
-    /// As [`carry_out`](Self::carry_out), but returns at once: `body` runs on the group's own thread, after
-    /// all that were queued there before it.
-    pub(crate) fn set_aside<R: Send + 'static>(
+    /// As [`run_recorded`](Self::run_recorded), but returns at once: `body` runs on the group's own thread,
+    /// after all that were queued there before it.
+    pub(crate) fn run_on_worker<R: Send + 'static>(
         &self,
-        noted: &Noted<'_>,
+        op_record: &OpRecord<'_>,
         site: &'static Location<'static>,
         body: impl FnOnce(&mut Share) -> Result<R> + Send + 'static,
     ) -> Result<Work<R>> {
         let group = &self.group;
         group.worker().start(group.label())?;
-        let (op_info, tickets, mut share) = group.note(noted, self.options(), site)?;
+        let (op_info, tickets, mut share) = group.begin_op(op_record, self.options(), site)?;
         // As for any issued operation: the watchdog ends it, and the deadline only if the watchdog cannot.
-        share.deadline = Deadline::At(share.due + group.patience());
+        share.deadline = Deadline::At(share.due + group.cleanup_time());
         let in_flight = InFlightOp::new(group.clone(), op_info, tickets);
         let made = Arc::new(Mutex::new(None));
         let pending = PendingJob::new(in_flight.clone());
         let (place, pending_job) = (made.clone(), pending.clone());
         group.worker().push(Box::new(move || {
             pending_job.run(|| {
-                let value = share.give_to(body)?;
+                let value = share.run_body(body)?;
                 *place.lock().unwrap_or_else(PoisonError::into_inner) = Some(value);
                 Ok(())
             });
@@ -334,7 +336,7 @@ impl ProcessGroup {
     /// for none of them. In `queue` the operation comes after those that were started before it.
     pub(crate) fn issue_in_steps<R: Send + 'static>(
         &self,
-        noted: &Noted<'_>,
+        op_record: &OpRecord<'_>,
         site: &'static Location<'static>,
         queue: Option<TagQueue>,
         first: Op<'static>,
@@ -342,9 +344,9 @@ impl ProcessGroup {
     ) -> Result<Work<R>> {
         let group = &self.group;
         group.sequencer().start(group.label())?;
-        let (op_info, tickets, mut share) = group.note(noted, self.options(), site)?;
-        // As in `set_aside`: the watchdog ends the operation, and the deadline only if the watchdog cannot.
-        share.deadline = Deadline::At(share.due + group.patience());
+        let (op_info, tickets, mut share) = group.begin_op(op_record, self.options(), site)?;
+        // As in `run_on_worker`: the watchdog ends the operation, and the deadline only if the watchdog cannot.
+        share.deadline = Deadline::At(share.due + group.cleanup_time());
         let in_flight = InFlightOp::new(group.clone(), op_info, tickets);
         let steps = Steps::new(share, &in_flight, queue, first, then);
         in_flight.launched(steps.clone());

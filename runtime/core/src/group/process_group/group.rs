@@ -26,7 +26,7 @@ pub(crate) struct Lane {
 }
 
 /// The operation in which a group failed, and its error.
-struct Verdict {
+struct GroupFailure {
     record_id: Option<u64>,
     error: Error,
 }
@@ -53,7 +53,7 @@ pub(crate) struct Group {
     end_recorded: AtomicBool,
     /// The error that refuses later operations; set once.
     closed: OnceLock<Error>,
-    verdict: Mutex<Option<Verdict>>,
+    failure: Mutex<Option<GroupFailure>>,
     judged: Condvar,
 }
 
@@ -92,7 +92,7 @@ impl Group {
             running: Running::default(),
             end_recorded: AtomicBool::new(false),
             closed: OnceLock::new(),
-            verdict: Mutex::new(None),
+            failure: Mutex::new(None),
             judged: Condvar::new(),
         });
         group.set_timeout(parts.timeout);
@@ -141,13 +141,13 @@ impl Group {
     }
 
     /// The error with which the group has failed or was aborted, if so.
-    pub(crate) fn judgement(&self) -> Option<Error> {
-        let verdict = self.verdict.lock().unwrap_or_else(PoisonError::into_inner);
-        verdict.as_ref().map(|verdict| verdict.error.clone())
+    pub(crate) fn group_error(&self) -> Option<Error> {
+        let failure = self.failure.lock().unwrap_or_else(PoisonError::into_inner);
+        failure.as_ref().map(|failure| failure.error.clone())
     }
 
     /// How long after its deadline an operation may still be in clean-up.
-    pub(crate) fn patience(&self) -> Duration {
+    pub(crate) fn cleanup_time(&self) -> Duration {
         // Time for the flag in the store, the status exchange, the dump, and a margin.
         self.config.status_wait * 2 + Duration::from_secs(20)
     }
@@ -196,7 +196,7 @@ impl Group {
     /// The error that a failed operation's caller gets, after the group has been cleaned up.
     ///
     /// # Blocking
-    /// Waits for the watchdog to make the dump, read the other ranks' status and abort; for `patience` at
+    /// Waits for the watchdog to make the dump, read the other ranks' status and abort; for `cleanup_time` at
     /// most.
     pub(crate) fn settle_error(&self, op_info: &OpInfo, error: Error) -> Error {
         if error.is_recoverable() {
@@ -208,17 +208,17 @@ impl Group {
             op_info: *op_info,
             error: error.clone(),
         });
-        let verdict = self.verdict.lock().unwrap_or_else(PoisonError::into_inner);
-        let (verdict, _) = self
+        let failure = self.failure.lock().unwrap_or_else(PoisonError::into_inner);
+        let (failure, _) = self
             .judged
-            .wait_timeout_while(verdict, self.patience(), |verdict| verdict.is_none())
+            .wait_timeout_while(failure, self.cleanup_time(), |failure| failure.is_none())
             .unwrap_or_else(PoisonError::into_inner);
-        match &*verdict {
+        match &*failure {
             None => self.explain(op_info, error),
-            Some(verdict) if verdict.record_id == Some(op_info.record_id) => verdict.error.clone(),
-            Some(verdict) => Error::new(
+            Some(failure) if failure.record_id == Some(op_info.record_id) => failure.error.clone(),
+            Some(failure) => Error::new(
                 ErrorKind::Aborted,
-                format!("given up with its group: {}", verdict.error),
+                format!("given up with its group: {}", failure.error),
             )
             .in_group(self.label())
             .at(op_info.op, op_info.seq),
@@ -280,15 +280,15 @@ impl WatchedGroup for Group {
         &self.running
     }
 
-    fn own_time(&self) -> Duration {
+    fn overdue_time(&self) -> Duration {
         let lanes = self.lanes.iter();
         let longest = lanes.map(|lane| lane.backend.ends_overdue_within()).max();
         longest.unwrap_or_default()
     }
 
-    fn is_judged(&self) -> bool {
-        let verdict = self.verdict.lock();
-        verdict.unwrap_or_else(PoisonError::into_inner).is_some()
+    fn has_failed(&self) -> bool {
+        let failure = self.failure.lock();
+        failure.unwrap_or_else(PoisonError::into_inner).is_some()
     }
 
     fn refusal(&self) -> Option<&Error> {
@@ -312,12 +312,12 @@ impl WatchedGroup for Group {
         self.record_end(op_info, &error);
         // Only the first reason is kept.
         let _ = self.closed.set(error.clone());
-        let mut verdict = self.verdict.lock().unwrap_or_else(PoisonError::into_inner);
-        verdict.get_or_insert_with(|| Verdict {
+        let mut failure = self.failure.lock().unwrap_or_else(PoisonError::into_inner);
+        failure.get_or_insert_with(|| GroupFailure {
             record_id: op_info.map(|op_info| op_info.record_id),
             error: error.clone(),
         });
-        drop(verdict);
+        drop(failure);
         let reason = AbortReason { error };
         for lane in &self.lanes {
             lane.backend.abort(&reason);

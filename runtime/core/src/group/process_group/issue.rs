@@ -217,7 +217,7 @@ impl Group {
         // the watchdog ends the operation, after the dump, and the backend does so only if the watchdog
         // cannot.
         let beyond = match self.lanes[lane].backend.ends_overdue_within() {
-            Duration::ZERO => self.patience(),
+            Duration::ZERO => self.cleanup_time(),
             _ => Duration::ZERO,
         };
         let deadline = Deadline::In(op_info.timeout.saturating_add(beyond)).started();

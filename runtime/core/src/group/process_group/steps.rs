@@ -35,7 +35,7 @@ pub(crate) struct TagQueue {
 pub(super) struct StepSequencer {
     thread: Worker,
     /// The operations of each queue; the first is under way.
-    queues: Mutex<HashMap<TagQueue, VecDeque<Arc<dyn Begin>>>>,
+    queues: Mutex<HashMap<TagQueue, VecDeque<Arc<dyn QueuedSteps>>>>,
 }
 
 impl StepSequencer {
@@ -57,7 +57,7 @@ impl StepSequencer {
     }
 
     /// Appends an operation to a queue; returns whether it is the first there.
-    fn enter(&self, queue: TagQueue, steps: Arc<dyn Begin>) -> bool {
+    fn enter(&self, queue: TagQueue, steps: Arc<dyn QueuedSteps>) -> bool {
         let mut queues = lock(&self.queues);
         let waiting = queues.entry(queue).or_default();
         waiting.push_back(steps);
@@ -65,7 +65,7 @@ impl StepSequencer {
     }
 
     /// Removes the first operation of a queue, which has ended; returns the one that is now first.
-    fn leave(&self, queue: TagQueue) -> Option<Arc<dyn Begin>> {
+    fn leave(&self, queue: TagQueue) -> Option<Arc<dyn QueuedSteps>> {
         let mut queues = lock(&self.queues);
         let waiting = queues.get_mut(&queue)?;
         waiting.pop_front();
@@ -78,8 +78,8 @@ impl StepSequencer {
 }
 
 /// An operation that waits in a queue.
-trait Begin: Send + Sync {
-    fn begin(&self);
+trait QueuedSteps: Send + Sync {
+    fn issue_first(&self);
 }
 
 type Then<R> = Box<dyn FnMut(Op<'static>) -> Result<Next<R>> + Send>;
@@ -135,7 +135,7 @@ impl<R: Send + 'static> Steps<R> {
         self.sequencer().thread.hold();
         let queue = self.queue;
         if queue.is_none_or(|queue| self.sequencer().enter(queue, self.clone())) {
-            self.begin();
+            self.issue_first();
         }
     }
 
@@ -157,13 +157,13 @@ impl<R: Send + 'static> Steps<R> {
             Ok(pending) => {
                 *lock(&self.stage) = Stage::UnderWay(Some(pending));
                 // The step may have ended before it could be observed: poll once.
-                self.look();
+                self.poll_step();
             }
         }
     }
 
     /// Queues the next step if one has ended; returns the progress. Never blocks.
-    fn look(&self) -> Progress {
+    fn poll_step(&self) -> Progress {
         let step = match &*lock(&self.stage) {
             Stage::Waiting(_) => return Progress::Queued,
             Stage::UnderWay(step) => step.clone(),
@@ -181,12 +181,14 @@ impl<R: Send + 'static> Steps<R> {
 
     fn leave_word(&self) {
         if let Some(own) = self.own.upgrade() {
-            self.sequencer().thread.push(Box::new(move || own.go_on()));
+            self.sequencer()
+                .thread
+                .push(Box::new(move || own.issue_next()));
         }
     }
 
     /// Issues the next step if one has ended. Called on the group's thread only.
-    fn go_on(&self) {
+    fn issue_next(&self) {
         let step = match &*lock(&self.stage) {
             Stage::UnderWay(Some(step)) => step.clone(),
             _ => return,
@@ -221,15 +223,18 @@ impl<R: Send + 'static> Steps<R> {
             observer.ended();
         }
         if let Some(next) = self.queue.and_then(|queue| self.sequencer().leave(queue)) {
-            // `begin` is queued and not called: in an aborted queue each call would nest in the one before.
-            self.sequencer().thread.push(Box::new(move || next.begin()));
+            // `issue_first` is queued and not called: in an aborted queue each call would nest in the one
+            // before.
+            self.sequencer()
+                .thread
+                .push(Box::new(move || next.issue_first()));
         }
         self.sequencer().thread.release();
     }
 }
 
-impl<R: Send + 'static> Begin for Steps<R> {
-    fn begin(&self) {
+impl<R: Send + 'static> QueuedSteps for Steps<R> {
+    fn issue_first(&self) {
         let first = match &mut *lock(&self.stage) {
             Stage::Waiting(first) => first.take(),
             _ => None,
@@ -255,7 +260,7 @@ impl<R: Send + 'static> Observer for Steps<R> {
 
 impl<R: Send + 'static> Pending for Steps<R> {
     fn progress(&self) -> Progress {
-        self.look()
+        self.poll_step()
     }
 
     fn wait(&self, deadline: Deadline) -> Progress {
@@ -267,7 +272,7 @@ impl<R: Send + 'static> Pending for Steps<R> {
                 !matches!(stage, Stage::Ended(_))
             });
         drop(waited);
-        self.look()
+        self.poll_step()
     }
 
     /// Always `None`: the operation owns no buffers, and its caller gets the result by `take`.

@@ -9,7 +9,7 @@ mod signal;
 use crate::backend::memory::RemoteMemory;
 use crate::backend::{self, Progress};
 use crate::group::collectives::vec_of;
-use crate::group::process_group::{End, Noted, Parts, ProcessGroup};
+use crate::group::process_group::{End, OpRecord, Parts, ProcessGroup};
 use crate::group::work::Work;
 use crate::op::buffer::{Buffer, DeviceKind, element_size};
 use crate::op::deadline::Deadline;
@@ -52,15 +52,15 @@ use std::sync::{Arc, Mutex};
 /// May be used by several threads at once.
 pub struct Window {
     group: ProcessGroup,
-    inner: Arc<dyn backend::Window>,
+    inner: Arc<dyn backend::BackendWindow>,
     dtype: DType,
     /// This rank's asynchronous calls that have not ended.
     outstanding: Arc<OutstandingCalls>,
 }
 
 impl ProcessGroup {
-    /// Memory, all zero, of the kind that other members reach fastest, for a window or for collectives: memory of
-    /// the host is such that its processes can map it.
+    /// Memory, all zero, of the kind that other members reach fastest, for a window or for collectives: memory
+    /// of the host is such that its processes can map it.
     ///
     /// Where all ranks of a group share memory and all call a long collective with such buffers, it works in
     /// these without copies on the way. Parts of a buffer qualify if they begin at a page and end at one, or
@@ -140,7 +140,7 @@ impl ProcessGroup {
         let dtype = memory.dtype();
         let shape = [memory.len() as u64];
         let carrier = backend.clone();
-        let noted = Noted {
+        let op_record = OpRecord {
             op: OpType::NewWindow,
             backend: carrier.name(),
             peer: Peer::None,
@@ -151,7 +151,7 @@ impl ProcessGroup {
         let group = self.clone();
         // This runs on the group's thread in any case: a backend numbers its windows in the order of these
         // calls, which must be the same on all ranks.
-        self.set_aside(&noted, Location::caller(), move |share| {
+        self.run_on_worker(&op_record, Location::caller(), move |share| {
             let inner = backend.new_window(memory, share.deadline())?;
             Ok(Window {
                 group,
@@ -195,10 +195,11 @@ impl Window {
     #[track_caller]
     pub fn put_buffer(&self, peer: u32, offset: usize, from: &Buffer<'_>) -> Result<()> {
         let offset = self.bytes(OpType::Put, from, offset)?;
-        let noted = noted(OpType::Put, peer, Some(tensor_of(from)));
-        self.group.carry_out(&noted, Location::caller(), |share| {
-            self.inner.put(peer, offset, from, share.deadline())
-        })
+        let op_record = op_record(OpType::Put, peer, Some(tensor_of(from)));
+        self.group
+            .run_recorded(&op_record, Location::caller(), |share| {
+                self.inner.put(peer, offset, from, share.deadline())
+            })
     }
 
     /// As [`put`](Self::put), at once; the vector comes back with the [`Work`].
@@ -225,10 +226,10 @@ impl Window {
     ) -> Result<Work<Buffer<'static>>> {
         let offset = self.bytes(OpType::Put, &from, offset)?;
         let shape = from.shape().to_vec();
-        let noted = noted(OpType::Put, peer, Some(tensor(from.dtype(), &shape)));
+        let op_record = op_record(OpType::Put, peer, Some(tensor(from.dtype(), &shape)));
         let (inner, outstanding_call) = (self.inner.clone(), self.outstanding.begin());
         self.group
-            .set_aside(&noted, Location::caller(), move |share| {
+            .run_on_worker(&op_record, Location::caller(), move |share| {
                 let _outstanding = outstanding_call;
                 inner.put(peer, offset, &from, share.deadline())?;
                 Ok(from)
@@ -246,10 +247,11 @@ impl Window {
     pub fn get_buffer(&self, peer: u32, offset: usize, into: &mut Buffer<'_>) -> Result<()> {
         let offset = self.bytes(OpType::Get, into, offset)?;
         let shape = into.shape().to_vec();
-        let noted = noted(OpType::Get, peer, Some(tensor(into.dtype(), &shape)));
-        self.group.carry_out(&noted, Location::caller(), |share| {
-            self.inner.get(peer, offset, into, share.deadline())
-        })
+        let op_record = op_record(OpType::Get, peer, Some(tensor(into.dtype(), &shape)));
+        self.group
+            .run_recorded(&op_record, Location::caller(), |share| {
+                self.inner.get(peer, offset, into, share.deadline())
+            })
     }
 
     /// As [`get`](Self::get), at once; the vector comes back, filled, with the [`Work`].
@@ -274,10 +276,10 @@ impl Window {
     ) -> Result<Work<Buffer<'static>>> {
         let offset = self.bytes(OpType::Get, &into, offset)?;
         let shape = into.shape().to_vec();
-        let noted = noted(OpType::Get, peer, Some(tensor(into.dtype(), &shape)));
+        let op_record = op_record(OpType::Get, peer, Some(tensor(into.dtype(), &shape)));
         let (inner, outstanding_call) = (self.inner.clone(), self.outstanding.begin());
         self.group
-            .set_aside(&noted, Location::caller(), move |share| {
+            .run_on_worker(&op_record, Location::caller(), move |share| {
                 let _outstanding = outstanding_call;
                 inner.get(peer, offset, &mut into, share.deadline())?;
                 Ok(into)
@@ -287,20 +289,21 @@ impl Window {
     /// Signals `peer` that everything put there before has arrived. Signals are counted.
     #[track_caller]
     pub fn signal(&self, peer: u32) -> Result<()> {
-        let noted = noted(OpType::Signal, peer, None);
-        self.group.carry_out(&noted, Location::caller(), |share| {
-            self.inner.signal(peer, share.deadline())
-        })
+        let op_record = op_record(OpType::Signal, peer, None);
+        self.group
+            .run_recorded(&op_record, Location::caller(), |share| {
+                self.inner.signal(peer, share.deadline())
+            })
     }
 
     /// As [`signal`](Self::signal), at once. The signal arrives after everything that was put before, also by
     /// [`put_async`](Self::put_async).
     #[track_caller]
     pub fn signal_async(&self, peer: u32) -> Result<Work<()>> {
-        let noted = noted(OpType::Signal, peer, None);
+        let op_record = op_record(OpType::Signal, peer, None);
         let (inner, outstanding_call) = (self.inner.clone(), self.outstanding.begin());
         self.group
-            .set_aside(&noted, Location::caller(), move |share| {
+            .run_on_worker(&op_record, Location::caller(), move |share| {
                 let _outstanding = outstanding_call;
                 inner.signal(peer, share.deadline())
             })
@@ -312,24 +315,25 @@ impl Window {
     /// Until there is a signal, or the time-out.
     #[track_caller]
     pub fn wait_signal(&self, peer: u32) -> Result<()> {
-        let noted = noted(OpType::WaitSignal, peer, None);
-        self.group.carry_out(&noted, Location::caller(), |share| {
-            self.inner.wait_signal(peer, share.deadline())
-        })
+        let op_record = op_record(OpType::WaitSignal, peer, None);
+        self.group
+            .run_recorded(&op_record, Location::caller(), |share| {
+                self.inner.wait_signal(peer, share.deadline())
+            })
     }
 
     /// As [`wait_signal`](Self::wait_signal), at once. It waits for no other call of this rank, so it may be
     /// issued before the call that causes the peer to signal.
     #[track_caller]
     pub fn wait_signal_async(&self, peer: u32) -> Result<Work<()>> {
-        let noted = noted(OpType::WaitSignal, peer, None);
+        let op_record = op_record(OpType::WaitSignal, peer, None);
         let wait = SignalWait {
             window: self.inner.clone(),
             peer,
             progress: Mutex::new(Progress::Started),
         };
         let site = Location::caller();
-        self.group.watch_over(&noted, site, Arc::new(wait))
+        self.group.watch_pending(&op_record, site, Arc::new(wait))
     }
 
     /// The part of `peer`, mapped into this process's address space: for atomic operations in place, and for
@@ -382,8 +386,8 @@ fn tensor_of<'b>(buffer: &'b Buffer<'_>) -> Tensor<'b> {
     tensor(buffer.dtype(), buffer.shape())
 }
 
-fn noted(op: OpType, peer: u32, tensor: Option<Tensor<'_>>) -> Noted<'_> {
-    Noted {
+fn op_record(op: OpType, peer: u32, tensor: Option<Tensor<'_>>) -> OpRecord<'_> {
+    OpRecord {
         op,
         backend: "window",
         peer: Peer::Rank(peer),

@@ -1,6 +1,6 @@
 //! A wait for a signal that may not have come yet.
 
-use crate::backend::{Done, Pending, Progress, Window};
+use crate::backend::{BackendWindow, Done, Pending, Progress};
 use crate::op::Op;
 use crate::op::deadline::Deadline;
 use crate::op::error::ErrorKind;
@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 
 /// Consumes one signal of a peer, when polled or waited for.
 pub(super) struct SignalWait {
-    pub(super) window: Arc<dyn Window>,
+    pub(super) window: Arc<dyn BackendWindow>,
     pub(super) peer: u32,
     /// A waiting thread holds this lock, so that no other thread consumes the signal that it waits for.
     pub(super) progress: Mutex<Progress>,

@@ -22,7 +22,7 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 
 /// How a buffer holds its memory. A *loan* is a borrow of the caller's memory.
-enum Hold {
+enum Memory {
     /// A caller's `&[T]`.
     Read,
     /// A caller's `&mut [T]`.
@@ -59,7 +59,7 @@ pub struct Buffer<'a> {
     shape: Option<Box<[u64]>>,
     dtype: DType,
     device: Device,
-    hold: Hold,
+    hold: Memory,
     loan: PhantomData<&'a mut [u8]>,
 }
 
@@ -82,7 +82,7 @@ impl<'a> Buffer<'a> {
             shape: None,
             dtype: T::DTYPE,
             device: Device::Cpu,
-            hold: Hold::Read,
+            hold: Memory::Read,
             loan: PhantomData,
         }
     }
@@ -97,7 +97,7 @@ impl<'a> Buffer<'a> {
             shape: None,
             dtype: T::DTYPE,
             device: Device::Cpu,
-            hold: Hold::Lent,
+            hold: Memory::Lent,
             loan: PhantomData,
         }
     }
@@ -111,12 +111,12 @@ impl<'a> Buffer<'a> {
             dtype: self.dtype,
             device: self.device,
             hold: match &self.hold {
-                Hold::Kept { owner, access } => Hold::Kept {
+                Memory::Kept { owner, access } => Memory::Kept {
                     owner: owner.clone(),
                     access: *access,
                 },
-                Hold::Read => Hold::Read,
-                Hold::Lent | Hold::Owned { .. } => Hold::Lent,
+                Memory::Read => Memory::Read,
+                Memory::Lent | Memory::Owned { .. } => Memory::Lent,
             },
             loan: PhantomData,
         }
@@ -181,21 +181,21 @@ impl<'a> Buffer<'a> {
     /// Whether an operation may write here.
     pub fn is_writable(&self) -> bool {
         match &self.hold {
-            Hold::Read => false,
-            Hold::Lent | Hold::Owned { .. } => true,
-            Hold::Kept { access, .. } => *access == Access::Write,
+            Memory::Read => false,
+            Memory::Lent | Memory::Owned { .. } => true,
+            Memory::Kept { access, .. } => *access == Access::Write,
         }
     }
 
     /// Whether the memory is borrowed from a caller.
     pub fn is_lent(&self) -> bool {
-        matches!(self.hold, Hold::Read | Hold::Lent)
+        matches!(self.hold, Memory::Read | Memory::Lent)
     }
 
     /// The owner that keeps foreign memory alive; `None` for lent and owned memory.
     pub fn owner(&self) -> Option<&Arc<dyn Any + Send + Sync>> {
         match &self.hold {
-            Hold::Kept { owner, .. } => Some(owner),
+            Memory::Kept { owner, .. } => Some(owner),
             _ => None,
         }
     }
@@ -236,7 +236,7 @@ impl<'a> Buffer<'a> {
     /// `InvalidArgument` if the memory is not the host's, or may only be read; or if it is a loan of
     /// `bool`s, which may hold no other bytes ([`as_mut_slice`](Self::as_mut_slice) works for these).
     pub fn as_bytes_mut(&mut self) -> Result<&mut [u8]> {
-        if self.dtype == DType::Bool && matches!(self.hold, Hold::Lent) {
+        if self.dtype == DType::Bool && matches!(self.hold, Memory::Lent) {
             return Err(Error::new(
                 ErrorKind::InvalidArgument,
                 format!("{self:?} is lent: it can be written as `bool`s, not as bytes"),
@@ -263,7 +263,7 @@ impl<'a> Buffer<'a> {
         // (as in `as_bytes`), and no other code has access to them: lent and owned memory is this buffer's
         // alone, and so is foreign memory with `Access::Write`, by the contract of `from_raw`. Every bit
         // pattern is a value of every element type but `bool`, and the caller has loans of those settled;
-        // other buffers settle themselves.
+        // other buffers normalise themselves.
         Ok(unsafe { std::slice::from_raw_parts_mut(self.data.as_ptr(), self.size_bytes()) })
     }
 
@@ -272,16 +272,16 @@ impl<'a> Buffer<'a> {
     /// # Errors
     /// As [`bytes_to_fill`](Self::bytes_to_fill), and those of `write`.
     pub fn fill(&mut self, write: impl FnOnce(&mut [u8]) -> Result<()>) -> Result<()> {
-        struct Settling<'b, 'a>(&'b mut Buffer<'a>);
-        impl Drop for Settling<'_, '_> {
+        struct NormaliseOnDrop<'b, 'a>(&'b mut Buffer<'a>);
+        impl Drop for NormaliseOnDrop<'_, '_> {
             fn drop(&mut self) {
-                self.0.settle();
+                self.0.normalise_bools();
             }
         }
-        let settling = Settling(self);
-        // SAFETY: `Settling` makes every byte of a `bool` 0 or 1, when this returns as well as when `write`
-        // panics.
-        write(unsafe { settling.0.bytes_to_fill()? })
+        let normalised = NormaliseOnDrop(self);
+        // SAFETY: `NormaliseOnDrop` makes every byte of a `bool` 0 or 1, when this returns as well as when
+        // `write` panics.
+        write(unsafe { normalised.0.bytes_to_fill()? })
     }
 
     /// The elements, if they are `T` on the host.
@@ -304,7 +304,7 @@ impl<'a> Buffer<'a> {
 
     /// The elements for writing, if they are `T` on the host and may be written.
     pub fn as_mut_slice<T: Element>(&mut self) -> Option<&mut [T]> {
-        self.settle();
+        self.normalise_bools();
         if !self.is_writable() {
             return None;
         }
@@ -350,20 +350,22 @@ impl<'a> Buffer<'a> {
     ///
     /// This is for backends whose device may still work on memory after the loan of this buffer has ended. On
     /// the host that would let two buffers write to one memory, so it is for devices only.
-    pub fn hold_on(&self) -> Option<Buffer<'static>> {
+    pub fn share_owner(&self) -> Option<Buffer<'static>> {
         match &self.hold {
-            Hold::Kept { owner, access } if self.device.kind() != DeviceKind::Cpu => Some(Buffer {
-                data: self.data,
-                len: self.len,
-                shape: self.shape.clone(),
-                dtype: self.dtype,
-                device: self.device,
-                hold: Hold::Kept {
-                    owner: owner.clone(),
-                    access: *access,
-                },
-                loan: PhantomData,
-            }),
+            Memory::Kept { owner, access } if self.device.kind() != DeviceKind::Cpu => {
+                Some(Buffer {
+                    data: self.data,
+                    len: self.len,
+                    shape: self.shape.clone(),
+                    dtype: self.dtype,
+                    device: self.device,
+                    hold: Memory::Kept {
+                        owner: owner.clone(),
+                        access: *access,
+                    },
+                    loan: PhantomData,
+                })
+            }
             _ => None,
         }
     }
@@ -400,8 +402,8 @@ impl<'a> Buffer<'a> {
 
     /// Makes every `Bool` byte 0 or 1, since a `bool` of another value is undefined behaviour.
     #[inline]
-    fn settle(&mut self) {
-        let rust_owns_it = matches!(self.hold, Hold::Lent | Hold::Owned { .. });
+    fn normalise_bools(&mut self) {
+        let rust_owns_it = matches!(self.hold, Memory::Lent | Memory::Owned { .. });
         if self.dtype != DType::Bool || !rust_owns_it {
             return;
         }
@@ -427,7 +429,7 @@ impl Buffer<'static> {
             shape: None,
             dtype: T::DTYPE,
             device: Device::Cpu,
-            hold: Hold::Owned {
+            hold: Memory::Owned {
                 capacity: vec.capacity(),
                 free: free::<T>,
             },
@@ -474,25 +476,25 @@ impl Buffer<'static> {
             shape: None,
             dtype,
             device,
-            hold: Hold::Kept { owner, access },
+            hold: Memory::Kept { owner, access },
             loan: PhantomData,
         })
     }
 
     /// The vector that this was made from, without copying; or itself if it is not an owned `Vec<T>`.
     pub fn into_vec<T: Element>(mut self) -> Result<Vec<T>, Self> {
-        let Hold::Owned { capacity, .. } = self.hold else {
+        let Memory::Owned { capacity, .. } = self.hold else {
             return Err(self);
         };
         if self.dtype != T::DTYPE {
             return Err(self);
         }
-        self.settle();
+        self.normalise_bools();
         let mut this = ManuallyDrop::new(self);
         drop(this.shape.take());
-        // SAFETY: `Hold::Owned` is only made in `from_vec`, from a `Vec<T>` with this `DTYPE`, of which
-        // there is one type. `data`, `len` and `capacity` are its parts, the elements are valid (`settle`),
-        // and `this` is never dropped, so they are not freed twice.
+        // SAFETY: `Memory::Owned` is only made in `from_vec`, from a `Vec<T>` with this `DTYPE`, of which
+        // there is one type. `data`, `len` and `capacity` are its parts, the elements are valid
+        // (`normalise_bools`), and `this` is never dropped, so they are not freed twice.
         Ok(unsafe { Vec::from_raw_parts(this.data.cast::<T>().as_ptr(), this.len(), capacity) })
     }
 }
@@ -500,8 +502,8 @@ impl Buffer<'static> {
 impl Drop for Buffer<'_> {
     fn drop(&mut self) {
         // A lender gets valid values back, whatever a backend has written.
-        self.settle();
-        if let Hold::Owned { capacity, free } = self.hold {
+        self.normalise_bools();
+        if let Memory::Owned { capacity, free } = self.hold {
             // SAFETY: `data` and `capacity` are parts of the vector whose type chose `free`. This buffer
             // owns them, and is dropped once; `into_vec` prevents that where it gives them away.
             unsafe { free(self.data, capacity) }

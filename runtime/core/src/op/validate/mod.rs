@@ -94,10 +94,10 @@ impl<'a> Op<'a> {
     }
 
     #[cold]
-    fn refusal(&self, wrong: Wrong) -> Error {
+    fn refusal(&self, wrong: Refusal) -> Error {
         let error = match wrong {
-            Wrong::Argument(message) => Error::new(ErrorKind::InvalidArgument, message),
-            Wrong::Reduction(op, dtype) => Error::new(
+            Refusal::Argument(message) => Error::new(ErrorKind::InvalidArgument, message),
+            Refusal::Reduction(op, dtype) => Error::new(
                 ErrorKind::Unsupported,
                 format!("{op} is not defined for elements of type {dtype}"),
             ),
@@ -108,14 +108,14 @@ impl<'a> Op<'a> {
     /// Refuses memory that one buffer of the operation writes and another one uses. Slices and vectors cannot
     /// overlap, so only foreign memory is checked.
     #[inline]
-    fn check_overlaps(&self, own: u32) -> Result<(), Wrong> {
+    fn check_overlaps(&self, own: u32) -> Result<(), Refusal> {
         if !self.has_foreign_memory() {
             return Ok(());
         }
         self.compare_uses(own)
     }
 
-    fn compare_uses(&self, own: u32) -> Result<(), Wrong> {
+    fn compare_uses(&self, own: u32) -> Result<(), Refusal> {
         let mut uses = Vec::new();
         self.collect_uses(own, &mut uses);
         uses.sort_by_key(|it| it.start);
@@ -124,7 +124,7 @@ impl<'a> Op<'a> {
         for next in &uses {
             let before = furthest[usize::from(!next.writes)];
             if let Some(before) = before.filter(|before| before.end > next.start) {
-                return Err(Wrong::Argument(format!(
+                return Err(Refusal::Argument(format!(
                     "{:?} and {:?} overlap by {} bytes, and one is written",
                     before.buffer,
                     next.buffer,
@@ -178,7 +178,7 @@ impl<'a> Op<'a> {
         (pattern == Pattern::Broadcast && is_root) || (pattern == Pattern::Reduce && !is_root)
     }
 
-    fn check(&self, own: u32, size: u32) -> Result<(), Wrong> {
+    fn check(&self, own: u32, size: u32) -> Result<(), Refusal> {
         // Each accessor is called once, to save time: a short call takes a tenth of a microsecond.
         let (inputs, outputs) = (self.inputs(), self.outputs());
         if let Some(first) = inputs.first().or_else(|| outputs.first()) {
@@ -196,7 +196,7 @@ impl<'a> Op<'a> {
         if let Some(reduction) = self.reduction() {
             for buffer in inputs {
                 if !Reduction::allows(reduction.op, buffer.dtype()) {
-                    return Err(Wrong::Reduction(reduction.op, buffer.dtype()));
+                    return Err(Refusal::Reduction(reduction.op, buffer.dtype()));
                 }
             }
         }
@@ -251,7 +251,7 @@ impl<'a> Op<'a> {
         wholes: &[Buffer<'_>],
         own: u32,
         size: u32,
-    ) -> Result<(), Wrong> {
+    ) -> Result<(), Refusal> {
         let kind = self.op_type();
         match (kind.layout(), ones) {
             (Layout::List, [one]) => {
@@ -280,7 +280,7 @@ impl<'a> Op<'a> {
         outputs: &[Buffer<'_>],
         own: u32,
         size: u32,
-    ) -> Result<(), Wrong> {
+    ) -> Result<(), Refusal> {
         if self.op_type().layout() == Layout::List {
             check_list("input", inputs, size)?;
             check_list("output", outputs, size)?;
@@ -310,7 +310,7 @@ impl<'a> Op<'a> {
         })
     }
 
-    fn check_block(&self, own: u32, size: u32) -> Result<(), Wrong> {
+    fn check_block(&self, own: u32, size: u32) -> Result<(), Refusal> {
         let Self::Coalesced(ops) = self else {
             return Ok(());
         };
@@ -334,26 +334,28 @@ struct Use<'b, 'a> {
 }
 
 /// Why an operation is refused.
-enum Wrong {
+enum Refusal {
     Argument(String),
     Reduction(ReduceOp, DType),
 }
 
 #[inline]
-fn check(right: bool, message: impl FnOnce() -> String) -> Result<(), Wrong> {
+fn check(right: bool, message: impl FnOnce() -> String) -> Result<(), Refusal> {
     if right {
         return Ok(());
     }
-    Err(Wrong::Argument(message()))
+    Err(Refusal::Argument(message()))
 }
 
-fn check_list(what: &str, buffers: &[Buffer<'_>], expected: u32) -> Result<(), Wrong> {
+fn check_list(what: &str, buffers: &[Buffer<'_>], expected: u32) -> Result<(), Refusal> {
     check(buffers.len() == expected as usize, || {
         format!("{} {what}s where {expected} are needed", buffers.len())
     })
 }
 
-fn check_types<'b, 'a: 'b>(mut buffers: impl Iterator<Item = &'b Buffer<'a>>) -> Result<(), Wrong> {
+fn check_types<'b, 'a: 'b>(
+    mut buffers: impl Iterator<Item = &'b Buffer<'a>>,
+) -> Result<(), Refusal> {
     let Some(first) = buffers.next() else {
         return Ok(());
     };
@@ -366,7 +368,7 @@ fn check_types<'b, 'a: 'b>(mut buffers: impl Iterator<Item = &'b Buffer<'a>>) ->
 }
 
 /// Every part has the type and length of `one`.
-fn check_even(one: &Buffer<'_>, parts: &[Buffer<'_>]) -> Result<(), Wrong> {
+fn check_even(one: &Buffer<'_>, parts: &[Buffer<'_>]) -> Result<(), Refusal> {
     for part in parts {
         check(
             part.dtype() == one.dtype() && part.len() == one.len(),
@@ -377,7 +379,7 @@ fn check_even(one: &Buffer<'_>, parts: &[Buffer<'_>]) -> Result<(), Wrong> {
 }
 
 /// Every part has the type of `one`, and the own part its length.
-fn check_own(one: &Buffer<'_>, parts: &[Buffer<'_>], own: u32) -> Result<(), Wrong> {
+fn check_own(one: &Buffer<'_>, parts: &[Buffer<'_>], own: u32) -> Result<(), Refusal> {
     for part in parts {
         check(part.dtype() == one.dtype(), || {
             format!("{part:?} and {one:?}: element types differ")
@@ -394,7 +396,12 @@ fn check_own(one: &Buffer<'_>, parts: &[Buffer<'_>], own: u32) -> Result<(), Wro
 }
 
 /// `whole` holds one part for each rank.
-fn check_holds(part: &Buffer<'_>, whole: &Buffer<'_>, size: u32, what: &str) -> Result<(), Wrong> {
+fn check_holds(
+    part: &Buffer<'_>,
+    whole: &Buffer<'_>,
+    size: u32,
+    what: &str,
+) -> Result<(), Refusal> {
     check(
         part.dtype() == whole.dtype() && part.len().checked_mul(size as usize) == Some(whole.len()),
         || {
@@ -405,13 +412,18 @@ fn check_holds(part: &Buffer<'_>, whole: &Buffer<'_>, size: u32, what: &str) -> 
     )
 }
 
-fn check_pairs(inputs: &[Buffer<'_>], outputs: &[Buffer<'_>]) -> Result<(), Wrong> {
+fn check_pairs(inputs: &[Buffer<'_>], outputs: &[Buffer<'_>]) -> Result<(), Refusal> {
     check(inputs.len() == outputs.len(), || {
         format!("{} inputs and {} outputs", inputs.len(), outputs.len())
     })
 }
 
-fn check_splits(what: &str, whole: &Buffer<'_>, splits: &[usize], size: u32) -> Result<(), Wrong> {
+fn check_splits(
+    what: &str,
+    whole: &Buffer<'_>,
+    splits: &[usize],
+    size: u32,
+) -> Result<(), Refusal> {
     check(splits.len() == size as usize, || {
         format!("{} {what} splits for {size} ranks", splits.len())
     })?;

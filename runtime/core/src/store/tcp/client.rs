@@ -16,14 +16,14 @@ use std::time::{Duration, Instant};
 /// The pause between two attempts to connect: the first, and the longest.
 const RETRY: (Duration, Duration) = (Duration::from_micros(200), Duration::from_millis(100));
 /// After this long without a connection, a log line gives the obstacle.
-const SAY_AFTER: Duration = Duration::from_secs(5);
+const LOG_AFTER: Duration = Duration::from_secs(5);
 /// A live server answers a request that needs no waiting at once. A reply may come this long after a
 /// caller's time-out.
 pub(super) const GRACE: Duration = Duration::from_secs(2);
 /// The limit of one attempt to connect: the host's next address may be the one that answers.
 const ATTEMPT: Duration = Duration::from_secs(10);
 /// If an attempt has less time than this and gets no reply, the short time may be the only reason.
-const HEARING: Duration = Duration::from_secs(1);
+const MIN_ATTEMPT: Duration = Duration::from_secs(1);
 /// The longest string to accept from a server: PyTorch's older server has no limit of its own.
 const MAX_STRING: u64 = 1 << 30;
 const READ: usize = 16 << 10;
@@ -81,13 +81,13 @@ impl Connection {
         let started = Instant::now();
         let deadline = started + timeout;
         let mut pause = RETRY.0;
-        let mut said = false;
+        let mut logged = false;
         let mut before = None;
         loop {
             let had = left_until(deadline);
             let obstacle = match Self::dial_once(host, port, deadline, access) {
                 Ok(connection) => return Ok(connection),
-                Err(obstacle @ (Obstacle::Refusal(_) | Obstacle::Stranger)) => {
+                Err(obstacle @ (Obstacle::Refusal(_) | Obstacle::WrongProof)) => {
                     return Err(obstacle.unauthorized(host, port));
                 }
                 Err(obstacle @ Obstacle::Foreign(_)) => {
@@ -96,7 +96,7 @@ impl Connection {
                 }
                 // The last attempt begins shortly before the deadline: its silence is weaker evidence than the
                 // obstacle that an earlier attempt met.
-                Err(obstacle) if had < HEARING && obstacle.is_silence() => {
+                Err(obstacle) if had < MIN_ATTEMPT && obstacle.is_silence() => {
                     before.take().unwrap_or(obstacle)
                 }
                 Err(obstacle) => obstacle,
@@ -111,8 +111,8 @@ impl Connection {
                     ),
                 ));
             }
-            if !said && now - started > SAY_AFTER {
-                said = true;
+            if !logged && now - started > LOG_AFTER {
+                logged = true;
                 tracing::warn!("no store at {host} port {port} yet: {obstacle}; trying on");
             }
             before = Some(obstacle);
@@ -130,7 +130,7 @@ impl Connection {
     ) -> Result<Self> {
         let deadline = Instant::now() + timeout;
         Self::dial_once(host, port, deadline, access).map_err(|obstacle| match obstacle {
-            Obstacle::Refusal(_) | Obstacle::Stranger => obstacle.unauthorized(host, port),
+            Obstacle::Refusal(_) | Obstacle::WrongProof => obstacle.unauthorized(host, port),
             obstacle => Error::new(
                 ErrorKind::Store,
                 format!("the store at {host} port {port} is gone: {obstacle}"),
@@ -152,9 +152,11 @@ impl Connection {
         for address in addresses {
             // One attempt even if the deadline has passed: a running server answers at once.
             let left = left_until(deadline).max(Duration::from_millis(1));
-            match Self::greet(address, left, access) {
+            match Self::connect_to(address, left, access) {
                 Ok(connection) => return Ok(connection),
-                Err(found @ (Obstacle::Foreign(_) | Obstacle::Refusal(_) | Obstacle::Stranger)) => {
+                Err(
+                    found @ (Obstacle::Foreign(_) | Obstacle::Refusal(_) | Obstacle::WrongProof),
+                ) => {
                     return Err(found);
                 }
                 Err(found) => obstacle = found,
@@ -163,7 +165,7 @@ impl Connection {
         Err(obstacle)
     }
 
-    fn greet(
+    fn connect_to(
         address: SocketAddr,
         timeout: Duration,
         access: &StoreAccess,
@@ -185,7 +187,7 @@ impl Connection {
             socket,
             inbox: Vec::new(),
             used: 0,
-            spin: Spin::eager(),
+            spin: Spin::initially_polling(),
         };
         if let StoreAccess::Secret(secret) = access {
             connection.prove(secret, deadline)?;
@@ -205,8 +207,10 @@ impl Connection {
         match greeted {
             Err(Broken::Refused(reason)) => Err(Obstacle::Refusal(reason)),
             Ok(true) => Ok(connection),
-            Ok(false) => Err(Obstacle::Foreign(connection.heard())),
-            Err(_) if !connection.inbox.is_empty() => Err(Obstacle::Foreign(connection.heard())),
+            Ok(false) => Err(Obstacle::Foreign(connection.first_bytes())),
+            Err(_) if !connection.inbox.is_empty() => {
+                Err(Obstacle::Foreign(connection.first_bytes()))
+            }
             Err(Broken::Late) => Err(Obstacle::Silent),
             Err(_) => Err(Obstacle::Closed),
         }
@@ -222,18 +226,18 @@ impl Connection {
             .map(|answer| answer.first_chunk().and_then(|answer| caller.proof(answer)));
         let proof = match answer {
             Ok(Some(proof)) => proof,
-            Ok(None) => return Err(Obstacle::Stranger),
+            Ok(None) => return Err(Obstacle::WrongProof),
             Err(Broken::Refused(reason)) => return Err(Obstacle::Refusal(reason)),
-            Err(_) if !self.inbox.is_empty() => return Err(Obstacle::Foreign(self.heard())),
+            Err(_) if !self.inbox.is_empty() => return Err(Obstacle::Foreign(self.first_bytes())),
             Err(Broken::Late) => return Err(Obstacle::Silent),
-            Err(_) => return Err(Obstacle::NoProof),
+            Err(_) => return Err(Obstacle::ClosedAtProof),
         };
         let taken = self
             .send(&proof, deadline)
             .and_then(|()| self.read_answer(deadline));
         match taken {
             Ok(true) => Ok(()),
-            Ok(false) => Err(Obstacle::Foreign(self.heard())),
+            Ok(false) => Err(Obstacle::Foreign(self.first_bytes())),
             Err(Broken::Refused(reason)) => Err(Obstacle::Refusal(reason)),
             Err(Broken::Late) => Err(Obstacle::Silent),
             Err(_) => Err(Obstacle::Closed),
@@ -241,7 +245,7 @@ impl Connection {
     }
 
     /// The first bytes received, for an error message.
-    fn heard(&self) -> String {
+    fn first_bytes(&self) -> String {
         let start = &self.inbox[..self.inbox.len().min(16)];
         format!("\"{}\"", start.escape_ascii())
     }
@@ -300,7 +304,7 @@ impl Connection {
         let line = reason.and_then(|it| it.split(|&byte| byte == b'\n').next());
         match line {
             Some(line) => Err(Broken::Refused(String::from_utf8_lossy(line).into_owned())),
-            None => Err(Broken::Garbled(self.heard())),
+            None => Err(Broken::Garbled(self.first_bytes())),
         }
     }
 
@@ -372,14 +376,14 @@ impl Connection {
             return Ok(());
         }
         let idle_since = Instant::now();
-        if self.spin.pays() {
+        if self.spin.should_poll() {
             while idle_since.elapsed() < Spin::LONGEST {
                 std::thread::yield_now();
                 if self.receive()? {
                     return Ok(());
                 }
             }
-            self.spin.was_in_vain();
+            self.spin.poll_failed();
         }
         loop {
             self.sleep(PollFlags::IN, deadline)?;
@@ -435,16 +439,16 @@ enum Obstacle {
     /// A store refused, for this reason.
     Refusal(String),
     /// It answered with a wrong proof of the secret.
-    Stranger,
+    WrongProof,
     /// It closed the connection when it was asked to prove the secret.
-    NoProof,
+    ClosedAtProof,
 }
 
 impl Obstacle {
     /// The error of a client and a store that do not share a secret.
     fn unauthorized(self, host: &str, port: u16) -> Error {
         let message = match self {
-            Obstacle::Stranger => format!(
+            Obstacle::WrongProof => format!(
                 "the store at {host} port {port} was given another job secret than this process, or is \
                  another job's: set RCOMM_JOB_SECRET to the same on all ranks, or on none"
             ),
@@ -480,12 +484,12 @@ impl std::fmt::Display for Obstacle {
                 "what listens there closes the connection without a word. Is MASTER_PORT another \
                  program's port?",
             ),
-            Obstacle::NoProof => f.write_str(
+            Obstacle::ClosedAtProof => f.write_str(
                 "what listens there closes the connection when it is asked to prove the job's secret. Is it \
                  PyTorch's store? RCOMM_STORE=open uses one without a proof",
             ),
             Obstacle::Refusal(reason) => write!(f, "it refuses: {reason}"),
-            Obstacle::Stranger => f.write_str("it does not know the job's secret"),
+            Obstacle::WrongProof => f.write_str("it does not know the job's secret"),
             Obstacle::Silent => f.write_str(
                 "what listens there accepts the connection and does not answer. Is MASTER_PORT another \
                  program's port?",

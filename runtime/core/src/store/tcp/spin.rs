@@ -21,7 +21,7 @@ impl Spin {
     const PAUSE: u32 = 64;
 
     /// Polls only after several messages have come quickly.
-    pub(super) fn wary() -> Self {
+    pub(super) fn initially_sleeping() -> Self {
         Self {
             short_sleeps: 0,
             pause: 0,
@@ -29,7 +29,7 @@ impl Spin {
     }
 
     /// Polls from the first message on.
-    pub(super) fn eager() -> Self {
+    pub(super) fn initially_polling() -> Self {
         Self {
             short_sleeps: Self::ENOUGH,
             pause: 0,
@@ -37,12 +37,12 @@ impl Spin {
     }
 
     /// Whether to poll before the next sleep.
-    pub(super) fn pays(&self) -> bool {
+    pub(super) fn should_poll(&self) -> bool {
         self.short_sleeps >= Self::ENOUGH
     }
 
     /// Notes that no message came while polling.
-    pub(super) fn was_in_vain(&mut self) {
+    pub(super) fn poll_failed(&mut self) {
         self.short_sleeps = 0;
         self.pause = Self::PAUSE;
     }
@@ -65,25 +65,25 @@ mod tests {
 
     #[test]
     fn polling_in_vain_is_not_repeated_soon() {
-        let mut spin = Spin::wary();
-        assert!(!spin.pays());
+        let mut spin = Spin::initially_sleeping();
+        assert!(!spin.should_poll());
         let short = Duration::from_micros(60);
         (0..Spin::ENOUGH).for_each(|_| spin.slept(short));
-        assert!(spin.pays());
-        spin.was_in_vain();
+        assert!(spin.should_poll());
+        spin.poll_failed();
         for _ in 0..Spin::PAUSE + Spin::ENOUGH - 1 {
             spin.slept(short);
-            assert!(!spin.pays());
+            assert!(!spin.should_poll());
         }
         spin.slept(short);
-        assert!(spin.pays());
+        assert!(spin.should_poll());
     }
 
     #[test]
     fn long_sleep_ends_polling() {
-        let mut spin = Spin::eager();
-        assert!(spin.pays());
+        let mut spin = Spin::initially_polling();
+        assert!(spin.should_poll());
         spin.slept(Duration::from_secs(1));
-        assert!(!spin.pays());
+        assert!(!spin.should_poll());
     }
 }

@@ -133,7 +133,7 @@ impl TcpStore {
     /// Where this store hosts the server, waits until `world_size` have been counted.
     ///
     /// # Errors
-    /// [`ErrorKind::Timeout`] gives the number that came.
+    /// [`ErrorKind::Timeout`] gives the number of those that have come.
     pub fn wait_for_workers(&self, world_size: u32, timeout: Duration) -> Result<()> {
         let deadline = after(timeout);
         let mut count = self.add_raw(WORKERS, 1)?;
@@ -259,14 +259,14 @@ impl TcpStore {
         &self,
         what: &str,
         keys: &[&str],
-        question: OpCode,
+        op: OpCode,
         timeout: Duration,
     ) -> Result<Vec<Vec<u8>>> {
         let names = names_of(keys)?;
         let wait = Encoder::default().op(OpCode::Wait).strings(&names);
-        let ask = match (question, names.as_slice()) {
+        let ask = match (op, names.as_slice()) {
             (OpCode::Get, [name]) => Encoder::default().op(OpCode::Get).string(name),
-            (question, names) => Encoder::default().op(question).strings(names),
+            (op, names) => Encoder::default().op(op).strings(names),
         };
         let until = after(timeout);
         let read = |connection: &mut Connection, deadline| -> Result<Vec<Vec<u8>>, Broken> {
@@ -309,7 +309,7 @@ impl TcpStore {
                 }
             })?;
             match answered {
-                Ok(values) => return self.came(values, keys, timeout),
+                Ok(values) => return self.or_missing(values, keys, timeout),
                 Err(Broken::Closed) if missed => {
                     self.closes_on_missing.store(true, Ordering::Relaxed);
                 }
@@ -317,11 +317,11 @@ impl TcpStore {
             }
         }
         let values = self.ask(what, wait, |connection, _| wait_and_ask(connection))?;
-        self.came(values, keys, timeout)
+        self.or_missing(values, keys, timeout)
     }
 
     /// The result of a wait, or the error that names the keys that are still missing.
-    fn came<T>(&self, result: Option<T>, keys: &[&str], timeout: Duration) -> Result<T> {
+    fn or_missing<T>(&self, result: Option<T>, keys: &[&str], timeout: Duration) -> Result<T> {
         /// The most keys that are checked one by one.
         const ASKED: usize = 64;
         result.map_or_else(
@@ -410,7 +410,7 @@ impl Store for TcpStore {
         let names = names_of(keys)?;
         let request = Encoder::default().op(OpCode::Wait).strings(&names);
         let waited = self.ask("wait", request, |connection, _| connection.read_wait(until))?;
-        self.came((waited == Waited::Came).then_some(()), keys, timeout)
+        self.or_missing((waited == Waited::Came).then_some(()), keys, timeout)
     }
 
     fn check(&self, keys: &[&str]) -> Result<bool> {

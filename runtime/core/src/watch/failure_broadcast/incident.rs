@@ -2,7 +2,7 @@
 
 use crate::op::error::{Error, ErrorKind};
 use crate::op::info::OpInfo;
-use crate::watch::status_exchange::{Answers, Asked};
+use crate::watch::status_exchange::{StatusQuery, StatusReplies};
 use rcomm_recorder::model::{ProcessGroupInfo, Rank};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -20,13 +20,13 @@ pub(crate) struct Incident {
     /// Members whose processes are known to have ended: their status is not waited for.
     gone: Vec<Rank>,
     progress: Mutex<IncidentProgress>,
-    moved: Condvar,
+    changed: Condvar,
 }
 
 #[derive(Default)]
 pub(super) struct IncidentProgress {
     pub(super) raised: bool,
-    pub(super) answers: Option<Answers>,
+    pub(super) answers: Option<StatusReplies>,
     /// Whether the process that serves the store has ended.
     pub(super) store_gone: bool,
 }
@@ -53,7 +53,7 @@ impl Incident {
             seq: op_info.seq,
             is_p2p: op_info.is_p2p,
             progress: Mutex::default(),
-            moved: Condvar::new(),
+            changed: Condvar::new(),
         })
     }
 
@@ -75,12 +75,12 @@ impl Incident {
             finding: cause.to_owned(),
             gone: Vec::new(),
             progress: Mutex::default(),
-            moved: Condvar::new(),
+            changed: Condvar::new(),
         })
     }
 
-    pub(super) fn asked(&self) -> Asked<'_> {
-        Asked {
+    pub(super) fn query(&self) -> StatusQuery<'_> {
+        StatusQuery {
             members: &self.info.ranks,
             wire_id: self.wire_id,
             seq: self.seq,
@@ -91,7 +91,7 @@ impl Incident {
 
     pub(super) fn update(&self, change: impl FnOnce(&mut IncidentProgress)) {
         change(&mut self.progress.lock().unwrap_or_else(PoisonError::into_inner));
-        self.moved.notify_all();
+        self.changed.notify_all();
     }
 
     pub(super) fn wait(
@@ -101,7 +101,7 @@ impl Incident {
     ) -> MutexGuard<'_, IncidentProgress> {
         let progress = self.progress.lock().unwrap_or_else(PoisonError::into_inner);
         let waited = self
-            .moved
+            .changed
             .wait_timeout_while(progress, timeout, |progress| !until(progress));
         waited.unwrap_or_else(PoisonError::into_inner).0
     }

@@ -24,7 +24,7 @@ use crate::op::error::{Error, ErrorKind, Result};
 use crate::store::Store;
 use crate::watch::dump_writer::Dumps;
 use crate::watch::pipe::DumpPipe;
-use crate::watch::status_exchange::{Answers, Questions, RankReport};
+use crate::watch::status_exchange::{RankReport, StatusExchange, StatusReplies};
 use crate::watch::watchdog::Watch;
 use rcomm_recorder::model::Rank;
 use rcomm_recorder::record::FlightRecorder;
@@ -41,7 +41,7 @@ const SAME_FAULT: Duration = Duration::from_secs(2);
 /// PyTorch's flag: a rank that finds it in the root store makes a dump.
 pub(crate) const FLAG: &str = "exception_dump";
 /// The most alarms that are answered at once, if many were raised since the last poll.
-const MOST_ANSWERS: i64 = 16;
+const MAX_ANSWERS: i64 = 16;
 /// How long a rank reads the answers that have arrived.
 const READING: Duration = Duration::from_millis(500);
 /// How long a world that ends waits for the thread that uses the store.
@@ -106,8 +106,8 @@ impl FailureBroadcast {
         incidents.push(incident.clone());
         drop(incidents);
         self.ring();
-        let patience = left_until(until).min(Duration::from_secs(1));
-        drop(incident.wait(patience, |progress| progress.raised));
+        let wait_time = left_until(until).min(Duration::from_secs(1));
+        drop(incident.wait(wait_time, |progress| progress.raised));
     }
 
     /// Makes this rank's dump, unless one was made for this fault already; returns its location.
@@ -174,16 +174,16 @@ impl FailureBroadcast {
     /// # Blocking
     /// Until the exchange has ended, or until `until`. Does not wait if the store has not even accepted the
     /// alarm.
-    fn answers(&self, incident: &Incident, until: Instant) -> Answers {
+    fn answers(&self, incident: &Incident, until: Instant) -> StatusReplies {
         let has_ended =
             |progress: &IncidentProgress| !progress.raised || progress.answers.is_some();
         let mut progress = incident.wait(left_until(until), has_ended);
         progress.answers.take().unwrap_or_else(|| {
             let why = match progress.raised {
-                true => "the answers of the other ranks did not come in time",
-                false => "the other ranks could not be asked: the store has not answered",
+                true => "the answers of the other ranks did not arrive in time",
+                false => "the status of the other ranks is not known: the store has not answered",
             };
-            Answers::text(why.to_owned())
+            StatusReplies::text(why.to_owned())
         })
     }
 
@@ -276,9 +276,9 @@ impl Responder {
     fn run(mut self) {
         // The first poll is not at once, since other ranks may still be starting and it needs a connection of
         // its own.
-        let mut next_look = Instant::now() + self.broadcast.parts.interval;
+        let mut next_poll = Instant::now() + self.broadcast.parts.interval;
         while !self.broadcast.stopped.load(Ordering::Acquire) {
-            self.sleep_until(next_look);
+            self.sleep_until(next_poll);
             let incidents = std::mem::take(
                 &mut *self
                     .broadcast
@@ -295,14 +295,14 @@ impl Responder {
                     self.broadcast
                         .parts
                         .dumps
-                        .make(&format!("asked for by {path}"));
+                        .make(&format!("requested by {path}"));
                 }
             }
-            if Instant::now() >= next_look {
-                self.look_at_store();
+            if Instant::now() >= next_poll {
+                self.poll_store();
                 let interval = self.broadcast.parts.interval;
                 // A store that does not reply is polled less often.
-                next_look = Instant::now() + interval * if self.store_lost { 8 } else { 1 };
+                next_poll = Instant::now() + interval * if self.store_lost { 8 } else { 1 };
             }
         }
     }
@@ -327,8 +327,8 @@ impl Responder {
     }
 
     /// Whether another rank has raised the alarm or PyTorch's flag.
-    fn look_at_store(&mut self) {
-        match self.hear() {
+    fn poll_store(&mut self) {
+        match self.read_store() {
             Ok(()) => self.store_lost = false,
             Err(error) => {
                 if !self.store_lost {
@@ -339,7 +339,7 @@ impl Responder {
         }
     }
 
-    fn hear(&mut self) -> Result<()> {
+    fn read_store(&mut self) -> Result<()> {
         let parts = &self.broadcast.parts;
         let raised = parts.root.add(&self.key(), 0)?;
         if raised > self.answered {
@@ -370,23 +370,23 @@ impl Responder {
     /// The dump comes first: the rank that raised the alarm cleans up once it has all answers, and a dump
     /// must show what was pending before that.
     fn answer(&mut self, raised: i64) -> Result<()> {
-        let first = (self.answered + 1).max(raised - MOST_ANSWERS);
+        let first = (self.answered + 1).max(raised - MAX_ANSWERS);
         self.answered = raised;
         self.flag_seen = true;
         let cause = self.cause_of(raised);
         let reason = cause.as_deref().unwrap_or("signal of another rank");
         self.broadcast.parts.dumps.make_for_fault(reason);
-        let told = (first..=raised).try_for_each(|broadcast| self.tell(broadcast));
+        let published = (first..=raised).try_for_each(|broadcast| self.publish(broadcast));
         if self.broadcast.parts.propagation == Propagation::Abort {
-            self.give_up(cause.as_deref());
+            self.abort_groups(cause.as_deref());
         }
         self.announced = cause.map(|cause| (Instant::now(), cause));
-        told
+        published
     }
 
     /// Ends everything pending on this rank, since another rank has failed. Called after the dump and the
     /// answer, which must show what was pending.
-    fn give_up(&self, cause: Option<&str>) {
+    fn abort_groups(&self, cause: Option<&str>) {
         let error = match cause.and_then(|cause| cause.split_once(": ")) {
             Some((who, why)) => {
                 let message = format!("cancelled: {who} failed: {why}");
@@ -399,7 +399,7 @@ impl Responder {
             None => Error::new(ErrorKind::Aborted, "cancelled: another rank failed"),
         };
         for group in self.broadcast.parts.watch.groups() {
-            if !group.is_judged() {
+            if !group.has_failed() {
                 group.close(None, error.clone());
             }
         }
@@ -410,7 +410,7 @@ impl Responder {
     }
 
     /// Writes the cause of an alarm, unless another rank has; returns the cause that is stored.
-    fn leave_cause(&self, broadcast: i64, own: &str) -> Result<String> {
+    fn publish_cause(&self, broadcast: i64, own: &str) -> Result<String> {
         let root = &self.broadcast.parts.root;
         let first = root.compare_set(&self.cause_key(broadcast), b"", own.as_bytes())?;
         Ok(String::from_utf8_lossy(&first).into_owned())
@@ -423,22 +423,22 @@ impl Responder {
         Some(String::from_utf8_lossy(&cause.ok()?).into_owned())
     }
 
-    fn tell(&self, broadcast: i64) -> Result<()> {
+    fn publish(&self, broadcast: i64) -> Result<()> {
         let report = self.report();
-        self.questions(broadcast)
-            .tell(&*self.broadcast.parts.root, &report)
+        self.exchange(broadcast)
+            .publish(&*self.broadcast.parts.root, &report)
     }
 
-    fn questions(&self, broadcast: i64) -> Questions {
+    fn exchange(&self, broadcast: i64) -> StatusExchange {
         let parts = &self.broadcast.parts;
-        Questions {
+        StatusExchange {
             rank: parts.rank,
             attempt: parts.attempt,
             broadcast,
             // Waiting, reading and the reply must together fit in the time that a fault waits for the
             // answers.
-            patience: parts.status_wait * 3 / 4,
-            reading: READING.min(parts.status_wait / 8),
+            wait_time: parts.status_wait * 3 / 4,
+            read_time: READING.min(parts.status_wait / 8),
         }
     }
 
@@ -459,8 +459,8 @@ impl Responder {
         let answers = match self.raise(incident) {
             Ok(broadcast) => {
                 incident.update(|progress| progress.raised = true);
-                let questions = self.questions(broadcast);
-                let mut answers = questions.ask(&*self.broadcast.parts.root, &incident.asked());
+                let exchange = self.exchange(broadcast);
+                let mut answers = exchange.collect(&*self.broadcast.parts.root, &incident.query());
                 if let Some((at, cause)) = &self.announced
                     && at.elapsed() < RECENT
                 {
@@ -472,7 +472,9 @@ impl Responder {
             }
             Err(error) => {
                 store_gone = error.kind() == ErrorKind::Store;
-                Answers::text(format!("the other ranks could not be asked: {error}"))
+                StatusReplies::text(format!(
+                    "the status of the other ranks is not known: {error}"
+                ))
             }
         };
         incident.update(|progress| {
@@ -483,7 +485,7 @@ impl Responder {
     }
 
     /// Whether another rank's alarm is so recent that a fault of this rank belongs to it.
-    fn has_just_heard(&self) -> bool {
+    fn had_recent_alarm(&self) -> bool {
         let announced = self.announced.as_ref();
         announced.is_some_and(|(at, _)| at.elapsed() < SAME_FAULT)
     }
@@ -497,11 +499,11 @@ impl Responder {
             self.announced = self
                 .cause_of(broadcast)
                 .map(|cause| (Instant::now(), cause));
-        } else if !self.has_just_heard() {
+        } else if !self.had_recent_alarm() {
             let next = broadcast + 1;
             // The cause is written before the alarm: a rank that reads the number must find its cause.
             let own = format!("rank {}: {}", parts.rank, incident.cause);
-            let mut first = self.leave_cause(next, &own)?;
+            let mut first = self.publish_cause(next, &own)?;
             // All members raise the alarm at about the same time after a time-out: the compare-and-set makes
             // it one alarm.
             let held = parts.root.compare_set(
@@ -517,7 +519,7 @@ impl Responder {
             })?;
             if broadcast != next {
                 // More than one alarm was raised since the count was read.
-                first = self.leave_cause(broadcast, &own)?;
+                first = self.publish_cause(broadcast, &own)?;
             }
             if first != own {
                 self.announced = Some((Instant::now(), first));
@@ -526,9 +528,9 @@ impl Responder {
         let rank = i32::try_from(parts.rank).unwrap_or(i32::MAX);
         parts.root.compare_set(FLAG, b"", &rank.to_ne_bytes())?;
         self.flag_seen = true;
-        let first = (self.answered + 1).max(broadcast - MOST_ANSWERS);
+        let first = (self.answered + 1).max(broadcast - MAX_ANSWERS);
         self.answered = broadcast;
-        (first..=broadcast).try_for_each(|broadcast| self.tell(broadcast))?;
+        (first..=broadcast).try_for_each(|broadcast| self.publish(broadcast))?;
         Ok(broadcast)
     }
 }

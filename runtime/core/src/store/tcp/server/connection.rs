@@ -30,14 +30,14 @@ impl Buffers {
 
 /// Whether the connection is still usable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Link {
+pub(super) enum LinkState {
     Open,
     Lost,
 }
 
 /// The state of a client's validation.
 #[derive(Clone, Debug)]
-pub(super) enum Standing {
+pub(super) enum Admission {
     /// It has sent nothing.
     New,
     /// It has sent VALIDATE, to a store that asks for a proof.
@@ -53,7 +53,7 @@ pub(super) enum Standing {
 pub(super) struct ClientConnection {
     pub(super) socket: OwnedFd,
     pub(super) host: Option<IpAddr>,
-    pub(super) standing: Standing,
+    pub(super) admission: Admission,
     /// The moment at which the connection is closed, unless the client has proved the secret, or finished its
     /// request, before.
     pub(super) deadline: Option<Instant>,
@@ -77,7 +77,7 @@ impl ClientConnection {
         Self {
             socket,
             host,
-            standing: Standing::New,
+            admission: Admission::New,
             deadline: None,
             counted: 0,
             scanner: Scanner::default(),
@@ -95,7 +95,7 @@ impl ClientConnection {
     }
 
     /// Sends what the socket takes now.
-    pub(super) fn flush(&mut self, buffers: &mut Buffers) -> Link {
+    pub(super) fn flush(&mut self, buffers: &mut Buffers) -> LinkState {
         while self.unsent() > 0 {
             match rustix::net::send(
                 &self.socket,
@@ -104,13 +104,13 @@ impl ClientConnection {
             ) {
                 Ok(n) => self.sent += n,
                 Err(Errno::INTR) => {}
-                Err(Errno::AGAIN) => return Link::Open,
-                Err(_) => return Link::Lost,
+                Err(Errno::AGAIN) => return LinkState::Open,
+                Err(_) => return LinkState::Lost,
             }
         }
         self.sent = 0;
         buffers.give(std::mem::take(&mut self.outbox));
-        Link::Open
+        LinkState::Open
     }
 }
 
@@ -124,7 +124,7 @@ mod tests {
         let mut connection = ClientConnection::new(socket.into(), None);
         let mut buffers = Buffers::default();
         connection.outbox.extend_from_slice(b"a reply");
-        assert_eq!(connection.flush(&mut buffers), Link::Open);
+        assert_eq!(connection.flush(&mut buffers), LinkState::Open);
         // Its buffers were returned to the pool, so this is all the memory that it holds.
         let held = connection.inbox.capacity() + connection.outbox.capacity();
         assert_eq!(held, 0);

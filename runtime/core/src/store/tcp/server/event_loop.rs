@@ -1,6 +1,6 @@
 //! The server's one thread, which accepts, reads, replies and wakes waiters.
 
-use super::connection::{Buffers, ClientConnection, Link, Standing};
+use super::connection::{Admission, Buffers, ClientConnection, LinkState};
 use super::quota::{Overdue, Quota};
 use super::state::{ConnectionId, State};
 use crate::store::tcp::access::{StoreAccess, StoreLimits};
@@ -70,7 +70,7 @@ impl EventLoop {
             quota: Quota::new(limits),
             buffers: Buffers::default(),
             scratch: vec![0; READ].into_boxed_slice(),
-            spin: Spin::wary(),
+            spin: Spin::initially_sleeping(),
             dirty: Vec::new(),
         };
         this.listen()?;
@@ -132,7 +132,7 @@ impl EventLoop {
             return Ok(ready);
         }
         let idle_since = Instant::now();
-        if self.spin.pays() {
+        if self.spin.should_poll() {
             while idle_since.elapsed() < Spin::LONGEST {
                 std::thread::yield_now();
                 let ready = epoll::wait(&self.epoll, &mut events[..], Some(&NOW))?;
@@ -140,7 +140,7 @@ impl EventLoop {
                     return Ok(ready);
                 }
             }
-            self.spin.was_in_vain();
+            self.spin.poll_failed();
         }
         let next = [self.listen_at, self.quota.next()]
             .into_iter()
@@ -185,7 +185,7 @@ impl EventLoop {
                     let host = host.map(|it| it.ip().to_canonical());
                     let id = slot.key();
                     let new = slot.insert(ClientConnection::new(socket, host));
-                    if let Some(oldest) = self.quota.came(id, new) {
+                    if let Some(oldest) = self.quota.accepted(id, new) {
                         self.close(oldest);
                     }
                 }
@@ -216,12 +216,12 @@ impl EventLoop {
         let reads = flags.difference(epoll::EventFlags::OUT) != epoll::EventFlags::empty();
         let mut link = match reads {
             true => self.read(id),
-            false => Link::Open,
+            false => LinkState::Open,
         };
-        if link == Link::Open {
+        if link == LinkState::Open {
             link = self.settle(id);
         }
-        if link == Link::Lost {
+        if link == LinkState::Lost {
             self.close(id);
         }
         // The request that has waited longest comes first. A reply may complete further waits.
@@ -231,25 +231,25 @@ impl EventLoop {
             if let Some(connection) = self.connections.get_mut(woken) {
                 connection.outbox.push(STOP_WAITING);
             }
-            if self.settle(woken) == Link::Lost {
+            if self.settle(woken) == LinkState::Lost {
                 self.close(woken);
             }
         }
         self.dirty.clear();
     }
 
-    fn read(&mut self, id: ConnectionId) -> Link {
+    fn read(&mut self, id: ConnectionId) -> LinkState {
         let Some(connection) = self.connections.get_mut(id) else {
-            return Link::Open;
+            return LinkState::Open;
         };
         let count = match rustix::io::read(&connection.socket, &mut self.scratch[..]) {
-            Ok(0) => return Link::Lost,
+            Ok(0) => return LinkState::Lost,
             Ok(count) => count,
-            Err(Errno::AGAIN | Errno::INTR) => return Link::Open,
-            Err(_) => return Link::Lost,
+            Err(Errno::AGAIN | Errno::INTR) => return LinkState::Open,
+            Err(_) => return LinkState::Lost,
         };
-        if let Standing::Refused = connection.standing {
-            return Link::Open;
+        if let Admission::Refused = connection.admission {
+            return LinkState::Open;
         }
         if !connection.inbox.is_empty() {
             let mut bytes = std::mem::take(&mut connection.inbox);
@@ -264,14 +264,14 @@ impl EventLoop {
                 connection.inbox.extend_from_slice(&scratch[used..count]);
                 self.count(id, used > 0)
             }
-            _ => Link::Lost,
+            _ => LinkState::Lost,
         };
         self.scratch = scratch;
         link
     }
 
     /// Answers what is complete in `bytes` and keeps the rest as the connection's inbox.
-    fn answer(&mut self, id: ConnectionId, mut bytes: Vec<u8>) -> Link {
+    fn answer(&mut self, id: ConnectionId, mut bytes: Vec<u8>) -> LinkState {
         match (
             self.answer_requests(id, &bytes),
             self.connections.get_mut(id),
@@ -286,17 +286,17 @@ impl EventLoop {
                 }
                 self.count(id, used > 0)
             }
-            _ => Link::Lost,
+            _ => LinkState::Lost,
         }
     }
 
     /// Updates the counters of the bytes and requests that the connection holds.
-    fn count(&mut self, id: ConnectionId, progress: bool) -> Link {
+    fn count(&mut self, id: ConnectionId, progress: bool) -> LinkState {
         let Some(connection) = self.connections.get_mut(id) else {
-            return Link::Open;
+            return LinkState::Open;
         };
         match self.quota.count(id, connection, progress) {
-            Ok(()) => Link::Open,
+            Ok(()) => LinkState::Open,
             Err(violation) => self.refuse(id, violation),
         }
     }
@@ -328,7 +328,7 @@ impl EventLoop {
             };
             let frame = &bytes[used..used + length];
             used += length;
-            if !matches!(connection.standing, Standing::Served { .. }) {
+            if !matches!(connection.admission, Admission::Served { .. }) {
                 if let Err(violation) = self.admit(id, frame) {
                     break Err(violation);
                 }
@@ -355,8 +355,8 @@ impl EventLoop {
         match answered {
             Ok(()) => Ok(used),
             Err(violation) => match self.refuse(id, violation) {
-                Link::Open => Ok(bytes.len()),
-                Link::Lost => Err(violation),
+                LinkState::Open => Ok(bytes.len()),
+                LinkState::Lost => Err(violation),
             },
         }
     }
@@ -364,11 +364,11 @@ impl EventLoop {
     /// Whether a request of this kind may come now.
     fn may_begin(&self, id: ConnectionId, code: u8) -> bool {
         let op = OpCode::of(code);
-        match self.connections[id].standing {
-            Standing::New => op == Some(OpCode::Validate),
-            Standing::Validated => op == Some(OpCode::Hello),
-            Standing::Challenged(_) => op == Some(OpCode::Proof),
-            Standing::Served { .. } | Standing::Refused => true,
+        match self.connections[id].admission {
+            Admission::New => op == Some(OpCode::Validate),
+            Admission::Validated => op == Some(OpCode::Hello),
+            Admission::Challenged(_) => op == Some(OpCode::Proof),
+            Admission::Served { .. } | Admission::Refused => true,
         }
     }
 
@@ -383,31 +383,31 @@ impl EventLoop {
     fn admit(&mut self, id: ConnectionId, frame: &[u8]) -> Result<(), Violation> {
         let connection = &mut self.connections[id];
         let request = Request::decode(frame);
-        connection.standing = match (&connection.standing, request, &self.key) {
-            (Standing::New, Some(Request::Validate(MAGIC)), None) => {
-                Standing::Served { proved: false }
+        connection.admission = match (&connection.admission, request, &self.key) {
+            (Admission::New, Some(Request::Validate(MAGIC)), None) => {
+                Admission::Served { proved: false }
             }
-            (Standing::New, Some(Request::Validate(MAGIC)), Some(_)) => Standing::Validated,
-            (Standing::New, Some(Request::Validate(magic)), _) => {
+            (Admission::New, Some(Request::Validate(MAGIC)), Some(_)) => Admission::Validated,
+            (Admission::New, Some(Request::Validate(magic)), _) => {
                 return Err(Violation::WrongMagic(magic));
             }
-            (Standing::Validated, Some(Request::Hello(nonce)), Some(key)) => {
+            (Admission::Validated, Some(Request::Hello(nonce)), Some(key)) => {
                 let made = StoreChallenge::new(key, &nonce);
                 let (challenge, answer) = made.map_err(|_| Violation::NoRandomness)?;
                 connection.outbox.extend_from_slice(&answer);
-                Standing::Challenged(challenge)
+                Admission::Challenged(challenge)
             }
-            (Standing::Challenged(challenge), Some(Request::Proof(proof)), Some(key)) => {
+            (Admission::Challenged(challenge), Some(Request::Proof(proof)), Some(key)) => {
                 if !challenge.is_met(key, &proof) {
                     return Err(Violation::WrongProof);
                 }
                 connection.outbox.push(STOP_WAITING);
-                Standing::Served { proved: true }
+                Admission::Served { proved: true }
             }
             _ => return Err(self.not_admitted()),
         };
-        if let Standing::Served { .. } = connection.standing {
-            self.quota.is_served(id, connection);
+        if let Admission::Served { .. } = connection.admission {
+            self.quota.mark_served(id, connection);
         }
         Ok(())
     }
@@ -424,34 +424,34 @@ impl EventLoop {
 
     /// Stops serving the connection. A client that uses rcomm's extension, or that was to prove the secret,
     /// gets the reason; a client of PyTorch would read the text as a reply.
-    fn refuse(&mut self, id: ConnectionId, violation: Violation) -> Link {
+    fn refuse(&mut self, id: ConnectionId, violation: Violation) -> LinkState {
         let Some(connection) = self.connections.get_mut(id) else {
-            return Link::Open;
+            return LinkState::Open;
         };
         let peer = rustix::net::getpeername(&connection.socket).ok().flatten();
         tracing::warn!(?peer, "the store server closes a connection: {violation}");
         let unproved =
-            self.key.is_some() && !matches!(connection.standing, Standing::Served { .. });
+            self.key.is_some() && !matches!(connection.admission, Admission::Served { .. });
         if unproved {
             let peer = connection
                 .host
                 .map_or("an unknown host".to_owned(), |it| it.to_string());
             self.state.count_refused(&peer);
         }
-        let ours = matches!(connection.standing, Standing::Served { proved: true });
+        let ours = matches!(connection.admission, Admission::Served { proved: true });
         if !ours && !unproved && violation != Violation::NoSecretHere {
-            return Link::Lost;
+            return LinkState::Lost;
         }
         self.state.forget(id);
-        self.quota.is_refused(id, connection);
-        connection.standing = Standing::Refused;
+        self.quota.mark_refused(id, connection);
+        connection.admission = Admission::Refused;
         connection.paused = false;
         connection.inbox = Vec::new();
         connection.outbox.extend_from_slice(&STORE_REFUSAL);
         let text = violation.to_string();
         connection.outbox.extend_from_slice(text.as_bytes());
         connection.outbox.push(b'\n');
-        Link::Open
+        LinkState::Open
     }
 
     /// Closes connections whose deadline has passed.
@@ -459,13 +459,13 @@ impl EventLoop {
         let now = Instant::now();
         while let Some((id, why)) = self.quota.overdue(now) {
             let refused = match why {
-                Overdue::Proof => Link::Lost,
+                Overdue::Proof => LinkState::Lost,
                 Overdue::Request => {
                     let limit = self.quota.limits.request_time.as_secs();
                     self.refuse(id, Violation::TooSlow(limit))
                 }
             };
-            if refused == Link::Lost || self.settle(id) == Link::Lost {
+            if refused == LinkState::Lost || self.settle(id) == LinkState::Lost {
                 self.close(id);
             }
         }
@@ -473,15 +473,15 @@ impl EventLoop {
 
     /// Sends what can be sent, continues with requests that were held back if the peer has read enough,
     /// and asks epoll for what the connection needs next.
-    fn settle(&mut self, id: ConnectionId) -> Link {
+    fn settle(&mut self, id: ConnectionId) -> LinkState {
         let connection = loop {
             let Some(connection) = self.connections.get_mut(id) else {
-                return Link::Open;
+                return LinkState::Open;
             };
-            if connection.flush(&mut self.buffers) == Link::Lost {
-                return Link::Lost;
+            if connection.flush(&mut self.buffers) == LinkState::Lost {
+                return LinkState::Lost;
             }
-            if let Standing::Refused = connection.standing
+            if let Admission::Refused = connection.admission
                 && connection.unsent() == 0
             {
                 // The client reads the reason before the end of the stream; closing with bytes unread would
@@ -493,8 +493,8 @@ impl EventLoop {
             }
             connection.paused = false;
             let held_back = std::mem::take(&mut connection.inbox);
-            if self.answer(id, held_back) == Link::Lost {
-                return Link::Lost;
+            if self.answer(id, held_back) == LinkState::Lost {
+                return LinkState::Lost;
             }
         };
         let mut interest = epoll::EventFlags::empty();
@@ -504,17 +504,17 @@ impl EventLoop {
             connection.interest = interest;
             let data = epoll::EventData::new_u64(id as u64);
             if epoll::modify(&self.epoll, &connection.socket, data, interest).is_err() {
-                return Link::Lost;
+                return LinkState::Lost;
             }
         }
-        Link::Open
+        LinkState::Open
     }
 
     fn close(&mut self, id: ConnectionId) {
         if let Some(mut connection) = self.connections.try_remove(id) {
             self.state.forget(id);
             self.quota.forget(id, &mut connection);
-            if let Standing::Challenged(_) = connection.standing {
+            if let Admission::Challenged(_) = connection.admission {
                 let peer = connection
                     .host
                     .map_or("an unknown host".to_owned(), |it| it.to_string());

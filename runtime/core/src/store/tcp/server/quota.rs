@@ -1,6 +1,6 @@
 //! Limits on clients that are not being served: time, unfinished requests, connections.
 
-use super::connection::{ClientConnection, Standing};
+use super::connection::{Admission, ClientConnection};
 use super::state::ConnectionId;
 use crate::store::tcp::access::StoreLimits;
 use crate::store::tcp::protocol::Violation;
@@ -9,7 +9,7 @@ use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
 /// How long a client that was refused may take to read the reason.
-const FAREWELL: Duration = Duration::from_secs(2);
+const REASON_TIME: Duration = Duration::from_secs(2);
 
 /// Why a connection's deadline has passed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -43,31 +43,36 @@ impl Quota {
     }
 
     /// Adds a new connection. Returns the one to close if too many have not proved the secret.
-    pub(super) fn came(
+    pub(super) fn accepted(
         &mut self,
         id: ConnectionId,
         new: &mut ClientConnection,
     ) -> Option<ConnectionId> {
         let oldest = self.proofs.first().map(|(_, oldest)| *oldest);
         let too_many = self.proofs.len() >= self.limits.unproved;
-        self.put_off(id, new, self.limits.proof_time);
+        self.set_deadline(id, new, self.limits.proof_time);
         oldest.filter(|_| too_many)
     }
 
     /// Notes that the connection may use the store from now on.
-    pub(super) fn is_served(&mut self, id: ConnectionId, connection: &mut ClientConnection) {
+    pub(super) fn mark_served(&mut self, id: ConnectionId, connection: &mut ClientConnection) {
         if let Some(deadline) = connection.deadline.take() {
             self.proofs.remove(&(deadline, id));
         }
     }
 
     /// Notes that the connection was refused: it has a short time to read the reason.
-    pub(super) fn is_refused(&mut self, id: ConnectionId, connection: &mut ClientConnection) {
+    pub(super) fn mark_refused(&mut self, id: ConnectionId, connection: &mut ClientConnection) {
         self.forget(id, connection);
-        self.put_off(id, connection, FAREWELL);
+        self.set_deadline(id, connection, REASON_TIME);
     }
 
-    fn put_off(&mut self, id: ConnectionId, connection: &mut ClientConnection, time: Duration) {
+    fn set_deadline(
+        &mut self,
+        id: ConnectionId,
+        connection: &mut ClientConnection,
+        time: Duration,
+    ) {
         let deadline = Instant::now() + time;
         connection.deadline = Some(deadline);
         self.proofs.insert((deadline, id));
@@ -87,7 +92,7 @@ impl Quota {
         }
         self.unfinished_bytes = self.unfinished_bytes - connection.counted + held;
         connection.counted = held;
-        if let Standing::Served { .. } = connection.standing {
+        if let Admission::Served { .. } = connection.admission {
             let unfinished = held > 0 && !connection.paused;
             if connection.deadline.is_some() && (progress || !unfinished) {
                 self.finished(id, connection);

@@ -9,11 +9,11 @@ use std::time::Duration;
 /// A request that was sent to a store.
 ///
 /// It runs on the thread `rcomm/notice`, which ends when the store has replied or the store's own time-out
-/// has passed; dropping the question does not wait for that. A store's own time-out is as long as a job may
+/// has passed; dropping the query does not wait for that. A store's own time-out is as long as a job may
 /// take to start, which is too long for a rank that must report to its caller why an operation failed.
-pub struct Question<T>(Receiver<Result<T>>);
+pub struct StoreQuery<T>(Receiver<Result<T>>);
 
-impl<T: Send + 'static> Question<T> {
+impl<T: Send + 'static> StoreQuery<T> {
     /// Starts the request. Does not block.
     ///
     /// # Errors
@@ -48,7 +48,7 @@ impl<T: Send + 'static> Question<T> {
         ask: impl FnOnce(&dyn Store) -> Result<T> + Send + 'static,
     ) -> Option<Result<T>> {
         match Self::put(store, ask) {
-            Ok(question) => question.answer_within(limit),
+            Ok(query) => query.answer_within(limit),
             Err(error) => Some(Err(error)),
         }
     }
@@ -60,16 +60,16 @@ mod tests {
     use crate::store::HashStore;
 
     #[test]
-    fn a_question_that_is_not_answered_costs_no_more_than_its_limit() {
+    fn a_query_without_a_reply_takes_no_longer_than_its_limit() {
         let store: Arc<dyn Store> = Arc::new(HashStore::new());
         let short = Duration::from_millis(5);
         let waits = |store: &dyn Store| store.get("never", Duration::from_secs(60));
-        let question = Question::put(&store, waits).unwrap();
-        assert!(question.answer_within(short).is_none());
+        let query = StoreQuery::put(&store, waits).unwrap();
+        assert!(query.answer_within(short).is_none());
         // The thread still waits, and the key that it waits for may be set.
         store.set("never", b"now").unwrap();
-        let answer = question.answer_within(Duration::from_secs(60));
+        let answer = query.answer_within(Duration::from_secs(60));
         assert_eq!(answer.unwrap().unwrap(), b"now");
-        assert!(question.answer_within(Duration::ZERO).is_none());
+        assert!(query.answer_within(Duration::ZERO).is_none());
     }
 }

@@ -6,12 +6,12 @@ use rcomm_recorder::record::FlightRecorder;
 use std::sync::Arc;
 
 /// The ring of a world that may never be made.
-pub(super) struct UnmadeWorld {
+pub(super) struct FailedInit {
     pub(super) rank: Rank,
     pub(super) recorder: Option<Arc<FlightRecorder>>,
 }
 
-impl UnmadeWorld {
+impl FailedInit {
     /// Ends the attempt to make the world. A ring that holds the reason of a failure is kept; that of a rank
     /// that was refused before anything happened is removed.
     pub(super) fn end(&mut self, error: Option<&Error>) {
@@ -37,7 +37,7 @@ impl UnmadeWorld {
     }
 }
 
-impl Drop for UnmadeWorld {
+impl Drop for FailedInit {
     fn drop(&mut self) {
         // The world was not made because of a panic.
         if let Some(recorder) = &self.recorder {

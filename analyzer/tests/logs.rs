@@ -50,6 +50,37 @@ fn every_excerpt_has_the_first_line_that_its_table_states() {
     assert_eq!(seen, 10);
 }
 
+#[test]
+fn a_host_that_the_network_does_not_lead_to_is_named_with_who_misses_it() {
+    for (line, peer) in [
+        (
+            "n1:534:1763 [3] misc/socket.cc:484 NCCL WARN socketStartConnect: Connect to 10.0.0.7<43731> failed : No \
+             route to host",
+            "10.0.0.7 (No route to host)",
+        ),
+        (
+            "[rank3]: RuntimeError: [../gloo/transport/tcp/pair.cc] connect error: SO_ERROR: Connection timed out, \
+             remote=[10.0.0.8]:25266",
+            "10.0.0.8 (Connection timed out)",
+        ),
+    ] {
+        let report = judge_lines(&[line.to_owned()]);
+        let first = &report.findings[0];
+        assert_eq!((first.code, report.verdict), (Code::E152, Verdict::Stuck));
+        assert!(first.culprit_ranks.is_empty());
+        assert!(
+            first.sentence.contains(&format!("cannot reach {peer}")),
+            "{}",
+            first.sentence
+        );
+    }
+    // A peer that answers, and refuses, can be reached.
+    let refused =
+        "n1:534:1763 [3] NCCL WARN Connect to 10.0.0.7<43731> failed : Connection refused";
+    let report = judge_lines(&[refused.to_owned()]);
+    assert!(report.findings.iter().all(|one| one.code != Code::E152));
+}
+
 /// The two lines that PyTorch logs for a rank whose operation timed out.
 fn timed_out(rank: u32, seq: u64, op: &str, numel: u64, enqueued: u64) -> [String; 2] {
     [

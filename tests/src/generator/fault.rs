@@ -2,7 +2,7 @@
 
 use super::mesh::Mesh;
 use super::program::{Act, Call, Message, Program, collective};
-use super::{Kind, Random, Spec, host_fault, message_fault};
+use super::{Kind, Random, Spec, host_fault, message_fault, order_fault};
 use rcomm_recorder::model::{OpType, Rank};
 
 /// A fault as it was injected.
@@ -72,7 +72,11 @@ fn try_at(
         | Kind::SlowHost
         | Kind::ShortRing
         | Kind::Dropped => recorder == Recorder::Rcomm,
-        Kind::Overrun | Kind::Clocks => recorder == Recorder::Nccl,
+        // Only operations of one device stand in each other's way.
+        Kind::Overrun | Kind::Clocks | Kind::Inverted | Kind::BufferedSends => {
+            recorder == Recorder::Nccl
+        }
+        Kind::Threads => spec.recording.frames,
         // Gloo's recorder records no messages.
         Kind::LostMessage
         | Kind::MessageSize
@@ -326,6 +330,9 @@ fn try_at(
             })
         }
         Kind::Stalled | Kind::ShortRing | Kind::Dropped => fault(true),
+        Kind::Threads => order_fault::in_threads(programs, rank, random),
+        Kind::Inverted => order_fault::invert(mesh, programs, rank, at),
+        Kind::BufferedSends => order_fault::buffer_sends(programs, rank, at),
         // Injected above, by modules of their own.
         Kind::HostDown
         | Kind::HostsDown
@@ -451,10 +458,14 @@ fn try_at(
 
 /// Late by 200 ms where each step begins: after the norm over the world.
 fn step_starts(program: &Program) -> Option<Vec<(usize, u64)>> {
-    let norm = |act: &Act| matches!(act, Act::Collective { calls, .. } if calls.len() == 1 && calls[0].line == 95);
-    let starts = (1..program.acts.len()).filter(|&at| norm(&program.acts[at - 1]));
-    let late: Vec<(usize, u64)> = starts.map(|at| (at, 200)).collect();
+    let late: Vec<(usize, u64)> = step_begins(program).map(|at| (at, 200)).collect();
     (late.len() >= 3).then_some(late)
+}
+
+/// The acts with which each step but the first begins.
+pub(super) fn step_begins(program: &Program) -> impl Iterator<Item = usize> {
+    let norm = |act: &Act| matches!(act, Act::Collective { calls, .. } if calls.len() == 1 && calls[0].line == 95);
+    (1..program.acts.len()).filter(move |&at| norm(&program.acts[at - 1]))
 }
 
 /// Two ranks of different groups of one kind stop at the same point of the program, where no member of either
@@ -494,7 +505,7 @@ fn two_crashes(mesh: &Mesh, programs: &mut [Program], rank: Rank, at: usize) -> 
 }
 
 /// Whether no rank leaves the call before all have entered it.
-fn waits_for_all(call: &Call) -> bool {
+pub(super) fn waits_for_all(call: &Call) -> bool {
     !matches!(call.op, OpType::Broadcast | OpType::Gather)
 }
 

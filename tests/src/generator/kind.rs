@@ -76,6 +76,14 @@ pub enum Kind {
     Tiny,
     /// An operation succeeds shortly before its time-out.
     NearTimeout,
+    /// A rank issues two operations of one group, which agree in all but their places in the source, in
+    /// the other order.
+    Threads,
+    /// A rank issues two operations of groups that share ranks in the other order, neither waiting for
+    /// the other.
+    Inverted,
+    /// Neighbours each post their send before their receive; the sends are buffered.
+    BufferedSends,
     /// Two ranks leave no record, and completions are noticed too late to tell from the clocks which of
     /// them was missed first.
     Clocks,
@@ -126,6 +134,9 @@ impl Kind {
         Self::NearTimeout,
         Self::Overrun,
         Self::Clocks,
+        Self::Threads,
+        Self::Inverted,
+        Self::BufferedSends,
     ];
 
     /// The codes of findings that report the fault, with those that the same dumps support equally well.
@@ -160,6 +171,9 @@ impl Kind {
             Self::Tiny => &[W240],
             Self::NearTimeout => &[W250],
             Self::Clocks => &[W260],
+            Self::Threads => &[W270],
+            Self::Inverted => &[W280],
+            Self::BufferedSends => &[W290],
         }
     }
 }

@@ -74,21 +74,24 @@ fn leave_one_out(act: &mut Act, random: &mut Random) -> Option<()> {
     Some(())
 }
 
-fn first_in_order(act: &Act) -> Option<()> {
+pub(super) fn first_in_order(act: &Act) -> Option<()> {
     let is_first = matches!(act, Act::Batch { line, .. } if *line == IN_ORDER[0]);
     is_first.then_some(())
 }
 
 /// Puts the send of an exchange before its receive, where the receive came first.
 fn send_first(acts: &mut [Act], at: usize) -> Option<()> {
+    receives_first(acts, at)?;
+    acts.swap(at, at + 1);
+    Some(())
+}
+
+/// Whether an exchange begins here in which the receive comes first.
+pub(super) fn receives_first(acts: &[Act], at: usize) -> Option<()> {
     first_in_order(&acts[at])?;
     let receives = |act: &Act| {
         matches!(act, Act::Batch { messages, .. }
             if messages.iter().all(|message| !message.sends))
     };
-    if !receives(&acts[at]) || receives(acts.get(at + 1)?) {
-        return None;
-    }
-    acts.swap(at, at + 1);
-    Some(())
+    (receives(&acts[at]) && !receives(acts.get(at + 1)?)).then_some(())
 }

@@ -10,6 +10,7 @@ mod host_fault;
 mod kind;
 mod mesh;
 mod message_fault;
+mod order_fault;
 mod paced;
 mod past;
 mod program;

@@ -6,7 +6,7 @@ use super::fault::Fault;
 use super::mesh::Mesh;
 use super::program::{Act, Call, Program, collective};
 use super::simulate::{Run, Times};
-use super::{Random, Spec};
+use super::{Random, Spec, order_fault};
 use rcomm_recorder::model::{
     Entry, EntryState, OpType, Peer, ProcessGroupInfo, ProcessGroupStatus, Rank, RankStatus,
     Signature,
@@ -127,7 +127,10 @@ pub(super) fn dumps(
                 .iter()
                 .find(|fault| fault.kind == Kind::Fails && fault.rank == rank)
                 .map(|fault| fault.at);
-            let mut dump = writer.write(&programs[rank as usize], run, keep);
+            let me = rank as usize;
+            let (program, times) =
+                order_fault::as_issued(faults, rank, &programs[me], &run.times[me]);
+            let mut dump = writer.write(&program, &times, keep);
             for fault in faults.iter().filter(|fault| fault.rank == rank) {
                 show_outside(fault.kind, spec.steps, &mut dump);
                 if fault.kind == Kind::Members {
@@ -292,10 +295,10 @@ impl<'a> Writer<'a> {
         }
     }
 
-    fn write(mut self, program: &Program, run: &Run, keep: usize) -> Dump {
+    fn write(mut self, program: &Program, times: &[Times], keep: usize) -> Dump {
         // Events after the record was taken are not in it.
         let taken = self.taken;
-        let times: Vec<Times> = run.times[self.rank as usize]
+        let times: Vec<Times> = times
             .iter()
             .take_while(|times| times.arrived <= taken)
             .map(|times| Times {

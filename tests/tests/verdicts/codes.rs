@@ -2,8 +2,11 @@
 
 use crate::tally::{roots, summary_of, truth};
 use crate::{judge, seeds, warnings};
+use rcomm_analyzer::logs::{self, Event, Fact, Log};
 use rcomm_analyzer::source::{Liveness, Observation, Poll, Seen};
-use rcomm_analyzer::{Code, Live, LiveOptions, Moment, Policy, Report, Severity, analyze};
+use rcomm_analyzer::{
+    Analysis, Code, Live, LiveOptions, Moment, Policy, Report, Severity, analyze,
+};
 use rcomm_recorder::model::Rank;
 use rcomm_recorder::publish::RingReader;
 use rcomm_tests::generator::{Damage, Job, Kind, Random, Spec};
@@ -29,6 +32,7 @@ const MADE_BY: &[(Code, Cause)] = &[
     (Code::E140, Cause::Fault(Kind::Stalled)),
     (Code::E150, Cause::Fault(Kind::Dead)),
     (Code::E151, Cause::Stop),
+    (Code::E152, Cause::CutOff),
     (Code::W150, Cause::Silence),
     (Code::W160, Cause::Fault(Kind::ShortRing)),
     (Code::W220, Cause::Fault(Kind::SlowHost)),
@@ -36,6 +40,9 @@ const MADE_BY: &[(Code, Cause)] = &[
     (Code::W240, Cause::Fault(Kind::Tiny)),
     (Code::W250, Cause::Fault(Kind::NearTimeout)),
     (Code::W260, Cause::Fault(Kind::Clocks)),
+    (Code::W270, Cause::Fault(Kind::Threads)),
+    (Code::W280, Cause::Fault(Kind::Inverted)),
+    (Code::W290, Cause::Fault(Kind::BufferedSends)),
     (Code::N300, Cause::Damage(Damage::Stale)),
     (Code::N301, Cause::Damage(Damage::Missing)),
     (Code::N302, Cause::Fault(Kind::Overrun)),
@@ -57,6 +64,8 @@ enum Cause {
     Midway,
     /// The job ends as it should.
     Nothing,
+    /// There is no record, but the log of a rank whose network does not lead to another host.
+    CutOff,
 }
 
 #[test]
@@ -132,6 +141,26 @@ fn make(seed: u64, cause: Cause) -> Option<(Job, Report)> {
             }
             let job = spec.make();
             let report = judge(&job);
+            return Some((job, report));
+        }
+        Cause::CutOff => {
+            let job = Spec::random(seed, 16).make();
+            let rank = Random::new(seed).between(0, u64::from(job.spec.world()) - 1) as Rank;
+            let log = Log {
+                path: "job.log".into(),
+                lines: 1,
+                facts: vec![Fact {
+                    line: 1,
+                    rank: Some(rank),
+                    event: Event::Unreachable {
+                        peer: format!("10.0.0.{}", seed % 200),
+                        status: "No route to host".into(),
+                    },
+                }],
+                ..Log::default()
+            };
+            let mut report = Analysis::new(Policy::default()).finish();
+            logs::join(&mut report, &[log]);
             return Some((job, report));
         }
         Cause::Silence => {

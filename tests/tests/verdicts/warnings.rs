@@ -4,7 +4,7 @@ use crate::tally::{summary_of, truth};
 use crate::{judge, seeds};
 use rcomm_analyzer::Code;
 use rcomm_recorder::publish::Recorder;
-use rcomm_tests::generator::{Kind, Spec, Window};
+use rcomm_tests::generator::{Exchange, Kind, Spec, Window};
 
 /// A job in which this would be warned of, if the seed has a place for it.
 pub(crate) fn spec(seed: u64, kind: Kind) -> Spec {
@@ -23,6 +23,14 @@ pub(crate) fn spec(seed: u64, kind: Kind) -> Spec {
             spec.recording.starts = false;
             spec.recording.window = Window::Last;
             spec.recording.run_ahead = 400;
+        }
+        Kind::Threads => spec.recording.frames = true,
+        Kind::Inverted => spec.recording.recorder = Recorder::Nccl,
+        Kind::BufferedSends => {
+            spec.recording.recorder = Recorder::Nccl;
+            spec.recording.batched = false;
+            spec.pp = spec.pp.max(2);
+            spec.mix.exchange = Exchange::InOrder;
         }
         Kind::Clocks => {
             spec.recording.recorder = Recorder::Nccl;

@@ -46,6 +46,8 @@ pub(super) fn read_line(line: &Line<'_>, found: &mut Events) -> Option<String> {
         || text.contains("Connection reset by peer")
     {
         gloo_peer(text).map(|peer| Event::PeerLost { peer })
+    } else if let Some(event) = refused(text) {
+        Some(event)
     } else if !text.contains("NCCL WARN") {
         None
     } else if text.contains("collective mismatch error") {
@@ -59,6 +61,29 @@ pub(super) fn read_line(line: &Line<'_>, found: &mut Events) -> Option<String> {
     };
     found.extend(event.map(|event| (line.label.rank, event)));
     process(text)
+}
+
+/// What the operating system answers where a network does not lead to the address.
+const NO_WAY: &[&str] = &[
+    "No route to host",
+    "Network is unreachable",
+    "Connection timed out",
+    "Host is down",
+];
+
+/// `NCCL WARN … Connect to 10.0.0.7<43731> failed : No route to host`, gloo's
+/// `… SO_ERROR: No route to host, remote=[10.0.0.7]:25266`.
+fn refused(text: &str) -> Option<Event> {
+    let reason = NO_WAY.iter().find(|reason| text.contains(**reason))?;
+    let peer = match text.split_once("remote=[") {
+        Some((_, rest)) => truncated(rest.split(']').next()?, 200),
+        None if text.contains("NCCL WARN") => peer(text, "onnect to ")?,
+        None => return None,
+    };
+    (!peer.is_empty()).then(|| Event::Unreachable {
+        peer,
+        status: (*reason).to_owned(),
+    })
 }
 
 /// The address after `before`, without its port.

@@ -59,7 +59,7 @@ fn begins_pending(record: &Record) -> bool {
 }
 
 /// Whether operations of this backend run on a device, in the order of one queue unless records show otherwise.
-fn on_device(backend: &str) -> bool {
+pub(crate) fn on_device(backend: &str) -> bool {
     [
         "nccl", "rccl", "xccl", "hccl", "cncl", "mccl", "eccl", "flagcx",
     ]

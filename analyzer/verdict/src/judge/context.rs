@@ -3,7 +3,7 @@
 use crate::align::clocks::Offset;
 use crate::align::p2p::{Half, Messages};
 use crate::align::pending::{Arrival, PendingKind};
-use crate::align::record::{NONE, Op};
+use crate::align::record::Op;
 use crate::align::{Aligned, GroupIx, Presence, RecordIx, event};
 use crate::judge::disagreement::Disagreement;
 use crate::judge::lateness::Lateness;
@@ -329,20 +329,23 @@ impl Context<'_> {
 
     /// The stack of a call, outwards from the innermost frame that is not of the communication library.
     pub(crate) fn own_frames(&self, op: &Op) -> impl Iterator<Item = &Frame> {
+        let frames = &self.aligned.shared.frames;
+        self.own_frame_ids(op.stack)
+            .filter_map(|frame| frames.get(frame as usize))
+    }
+
+    /// As [`Context::own_frames`], of a stack of [`Shared::stacks`](crate::align::record::Shared::stacks):
+    /// equal numbers are equal frames.
+    pub(crate) fn own_frame_ids(&self, stack: u32) -> impl Iterator<Item = u32> {
         let shared = self.aligned.shared;
-        let stack = shared
-            .stacks
-            .get(op.stack as usize)
-            .filter(|_| op.stack != NONE);
-        let frames = stack
-            .into_iter()
-            .flatten()
-            .filter_map(|&frame| shared.frames.get(frame as usize));
+        let stack = shared.stacks.get(stack as usize);
+        let frames = stack.into_iter().flatten().copied();
+        let is_own = |frame: u32| {
+            let frame = shared.frames.get(frame as usize);
+            frame.is_some_and(|frame| !is_library(&frame.filename))
+        };
         // If all frames are of the library, the whole stack is returned.
-        let own = frames
-            .clone()
-            .position(|frame| !is_library(&frame.filename))
-            .unwrap_or(0);
+        let own = frames.clone().position(is_own).unwrap_or(0);
         frames.skip(own)
     }
 

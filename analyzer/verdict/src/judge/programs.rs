@@ -224,7 +224,13 @@ fn steps_in_all(ctx: &Context<'_>, point: Point) -> Vec<ProgramStep> {
     steps
 }
 
-fn position_of(ctx: &Context<'_>, record: RecordIx, group: GroupIx, seq: u32) -> Option<u32> {
+/// Where in its record a rank has a collective of a group.
+pub(crate) fn position_of(
+    ctx: &Context<'_>,
+    record: RecordIx,
+    group: GroupIx,
+    seq: u32,
+) -> Option<u32> {
     let lane = ctx.aligned.lanes[record]
         .iter()
         .find(|lane| lane.group == group)?;

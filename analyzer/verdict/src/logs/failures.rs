@@ -277,12 +277,12 @@ pub(super) fn unreachable(digest: &Digest<'_>) -> Option<Conclusion> {
         None => "a rank".to_owned(),
     };
     let mut found = Conclusion::new(
-        Code::E150,
+        Code::E152,
         Verdict::Stuck,
-        0.5,
+        0.6,
         format!(
-            "the network gave up a transfer between {who} and {peer} ({status}): the link, the \
-                 other host, or its process"
+            "{who} cannot reach {peer} ({status}): the link, the other host, or its process; whether the other \
+             direction works, the log does not show"
         ),
     );
     found.victims.extend(seen.fact.rank);

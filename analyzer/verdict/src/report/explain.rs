@@ -287,6 +287,23 @@ pub fn explain(code: Code) -> Explanation {
                 "if the system reports no stop, look at the load, the quota and the memory of its host",
             ],
         ),
+        Code::E152 => (
+            "A network reported that it cannot reach the other end: no route, no answer to a connection, or a \
+             transfer that was given up after all its retries. The process at the other end may be alive; the \
+             finding names the side that reported it and the address that it could not reach. Whether the other \
+             direction works shows only the log of that host.",
+            &[
+                "a link or a switch port that is down or flaps; a cable, an adapter, a subnet manager",
+                "a firewall or a security group that drops the ports of the job",
+                "the wrong interface: the address belongs to a network that the hosts do not share",
+                "the other host is down, or its processes have ended",
+            ],
+            &[
+                "look whether the processes at that address live, and what they log at that time",
+                "try the address from that host (ping, ib_write_bw); check the counters of the link's errors",
+                "choose the interface for all hosts alike (NCCL_SOCKET_IFNAME, NCCL_IB_HCA, GLOO_SOCKET_IFNAME)",
+            ],
+        ),
         Code::W150 => (
             "A rank's record or endpoint stopped answering while the job is being watched. What is shown \
              for it is its last answer, with its age. It is a warning, because the network between you \
@@ -386,6 +403,55 @@ pub fn explain(code: Code) -> Explanation {
             &[
                 "check chrony or ntp on the hosts that the finding names",
                 "read lateness from waits (W220) and not from wall clocks until then",
+            ],
+        ),
+        Code::W270 => (
+            "Ranks issued two operations of one group from the same two places of the source, but some in one \
+             order and some in the other. Operation, type and size agree, so no backend refuses them: each \
+             rank's first operation met the others' second, and the results are mixed up without an error. \
+             Only the recorded call sites show it. Both places are known as places that all ranks come \
+             through together, and after the crossing all are together again.",
+            &[
+                "two threads that issue on one group: which comes first is chance on each rank",
+                "hooks or callbacks that run in an order of their own: gradients, prefetching, checkpointing",
+                "a branch that depends on data and calls the same functions in another order",
+                "iteration over a set or a dictionary whose order differs from process to process",
+            ],
+            &[
+                "give each thread a group of its own, or issue all operations of a group from one thread",
+                "sort what the program iterates over, so that all ranks have one order",
+                "to catch the next one as it happens, run with RCOMM_DEBUG=detail: it names both places at once",
+            ],
+        ),
+        Code::W280 => (
+            "Two groups share ranks, and some of these ranks issue an operation of the one before an \
+             operation of the other, some the other way round. Nothing hangs so far, since the \
+             device had room for both at once, or the first had ended before the second was needed. Where it \
+             has no room, each of the two operations waits for a rank that waits for the other one (E130).",
+            &[
+                "two streams or threads that each use a group of their own, without an order between them",
+                "overlap of communication with computation that is scheduled by data or by load",
+                "a branch that only some ranks take, ahead of the operation on one of the groups",
+            ],
+            &[
+                "issue the operations of both groups in one order on all ranks",
+                "or let the second wait for the end of the first, by an event or a wait of the host",
+                "the finding shows both orders side by side, with the places in the source",
+            ],
+        ),
+        Code::W290 => (
+            "Two ranks each send to the other before they post the receive for what the other sends, \
+             on one queue of a device and not in a batch. A send may wait until its receive is there. These \
+             messages were small enough to be buffered, so the job runs; a larger message, another transport or \
+             another release of the library makes both ranks wait for each other (E120).",
+            &[
+                "send and receive in the same order on both sides, where one side should receive first",
+                "an exchange of neighbours that was tested with small tensors only",
+                "single calls of isend and irecv on a device, where the order of issue is the order of execution",
+            ],
+            &[
+                "post both in one batch (batch_isend_irecv), or in one group call",
+                "or let one of the two sides receive before it sends",
             ],
         ),
         Code::N300 => (

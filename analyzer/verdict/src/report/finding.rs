@@ -71,6 +71,7 @@ codes! {
     E140 watchdog_stalled Error "the observer inside the process stopped making progress";
     E150 rank_failed Error "the rank recorded an error, was killed, or its process is gone";
     E151 rank_frozen Error "a rank that others wait for is stopped (signal, debugger) or gets no processor";
+    E152 unreachable Error "a rank or host is cut off from another: the network gave up the link between them";
     W150 silent_rank Warning "a rank's record or endpoint stopped answering";
     W160 ring_too_small Warning "the ring drops history faster than a step, or dropped records";
     W220 straggler Warning "a rank arrives late again and again";
@@ -78,6 +79,9 @@ codes! {
     W240 tiny_collectives Warning "many operations too small to be worth their latency";
     W250 timeout_too_close Warning "the slowest successful operations come near the time-out";
     W260 clock_uncertain Warning "the hosts' clocks disagree more than the question allows";
+    W270 call_site_order Warning "ranks reach the same numbers of a group from other places of the source, crossed";
+    W280 group_order Warning "some ranks use two groups in the inverted order, and the job still runs";
+    W290 unbatched_sends Warning "opposite sends that only buffering keeps from a deadlock";
     N300 stale_dump Note "a file from another run, another shape or an older time was left aside";
     N301 unreadable_dump Note "a file cut short or damaged; what could be salvaged was used";
     N302 history_lost Note "the ring had dropped what the question needs";

@@ -4,9 +4,11 @@
 //! causes and counts victims. Adding a check means adding a file and a line in [`ALL`].
 
 mod all_arrived_stuck;
+mod call_site_order;
 mod clock_uncertain;
 mod cross_group_deadlock;
 mod group_mismatch;
+mod group_order;
 mod mismatch;
 mod missing_dump;
 mod not_joined;
@@ -21,6 +23,7 @@ mod shifted;
 pub(crate) mod straggler;
 mod timeout_too_close;
 mod tiny_collectives;
+mod unbatched_sends;
 mod unequal_parts;
 mod uneven_bytes;
 mod watchdog_stalled;
@@ -60,6 +63,9 @@ pub(crate) const ALL: &[&dyn Check] = &[
     &timeout_too_close::TimeoutTooClose,
     &uneven_bytes::UnevenBytes,
     &tiny_collectives::TinyCollectives,
+    &call_site_order::CallSiteOrder,
+    &group_order::GroupOrder,
+    &unbatched_sends::UnbatchedSends,
     &clock_uncertain::ClockUncertain,
     &ring_too_small::RingTooSmall,
 ];

@@ -1,0 +1,184 @@
+//! Orders of issue that do no visible harm: crossed call sites (W270), inverted groups (W280), opposite
+//! sends (W290).
+
+mod job;
+
+use job::{Call, job};
+use rcomm_recorder::publish::Dump;
+use rcomm_verdict::{Code, Finding, Policy, analyze};
+
+fn lints(dumps: &[Dump]) -> Vec<Finding> {
+    let report = analyze(dumps, &Policy::default());
+    let lint = |one: &Finding| matches!(one.code, Code::W270 | Code::W280 | Code::W290);
+    report.findings.into_iter().filter(lint).collect()
+}
+
+/// All ranks issue one operation after the other from these lines of the source.
+fn from_lines(lines: &[&[u32]]) -> Vec<Dump> {
+    let programs = lines.iter().map(|lines| {
+        let calls = lines.iter().map(|&line| Call::AllReduce { group: 0, line });
+        calls.collect()
+    });
+    job("nccl", &programs.collect::<Vec<_>>())
+}
+
+#[test]
+fn two_calls_that_a_rank_crosses_are_named_with_their_places() {
+    let usual: &[u32] = &[10, 20, 10, 20, 10, 20];
+    let found = lints(&from_lines(&[
+        usual,
+        usual,
+        &[10, 20, 20, 10, 10, 20],
+        usual,
+    ]));
+    let [one] = found.as_slice() else {
+        panic!("{found:?}")
+    };
+    assert_eq!(
+        (one.code, one.culprit_ranks.as_slice()),
+        (Code::W270, &[2][..])
+    );
+    assert!(
+        one.sentence.starts_with(
+            "rank 2 issued #3 and #4 on group default_pg from train.py:20 and train.py:10, ranks 0, 1 and 3 from train.py:10 \
+             and train.py:20:"
+        ),
+        "{}",
+        one.sentence
+    );
+}
+
+#[test]
+fn of_two_ranks_that_cross_neither_is_blamed() {
+    let found = lints(&from_lines(&[&[10, 20, 10, 20, 10], &[10, 20, 20, 10, 10]]));
+    let [one] = found.as_slice() else {
+        panic!("{found:?}")
+    };
+    assert_eq!(one.code, Code::W270);
+    assert!(one.culprit_ranks.is_empty());
+    assert_eq!(one.alternatives.len(), 2);
+}
+
+#[test]
+fn a_crossing_is_seen_through_a_wrapper_that_all_calls_go_through() {
+    let usual: &[u32] = &[1010, 1020, 1010, 1020, 1010, 1020];
+    let found = lints(&from_lines(&[
+        usual,
+        usual,
+        &[1010, 1020, 1020, 1010, 1010, 1020],
+    ]));
+    let [one] = found.as_slice() else {
+        panic!("{found:?}")
+    };
+    assert_eq!(
+        (one.code, one.culprit_ranks.as_slice()),
+        (Code::W270, &[2][..])
+    );
+    assert!(
+        one.sentence
+            .contains("from train.py:1020 and train.py:1010"),
+        "{}",
+        one.sentence
+    );
+}
+
+#[test]
+fn ranks_that_take_turns_do_not_cross() {
+    // `if rank == turn { reduce(mine) } else { reduce(zeros) }`
+    assert_eq!(lints(&from_lines(&[&[10, 20, 5], &[20, 10, 5]])), []);
+    assert_eq!(
+        lints(&from_lines(&[
+            &[10, 20, 20, 5],
+            &[20, 10, 20, 5],
+            &[20, 20, 10, 5]
+        ])),
+        []
+    );
+    // The rank with no more data issues from another line, now this one and now that one.
+    assert_eq!(
+        lints(&from_lines(&[&[10, 30, 20, 30, 10], &[20, 30, 10, 30, 10]])),
+        []
+    );
+}
+
+#[test]
+fn a_call_that_was_left_out_is_no_crossing() {
+    let usual: &[u32] = &[10, 20, 30, 10, 20, 30, 10, 20, 30];
+    let skipped: &[u32] = &[10, 20, 30, 20, 30, 10, 20, 30];
+    assert_eq!(lints(&from_lines(&[usual, usual, usual, skipped])), []);
+}
+
+/// A step on the world, `group` 0, and on its half of the ranks, `group` 1; the odd rank inverts the second.
+fn in_two_groups(backend: &str, odd: usize) -> Vec<Dump> {
+    let programs: Vec<Vec<Call>> = (0..3)
+        .map(|rank| {
+            let mut groups = [0, 1, 0, 1, 0, 1];
+            if rank == odd {
+                groups.swap(2, 3);
+            }
+            groups
+                .map(|group| Call::AllReduce {
+                    group,
+                    line: 10 + group,
+                })
+                .to_vec()
+        })
+        .collect();
+    job(backend, &programs)
+}
+
+#[test]
+fn groups_in_the_inverted_order_are_named_while_the_job_runs() {
+    for odd in 0..3 {
+        let found = lints(&in_two_groups("nccl", odd));
+        let [one] = found.as_slice() else {
+            panic!("{found:?}")
+        };
+        assert_eq!(
+            (one.code, one.culprit_ranks.as_slice()),
+            (Code::W280, &[odd as u32][..])
+        );
+        let issues = format!(
+            "rank {odd} issues all_reduce #2 on group dp before all_reduce #2 on group default_pg, "
+        );
+        assert!(one.sentence.starts_with(&issues), "{}", one.sentence);
+    }
+    assert_eq!(lints(&in_two_groups("nccl", 3)), []);
+}
+
+#[test]
+fn threads_of_a_host_may_use_their_groups_in_any_order() {
+    assert_eq!(lints(&in_two_groups("gloo", 1)), []);
+}
+
+#[test]
+fn opposite_sends_are_named_unless_one_side_receives_first_or_both_are_batched() {
+    let send = |peer, batch| Call::Send { peer, batch };
+    let receive = |peer, batch| Call::Receive { peer, batch };
+    let world = |backend: &str, sides: [[Call; 2]; 2]| lints(&job(backend, &sides.map(Vec::from)));
+    let found = world(
+        "nccl",
+        [[send(1, 1), receive(1, 2)], [send(0, 1), receive(0, 2)]],
+    );
+    let [one] = found.as_slice() else {
+        panic!("{found:?}")
+    };
+    assert_eq!(one.code, Code::W290);
+    assert!(
+        one.sentence
+            .starts_with("ranks 0 and 1 each send to the other before"),
+        "{}",
+        one.sentence
+    );
+    let in_order = [[send(1, 1), receive(1, 2)], [receive(0, 1), send(0, 2)]];
+    assert_eq!(world("nccl", in_order), []);
+    assert_eq!(
+        world(
+            "nccl",
+            [[send(1, 1), receive(1, 1)], [send(0, 1), receive(0, 1)]]
+        ),
+        []
+    );
+    let on_host = [[send(1, 1), receive(1, 2)], [send(0, 1), receive(0, 2)]];
+    assert_eq!(world("gloo", on_host), []);
+}

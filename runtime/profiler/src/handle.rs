@@ -102,24 +102,48 @@ impl Handle {
     }
 }
 
+/// The count of uses of a place. In the plug-in it is a standard atomic; under the model checker it is loom's, so
+/// that the code that is checked is the code that runs.
+pub(crate) trait Uses: Default {
+    fn load(&self, order: Ordering) -> u64;
+    fn store(&self, value: u64, order: Ordering);
+    /// Replaces `current` by `new`; false if another thread was first.
+    fn replace(&self, current: u64, new: u64, success: Ordering) -> bool;
+}
+
+impl Uses for AtomicU64 {
+    fn load(&self, order: Ordering) -> u64 {
+        self.load(order)
+    }
+
+    fn store(&self, value: u64, order: Ordering) {
+        self.store(value, order);
+    }
+
+    fn replace(&self, current: u64, new: u64, success: Ordering) -> bool {
+        self.compare_exchange(current, new, success, Ordering::Relaxed)
+            .is_ok()
+    }
+}
+
 /// A fixed number of places that are taken and returned without a lock.
 #[derive(Debug)]
-pub(crate) struct Pool<T> {
-    places: Box<[Place<T>]>,
+pub(crate) struct Pool<T, U = AtomicU64> {
+    places: Box<[Place<T, U>]>,
     next: AtomicUsize,
 }
 
 /// A place is in use while its count of uses is odd.
 #[derive(Debug, Default)]
-struct Place<T> {
-    uses: AtomicU64,
+struct Place<T, U> {
+    uses: U,
     value: T,
 }
 
 /// Maximum number of places to check before a pool counts as full.
 const PROBES: usize = 64;
 
-impl<T: Default> Pool<T> {
+impl<T: Default, U: Uses> Pool<T, U> {
     /// `places` is a power of two, and at most [`MAX_PLACES`].
     pub(crate) fn new(places: usize) -> Self {
         debug_assert!(places.is_power_of_two() && places <= MAX_PLACES);
@@ -141,10 +165,7 @@ impl<T: Default> Pool<T> {
             // up, so that no handle matches it.
             if uses & 1 == 0
                 && uses & SETTING == 0
-                && place
-                    .uses
-                    .compare_exchange(uses, uses | SETTING, Ordering::Acquire, Ordering::Relaxed)
-                    .is_ok()
+                && place.uses.replace(uses, uses | SETTING, Ordering::Acquire)
             {
                 fill(&place.value);
                 let generation = (uses as u32).wrapping_add(1);
@@ -172,15 +193,7 @@ impl<T: Default> Pool<T> {
         };
         let next = u64::from(at.generation.wrapping_add(1));
         at.generation & 1 == 1
-            && place
-                .uses
-                .compare_exchange(
-                    at.generation.into(),
-                    next,
-                    Ordering::Release,
-                    Ordering::Relaxed,
-                )
-                .is_ok()
+            && (place.uses).replace(at.generation.into(), next, Ordering::Release)
     }
 
     /// Returns every place that is taken.
@@ -197,6 +210,10 @@ impl<T: Default> Pool<T> {
 }
 
 const SETTING: u64 = 1 << 63;
+
+#[cfg(test)]
+#[path = "pool_model.rs"]
+mod pool_model;
 
 #[cfg(test)]
 mod tests {

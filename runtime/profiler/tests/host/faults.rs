@@ -5,7 +5,7 @@ use crate::job::{Job, Until};
 use rcomm_analyzer::{Code, Policy, Report, Verdict, analyze};
 use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
 
-const COUNT: usize = 1 << 20;
+pub(crate) const COUNT: usize = 1 << 20;
 const VERSIONS: [u32; 4] = [3, 4, 5, 6];
 
 fn judge(job: &Job) -> Report {
@@ -16,11 +16,11 @@ fn judge(job: &Job) -> Report {
     analyze(&job.dumps(), &policy)
 }
 
-fn all(until: Until) -> [(Until, usize); 4] {
+pub(crate) fn all(until: Until) -> [(Until, usize); 4] {
     [(until, COUNT); 4]
 }
 
-fn with_one(rank: usize, until: Until, others: Until) -> [(Until, usize); 4] {
+pub(crate) fn with_one(rank: usize, until: Until, others: Until) -> [(Until, usize); 4] {
     let mut last = all(others);
     last[rank].0 = until;
     last

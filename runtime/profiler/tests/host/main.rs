@@ -9,6 +9,7 @@ mod faults;
 mod job;
 mod library;
 mod life;
+mod views;
 
 /// Not a test by itself: the other tests start it as a rank.
 #[test]

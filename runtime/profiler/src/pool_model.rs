@@ -1,0 +1,142 @@
+//! Checks the pool under every order of events that the memory model allows (loom), and checks that an error in its
+//! orderings is detected.
+
+use super::{At, Pool, Uses};
+use loom::sync::Arc;
+use loom::sync::atomic::{AtomicU64, AtomicUsize};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicUsize as Count, Ordering};
+
+#[derive(Default)]
+struct Exact(AtomicU64);
+
+impl Uses for Exact {
+    fn load(&self, order: Ordering) -> u64 {
+        self.0.load(order)
+    }
+
+    fn store(&self, value: u64, order: Ordering) {
+        self.0.store(value, order);
+    }
+
+    fn replace(&self, current: u64, new: u64, success: Ordering) -> bool {
+        let replaced = self
+            .0
+            .compare_exchange(current, new, success, Ordering::Relaxed);
+        replaced.is_ok()
+    }
+}
+
+/// A memory whose release stores are relaxed.
+#[derive(Default)]
+struct NoRelease(Exact);
+
+impl Uses for NoRelease {
+    fn load(&self, order: Ordering) -> u64 {
+        self.0.load(order)
+    }
+
+    fn store(&self, value: u64, _: Ordering) {
+        self.0.store(value, Ordering::Relaxed);
+    }
+
+    fn replace(&self, current: u64, new: u64, success: Ordering) -> bool {
+        self.0.replace(current, new, success)
+    }
+}
+
+/// How many orders of events a model visited.
+fn orders(model: impl Fn() + Send + Sync + 'static) -> usize {
+    static VISITED: std::sync::Mutex<()> = std::sync::Mutex::new(());
+    let _one_at_a_time = VISITED.lock();
+    let visited = std::sync::Arc::new(Count::new(0));
+    let count = visited.clone();
+    loom::model(move || {
+        count.fetch_add(1, Ordering::Relaxed);
+        model();
+    });
+    visited.load(Ordering::Relaxed)
+}
+
+#[test]
+fn two_threads_never_hold_one_place_at_once() {
+    let visited = orders(|| {
+        let pool: Arc<Pool<AtomicUsize, Exact>> = Arc::new(Pool::new(1));
+        let holders = Arc::new(AtomicUsize::new(0));
+        let work = {
+            let (pool, holders) = (pool.clone(), holders.clone());
+            move |mine: usize| {
+                let Some(at) = pool.take(|value| value.store(mine, Ordering::Relaxed)) else {
+                    return;
+                };
+                assert_eq!(holders.fetch_add(1, Ordering::Relaxed), 0);
+                let seen = pool.get(at).map(|value| value.load(Ordering::Relaxed));
+                assert_eq!(seen, Some(mine));
+                holders.fetch_sub(1, Ordering::Relaxed);
+                assert!(pool.give_back(at));
+            }
+        };
+        let other = loom::thread::spawn({
+            let work = work.clone();
+            move || work(2)
+        });
+        work(1);
+        other.join().expect("no panic");
+        assert_eq!(pool.taken().count(), 0);
+    });
+    assert!(visited > 20, "{visited}");
+}
+
+#[test]
+fn a_place_is_given_back_once_and_its_next_use_is_left_alone() {
+    let visited = orders(|| {
+        let pool: Arc<Pool<AtomicUsize, Exact>> = Arc::new(Pool::new(1));
+        let at = pool
+            .take(|value| value.store(1, Ordering::Relaxed))
+            .expect("room");
+        // NCCL's proxy thread ends an operation while its communicator is aborted.
+        let other = loom::thread::spawn({
+            let pool = pool.clone();
+            move || pool.give_back(at)
+        });
+        let mine = pool.give_back(at);
+        let next = pool.take(|value| value.store(2, Ordering::Relaxed));
+        let theirs = other.join().expect("no panic");
+        assert!(mine != theirs, "once");
+        if let Some(next) = next {
+            assert!(!pool.give_back(at));
+            let seen = pool.get(next).map(|value| value.load(Ordering::Relaxed));
+            assert_eq!(seen, Some(2));
+        }
+    });
+    assert!(visited > 2, "{visited}");
+}
+
+/// A handle goes to another thread without any order of its own, as NCCL may pass it.
+fn what_another_thread_finds<U: Uses + Send + Sync + 'static>() -> usize {
+    orders(|| {
+        let pool: Arc<Pool<AtomicUsize, U>> = Arc::new(Pool::new(1));
+        let handle = Arc::new(AtomicU64::new(0));
+        let other = loom::thread::spawn({
+            let (pool, handle) = (pool.clone(), handle.clone());
+            move || {
+                let at = At::from_word(handle.load(Ordering::Relaxed));
+                if let Some(value) = pool.get(at) {
+                    assert_eq!(value.load(Ordering::Relaxed), 7, "half set up");
+                }
+            }
+        });
+        let at = pool
+            .take(|value| value.store(7, Ordering::Relaxed))
+            .expect("room");
+        handle.store(at.to_word(), Ordering::Relaxed);
+        other.join().expect("no panic");
+    })
+}
+
+#[test]
+fn a_handle_finds_what_was_set_up_and_a_weaker_order_is_noticed() {
+    assert!(what_another_thread_finds::<Exact>() > 2);
+    let weaker = catch_unwind(AssertUnwindSafe(what_another_thread_finds::<NoRelease>));
+    assert!(weaker.is_err());
+}

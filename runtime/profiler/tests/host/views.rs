@@ -1,0 +1,249 @@
+//! The live views on rings of plain NCCL processes: `rcomm-top` as it prints its first screen, the API of
+//! `rcomm-web`, and the report of `rcomm-fr`, each with the same first finding.
+
+use crate::faults::{COUNT, all, with_one};
+use crate::job::{Job, Until};
+use clap::Parser as _;
+use rcomm_analyzer::{Code, Policy, analyze, print};
+use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+/// From which age on an operation is stuck: longer than the end of a process takes to settle
+/// ([`Policy::SETTLE`]), so that a killed rank is first of all that.
+const OVERDUE: Duration = Duration::from_secs(3);
+
+/// How a test ends the rank at fault after its last event.
+#[derive(Clone, Copy)]
+enum Then {
+    GoesOn,
+    IsKilled,
+    IsStopped,
+}
+
+struct Fault {
+    name: &'static str,
+    last: [(Until, usize); 4],
+    rank: usize,
+    then: Then,
+    code: Code,
+    culprits: &'static [u32],
+    /// Part of the sentence.
+    says: &'static str,
+}
+
+fn faults() -> Vec<Fault> {
+    let fault = |name, last, code, culprits, says| Fault {
+        name,
+        last,
+        rank: 2,
+        then: Then::GoesOn,
+        code,
+        culprits,
+        says,
+    };
+    let absent = with_one(2, Until::NotCalled, Until::Running);
+    let mut mismatch = all(Until::Running);
+    mismatch[2].1 = COUNT + 4;
+    vec![
+        fault(
+            "never issued",
+            absent,
+            Code::E101,
+            &[2],
+            "rank 2 never issued all_reduce #6",
+        ),
+        fault(
+            "issued and never launched",
+            with_one(2, Until::Called, Until::Running),
+            Code::E101,
+            &[2],
+            "rank 2",
+        ),
+        fault(
+            "one channel stuck towards one peer",
+            with_one(1, Until::OneChannelLeft, Until::OneChannelStarves),
+            Code::E135,
+            &[],
+            "channel 3 from rank 1",
+        ),
+        Fault {
+            then: Then::IsKilled,
+            ..fault("killed", absent, Code::E150, &[2], "rank 2")
+        },
+        Fault {
+            then: Then::IsStopped,
+            ..fault("frozen", absent, Code::E151, &[2], "rank 2")
+        },
+        fault("mismatch in count", mismatch, Code::E112, &[2], "rank 2"),
+    ]
+}
+
+/// Not a test: `rcomm-top` with the arguments that the variable holds, a line each.
+#[test]
+#[ignore = "the other tests run it as a process of theirs"]
+fn top() {
+    let Ok(arguments) = std::env::var("RCOMM_TEST_TOP") else {
+        return;
+    };
+    let cli = rcomm_top::start::cli::Cli::parse_from(arguments.lines());
+    let code = rcomm_top::start::start(cli, |_| None).expect("rings to show");
+    std::process::exit(code.into());
+}
+
+/// What `rcomm-top` prints with these arguments.
+fn rcomm_top(arguments: &[&str]) -> String {
+    let output = Command::new(std::env::current_exe().expect("a file"))
+        .args(["--exact", "views::top", "--nocapture", "--ignored"])
+        .env(
+            "RCOMM_TEST_TOP",
+            format!("rcomm-top\n{}", arguments.join("\n")),
+        )
+        .stdin(Stdio::null())
+        .output()
+        .expect("this test again");
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(
+        matches!(output.status.code(), Some(0 | 1)),
+        "{text}\n{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
+    text
+}
+
+/// The report that the API of `rcomm-web` answers with; none while it has not looked at the rings.
+fn api_report(page: &rcomm_web::Page) -> Option<serde_json::Value> {
+    let mut stream = TcpStream::connect(page.address()).expect("it listens");
+    stream
+        .set_read_timeout(Some(Duration::from_secs(60)))
+        .expect("a socket");
+    write!(
+        stream,
+        "GET /api/v1/report HTTP/1.0\r\nHost: {}\r\nAuthorization: Bearer {}\r\n\r\n",
+        page.address(),
+        page.token()
+    )
+    .expect("it reads");
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).expect("it answers");
+    let (head, body) = answer.split_once("\r\n\r\n").expect("a head");
+    let status = head.split(' ').nth(1).expect("a status");
+    (status == "200").then(|| serde_json::from_str(body).expect("a report"))
+}
+
+/// Whether this report has the fault as its first finding; it must not have another first finding that is an error.
+fn is_right(report: &serde_json::Value, fault: &Fault, whose: &str) -> bool {
+    let first = &report["findings"][0];
+    if first["severity"] != "error" {
+        return false;
+    }
+    assert_eq!(
+        first["code"],
+        fault.code.id(),
+        "{whose}, {}: {first}",
+        fault.name
+    );
+    let culprits: Vec<u64> = first["culprit_ranks"]
+        .as_array()
+        .expect("ranks")
+        .iter()
+        .filter_map(serde_json::Value::as_u64)
+        .collect();
+    let expected: Vec<u64> = fault.culprits.iter().copied().map(u64::from).collect();
+    assert_eq!(culprits, expected, "{whose}, {}: {first}", fault.name);
+    let sentence = first["sentence"].as_str().expect("a sentence");
+    assert!(
+        sentence.contains(fault.says),
+        "{whose}, {}: {sentence}",
+        fault.name
+    );
+    true
+}
+
+fn within(what: &str, mut condition: impl FnMut() -> bool) {
+    let end = Instant::now() + Duration::from_secs(120);
+    while !condition() {
+        assert!(Instant::now() < end, "{what} did not come");
+        std::thread::sleep(Duration::from_millis(50));
+    }
+}
+
+fn bring_about(job: &mut Job, fault: &Fault) {
+    match fault.then {
+        Then::GoesOn => {}
+        Then::IsKilled => job.kill(fault.rank),
+        Then::IsStopped => {
+            let pid = Pid::from_raw(job.ranks[fault.rank].0.id() as i32).expect("a process");
+            kill_process(pid, Signal::STOP).expect("it runs");
+            let stopped = waitpid(Some(pid), WaitOptions::UNTRACED).expect("a child");
+            assert!(stopped.is_some_and(|(_, status)| status.stopped()));
+        }
+    }
+}
+
+fn first_lines(report: &rcomm_analyzer::Report) -> String {
+    let mut text = Vec::new();
+    let layout = print::human::Layout::default();
+    print::human::write(report, &layout, &mut text).expect("memory");
+    let text = String::from_utf8(text).expect("text");
+    text.lines().take(2).collect::<Vec<_>>().join("\n")
+}
+
+fn shows(directory: &Path, fault: &Fault, job: &Job) {
+    let policy = Policy {
+        world_size: Some(4),
+        ..Policy::default()
+    };
+    let printed = first_lines(&analyze(&job.dumps(), &policy));
+    assert!(
+        printed.contains(fault.says),
+        "rcomm-fr, {}: {printed}",
+        fault.name
+    );
+
+    let directory_text = directory.to_str().expect("text");
+    let common = ["--ring-dir", directory_text, "--overdue", "3s"];
+    within("rcomm-top's finding", || {
+        let text = rcomm_top(&[&["--json"], &common[..]].concat());
+        let start = text.find('{').expect("a report");
+        let mut reports = serde_json::Deserializer::from_str(&text[start..]).into_iter();
+        let report: serde_json::Value = reports.next().expect("one").expect("JSON");
+        is_right(&report, fault, "rcomm-top --json")
+    });
+    let screen = rcomm_top(&[&["--once"], &common[..]].concat());
+    // The screen breaks lines where it has no more room.
+    let words: Vec<&str> = screen.split_whitespace().collect();
+    let screen_text = words.join(" ");
+    assert!(
+        screen_text.contains(fault.says) && screen_text.contains(fault.code.id()),
+        "rcomm-top, {}:\n{screen}",
+        fault.name
+    );
+
+    let mut options = rcomm_web::Options {
+        ring_dir: Some(directory.to_owned()),
+        ..rcomm_web::Options::default()
+    };
+    options.live.policy.overdue = OVERDUE;
+    let page = rcomm_web::serve(options).expect("a port");
+    within("rcomm-web's finding", || {
+        api_report(&page).is_some_and(|report| is_right(&report, fault, "rcomm-web"))
+    });
+}
+
+#[test]
+fn each_fault_is_the_first_line_of_every_view() {
+    // At once: most of the time the views wait for operations to become overdue.
+    std::thread::scope(|scope| {
+        for fault in faults() {
+            scope.spawn(move || {
+                let mut job = Job::start(6, fault.last, |_| {});
+                bring_about(&mut job, &fault);
+                shows(job.directory.path(), &fault, &job);
+            });
+        }
+    });
+}

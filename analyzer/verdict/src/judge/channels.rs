@@ -13,6 +13,21 @@ pub(crate) struct Lag {
     pub(crate) channels: Vec<u8>,
     /// The transfer that lags behind all others, if there is exactly one.
     pub(crate) link: Option<StuckTransfer>,
+    /// All transfers that the network or a receiver holds up, least progress first.
+    pub(crate) held: Vec<StuckTransfer>,
+}
+
+/// What several transfers that are held up have in common.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Common {
+    /// One rank sends them all.
+    From(Rank),
+    /// One rank is to receive them all.
+    To(Rank),
+    /// One host sends them all.
+    FromHost(String),
+    /// They all go to one host.
+    ToHost(String),
 }
 
 /// A transfer between two global ranks that makes no progress.
@@ -56,51 +71,114 @@ pub(crate) fn lag_of(ctx: &Context<'_>, group: GroupIx, seq: u32) -> Option<Lag>
         .collect();
     let most = kernels.iter().map(|it| usize::from(it.channels)).max();
     let some_finished = most.is_some_and(|most| !open.is_empty() && open.len() < most);
-    let link = blocked(&links, |member| ranks.get(member as usize).copied());
-    (some_finished || link.is_some()).then(|| Lag {
+    let held = held_up(&links, |member| ranks.get(member as usize).copied());
+    let link = blocked(&held);
+    (some_finished || !held.is_empty()).then(|| Lag {
         channels: match some_finished {
             true => open.into_iter().collect(),
             false => Vec::new(),
         },
         link,
+        held,
     })
 }
 
-/// The transfer that is held up by the network or by its receiver. Only the sender's record shows this: a receiver also
-/// waits for a sender that has nothing to send itself. `None` if several transfers are equally far behind.
-fn blocked(
+/// The transfers that are held up by the network or by their receivers, least progress first. Only the sender's record
+/// shows this: a receiver also waits for a sender that has nothing to send itself.
+fn held_up(
     links: &[(Rank, LinkProgress)],
     rank_of: impl Fn(u32) -> Option<Rank>,
-) -> Option<StuckTransfer> {
+) -> Vec<StuckTransfer> {
     let held = links
         .iter()
         .filter(|(_, link)| link.is_send && matches!(link.wait, LinkWait::Send | LinkWait::Peer));
-    let mut held: Vec<(u64, Rank, &LinkProgress)> = held
-        .map(|(rank, link)| {
-            let done = u64::from(link.step) * 1_000_000 / u64::from(link.steps.max(1));
-            (done, *rank, link)
+    let mut held: Vec<StuckTransfer> = held
+        .filter_map(|(from, link)| {
+            Some(StuckTransfer {
+                channel: link.channel,
+                from: *from,
+                to: rank_of(link.peer)?,
+                step: link.step,
+                steps: link.steps,
+                wait: link.wait,
+            })
         })
         .collect();
-    held.sort_by_key(|&(done, rank, link)| (done, rank, link.channel, link.peer));
-    let &(least, from, link) = held.first()?;
+    held.sort_by_key(|link| (link.done(), link.from, link.channel, link.to));
+    held
+}
+
+/// The transfer with less progress than all others; `None` if several are equally far behind.
+fn blocked(held: &[StuckTransfer]) -> Option<StuckTransfer> {
+    let &first = held.first()?;
     // Several transfers are equally far: none of them alone holds up the rest.
-    let rival = held.get(1).is_some_and(|&(done, rank, other)| {
-        done == least && (rank, other.peer) != (from, link.peer)
+    let rival = held.get(1).is_some_and(|other| {
+        other.done() == first.done() && (other.from, other.to) != (first.from, first.to)
     });
-    (!rival).then_some(StuckTransfer {
-        channel: link.channel,
-        from,
-        to: rank_of(link.peer)?,
-        step: link.step,
-        steps: link.steps,
-        wait: link.wait,
-    })
+    (!rival).then_some(first)
+}
+
+impl StuckTransfer {
+    /// Its progress in millionths.
+    fn done(&self) -> u64 {
+        u64::from(self.step) * 1_000_000 / u64::from(self.steps.max(1))
+    }
+}
+
+/// `value` of all of them, if it is the same and known.
+fn same<T: PartialEq>(
+    held: &[&StuckTransfer],
+    value: impl Fn(&StuckTransfer) -> Option<T>,
+) -> Option<T> {
+    let first = value(held.first()?)?;
+    let all = held.iter().all(|link| value(link).as_ref() == Some(&first));
+    all.then_some(first)
 }
 
 impl Lag {
-    /// What lags, for the end of a sentence.
-    pub(crate) fn describe(&self, host_of: impl Fn(Rank) -> Option<String>) -> String {
+    /// How many transfers wait for the network, and what they have in common; `None` if they are not several,
+    /// between different ranks, or have nothing in common.
+    pub(crate) fn common(
+        &self,
+        host_of: impl Fn(Rank) -> Option<String>,
+    ) -> Option<(usize, Common)> {
+        let waits = |link: &&StuckTransfer| link.wait == LinkWait::Send;
+        let held: Vec<&StuckTransfer> = self.held.iter().filter(waits).collect();
+        let first = held.first()?;
+        if held
+            .iter()
+            .all(|link| (link.from, link.to) == (first.from, first.to))
+        {
+            return None;
+        }
+        let common = (same(&held, |link| Some(link.from)).map(Common::From))
+            .or_else(|| same(&held, |link| Some(link.to)).map(Common::To))
+            .or_else(|| same(&held, |link| host_of(link.from)).map(Common::FromHost))
+            .or_else(|| same(&held, |link| host_of(link.to)).map(Common::ToHost))?;
+        Some((held.len(), common))
+    }
+
+    /// What lags, as the end of a sentence; `None` if that is not known.
+    pub(crate) fn describe(&self, host_of: impl Fn(Rank) -> Option<String>) -> Option<String> {
+        let common = self.common(&host_of).map(|(count, common)| {
+            let end = match common {
+                Common::From(rank) => format!("from rank {rank}"),
+                Common::To(rank) => format!("to rank {rank}"),
+                Common::FromHost(host) => format!("from host {host}"),
+                Common::ToHost(host) => format!("to host {host}"),
+            };
+            format!("{count} transfers wait for the network, all of them {end}")
+        });
+        let parts: Vec<String> = self.slowest(host_of).into_iter().chain(common).collect();
+        (!parts.is_empty()).then(|| parts.join("; "))
+    }
+
+    /// The transfer or the channels that lag.
+    fn slowest(&self, host_of: impl Fn(Rank) -> Option<String>) -> Option<String> {
         let Some(link) = self.link else {
+            if self.channels.is_empty() {
+                return None;
+            }
             let several = if self.channels.len() == 1 { "" } else { "s" };
             let verb = if self.channels.len() == 1 {
                 "has"
@@ -108,10 +186,10 @@ impl Lag {
                 "have"
             };
             let numbers: Vec<String> = self.channels.iter().map(u8::to_string).collect();
-            return format!(
+            return Some(format!(
                 "channel{several} {} {verb} not finished, the others have",
                 numbers.join(", ")
-            );
+            ));
         };
         let name = |rank: Rank| match host_of(rank) {
             Some(host) => format!("rank {rank} ({host})"),
@@ -125,12 +203,12 @@ impl Lag {
             LinkWait::Peer => "waits for the receiver's permission",
             _ => "waits for the network",
         };
-        format!(
+        Some(format!(
             "channel {} from {} to {} is stuck{at} and {why}",
             link.channel,
             name(link.from),
             name(link.to)
-        )
+        ))
     }
 }
 
@@ -152,7 +230,7 @@ mod tests {
     }
 
     fn found(links: &[(Rank, LinkProgress)]) -> Option<(u8, Rank, Rank)> {
-        let link = blocked(links, |member| Some(member + 10))?;
+        let link = blocked(&held_up(links, |member| Some(member + 10)))?;
         Some((link.channel, link.from, link.to))
     }
 
@@ -185,21 +263,63 @@ mod tests {
 
     #[test]
     fn a_lag_is_described_with_hosts_where_they_are_known() {
+        let held = held_up(&[(1, link(3, 2, true, 5, LinkWait::Peer))], Some);
         let lag = Lag {
             channels: vec![3],
-            link: blocked(&[(1, link(3, 2, true, 5, LinkWait::Peer))], Some),
+            link: blocked(&held),
+            held,
         };
         assert_eq!(
-            lag.describe(|rank| (rank == 1).then(|| "a".to_owned())),
-            "channel 3 from rank 1 (a) to rank 2 is stuck at step 5 of 16 and waits for the receiver's permission"
+            lag.describe(|rank| (rank == 1).then(|| "a".to_owned()))
+                .as_deref(),
+            Some(
+                "channel 3 from rank 1 (a) to rank 2 is stuck at step 5 of 16 and waits for the receiver's permission"
+            )
         );
         let lag = Lag {
             channels: vec![3],
             link: None,
+            held: Vec::new(),
         };
         assert_eq!(
-            lag.describe(|_| None),
-            "channel 3 has not finished, the others have"
+            lag.describe(|_| None).as_deref(),
+            Some("channel 3 has not finished, the others have")
         );
+    }
+
+    fn lag(links: &[(Rank, u32, LinkWait)]) -> Lag {
+        let links: Vec<(Rank, LinkProgress)> = links
+            .iter()
+            .map(|&(from, to, wait)| (from, link(0, to, true, 5, wait)))
+            .collect();
+        let held = held_up(&links, Some);
+        Lag {
+            channels: Vec::new(),
+            link: blocked(&held),
+            held,
+        }
+    }
+
+    #[test]
+    fn what_transfers_that_wait_for_the_network_share_is_named() {
+        use LinkWait::{Peer, Send};
+        let host_of = |rank: Rank| Some(if rank < 2 { "a" } else { "b" }.to_owned());
+        let common = |links: &[_]| lag(links).common(host_of).map(|(_, common)| common);
+        let host = |name: &str| name.to_owned();
+        assert_eq!(common(&[(0, 2, Send), (0, 3, Send)]), Some(Common::From(0)));
+        assert_eq!(common(&[(0, 3, Send), (1, 3, Send)]), Some(Common::To(3)));
+        let from_host = [(0, 2, Send), (1, 3, Send)];
+        assert_eq!(common(&from_host), Some(Common::FromHost(host("a"))));
+        let to_host = [(0, 2, Send), (2, 3, Send)];
+        assert_eq!(common(&to_host), Some(Common::ToHost(host("b"))));
+        // What waits for a receiver says nothing of the network, and one link has nothing to share.
+        assert_eq!(common(&[(0, 2, Send), (3, 1, Peer)]), None);
+        assert_eq!(common(&[(0, 2, Send), (0, 2, Send)]), None);
+        assert_eq!(common(&[(0, 2, Send), (3, 1, Send)]), None);
+        assert_eq!(
+            lag(&from_host).describe(host_of).as_deref(),
+            Some("2 transfers wait for the network, all of them from host a")
+        );
+        assert_eq!(lag(&[(0, 2, Send), (3, 1, Send)]).describe(host_of), None);
     }
 }

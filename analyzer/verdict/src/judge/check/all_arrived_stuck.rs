@@ -6,7 +6,7 @@
 use super::Check;
 use super::p2p_size_mismatch::both_ends;
 use crate::align::Presence;
-use crate::judge::channels::lag_of;
+use crate::judge::channels::{Common, lag_of};
 use crate::judge::context::{Context, FindingDraft};
 use crate::judge::missed::peer_rank;
 use crate::judge::wait_graph::Place;
@@ -90,10 +90,8 @@ fn draft(ctx: &Context<'_>, place: usize) -> FindingDraft {
         let host = &ctx.aligned.records[record].identity.host;
         (!host.is_empty()).then(|| host.clone())
     };
-    let why = lag.as_ref().map_or_else(
-        || "the fabric, a device or the library".to_owned(),
-        |lag| lag.describe(host_of),
-    );
+    let why = lag.as_ref().and_then(|lag| lag.describe(host_of));
+    let why = why.unwrap_or_else(|| "the fabric, a device or the library".to_owned());
     let sentence = format!(
         "{} {} inside {} #{} on group {} and none has finished{waited}: {why}",
         format_ranks(&inside),
@@ -104,7 +102,8 @@ fn draft(ctx: &Context<'_>, place: usize) -> FindingDraft {
     );
     let mut draft = FindingDraft::new(Code::E135, sentence);
     draft.age_ms = ctx.waited_ms(place);
-    let names_link = lag.as_ref().is_some_and(|lag| lag.link.is_some());
+    let names_link =
+        (lag.as_ref()).is_some_and(|lag| lag.link.is_some() || lag.common(host_of).is_some());
     draft.confidence = if names_link { 0.85 } else { 0.7 };
     draft.evidence = ctx.evidence_of_place(place, 2);
     draft.ruled_out = vec![
@@ -115,12 +114,19 @@ fn draft(ctx: &Context<'_>, place: usize) -> FindingDraft {
         .to_owned(),
         "op_mismatch, dtype_mismatch, size_mismatch: they agree".to_owned(),
     ];
-    draft.next = match lag.and_then(|lag| lag.link) {
-        Some(link) => format!(
+    let common = lag.as_ref().and_then(|lag| lag.common(host_of));
+    draft.next = match (common, lag.and_then(|lag| lag.link)) {
+        (Some((_, Common::From(rank) | Common::To(rank))), _) => {
+            format!("look at the network card of rank {rank}, its cable and its switch port")
+        }
+        (Some((_, Common::FromHost(host) | Common::ToHost(host))), _) => {
+            format!("look at the network of host {host}: its cards, cables and switch ports")
+        }
+        (None, Some(link)) => format!(
             "look at the way from rank {} to rank {}: their network cards, cables and switch ports",
             link.from, link.to
         ),
-        None => format!(
+        (None, None) => format!(
             "look at links and devices of {}: errors of the network cards, of the switches, of the GPUs",
             format_ranks(&inside)
         ),

@@ -15,6 +15,7 @@ pub(crate) mod p2p;
 pub(crate) mod pending;
 pub(crate) mod record;
 mod retired;
+pub(crate) mod same_process;
 pub(crate) mod signature;
 
 pub use message::{Message, MessageNumbers};

@@ -119,6 +119,8 @@ pub(crate) struct Record {
     pub(crate) groups: Vec<LocalGroup>,
     /// The progress of NCCL's channels and links.
     pub(crate) communicators: Vec<Communicator>,
+    /// NCCL's numbers of the communicators of groups, by the groups' names, as rcomm's backend for NCCL records them.
+    pub(crate) comm_ids: Vec<(u64, String)>,
     /// In order of issue.
     pub(crate) ops: Vec<Op>,
     /// `record_id` of the first operation.
@@ -321,6 +323,7 @@ impl Shared {
             status: dump.status.clone(),
             groups,
             communicators,
+            comm_ids: comm_ids_of(dump),
             ops,
             first_id,
             cut: extent == Extent::Cut,
@@ -416,6 +419,18 @@ impl Shared {
             })
             .collect()
     }
+}
+
+/// Of sections that are named after NCCL's number of a communicator, and name its group.
+fn comm_ids_of(dump: &Dump) -> Vec<(u64, String)> {
+    let sections = dump.nccl_comm_state.iter();
+    sections
+        .filter_map(|(id, facts)| {
+            let number = u64::from_str_radix(id.strip_prefix("0x")?, 16).ok()?;
+            let (_, group) = facts.iter().find(|(key, _)| key == "group")?;
+            Some((number, group.clone()))
+        })
+        .collect()
 }
 
 #[derive(Clone, Copy, PartialEq)]

@@ -2,7 +2,7 @@
 
 use crate::align::p2p::Messages;
 use crate::align::record::{Extent, Record, Shared};
-use crate::align::{Aligned, clocks, comm_counter};
+use crate::align::{Aligned, clocks, comm_counter, same_process};
 use crate::judge::context::Context;
 use crate::judge::lateness::Lateness;
 use crate::judge::life::Life;
@@ -127,7 +127,8 @@ fn judge(
 ) -> Report {
     let entries = records.iter().map(|record| record.ops.len() as u64).sum();
     comm_counter::number_by_communicator(shared, &mut records);
-    let records = provenance::select(shared, records, policy, &mut problems);
+    let mut records = provenance::select(shared, records, policy, &mut problems);
+    same_process::join(shared, &mut records);
     note_versions(&records, &mut problems);
     let mut aligned = Aligned::new(shared, &records, policy.world_size);
     let clocks = clocks::offsets(&aligned);

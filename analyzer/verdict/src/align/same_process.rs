@@ -1,0 +1,336 @@
+//! One process with two records: its own recorder's, and that of rcomm's plug-in for NCCL.
+//!
+//! Both hold the same operations. The program's record has the groups' names, members and stacks; the plug-in's has
+//! what the device and the network did. Where a communicator of the plug-in is one of the program's groups, the
+//! program's record gets the plug-in's channels, links and times, and the plug-in's copy of the operations goes: the
+//! process is one rank, and each operation counts once. Where that is not certain, both stay as they are.
+
+use crate::align::record::{LocalGroup, NONE, Op, Record, Shared};
+use rcomm_recorder::model::{Communicator, EntryState, OpType, Pattern};
+use rcomm_recorder::publish::Recorder;
+use std::collections::{BTreeMap, HashMap};
+
+/// How far the program's recorder may be ahead of NCCL: calls that have not reached it.
+const AHEAD: usize = 4;
+/// Operations that a backend issues for itself when it makes a communicator: one, by which the ranks connect.
+const OWN: usize = 1;
+/// Of records that have dropped operations: how many have to agree.
+const ENOUGH: usize = 8;
+
+/// Joins the plug-in's records to the programs', and drops what has been joined.
+pub(crate) fn join(shared: &Shared, records: &mut Vec<Record>) {
+    let mut of_rank: BTreeMap<_, Vec<usize>> = BTreeMap::new();
+    for (at, record) in records.iter().enumerate() {
+        of_rank.entry(record.rank).or_default().push(at);
+    }
+    let mut empty = Vec::new();
+    for ats in of_rank.values() {
+        let is_plugin = |at: &&usize| records[**at].recorder == Recorder::NcclProfiler;
+        // Records of several runs are sorted out elsewhere.
+        let (&[plugin], [_, ..]) = (
+            &*ats.iter().filter(is_plugin).copied().collect::<Vec<_>>(),
+            &*ats.iter().filter(|at| !is_plugin(at)).collect::<Vec<_>>(),
+        ) else {
+            continue;
+        };
+        for &program in ats.iter().filter(|&&at| at != plugin) {
+            if is_one_process(&records[plugin], &records[program]) {
+                join_two(shared, records, plugin, program);
+            }
+        }
+        if records[plugin].groups.is_empty() {
+            empty.push(plugin);
+        }
+    }
+    empty.sort_unstable();
+    for at in empty.into_iter().rev() {
+        records.remove(at);
+    }
+}
+
+fn is_one_process(a: &Record, b: &Record) -> bool {
+    let (a, b) = (&a.identity, &b.identity);
+    let same_host = a.host.is_empty() || b.host.is_empty() || a.host == b.host;
+    let same_pid = a.pid == 0 || b.pid == 0 || a.pid == b.pid;
+    same_host && same_pid
+}
+
+fn join_two(shared: &Shared, records: &mut [Record], plugin: usize, program: usize) {
+    let mut joined: HashMap<usize, Vec<Pair>> = HashMap::new();
+    let mut groups: HashMap<usize, usize> = HashMap::new();
+    for local in 0..records[plugin].groups.len() {
+        let (seen, issued) = (&records[plugin], &records[program]);
+        if let Some((group, pairs)) = partner(shared, seen, local, issued)
+            && !groups.values().any(|&taken| taken == group)
+        {
+            groups.insert(local, group);
+            joined.insert(local, pairs);
+        } else if let Some(pairs) = messages(shared, seen, local, issued) {
+            joined.insert(local, pairs);
+        }
+    }
+    for (&local, pairs) in &joined {
+        if let Some(&group) = groups.get(&local)
+            && let Some(communicator) = communicator_of(shared, &records[plugin], local)
+        {
+            let name = &shared.groups[records[program].groups[group].group as usize].name;
+            let communicator = communicator.clone();
+            let moved = moved(
+                communicator,
+                name,
+                &records[plugin],
+                &records[program],
+                pairs,
+            );
+            records[program].communicators.push(moved);
+        }
+        for pair in pairs {
+            let seen = records[plugin].ops[pair.plugin];
+            add_times(&mut records[program].ops[pair.program], &seen);
+        }
+    }
+    drop_groups(shared, &mut records[plugin], &joined);
+}
+
+/// An operation in both records, by its place in each.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Pair {
+    plugin: usize,
+    program: usize,
+}
+
+fn communicator_of<'a>(
+    shared: &Shared,
+    record: &'a Record,
+    local: usize,
+) -> Option<&'a Communicator> {
+    let name = &shared.groups[record.groups[local].group as usize].name;
+    record.communicators.iter().find(|it| it.group == *name)
+}
+
+/// The program's group that this communicator carries: by NCCL's number where the program's record has it, else by
+/// the communicator's name; of several, the one whose operations agree.
+fn partner(
+    shared: &Shared,
+    plugin: &Record,
+    local: usize,
+    program: &Record,
+) -> Option<(usize, Vec<Pair>)> {
+    let hash = communicator_of(shared, plugin, local)?.hash;
+    let known = &shared.groups[plugin.groups[local].group as usize];
+    // What graphs replay has an order of its own, which no program's recorder has.
+    if known.name.ends_with("-graphs") {
+        return None;
+    }
+    let place = plugin.groups[local].place;
+    let fits = |local: &LocalGroup| {
+        let ranks = &shared.groups[local.group as usize].ranks;
+        place.is_none_or(|place| {
+            ranks.is_empty()
+                || (ranks.len() == place.size as usize
+                    && ranks.get(place.rank as usize) == Some(&plugin.rank))
+        })
+    };
+    let by_number = |local: &LocalGroup| {
+        let name = &shared.groups[local.group as usize].name;
+        let mut ids = program.comm_ids.iter();
+        ids.any(|(number, group)| *number == hash && group == name)
+    };
+    let by_name = |local: &LocalGroup| {
+        let group = &shared.groups[local.group as usize];
+        !known.desc.is_empty() && (known.desc == group.name || known.desc == group.desc)
+    };
+    let all = |fits_too: &dyn Fn(&LocalGroup) -> bool| -> Vec<usize> {
+        let groups = program.groups.iter().enumerate();
+        groups
+            .filter(|(_, local)| fits(local) && fits_too(local))
+            .map(|(at, _)| at)
+            .collect()
+    };
+    let mut candidates = all(&by_number);
+    if candidates.is_empty() {
+        candidates = all(&by_name);
+    }
+    let agreeing = candidates.into_iter().filter_map(|group| {
+        let pairs = pairs(plugin, local, program, group)?;
+        Some((group, pairs))
+    });
+    let mut agreeing: Vec<_> = agreeing.collect();
+    match agreeing.len() {
+        1 => agreeing.pop(),
+        _ => None,
+    }
+}
+
+/// What NCCL does as one collective, by what its profiler calls it; `None` for what it does as messages, and for
+/// messages.
+fn as_collective(kind: OpType) -> Option<Pattern> {
+    match kind.pattern() {
+        // A barrier is an all-reduce of one element.
+        Pattern::AllReduce | Pattern::Barrier => Some(Pattern::AllReduce),
+        pattern @ (Pattern::AllGather
+        | Pattern::ReduceScatter
+        | Pattern::Broadcast
+        | Pattern::Reduce
+        | Pattern::Unknown) => Some(pattern),
+        Pattern::AllToAll
+        | Pattern::Gather
+        | Pattern::Scatter
+        | Pattern::Send
+        | Pattern::Recv
+        | Pattern::Block
+        | Pattern::Agreement
+        | Pattern::OneSided => None,
+    }
+}
+
+fn collectives(record: &Record, group: usize) -> Vec<(usize, Pattern)> {
+    let ops = record.ops.iter().enumerate();
+    let own = ops.filter(|(_, op)| usize::from(op.group) == group && !op.is_p2p);
+    own.filter_map(|(at, op)| Some((at, as_collective(op.kind)?)))
+        .collect()
+}
+
+/// The collectives that both records have, in order; `None` if there is none, or if they differ.
+fn pairs(plugin: &Record, local: usize, program: &Record, group: usize) -> Option<Vec<Pair>> {
+    let seen = collectives(plugin, local);
+    let issued = collectives(program, group);
+    let is_whole = !plugin.wrapped() && !program.wrapped();
+    // From the newest: the program may be ahead by calls that have not reached NCCL.
+    let offsets = (0..=AHEAD.min(issued.len().saturating_sub(1))).filter_map(|ahead| {
+        let issued = issued[..issued.len() - ahead].iter().rev();
+        let pairs = agree(seen.iter().rev().zip(issued))?;
+        let is_enough = match is_whole {
+            true => seen.len() <= pairs.len() + OWN,
+            false => pairs.len() >= ENOUGH,
+        };
+        is_enough.then_some(())?;
+        let apart = |pair: &Pair| {
+            let [a, b] = [plugin.ops[pair.plugin], program.ops[pair.program]];
+            u128::from(a.created_ns.abs_diff(b.created_ns))
+        };
+        let mean = pairs.iter().map(apart).sum::<u128>() / pairs.len() as u128;
+        Some((mean, pairs))
+    });
+    offsets
+        .min_by_key(|(mean, _)| *mean)
+        .map(|(_, pairs)| pairs)
+}
+
+/// The messages of a communicator that rcomm's backend for NCCL has made for those of one rank to another, `<group>/0-1`:
+/// the program's group has them.
+fn messages(shared: &Shared, plugin: &Record, local: usize, program: &Record) -> Option<Vec<Pair>> {
+    let desc = &shared.groups[plugin.groups[local].group as usize].desc;
+    let (name, ranks) = desc.rsplit_once('/')?;
+    let (from, to) = ranks.split_once('-')?;
+    let [from, to]: [u32; 2] = [from.parse().ok()?, to.parse().ok()?];
+    let is_whole = !plugin.wrapped() && !program.wrapped();
+    let named = |local: &LocalGroup| shared.groups[local.group as usize].name == name;
+    let group = program.groups.iter().position(named).filter(|_| is_whole)?;
+    let own = plugin.groups[local].place?.rank;
+    let (peer, pattern) = match own {
+        0 => (to, Pattern::Send),
+        _ => (from, Pattern::Recv),
+    };
+    let of = |record: &Record, group: usize, peer: Option<u32>| -> Vec<(usize, Pattern)> {
+        let ops = record.ops.iter().enumerate();
+        let own = ops.filter(|(_, op)| usize::from(op.group) == group);
+        let right = |op: &Op| op.kind.pattern() == pattern && peer.is_none_or(|it| it == op.peer);
+        own.filter(|(_, op)| right(op))
+            .map(|(at, _)| (at, pattern))
+            .collect()
+    };
+    let (seen, issued) = (of(plugin, local, None), of(program, group, Some(peer)));
+    (seen.len() <= issued.len()).then_some(())?;
+    agree(seen.iter().zip(&issued))
+}
+
+type Numbered<'a> = (&'a (usize, Pattern), &'a (usize, Pattern));
+
+fn agree<'a>(both: impl Iterator<Item = Numbered<'a>>) -> Option<Vec<Pair>> {
+    let mut pairs = Vec::new();
+    for (&(plugin, seen), &(program, issued)) in both {
+        if seen != issued && seen != Pattern::Unknown && issued != Pattern::Unknown {
+            return None;
+        }
+        pairs.push(Pair { plugin, program });
+    }
+    (!pairs.is_empty()).then_some(pairs)
+}
+
+/// The communicator under the program's name, with the program's numbers of operations.
+fn moved(
+    communicator: Communicator,
+    name: &str,
+    plugin: &Record,
+    program: &Record,
+    pairs: &[Pair],
+) -> Communicator {
+    let numbers: HashMap<u64, u64> = pairs
+        .iter()
+        .map(|pair| {
+            let from = plugin.record_id(&plugin.ops[pair.plugin]);
+            (from, program.record_id(&program.ops[pair.program]))
+        })
+        .collect();
+    let mut moved = Communicator {
+        group: name.to_owned(),
+        ..communicator
+    };
+    moved.kernels.retain_mut(|kernel| {
+        let number = numbers.get(&kernel.record_id);
+        kernel.record_id = number.copied().unwrap_or(0);
+        number.is_some()
+    });
+    moved.links.retain_mut(|link| {
+        let number = numbers.get(&link.record_id);
+        link.record_id = number.copied().unwrap_or(0);
+        number.is_some()
+    });
+    moved
+}
+
+/// What the device did, where the program's recorder has not seen it.
+fn add_times(op: &mut Op, seen: &Op) {
+    if op.duration_ms < 0.0 {
+        op.duration_ms = seen.duration_ms;
+    }
+    if op.started_us == NONE && seen.started_us != NONE {
+        let started_ns = seen
+            .created_ns
+            .saturating_add(i64::from(seen.started_us) * 1_000);
+        let after = started_ns.saturating_sub(op.created_ns).max(0) / 1_000;
+        op.started_us = u32::try_from(after).unwrap_or(NONE - 1).min(NONE - 1);
+        if op.state == EntryState::Scheduled {
+            op.state = EntryState::Started;
+        }
+    }
+}
+
+/// Drops these groups and their operations.
+fn drop_groups(shared: &Shared, record: &mut Record, joined: &HashMap<usize, Vec<Pair>>) {
+    let goes: Vec<bool> = (0..record.groups.len())
+        .map(|local| joined.contains_key(&local))
+        .collect();
+    let mut next = 0;
+    let numbers: Vec<u16> = goes
+        .iter()
+        .map(|goes| {
+            let number = next;
+            next += u16::from(!goes);
+            number
+        })
+        .collect();
+    record.ops.retain_mut(|op| {
+        let group = usize::from(op.group);
+        op.group = numbers[group];
+        !goes[group]
+    });
+    let names: Vec<&str> = (record.groups.iter().zip(&goes))
+        .filter(|(_, goes)| **goes)
+        .map(|(local, _)| shared.groups[local.group as usize].name.as_str())
+        .collect();
+    (record.communicators).retain(|communicator| !names.contains(&&*communicator.group));
+    let mut goes = goes.into_iter();
+    record.groups.retain(|_| !goes.next().unwrap_or(false));
+}

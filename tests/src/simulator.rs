@@ -1,20 +1,31 @@
-//! The path of the simulator of NCCL and the CUDA driver.
+//! The paths of libraries that tests load: the simulator of NCCL and the CUDA driver, and the plug-in for NCCL's
+//! profiler interface.
 
 use std::path::PathBuf;
 
-const FILE: &str = "librcomm_simulator.so";
-
-/// The shared library that cargo has built in the directory of this program.
+/// The simulator, as cargo has built it in the directory of this program.
 ///
 /// # Panics
 /// If it is not there.
 pub fn path() -> PathBuf {
+    library("librcomm_simulator.so")
+}
+
+/// The plug-in, as cargo has built it with the tests of this package.
+///
+/// # Panics
+/// If it is not there.
+pub fn profiler_path() -> PathBuf {
+    library("librcomm_nccl_profiler.so")
+}
+
+fn library(file: &str) -> PathBuf {
     let program = std::env::current_exe().expect("this program has a path");
     let near = program.ancestors().skip(1).take(2);
-    let found = near.flat_map(|folder| [folder.join("deps").join(FILE), folder.join(FILE)]);
+    let found = near.flat_map(|folder| [folder.join("deps").join(file), folder.join(file)]);
     let tried: Vec<PathBuf> = found.collect();
     let there = tried.iter().find(|path| path.exists());
     there
-        .unwrap_or_else(|| panic!("the simulator is not built; looked for {tried:?}"))
+        .unwrap_or_else(|| panic!("the library is not built; looked for {tried:?}"))
         .clone()
 }

@@ -4,6 +4,8 @@
 //! its factor first (`ncclRedOpCreatePreMulSum`). NCCL promises no order, and so no rounding: floats of 8
 //! and 16 bits are combined in 32 bits here and rounded once, so that tests can compare exactly.
 
+use std::ffi::CStr;
+
 use rcomm::{F8E4M3, F8E5M2, bf16, f16};
 
 /// What to do with the inputs.
@@ -104,6 +106,26 @@ pub(crate) fn size_of_type(data_type: i32) -> Option<usize> {
         4 | 5 | 8 => 8,
         _ => return None,
     })
+}
+
+/// Bytes of one element of an `ncclDataType_t`, and NCCL's name of the type (`ncclDatatypeToString`, collectives.cc).
+pub(crate) fn name_of_type(data_type: i32) -> (usize, &'static CStr) {
+    let name = match data_type {
+        0 => c"ncclInt8",
+        1 => c"ncclUint8",
+        2 => c"ncclInt32",
+        3 => c"ncclUint32",
+        4 => c"ncclInt64",
+        5 => c"ncclUint64",
+        6 => c"ncclFloat16",
+        7 => c"ncclFloat32",
+        8 => c"ncclFloat64",
+        9 => c"ncclBfloat16",
+        10 => c"ncclFloat8e4m3",
+        11 => c"ncclFloat8e5m2",
+        _ => c"Unknown",
+    };
+    (size_of_type(data_type).unwrap_or(1), name)
 }
 
 /// Combines the inputs of all ranks, in order of rank.

@@ -31,6 +31,17 @@ fn two_communicators_that_hang_are_aborted_together() {
 }
 
 #[test]
+fn the_events_of_a_burst_of_operations_are_not_all_kept() {
+    let (_job, said) = run("burst", |_, _| {});
+    for said in said {
+        let most = lines(&said, "events: ")[0];
+        let most = most.split(' ').next().and_then(|most| most.parse().ok());
+        // Else the test would not need the limit.
+        assert!(most.is_some_and(|most: u64| most > 9_000), "{said}");
+    }
+}
+
+#[test]
 fn a_graph_that_is_still_there_is_named_by_the_shutdown() {
     let mut job = start("graph_at_shutdown", |_, command| {
         command.env("RCOMM_TIMEOUT_MS", "60000");

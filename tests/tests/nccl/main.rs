@@ -8,6 +8,7 @@ mod ends;
 mod groups;
 mod late;
 mod libraries;
+mod profiled;
 mod trouble;
 mod windows;
 

@@ -8,7 +8,7 @@ use std::os::unix::process::ExitStatusExt;
 use std::process::Command;
 
 /// Injects a fault on the culprit only.
-fn on_culprit(orders: &str) -> impl Fn(u32, &mut Command) {
+pub(super) fn on_culprit(orders: &str) -> impl Fn(u32, &mut Command) {
     move |rank, command| {
         if rank == CULPRIT {
             command.env("RCOMM_SIM", orders);

@@ -9,6 +9,7 @@ use crate::stream::Event;
 use crate::trouble;
 use std::ffi::{c_int, c_uint, c_void};
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 static EVENTS: Handles<Event> = Handles::new("event");
 
@@ -24,6 +25,7 @@ pub unsafe extern "C" fn cuEventCreate(out: *mut *mut c_void, flags: c_uint) -> 
     }
     // Flag 2 is CU_EVENT_DISABLE_TIMING.
     let event = Event::new(flags & 2 == 0);
+    crate::calls::LIVE_EVENTS.fetch_add(1, Ordering::Relaxed);
     // SAFETY: `out` is null, which `put` refuses, or the caller lets a handle be written there.
     unsafe { put(out, EVENTS.insert(event)) }
 }
@@ -34,7 +36,10 @@ pub unsafe extern "C" fn cuEventDestroy_v2(handle: *mut c_void) -> c_int {
     crate::calls::note();
     match EVENTS.remove(handle) {
         None => INVALID_HANDLE,
-        Some(_) => SUCCESS,
+        Some(_) => {
+            crate::calls::LIVE_EVENTS.fetch_sub(1, Ordering::Relaxed);
+            SUCCESS
+        }
     }
 }
 

@@ -1,6 +1,7 @@
 //! One rank's end of a communicator: its connection to the hub, and its state.
 
 use super::lifecycle::Name;
+use super::profiler;
 use super::window::Signals;
 use super::{
     IN_PROGRESS, INTERNAL_ERROR, INVALID_ARGUMENT, INVALID_USAGE, REMOTE_ERROR, SUCCESS,
@@ -14,8 +15,8 @@ use crate::wire::{Ask, FAILED, Reply, Request};
 use std::collections::HashMap;
 use std::ffi::{c_int, c_void};
 use std::os::unix::net::UnixStream;
-use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
 static COMMS: Handles<Comm> = Handles::new("communicator");
@@ -85,6 +86,10 @@ pub(super) struct Comm {
     /// As its configuration has it ("blocking", nccl.h); children inherit it.
     pub(super) is_blocking: bool,
     pub(super) name: Name,
+    /// `commHash`.
+    pub(super) hash: u64,
+    /// What the plug-in of a profiler has given to it, once it has joined.
+    profiled: OnceLock<profiler::Context>,
     writer: Mutex<Option<UnixStream>>,
     replies: Mutex<Replies>,
     arrived: Condvar,
@@ -108,6 +113,8 @@ pub(super) struct Comm {
     pub(super) collectives: AtomicU64,
     /// Splits, shrinks, and what else all ranks do together on the host.
     pub(super) derivations: AtomicU64,
+    /// Splits alone (`splitCount`).
+    pub(super) splits: AtomicU32,
     /// Calls of which something goes on in the background.
     jobs: AtomicUsize,
     /// Of one-sided operations, once there was one.
@@ -123,7 +130,7 @@ impl Comm {
         (rank, size): (c_int, c_int),
         device: c_int,
         is_blocking: bool,
-        name: Name,
+        (name, hash): (Name, u64),
     ) -> Arc<Self> {
         Arc::new(Self {
             hub: hub.to_vec(),
@@ -132,6 +139,8 @@ impl Comm {
             device,
             is_blocking,
             name,
+            hash,
+            profiled: OnceLock::new(),
             writer: Mutex::new(None),
             replies: Mutex::default(),
             arrived: Condvar::new(),
@@ -146,6 +155,7 @@ impl Comm {
             finalized: AtomicBool::new(false),
             collectives: AtomicU64::new(0),
             derivations: AtomicU64::new(0),
+            splits: AtomicU32::new(0),
             jobs: AtomicUsize::new(0),
             signals: Mutex::new(None),
             ids: AtomicU64::new(0),
@@ -190,6 +200,11 @@ impl Comm {
         };
         if status == SUCCESS {
             self.joined.store(self.size, Ordering::Release);
+            // `ncclProfilerPluginInit` at the end of `initTransportsRank` (init.cc).
+            let admitted = profiler::admit(self.hash, self.name.at(), self.rank, self.size);
+            if let Some(context) = admitted {
+                let _ = self.profiled.set(context);
+            }
         }
         self.settle(status)
     }
@@ -217,6 +232,11 @@ impl Comm {
         if self.has_jobs() {
             refuse(&format!("{call} during a launch that is not finished"));
         }
+    }
+
+    /// What the plug-in of a profiler knows it by.
+    pub(super) fn profiled(&self) -> Option<&profiler::Context> {
+        self.profiled.get()
     }
 
     pub(super) fn settle(&self, status: c_int) -> c_int {

@@ -6,6 +6,7 @@
 
 use super::comm::{Comm, WaitsFor, admit, comm_of};
 use super::lifecycle::{ConfigHead, Name, is_blocking, run_or_spawn};
+use super::profiler::hash_of;
 use super::{IN_PROGRESS, INVALID_ARGUMENT, REMOTE_ERROR, SUCCESS, fail, no_comm};
 use crate::wire::{Ask, Request};
 use std::ffi::{c_int, c_void};
@@ -114,6 +115,20 @@ unsafe fn derive(
     // SAFETY: the caller lets a handle be written to `out`, which is not null.
     unsafe { *out = std::ptr::null_mut() };
     let place = Place(out);
+    // A shrink has neither number nor colour.
+    let (nth, color) = match request.ask {
+        Ask::Split => (
+            parent.splits.fetch_add(1, Ordering::AcqRel) + 1,
+            request.rank,
+        ),
+        _ => (0, 0),
+    };
+    let parts: [&[u8]; 3] = [
+        &parent.hash.to_le_bytes(),
+        &nth.to_le_bytes(),
+        &color.to_le_bytes(),
+    ];
+    let hash = hash_of(&parts);
     parent.state.store(IN_PROGRESS, Ordering::Release);
     let parent = Arc::clone(parent);
     let job = parent.begin_job();
@@ -122,7 +137,8 @@ unsafe fn derive(
             Ok(None) => SUCCESS,
             Ok(Some((rank, size, key))) => {
                 let seat = (rank, size);
-                let child = Comm::new(&parent.hub, seat, parent.device, is_blocking, name);
+                let named = (name, hash);
+                let child = Comm::new(&parent.hub, seat, parent.device, is_blocking, named);
                 let status = child.join(key);
                 if status == SUCCESS {
                     place.fill(admit(&child));

@@ -7,6 +7,7 @@
 
 use super::comm::{Captured, Comm, WaitsFor};
 use super::lifecycle::run_or_spawn;
+use super::profiler::{self, Event, Part};
 use super::{
     IN_PROGRESS, INTERNAL_ERROR, INVALID_USAGE, REMOTE_ERROR, SUCCESS, UNHANDLED_CUDA_ERROR, fail,
 };
@@ -26,6 +27,8 @@ pub(super) struct Item {
     pub(super) request: Request,
     pub(super) input: Option<(usize, usize)>,
     pub(super) output: usize,
+    /// Its call's events, of which the plug-in of a profiler has seen the first.
+    pub(super) parts: Vec<Part>,
 }
 
 /// Copies out of device memory.
@@ -51,17 +54,32 @@ fn write(at: usize, bytes: &[u8]) {
 }
 
 /// The kernel: all items are under way before one is waited for, as within `ncclGroupStart/End`.
-fn run(comm: &Comm, items: &[Item], fate: Fate) {
+fn run(comm: &Comm, items: &[Item], tasks: &[Event], fate: Fate) {
+    let kernels = match comm.profiled() {
+        Some(profiled) if !comm.stopped.load(Ordering::Acquire) => profiled.device_starts(tasks),
+        _ => Vec::new(),
+    };
+    if carry_out(comm, items, fate) {
+        profiler::device_stops(&kernels);
+    }
+}
+
+/// Whether it came to its end.
+fn carry_out(comm: &Comm, items: &[Item], fate: Fate) -> bool {
     match fate {
-        Fate::Hangs => return comm.hang(),
+        Fate::Hangs => {
+            comm.hang();
+            return false;
+        }
         Fate::EndsCommunicator => {
             comm.end(REMOTE_ERROR, "ordered by RCOMM_SIM");
-            return comm.hang();
+            comm.hang();
+            return false;
         }
         Fate::Runs | Fate::IsNotLaunched | Fate::NeverConnects => {}
     }
     if comm.stopped.load(Ordering::Acquire) {
-        return;
+        return false;
     }
     let mut asked = Vec::with_capacity(items.len());
     for item in items {
@@ -79,9 +97,10 @@ fn run(comm: &Comm, items: &[Item], fate: Fate) {
     for (id, output) in asked {
         match comm.answer(id, WaitsFor::Device) {
             Ok(bytes) => write(output, &bytes),
-            Err(_) => return,
+            Err(_) => return false,
         }
     }
+    true
 }
 
 /// What runs as one on a stream.
@@ -143,17 +162,23 @@ pub(super) fn note_refused(status: c_int) {
 }
 
 /// Launches now, or when the thread's group ends.
-pub(super) fn enqueue(launch_one: Launch) -> c_int {
+pub(super) fn enqueue(mut launch_one: Launch) -> c_int {
     if !trouble::next_call_is_taken() {
         let status = fail(UNHANDLED_CUDA_ERROR, "Cuda failure 999 'unknown error'");
         note_refused(status);
         return launch_one.comm.refuse(status);
     }
+    let Launch { comm, stream, item } = &mut launch_one;
+    if let Some(profiled) = comm.profiled() {
+        item.parts = profiled.call(comm, &item.request, stream.capture().is_some());
+    }
     if is_in_group() {
         GROUP.with_borrow_mut(|group| group.launches.push(launch_one));
         return SUCCESS;
     }
-    launch(vec![launch_one])
+    let status = launch(vec![launch_one]);
+    profiler::group_ends();
+    status
 }
 
 fn launch(launches: Vec<Launch>) -> c_int {
@@ -238,17 +263,24 @@ impl Kernel {
         } = self;
         // What is captured runs when its graph does, and stays as long as the graph: the library counts it
         // (`localPersistentRefs`, enqueue.cc:1731).
+        let parts: Vec<Part> = items.iter().flat_map(|item| item.parts.clone()).collect();
+        let tasks = move |comm: &Comm| match comm.profiled() {
+            Some(profiled) => profiled.launch(&parts),
+            None => Vec::new(),
+        };
         if stream.capture().is_some() {
             let captured = Captured::of(&comm);
             stream.push(Arc::new(move || {
                 let _captured = &captured;
-                run(&comm, &items, fate);
+                // The plan of a graph reports its tasks each time that it runs.
+                run(&comm, &items, &tasks(&comm), fate);
             }));
             return;
         }
         comm.pending.fetch_add(1, Ordering::AcqRel);
+        let tasks = tasks(&comm);
         stream.push(Arc::new(move || {
-            run(&comm, &items, fate);
+            run(&comm, &items, &tasks, fate);
             comm.pending.fetch_sub(1, Ordering::AcqRel);
         }));
     }
@@ -278,6 +310,7 @@ pub unsafe extern "C" fn ncclGroupEnd() -> c_int {
         for launch in &group.launches {
             launch.comm.refuse(group.error);
         }
+        profiler::group_ends();
         return group.error;
     }
     // All jobs run at once (`asyncJobLaunch`, group.cc).
@@ -289,6 +322,9 @@ pub unsafe extern "C" fn ncclGroupEnd() -> c_int {
         done.collect::<Vec<c_int>>()
     });
     let launched = launch(group.launches);
+    if !is_in_group() {
+        profiler::group_ends();
+    }
     let bad = done.into_iter().find(|&status| status != SUCCESS);
     bad.unwrap_or(launched)
 }

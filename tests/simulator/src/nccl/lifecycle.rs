@@ -3,6 +3,7 @@
 use super::comm::{Comm, admit, comm_of, dismiss};
 use super::group::{is_in_group, leak_depth, run_or_defer};
 use super::memory::forget_registrations;
+use super::profiler::hash_of;
 use super::{IN_PROGRESS, INVALID_ARGUMENT, SUCCESS, SYSTEM_ERROR, fail, no_comm};
 use crate::cuda;
 use crate::hub;
@@ -74,6 +75,11 @@ impl Name {
             unsafe { CStr::from_ptr(at) }.to_bytes_with_nul().to_vec()
         };
         Self { at, was }
+    }
+
+    /// Where it is; null if there is none.
+    pub(super) fn at(&self) -> *const c_char {
+        self.at
     }
 
     /// Whether it is what it was when the communicator was asked for.
@@ -181,7 +187,8 @@ pub unsafe extern "C" fn ncclCommInitRankConfig(
     // SAFETY: the caller's `config` is null or an `ncclConfig_t`, whose length `is_blocking` has checked.
     let name = unsafe { Name::of(config) };
     let device = cuda::current_device();
-    let comm = Comm::new(id.name(), (rank, ranks), device, is_blocking, name);
+    let named = (name, hash_of(&[&id.internal]));
+    let comm = Comm::new(id.name(), (rank, ranks), device, is_blocking, named);
     // SAFETY: the caller lets a handle be written to `out`, which is not null.
     unsafe { *out = admit(&comm) };
     if is_in_group() {

@@ -7,6 +7,7 @@ mod group;
 mod lifecycle;
 mod memory;
 mod operation;
+mod profiler;
 mod window;
 
 use std::ffi::{CString, c_char, c_int, c_void};

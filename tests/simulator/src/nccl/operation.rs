@@ -98,6 +98,7 @@ impl Call {
                 request,
                 input,
                 output: self.receive as usize,
+                parts: Vec::new(),
             },
         })
     }

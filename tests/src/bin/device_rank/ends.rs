@@ -2,6 +2,7 @@
 //! two of them, by memory that is registered during a launch. Also the host's cost of an operation.
 
 use super::graph::Graphs;
+use super::stuck::Gate;
 use super::{Gpu, all_reduce, count};
 use libloading::{Library, Symbol};
 use rcomm::backend::nccl::{DeviceBuffer, NcclOptions};
@@ -150,22 +151,59 @@ pub(super) fn register_beside(world: &World, gpu: &Gpu) -> Result<()> {
     })
 }
 
-/// Calls of the driver for each operation, which the simulator counts.
-pub(super) fn driver_calls(world: &World, gpu: &Gpu) -> Result<()> {
-    const MANY: u64 = 100;
+/// Something that the simulator counts.
+fn counter(world: &World, name: &'static str) -> impl Fn() -> u64 + use<> {
     let options = NcclOptions::of(world.config());
     let path = options.expect("those that the world was made with").driver;
     let path = path.expect("the simulator");
     // SAFETY: loading runs the library's initialisers, which have run: the world has loaded this library
     // before.
     let simulator = unsafe { Library::new(path) }.expect("the simulator");
+    let name = format!("rcomm_simulator_{name}");
     // SAFETY: the simulator exports this function with this type, and it takes nothing.
-    let calls = || unsafe {
-        let calls: Symbol<'_, unsafe extern "C" fn() -> u64> = simulator
-            .get(b"rcomm_simulator_driver_calls")
+    move || unsafe {
+        let count: Symbol<'_, unsafe extern "C" fn() -> u64> = simulator
+            .get(name.as_bytes())
             .expect("the simulator counts");
-        calls()
-    };
+        count()
+    }
+}
+
+fn until(what: &str, condition: impl Fn() -> bool) {
+    let end = Instant::now() + Duration::from_secs(120);
+    while !condition() {
+        assert!(Instant::now() < end, "{what} did not come");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// Many operations are under way at once: the events that marked them are not all kept.
+pub(super) fn burst(world: &World, gpu: &Gpu) -> Result<()> {
+    const MANY: usize = 5_000;
+    // Two pools, of joints and of ends, keep 4,096 each.
+    const KEPT: u64 = 2 * 4_096 + 64;
+    let events = counter(world, "live_events");
+    let numbers = gpu.buffer(&[1i64; 8])?;
+    count(world.group(), gpu)?;
+    let gate = Gate::shut(world, gpu)?;
+    let issued = (0..MANY).map(|_| world.group().execute_async(all_reduce(&numbers)?));
+    let works = issued.collect::<Result<Vec<_>>>()?;
+    let most = events();
+    gate.open();
+    works
+        .into_iter()
+        .try_for_each(|work| work.wait().map(drop))?;
+    eprintln!("events: {most} at once");
+    until("the end of events that a burst left", || {
+        events() < MANY as u64
+    });
+    Ok(())
+}
+
+/// Calls of the driver for each operation, which the simulator counts.
+pub(super) fn driver_calls(world: &World, gpu: &Gpu) -> Result<()> {
+    const MANY: u64 = 100;
+    let calls = counter(world, "driver_calls");
     let group = world.group();
     let backend = group.backend(DeviceKind::Cuda).expect("it was configured");
     let numbers = gpu.buffer(&[1i64; 100])?;

@@ -48,6 +48,7 @@ fn run(scenario: &str) -> Result<()> {
         "two_hung" => return ends::two_hung(world, &gpu),
         "beside_hung" => return ends::beside_hung(&world, &gpu),
         "refused_first" => ends::refused_first(&world, &gpu)?,
+        "burst" => ends::burst(&world, &gpu)?,
         "register_beside" => ends::register_beside(&world, &gpu)?,
         "driver_calls" => ends::driver_calls(&world, &gpu)?,
         "memory" => memory(&world, &gpu)?,

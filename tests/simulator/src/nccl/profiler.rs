@@ -1,0 +1,481 @@
+//! NCCL's side of its profiler interface, version 6: the plug-in that `NCCL_PROFILER_PLUGIN` names is loaded with
+//! the first communicator and sees each communicator and operation.
+//!
+//! As in plugin/profiler.cc (the mask is the process's, 219; `ncclProfilerStartGroupApiEvent`, 276;
+//! `ncclProfilerStartTaskEvents`, 475; `ncclProfilerStartKernelChEvent`, 678) and enqueue.cc: a call's event starts
+//! and stops within the call, its task's when the plan is launched, and what belongs to channels when the device
+//! is there. All-to-all, gather and scatter are the sends and receives that they consist of (`taskAppend`, 3012).
+//! An operation has one channel here, and ranks of one host have no network.
+
+use super::comm::Comm;
+use crate::number::name_of_type;
+use crate::wire::{Ask, Request};
+use libloading::Library;
+use std::cell::Cell;
+use std::ffi::{CStr, c_char, c_int, c_ulong, c_void};
+use std::ptr::{null, null_mut};
+use std::sync::OnceLock;
+use std::time::Instant;
+
+const COLL: u64 = 1 << 1;
+const P2P: u64 = 1 << 2;
+const KERNEL_CH: u64 = 1 << 6;
+const GROUP_API: u64 = 1 << 8;
+const COLL_API: u64 = 1 << 9;
+const P2P_API: u64 = 1 << 10;
+/// `ncclProfilerKernelChStop`.
+const KERNEL_CH_STOP: c_int = 22;
+
+/// `ncclProfilerEventDescr_v6_t`.
+#[repr(C)]
+struct Descriptor {
+    kind: u64,
+    parent: *mut c_void,
+    rank: c_int,
+    facts: Facts,
+}
+
+#[repr(C)]
+union Facts {
+    group_api: GroupApi,
+    coll_api: CollApi,
+    p2p_api: P2pApi,
+    coll: Coll,
+    p2p: P2p,
+    kernel_ch: KernelCh,
+    /// As long as the longest member of the header's union.
+    whole: [u64; 11],
+}
+
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct GroupApi {
+    graph_captured: bool,
+    depth: c_int,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct CollApi {
+    func: *const c_char,
+    count: usize,
+    datatype: *const c_char,
+    root: c_int,
+    stream: *mut c_void,
+    graph_captured: bool,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct P2pApi {
+    func: *const c_char,
+    count: usize,
+    datatype: *const c_char,
+    stream: *mut c_void,
+    graph_captured: bool,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct Coll {
+    seq_number: u64,
+    func: *const c_char,
+    send_buffer: *const c_void,
+    receive_buffer: *mut c_void,
+    count: usize,
+    root: c_int,
+    datatype: *const c_char,
+    channels: u8,
+    warps: u8,
+    algorithm: *const c_char,
+    protocol: *const c_char,
+    parent_group: *mut c_void,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct P2p {
+    func: *const c_char,
+    buffer: *mut c_void,
+    datatype: *const c_char,
+    count: usize,
+    peer: c_int,
+    channels: u8,
+    parent_group: *mut c_void,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct KernelCh {
+    channel: u8,
+    timer: u64,
+}
+
+type Init = unsafe extern "C" fn(
+    *mut *mut c_void,
+    u64,
+    *mut c_int,
+    *const c_char,
+    c_int,
+    c_int,
+    c_int,
+    Option<unsafe extern "C" fn(c_int, c_ulong, *const c_char, c_int, *const c_char, ...)>,
+) -> c_int;
+
+/// `ncclProfiler_v6_t`.
+#[repr(C)]
+struct Table {
+    name: *const c_char,
+    init: Init,
+    start: unsafe extern "C" fn(*mut c_void, *mut *mut c_void, *mut Descriptor) -> c_int,
+    stop: unsafe extern "C" fn(*mut c_void) -> c_int,
+    record: unsafe extern "C" fn(*mut c_void, c_int, *mut c_void) -> c_int,
+    finalize: unsafe extern "C" fn(*mut c_void) -> c_int,
+}
+
+/// The plug-in, if the environment names one that can be loaded.
+struct Plugin {
+    table: *const Table,
+    /// Never unloaded: the library unloads it with its last communicator, which a test of this one's users does not
+    /// need.
+    _library: Library,
+}
+
+// SAFETY: the table is constant and lives as long as the library, which is never unloaded; its functions may be called
+// on any thread.
+unsafe impl Send for Plugin {}
+// SAFETY: as for `Send`.
+unsafe impl Sync for Plugin {}
+
+impl Plugin {
+    fn table(&self) -> &Table {
+        // SAFETY: `load` has seen that the address is not null; it is that of `ncclProfiler_v6`, which lives as long
+        // as the library.
+        unsafe { &*self.table }
+    }
+}
+
+fn plugin() -> Option<&'static Plugin> {
+    static PLUGIN: OnceLock<Option<Plugin>> = OnceLock::new();
+    PLUGIN.get_or_init(load).as_ref()
+}
+
+/// By its path, or by what follows `libnccl-profiler-` in its name (plugin/plugin_open.cc).
+fn load() -> Option<Plugin> {
+    let named = std::env::var("NCCL_PROFILER_PLUGIN").ok()?;
+    let names = [named.clone(), format!("libnccl-profiler-{named}.so")];
+    // SAFETY: loading runs the initialisers of a library that the environment names, as NCCL does.
+    let mut opened = names
+        .iter()
+        .filter_map(|name| unsafe { Library::new(name) }.ok());
+    let library = opened.next()?;
+    // SAFETY: the symbol is taken as an address, which `table` follows while the library is loaded: for as long as the
+    // process.
+    let table: *const Table = unsafe {
+        let symbol = library.get::<*const Table>(b"ncclProfiler_v6").ok()?;
+        symbol.try_as_raw_ptr()?.cast_const().cast()
+    };
+    (!table.is_null()).then_some(Plugin {
+        table,
+        _library: library,
+    })
+}
+
+/// What the plug-in has given to a communicator.
+pub(super) struct Context {
+    address: usize,
+    mask: u64,
+    rank: c_int,
+}
+
+/// An event that the plug-in has a handle for; null where it has none.
+#[derive(Clone, Copy, Default)]
+pub(super) struct Event(usize);
+
+impl Event {
+    fn at(self) -> *mut c_void {
+        std::ptr::without_provenance_mut(self.0)
+    }
+}
+
+/// A collective, or a message of an operation.
+#[derive(Clone, Copy)]
+pub(super) struct Part {
+    /// The peer of a message.
+    peer: Option<c_int>,
+    func: &'static CStr,
+    count: usize,
+    datatype: &'static CStr,
+    root: c_int,
+    called: Event,
+}
+
+thread_local! {
+    /// The event of the thread's outermost group call.
+    static GROUP: Cell<Event> = const { Cell::new(Event(0)) };
+}
+
+/// `getHash` and `eatHash` of misc/utils.cc over these parts (`commHash`, init.cc).
+pub(super) fn hash_of(parts: &[&[u8]]) -> u64 {
+    let (mut a, mut b) = (1_u64, 1_u64);
+    for part in parts {
+        a ^= part.len() as u64;
+        for word in part.chunks(8) {
+            a = a.wrapping_add(b);
+            b ^= a;
+            a ^= a >> 31;
+            a = a.wrapping_mul(0x9de6_2bbc_8cef_3ce3);
+            b ^= b >> 32;
+            b = b.wrapping_mul(0x485c_d631_1b59_9e79);
+            let mut bytes = [0; 8];
+            bytes[..word.len()].copy_from_slice(word);
+            a = a.wrapping_add(u64::from_le_bytes(bytes));
+        }
+    }
+    a ^= a >> 31;
+    a = a.wrapping_mul(0xbac3_bd56_2846_de6b).wrapping_add(b);
+    a ^= a >> 32;
+    a.wrapping_mul(0x995a_187a_14e7_b445)
+}
+
+/// Names a communicator that has joined to the plug-in; `None` without one, or where it wants no events.
+pub(super) fn admit(hash: u64, name: *const c_char, rank: c_int, size: c_int) -> Option<Context> {
+    let plugin = plugin()?;
+    let (mut context, mut mask) = (null_mut(), 0);
+    // SAFETY: both places live until the call returns; the name is null or a text that its owner keeps for as long as
+    // the communicator.
+    let code =
+        unsafe { (plugin.table().init)(&mut context, hash, &mut mask, name, 1, size, rank, None) };
+    (code == 0).then(|| Context {
+        address: context.addr(),
+        mask: u64::try_from(mask).unwrap_or(0),
+        rank,
+    })
+}
+
+impl Context {
+    fn start(&self, kind: u64, parent: Event, facts: Facts) -> Event {
+        let Some(plugin) = plugin() else {
+            return Event::default();
+        };
+        let mut handle = null_mut();
+        let mut descriptor = Descriptor {
+            kind,
+            parent: parent.at(),
+            rank: self.rank,
+            facts,
+        };
+        let context = std::ptr::without_provenance_mut(self.address);
+        // SAFETY: place and descriptor live until the call returns. The callers set the member of `facts` that
+        // belongs to `kind`, with constant texts. The context came from the plug-in.
+        unsafe { (plugin.table().start)(context, &mut handle, &mut descriptor) };
+        Event(handle.addr())
+    }
+
+    /// A call begins and ends: the events of its parts, and that of its group, if this is the first.
+    pub(super) fn call(&self, comm: &Comm, request: &Request, is_captured: bool) -> Vec<Part> {
+        let mut parts = parts_of(comm, request);
+        if parts.is_empty() || self.mask & GROUP_API == 0 {
+            return parts;
+        }
+        if GROUP.get().0 == 0 {
+            let mut facts = Facts { whole: [0; 11] };
+            facts.group_api = GroupApi {
+                graph_captured: is_captured,
+                depth: 1,
+            };
+            GROUP.set(self.start(GROUP_API, Event::default(), facts));
+        }
+        for part in &mut parts {
+            let mut facts = Facts { whole: [0; 11] };
+            let kind = match part.peer {
+                Some(_) => {
+                    facts.p2p_api = P2pApi {
+                        func: part.func.as_ptr(),
+                        count: part.count,
+                        datatype: part.datatype.as_ptr(),
+                        stream: null_mut(),
+                        graph_captured: is_captured,
+                    };
+                    P2P_API
+                }
+                None => {
+                    facts.coll_api = CollApi {
+                        func: part.func.as_ptr(),
+                        count: part.count,
+                        datatype: part.datatype.as_ptr(),
+                        root: part.root,
+                        stream: null_mut(),
+                        graph_captured: is_captured,
+                    };
+                    COLL_API
+                }
+            };
+            if self.mask & kind != 0 {
+                part.called = self.start(kind, GROUP.get(), facts);
+                stop(part.called);
+            }
+        }
+        parts
+    }
+
+    /// The parts are in a plan that is launched.
+    pub(super) fn launch(&self, parts: &[Part]) -> Vec<Event> {
+        let started: Vec<Event> = parts.iter().map(|part| self.task(part)).collect();
+        started.iter().for_each(|&event| stop(event));
+        started
+    }
+
+    fn task(&self, part: &Part) -> Event {
+        let mut facts = Facts { whole: [0; 11] };
+        let kind = match part.peer {
+            Some(peer) => {
+                facts.p2p = P2p {
+                    func: part.func.as_ptr(),
+                    buffer: null_mut(),
+                    datatype: part.datatype.as_ptr(),
+                    count: part.count,
+                    peer,
+                    channels: 1,
+                    parent_group: null_mut(),
+                };
+                P2P
+            }
+            None => {
+                facts.coll = Coll {
+                    seq_number: 0,
+                    func: part.func.as_ptr(),
+                    send_buffer: null(),
+                    receive_buffer: null_mut(),
+                    count: part.count,
+                    root: part.root,
+                    datatype: part.datatype.as_ptr(),
+                    channels: 1,
+                    warps: 16,
+                    algorithm: c"RING".as_ptr(),
+                    protocol: c"SIMPLE".as_ptr(),
+                    parent_group: null_mut(),
+                };
+                COLL
+            }
+        };
+        match self.mask & kind {
+            0 => Event::default(),
+            _ => self.start(kind, part.called, facts),
+        }
+    }
+
+    /// The device begins with these tasks.
+    pub(super) fn device_starts(&self, tasks: &[Event]) -> Vec<Event> {
+        if self.mask & KERNEL_CH == 0 {
+            return Vec::new();
+        }
+        let begun = tasks.iter().map(|&task| {
+            let mut facts = Facts { whole: [0; 11] };
+            facts.kernel_ch = KernelCh {
+                channel: 0,
+                timer: device_clock(),
+            };
+            self.start(KERNEL_CH, task, facts)
+        });
+        begun.collect()
+    }
+}
+
+impl Drop for Context {
+    fn drop(&mut self) {
+        if let (Some(plugin), true) = (plugin(), self.address != 0) {
+            // SAFETY: the context came from this plug-in's `init`, and this is its only end.
+            unsafe { (plugin.table().finalize)(std::ptr::without_provenance_mut(self.address)) };
+        }
+    }
+}
+
+/// The device has ended these channels' work.
+pub(super) fn device_stops(kernels: &[Event]) {
+    for kernel in kernels.iter().filter(|kernel| kernel.0 != 0) {
+        if let Some(plugin) = plugin() {
+            let mut timer = device_clock();
+            // SAFETY: the argument of this state is a clock of eight bytes, which lives until the call returns.
+            unsafe {
+                (plugin.table().record)(kernel.at(), KERNEL_CH_STOP, (&raw mut timer).cast())
+            };
+        }
+        stop(*kernel);
+    }
+}
+
+/// The thread's outermost group call ends.
+pub(super) fn group_ends() {
+    stop(GROUP.replace(Event::default()));
+}
+
+fn stop(event: Event) {
+    if let (Some(plugin), true) = (plugin(), event.0 != 0) {
+        // SAFETY: the handle is one that the plug-in gave.
+        unsafe { (plugin.table().stop)(event.at()) };
+    }
+}
+
+/// ns, as the device's clock counts them.
+fn device_clock() -> u64 {
+    static BEGAN: OnceLock<Instant> = OnceLock::new();
+    let began = *BEGAN.get_or_init(Instant::now);
+    u64::try_from(began.elapsed().as_nanos()).unwrap_or(u64::MAX) + 1
+}
+
+fn parts_of(comm: &Comm, request: &Request) -> Vec<Part> {
+    let (size, datatype) = name_of_type(request.data_type);
+    // One rank alone has no task: a copy on the stream does (`taskAppend`, enqueue.cc:3039).
+    if comm.size == 1 && !matches!(request.ask, Ask::Send | Ask::Recv) {
+        return Vec::new();
+    }
+    let ranks = usize::try_from(comm.size).unwrap_or(1);
+    let all = usize::try_from(request.length).unwrap_or(0) / size.max(1);
+    let part = |func, count, peer| Part {
+        peer,
+        func,
+        count,
+        datatype,
+        root: request.rank,
+        called: Event::default(),
+    };
+    let whole = |func, count| vec![part(func, count, None)];
+    let is_root = comm.rank == request.rank;
+    let one = all / ranks;
+    let send = |count, to| part(c"Send", count, Some(to));
+    let receive = |count, from| part(c"Recv", count, Some(from));
+    let parts = match request.ask {
+        Ask::AllReduce => whole(c"AllReduce", all),
+        Ask::Reduce => whole(c"Reduce", all),
+        Ask::Broadcast => whole(c"Broadcast", all),
+        Ask::AllGather => whole(c"AllGather", all),
+        Ask::ReduceScatter => whole(c"ReduceScatter", one),
+        Ask::Send => vec![send(all, request.rank)],
+        Ask::Recv => vec![receive(all, request.rank)],
+        Ask::AllToAll => (0..comm.size)
+            .flat_map(|peer| [send(one, peer), receive(one, peer)])
+            .collect(),
+        Ask::Gather => {
+            let mut parts = vec![send(all, request.rank)];
+            parts.extend(
+                (0..comm.size)
+                    .filter(|_| is_root)
+                    .map(|peer| receive(all, peer)),
+            );
+            parts
+        }
+        Ask::Scatter => {
+            let to = (0..comm.size).filter(|_| is_root);
+            let mut parts: Vec<Part> = to.map(|peer| send(one, peer)).collect();
+            parts.push(receive(one, request.rank));
+            parts
+        }
+        Ask::Join | Ask::Leave | Ask::Split | Ask::Shrink | Ask::Exchange => Vec::new(),
+    };
+    // Empty collectives are dropped.
+    match all {
+        0 if !matches!(request.ask, Ask::Send | Ask::Recv) => Vec::new(),
+        _ => parts,
+    }
+}

@@ -1,0 +1,104 @@
+//! Jobs whose NCCL loads rcomm's plug-in for its profiler interface, as any program's NCCL does.
+
+use super::trouble::on_culprit;
+use super::{RANKS, fail, run, start};
+use rcomm_analyzer::{Code, Policy, analyze};
+use rcomm_recorder::model::EntryState;
+use rcomm_recorder::publish::{Dump, Recorder, RingReader, list_rings};
+use rcomm_tests::process::Job;
+use rcomm_tests::simulator;
+use std::process::Command;
+
+fn profiled(command: &mut Command) {
+    command
+        .env("NCCL_PROFILER_PLUGIN", simulator::profiler_path())
+        .env_remove("RCOMM_NCCL_EVENTS");
+}
+
+/// The rings that ranks left: of the program's recorder and of the plug-in.
+fn rings(job: &Job) -> Vec<Dump> {
+    let listed = list_rings(&job.folder().join("rings")).unwrap();
+    let read = |path| RingReader::attach(path).unwrap().snapshot();
+    listed.into_iter().map(|it| read(it.path)).collect()
+}
+
+#[test]
+fn a_hang_is_recorded_by_the_plug_in_and_each_rank_counts_once() {
+    let job = start("train", |rank, command| {
+        profiled(command);
+        on_culprit("hang_after=4")(rank, command);
+    });
+    let (job, _) = fail(job, 0..RANKS);
+    let dumps = rings(&job);
+    let of = |recorder| dumps.iter().filter(move |dump| dump.recorder == recorder);
+    assert_eq!(of(Recorder::Rcomm).count(), RANKS as usize);
+    assert_eq!(of(Recorder::NcclProfiler).count(), RANKS as usize);
+    for dump in of(Recorder::NcclProfiler) {
+        let rank = dump.identity.rank.unwrap();
+        let done = |it: &&rcomm_recorder::model::Entry| it.state == EntryState::Completed;
+        let completed = dump.entries.iter().filter(done).count();
+        assert!(completed >= 3, "rank {rank}: {completed}");
+        // The abort has ended what hung.
+        let last = dump.entries.last().unwrap();
+        assert_eq!(
+            (last.state, last.retired),
+            (EntryState::Failed, true),
+            "rank {rank}"
+        );
+        let communicator = &dump.communicators()[0];
+        assert_eq!(
+            communicator.group,
+            format!("nccl-{:016x}", communicator.hash)
+        );
+    }
+    // NCCL's own number of the communicator, which the program's dumps have too.
+    let hash = of(Recorder::NcclProfiler).next().unwrap().communicators()[0].hash;
+    for (path, dump) in job.dumps() {
+        let ids = dump.nccl_comm_state.iter().map(|(id, _)| id.clone());
+        let ids: Vec<String> = ids.collect();
+        assert!(
+            ids.contains(&format!("{hash:#018x}")),
+            "{}: {ids:?}",
+            path.display()
+        );
+    }
+    let policy = Policy {
+        world_size: Some(RANKS),
+        ..Policy::default()
+    };
+    let report = analyze(&dumps, &policy);
+    assert_eq!(report.ranks.len(), RANKS as usize);
+    // One recorder's operations: those of the group that the program made, under its name.
+    let names: Vec<&str> = report
+        .groups
+        .iter()
+        .map(|group| &*group.group.name)
+        .collect();
+    assert!(
+        names.iter().all(|name| !name.starts_with("nccl-")),
+        "{names:?}"
+    );
+    let alone: Vec<Dump> = of(Recorder::Rcomm).cloned().collect();
+    let expected = analyze(&alone, &policy);
+    let named = |report: &rcomm_analyzer::Report| -> Vec<(Code, Vec<u32>)> {
+        let findings = report.findings.iter();
+        findings
+            .map(|it| (it.code, it.culprit_ranks.clone()))
+            .collect()
+    };
+    assert_eq!(named(&report), named(&expected));
+    assert_eq!(report.verdict, expected.verdict);
+}
+
+#[test]
+fn every_kind_of_operation_runs_with_the_plug_in_and_leaves_none_open() {
+    for scenario in ["lists", "graph", "split", "streams"] {
+        let (job, _) = run(scenario, |_, command| profiled(command));
+        // In order: nothing was pending, so the plug-in's rings are gone, as the program's are.
+        let left: Vec<_> = rings(&job)
+            .into_iter()
+            .filter(|dump| dump.recorder == Recorder::NcclProfiler)
+            .collect();
+        assert_eq!(left.len(), 0, "{scenario}");
+    }
+}

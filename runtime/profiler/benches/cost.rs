@@ -247,7 +247,44 @@ const MASKS: [(&str, bool, bool); 3] = [
 ];
 const ROUNDS: usize = 40_000;
 
+/// KiB of memory that the process holds, shared memory included.
+fn resident() -> usize {
+    let statm = std::fs::read_to_string("/proc/self/statm").expect("proc");
+    let pages = statm.split(' ').nth(1).and_then(|pages| pages.parse().ok());
+    pages.map_or(0, |pages: usize| pages * 4)
+}
+
+/// What each further communicator adds to the process's memory.
+fn memory() {
+    const MANY: u64 = 4_000;
+    let table: &Table = &rcomm_nccl_profiler::ncclProfiler_v6;
+    let add = |hash: u64| {
+        let (mut context, mut bits) = (null_mut(), 0);
+        let name = c"data parallel";
+        // SAFETY: the context takes a pointer and the mask an int, both alive until the call returns; the name
+        // ends with a zero.
+        let code =
+            unsafe { (table.init)(&mut context, hash, &mut bits, name.as_ptr(), 1, 8, 0, None) };
+        assert!(
+            code == 0 && !context.is_null(),
+            "no room for a communicator"
+        );
+    };
+    let empty = resident();
+    add(1);
+    let first = resident();
+    (2..2 + MANY).for_each(add);
+    let grown = (resident() - first) * 1024 / MANY as usize;
+    println!(
+        "memory: {} KiB with the first communicator, {grown} bytes with each further one",
+        first - empty
+    );
+}
+
 fn main() {
+    if std::env::var("RCOMM_BENCH_PART").is_ok() {
+        return memory();
+    }
     let shapes = [2, 8].map(|channels| Shape {
         channels,
         has_kernels: true,
@@ -306,4 +343,12 @@ fn main() {
             .status();
         assert!(status.expect("this bench again").success());
     }
+    let status = std::process::Command::new(std::env::current_exe().expect("a file"))
+        .env("RCOMM_BENCH_PART", "memory")
+        .env("RCOMM_RING_DIR", directory.path())
+        .env("TORCHELASTIC_RUN_ID", "memory")
+        .env("RANK", "0")
+        .env("WORLD_SIZE", "8")
+        .status();
+    assert!(status.expect("this bench again").success());
 }

@@ -194,9 +194,7 @@ pub(super) fn burst(world: &World, gpu: &Gpu) -> Result<()> {
         .into_iter()
         .try_for_each(|work| work.wait().map(drop))?;
     eprintln!("events: {most} at once");
-    until("the end of events that a burst left", || {
-        events() < MANY as u64
-    });
+    until("the end of events that a burst left", || events() <= KEPT);
     Ok(())
 }
 

@@ -3,7 +3,8 @@
 use crate::align::record::Record;
 use crate::judge::check::straggler;
 use crate::judge::context::{Context, FindingDraft};
-use crate::judge::wait_graph::{Missing, Node, now_ns};
+use crate::judge::policy::now_ns;
+use crate::judge::wait_graph::{Missing, Node};
 use crate::judge::{ending, loss, summary};
 use crate::report::format::format_ranks;
 use crate::report::{

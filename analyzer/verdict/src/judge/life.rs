@@ -8,8 +8,7 @@
 
 use crate::align::record::Record;
 use crate::align::{Aligned, RecordIx};
-use crate::judge::policy::Policy;
-use crate::judge::wait_graph::now_ns;
+use crate::judge::policy::{Policy, now_ns};
 use crate::report::EndKind;
 use rcomm_recorder::model::{EntryState, FailureKind, Rank};
 use rcomm_recorder::publish::{LaunchRecord, LaunchSignal, RankEnd};

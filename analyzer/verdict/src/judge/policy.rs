@@ -1,5 +1,6 @@
 //! The settings of an analysis.
 
+use crate::align::Aligned;
 use rcomm_recorder::model::Rank;
 use rcomm_recorder::publish::LaunchRecord;
 use std::time::Duration;
@@ -70,6 +71,20 @@ impl Policy {
             known => self.overdue.min(Duration::from_millis(known) / 2),
         }
     }
+}
+
+/// The time of judgement, common time, ns: the policy's, else the newest time in any record. `None` if no time is
+/// known.
+pub(crate) fn now_ns(aligned: &Aligned<'_>, policy: &Policy) -> Option<i64> {
+    let of_records = aligned
+        .records
+        .iter()
+        .enumerate()
+        .map(|(at, record)| record.latest_ns().saturating_sub(aligned.offsets_ns[at]));
+    policy
+        .now_ns
+        .or_else(|| of_records.max())
+        .filter(|&now| now > 0)
 }
 
 #[cfg(test)]

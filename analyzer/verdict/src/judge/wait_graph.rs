@@ -16,7 +16,7 @@ use crate::align::pending::{Arrival, Pending, PendingKind, front_is_lost, pendin
 use crate::align::{Aligned, GroupIx, Presence, RecordIx, UnknownReason};
 use crate::judge::components::components;
 use crate::judge::life::Life;
-use crate::judge::policy::Policy;
+use crate::judge::policy::{Policy, now_ns};
 use rcomm_recorder::model::{OpType, Rank};
 use std::collections::{BTreeMap, HashMap};
 use std::time::Duration;
@@ -579,18 +579,4 @@ fn prefer_known(missing: &mut Vec<(Node, Missing)>) {
     if missing.iter().any(|&(_, why)| known(why)) {
         missing.retain(|&(_, why)| known(why));
     }
-}
-
-/// The time of judgement, common time, ns: the policy's, else the newest time in any record. `None` if no time is
-/// known.
-pub(crate) fn now_ns(aligned: &Aligned<'_>, policy: &Policy) -> Option<i64> {
-    let of_records = aligned
-        .records
-        .iter()
-        .enumerate()
-        .map(|(at, record)| record.latest_ns().saturating_sub(aligned.offsets_ns[at]));
-    policy
-        .now_ns
-        .or_else(|| of_records.max())
-        .filter(|&now| now > 0)
 }

@@ -1,8 +1,8 @@
 //! Rules about processes that ended, exceptions, devices and connections.
 
+use super::conclusion::Conclusion;
 use super::digest::{Digest, Seen};
 use super::facts::{Ended, Event};
-use super::rules::Conclusion;
 use crate::report::format::{bytes, format_ranks};
 use crate::report::{Code, Verdict};
 use rcomm_recorder::model::Rank;

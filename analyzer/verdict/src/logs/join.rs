@@ -1,8 +1,9 @@
 //! Adds logs to a report.
 
+use super::conclusion::Conclusion;
 use super::digest::{Digest, TimedOutWait, is_world};
 use super::facts::{Log, LoggedOp};
-use super::rules::{self, Conclusion};
+use super::rules;
 use crate::report::{Code, Finding, LogInput, LogLine, Report, SeqKind, Severity, Verdict};
 use rcomm_recorder::model::OpType;
 use std::collections::BTreeSet;

@@ -7,6 +7,7 @@
 //! Without any record, the logs alone make the report. With records, they are further evidence: a finding cites the
 //! lines that agree with it, and marks those that contradict it.
 
+mod conclusion;
 mod digest;
 mod facts;
 mod failures;

@@ -1,7 +1,7 @@
 //! Rules about time-outs: the operations that ranks timed out in, and the ranks that report no time-out.
 
+use super::conclusion::{COMPARE_CALLS, Conclusion};
 use super::digest::{Digest, TimedOutWait, is_world};
-use super::rules::{COMPARE_CALLS, Conclusion};
 use crate::report::format::{format_ranks, format_time, grouped};
 use crate::report::{Code, Verdict};
 use rcomm_recorder::model::{Layout, OpType, Parts, Pattern, Rank};

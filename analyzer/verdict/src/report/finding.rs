@@ -3,10 +3,10 @@
 use std::fmt;
 
 use crate::report::format::{duration_ms, format_ranks, format_time, time_of_day};
+use crate::report::refs::{FrameRef, GroupRef, SeqKind};
 use rcomm_recorder::model::{EntryState, Rank};
 use serde::{Deserialize, Serialize};
 use std::borrow::Cow;
-use std::sync::Arc;
 
 macro_rules! codes {
     ($( $code:ident $name:ident $severity:ident $text:literal; )+) => {
@@ -109,27 +109,6 @@ pub enum Severity {
     Note,
 }
 
-/// The counter that a sequence number belongs to.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum SeqKind {
-    /// Collectives of a group.
-    CollectiveSeqId,
-    /// Point-to-point operations of a group on one rank.
-    P2pSeqId,
-}
-
-/// A group as findings name it.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-pub struct GroupRef {
-    /// Name, equal on all members.
-    pub name: String,
-    /// Its description: what the program uses it for.
-    pub desc: String,
-    /// Global ranks of the members, in order of group rank.
-    pub ranks: Arc<[Rank]>,
-}
-
 /// A recorded operation that a finding rests on.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Evidence {
@@ -146,21 +125,6 @@ pub struct Evidence {
     pub seq: u64,
     /// The operation as the recorder names it, with the relevant arguments.
     pub op: String,
-}
-
-/// The place in the source where a rank was.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct FrameRef {
-    /// Global rank.
-    pub rank: Rank,
-    /// `last_seen` (its last recorded call), `waiting` (the call it is in) or `now` (a stack taken live).
-    pub when: String,
-    /// Function.
-    pub name: String,
-    /// Source file.
-    pub filename: String,
-    /// Line.
-    pub line: u32,
 }
 
 /// The time since which a state has lasted.

@@ -1,6 +1,6 @@
 //! Text for groups, ranks, counts, times and operations, shared by all printers and screens.
 
-use crate::report::{FrameRef, GroupRef, SeqKind};
+use crate::report::refs::{FrameRef, GroupRef, SeqKind};
 use rcomm_recorder::model::Rank;
 pub use rcomm_recorder::model::text::{bytes, duration_ms, format_time};
 use std::borrow::Cow;

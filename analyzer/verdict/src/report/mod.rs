@@ -11,6 +11,7 @@ pub mod filter;
 mod finding;
 pub mod format;
 pub mod matrix;
+mod refs;
 
 pub use difference::{Difference, GroupChange};
 pub use document::{
@@ -18,6 +19,5 @@ pub use document::{
     RankReport, Report, StackNode, Verdict, Wait,
 };
 pub use explain::{Explanation, explain};
-pub use finding::{
-    Code, Evidence, Finding, FrameRef, GroupRef, LogLine, SeqKind, Severity, Since, Until,
-};
+pub use finding::{Code, Evidence, Finding, LogLine, Severity, Since, Until};
+pub use refs::{FrameRef, GroupRef, SeqKind};

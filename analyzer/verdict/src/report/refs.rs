@@ -1,0 +1,41 @@
+//! References to groups, sequence numbers and source lines that findings contain.
+
+use rcomm_recorder::model::Rank;
+use serde::{Deserialize, Serialize};
+use std::sync::Arc;
+
+/// The counter that a sequence number belongs to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum SeqKind {
+    /// Collectives of a group.
+    CollectiveSeqId,
+    /// Point-to-point operations of a group on one rank.
+    P2pSeqId,
+}
+
+/// A group as findings name it.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct GroupRef {
+    /// Name, equal on all members.
+    pub name: String,
+    /// Its description: what the program uses it for.
+    pub desc: String,
+    /// Global ranks of the members, in order of group rank.
+    pub ranks: Arc<[Rank]>,
+}
+
+/// The place in the source where a rank was.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FrameRef {
+    /// Global rank.
+    pub rank: Rank,
+    /// `last_seen` (its last recorded call), `waiting` (the call it is in) or `now` (a stack taken live).
+    pub when: String,
+    /// Function.
+    pub name: String,
+    /// Source file.
+    pub filename: String,
+    /// Line.
+    pub line: u32,
+}

@@ -82,10 +82,9 @@ pub(crate) enum Command {
 
 /// Read records and name the rank at fault, since when, and the ranks that wait for it.
 ///
-/// A path is a file, a folder, a pattern, an archive (.tar, .rcap, with .gz or .zst), a ring or a
-/// summary (.rsum); `-` is standard input. Files are recognised by content: PyTorch's dumps and ours,
-/// pickle or JSON, and logs of PyTorch, NCCL and launchers. Files that are missing, cut short or from
-/// another run cost a note each, never the verdict.
+/// A path is a file, a folder, a pattern, an archive (.tar, .rcap, with .gz or .zst), a ring or a summary (.rsum); `-`
+/// is standard input. Files are recognised by content: PyTorch's dumps and ours, pickle or JSON, and logs of PyTorch,
+/// NCCL and launchers. Files that are missing, cut short or from another run become notes and do not prevent a verdict.
 #[derive(Debug, Args)]
 #[command(after_help = EXIT_CODES)]
 pub(crate) struct AnalyzeArgs {
@@ -101,7 +100,7 @@ pub(crate) struct AnalyzeArgs {
 /// How a report is shown.
 #[derive(Debug, Args)]
 pub(crate) struct ShowReportArgs {
-    /// In which form.
+    /// The output format.
     #[arg(long, value_enum, default_value_t = Format::Text, value_name = "FORMAT")]
     pub(crate) format: Format,
     /// Write to this file instead of standard output.
@@ -127,18 +126,18 @@ pub(crate) enum Format {
 /// How records are read and judged.
 #[derive(Debug, Args)]
 pub(crate) struct JudgeArgs {
-    /// The records are a look at a running job: what is merely pending is no finding.
+    /// The records are a snapshot of a running job: pending operations are no finding.
     #[arg(long)]
     pub(crate) snapshot: bool,
-    /// With --snapshot: from which age on a pending operation counts as stuck; from half of its own
-    /// time-out on, where that is shorter.
+    /// With --snapshot: the age from which a pending operation counts as stuck; half of its own time-out if that is
+    /// shorter.
     #[arg(long, value_name = "DURATION", default_value = "5s", value_parser = humantime::parse_duration)]
     pub(crate) overdue: Duration,
-    /// Judge as of this time: `now`, or one as `2026-01-31T13:00:05Z`. For records that note no time
-    /// themselves, as PyTorch's; what was younger than --overdue then is no finding.
+    /// Judge as of this time: `now`, or a time like `2026-01-31T13:00:05Z`. For records that state no time themselves,
+    /// such as PyTorch's; operations younger than --overdue at that time are no finding.
     #[arg(long, value_name = "TIME")]
     pub(crate) as_of: Option<AsOf>,
-    /// How many ranks the job has, where the records do not show it.
+    /// The number of ranks of the job, if the records do not show it.
     #[arg(long, value_name = "N")]
     pub(crate) world_size: Option<NonZeroU32>,
     /// Files read at a time [default: one for each core].
@@ -227,7 +226,7 @@ pub(crate) struct WatchArgs {
     /// Report what is there after this time, complete or not.
     #[arg(long, value_name = "DURATION", value_parser = humantime::parse_duration)]
     pub(crate) timeout: Option<Duration>,
-    /// How long nothing may have changed before the report counts as the last one.
+    /// How long the folder must be unchanged before the report is final.
     #[arg(long, value_name = "DURATION", default_value = "500ms", value_parser = humantime::parse_duration)]
     pub(crate) settle: Duration,
     #[command(flatten)]
@@ -236,7 +235,7 @@ pub(crate) struct WatchArgs {
     pub(crate) judge: JudgeArgs,
 }
 
-/// Compare two runs, or two moments of one: which findings are new, which groups went on.
+/// Compare two runs, or two moments of one: which findings are new, which groups progressed.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Exit codes: 0 the second has no error or warning that the first lacks; 1 it has; 2 could not tell.")]
@@ -244,10 +243,10 @@ pub(crate) struct DiffArgs {
     /// Records (as for `analyze`), or a report that was saved as JSON.
     #[arg(value_name = "A")]
     pub(crate) before: PathBuf,
-    /// The same, of the later moment or the other run.
+    /// The same for the later moment or the other run.
     #[arg(value_name = "B")]
     pub(crate) after: PathBuf,
-    /// In which form.
+    /// The output format.
     #[arg(long, value_enum, default_value_t = DiffFormat::Text, value_name = "FORMAT")]
     pub(crate) format: DiffFormat,
     /// Write to this file instead of standard output.
@@ -273,7 +272,7 @@ pub(crate) enum DiffFormat {
 /// The archive is a tar file (.rcap) whose last member, manifest.json, lists every record and every
 /// absence. `rcomm-fr analyze` reads it as it is.
 ///
-/// In a folder only records are taken; a file named outright is taken whatever it is.
+/// From folders only records are taken; a file that is named itself is taken without a check.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Exit codes: 0 all there; 1 something is absent and named; 2 nothing could be gathered.
@@ -293,17 +292,16 @@ pub(crate) struct CollectArgs {
     pub(crate) rings: bool,
     #[command(flatten)]
     pub(crate) place: RingPlace,
-    /// How many ranks the job has, where the records do not show it: those without a record are named.
+    /// The number of ranks of the job, if the records do not show it: those without a record are named.
     #[arg(long, value_name = "N")]
     pub(crate) world_size: Option<NonZeroU32>,
-    /// Ask this host too; may be given again, or hold several with commas.
+    /// Also collect from this host; may be repeated, or hold several separated by commas.
     #[arg(long, value_name = "HOST", value_delimiter = ',', requires = "command")]
     pub(crate) host: Vec<String>,
-    /// Ask the hosts in this file too, one a line.
+    /// Also collect from the hosts in this file, one per line.
     #[arg(long, value_name = "FILE", requires = "command")]
     pub(crate) hosts_from: Option<PathBuf>,
-    /// What to run for a host: prints that host's archive. `{host}` becomes its name; no shell is
-    /// involved.
+    /// The command that prints the archive of a host. `{host}` becomes its name; no shell is involved.
     #[arg(long, value_name = "COMMAND")]
     pub(crate) command: Option<String>,
     /// How long one host may take.
@@ -314,10 +312,10 @@ pub(crate) struct CollectArgs {
     pub(crate) jobs: NonZeroUsize,
 }
 
-/// Pack what the verdict needs of this node's records into one small file.
+/// Condense the records of this node into one small file for an analysis of all nodes.
 ///
-/// `rcomm-fr analyze *.rsum` reads such files of all nodes and reports what it would report on the
-/// records themselves. Nothing is decided here: what a rank did means nothing without its peers.
+/// `rcomm-fr analyze *.rsum` reads such files of all nodes and gives the same report as on the records themselves.
+/// Nothing is judged here, since a rank cannot be judged without its peers.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Exit codes: 0 all packed; 1 some input could not be used, which the summary lists; 2 nothing was packed.
@@ -351,7 +349,7 @@ pub(crate) struct RingsArgs {
 pub(crate) enum RingsAction {
     /// List every ring, and whether its process lives (what `rings` alone does).
     List(RingPlace),
-    /// Show what one rank's ring holds: its position, what is pending, what it did last.
+    /// Show one rank's ring: its groups, its pending and its newest operations.
     Show(ShowArgs),
     /// Remove the rings whose processes are gone. They are the record of what happened: dump or
     /// analyze them first.
@@ -407,10 +405,10 @@ pub(crate) struct DumpArgs {
     /// Ring files; without one, all rings in the directory.
     #[arg(value_name = "RING")]
     pub(crate) rings: Vec<PathBuf>,
-    /// Where the dumps go; made if need be.
+    /// Where the dumps go; created if it does not exist.
     #[arg(short, long, value_name = "DIR")]
     pub(crate) output: PathBuf,
-    /// In which form.
+    /// The output format.
     #[arg(long, value_enum, default_value_t = DumpFormat::Pickle)]
     pub(crate) format: DumpFormat,
     #[command(flatten)]
@@ -425,7 +423,7 @@ pub(crate) enum DumpFormat {
     Json,
 }
 
-/// Ask the records as tables, in SQL.
+/// Query the records as tables with SQL.
 ///
 /// Four tables: `entries` (one row for each operation of each rank), `collectives` (joined over the
 /// ranks), `groups` and `findings`. `select * from entries limit 1` shows the columns. All records are
@@ -444,7 +442,7 @@ pub(crate) struct QueryArgs {
     /// Records, as for `analyze`.
     #[arg(value_name = "PATH", required = true)]
     pub(crate) paths: Vec<PathBuf>,
-    /// In which form.
+    /// The output format.
     #[arg(long, value_enum, default_value_t = QueryFormat::Text, value_name = "FORMAT")]
     pub(crate) format: QueryFormat,
     /// Write to this file instead of standard output.
@@ -469,27 +467,28 @@ pub(crate) enum QueryFormat {
 /// Explain a code: what it means, where it usually comes from and what to do.
 #[derive(Debug, Args)]
 pub(crate) struct ExplainArgs {
-    /// A code or its name (`E101`, `not_joined`); without one, all codes in a line each.
+    /// A code or its name (`E101`, `not_joined`); without one, all codes, one a line.
     #[arg(value_name = "CODE")]
     pub(crate) codes: Vec<String>,
 }
 
-/// Print where the profiler plug-in for NCCL is: `NCCL_PROFILER_PLUGIN=$(rcomm-fr nccl-plugin)` records any NCCL program.
+/// Print the path of the profiler plug-in for NCCL: `NCCL_PROFILER_PLUGIN=$(rcomm-fr nccl-plugin)` records any NCCL
+/// program.
 #[derive(Debug, Args)]
 pub(crate) struct NcclPluginArgs {}
 
 /// Print a completion script for a shell.
 #[derive(Debug, Args)]
 pub(crate) struct CompletionsArgs {
-    /// For which shell.
+    /// The shell.
     #[arg(value_enum)]
     pub(crate) shell: clap_complete::Shell,
 }
 
-/// Print the man page (roff), or write one page a command into a folder.
+/// Print the man page (roff), or write one page for each command into a folder.
 #[derive(Debug, Args)]
 pub(crate) struct ManArgs {
-    /// Write the pages of all commands into this folder, which is made if need be.
+    /// Write the pages of all commands into this folder, which is created if it does not exist.
     #[arg(long, value_name = "DIR")]
     pub(crate) out_dir: Option<PathBuf>,
 }

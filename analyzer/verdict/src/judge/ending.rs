@@ -61,18 +61,18 @@ fn afterwards(ctx: &Context<'_>, end: &End, code: Code) -> String {
         EndKind::Ended => format!("; then every process ended in order, the last at {at}"),
         EndKind::Cancelled => format!("; then the job was terminated {} at {at}", by(end)),
         EndKind::Crashed if code == Code::E150 => match left {
-            0 => format!("; the last sign of life is of {at}"),
+            0 => format!("; the last sign of life is from {at}"),
             left => {
                 let first = time_of_day(end.first_ns);
                 let others = count(left as u64, "other");
-                format!("; the last sign of life is of {first}, that of the {others} is of {at}")
+                format!("; the last sign of life is from {first}, that of the {others} from {at}")
             }
         },
         EndKind::Crashed => format!(
             "; then the processes ended, first {}, all by {at}",
             of_ranks(&end.first)
         ),
-        EndKind::Unknown => format!("; no process is left, the last signs of life are of {at}"),
+        EndKind::Unknown => format!("; no process is left, the last signs of life are from {at}"),
     }
 }
 

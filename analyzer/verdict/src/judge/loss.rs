@@ -44,7 +44,7 @@ pub(crate) fn lower_confidence(ctx: &Context<'_>, drafts: &mut [FindingDraft]) {
             _ => ("rings", "they are"),
         };
         draft.doubts.push(format!(
-            "the {ring} of {} may have dropped what {they} in",
+            "the {ring} of {} may have dropped the operation that {they} in",
             format_ranks(&blind)
         ));
     }

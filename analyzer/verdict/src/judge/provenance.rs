@@ -76,7 +76,7 @@ fn keep_one_job(records: &mut Vec<Record>, problems: &mut Vec<Problem>) {
                 leave_aside(
                     record,
                     &format!(
-                        "it is of job {}, most are of job {job}",
+                        "it belongs to job {}, most records to job {job}",
                         record.identity.job
                     ),
                     problems,
@@ -94,7 +94,7 @@ fn keep_one_job(records: &mut Vec<Record>, problems: &mut Vec<Problem>) {
         let keep = record.identity.job.is_empty() || record.identity.attempt == newest;
         if !keep {
             let why = format!(
-                "it is of attempt {}, the newest is {newest}",
+                "it belongs to attempt {}, the newest is {newest}",
                 record.identity.attempt
             );
             leave_aside(record, &why, problems);
@@ -313,14 +313,16 @@ fn leave_contradicting(
             let seconds = -apart / 1_000_000_000;
             another_time.push((
                 at,
-                format!("it is {seconds} s older than its peers' records; it is of an older run"),
+                format!(
+                    "it is {seconds} s older than its peers' records; it belongs to an older run"
+                ),
             ));
             continue;
         }
         let why = if tally.against >= CONTRADICTIONS && share >= CONTRADICTING_SHARE {
             format!(
                 "{} of its {} completed operations are not those that its peers completed under the same \
-                 numbers; it is of another run",
+                 numbers; it belongs to another run",
                 tally.against, tally.compared
             )
         } else if older && tally.beyond > 0 {
@@ -328,7 +330,7 @@ fn leave_contradicting(
              of an older run"
                 .to_owned()
         } else if older && tally.misplaced > 0 && !is_of_this_run(records, &tallies, &clocks, at) {
-            "it names other groups than its peers do, and is older; it is of an older run"
+            "it names other groups than its peers do, and is older; it belongs to an older run"
                 .to_owned()
         } else {
             continue;

@@ -41,9 +41,9 @@ pub(super) fn killed(digest: &Digest<'_>) -> Option<Conclusion> {
         _ => false,
     });
     let why = match (signal, memory) {
-        (_, Some(_)) => "; the kernel ended it for want of memory",
+        (_, Some(_)) => "; the kernel ended it because memory ran out",
         (SIGKILL, None) => {
-            ", as the kernel's out-of-memory killer does; the log does not hold who sent it"
+            ", as the kernel's out-of-memory killer does; the log does not show who sent it"
         }
         _ => "",
     };
@@ -177,7 +177,7 @@ pub(super) fn device(digest: &Digest<'_>) -> Option<Conclusion> {
         Code::E150,
         Verdict::Crashed,
         0.75,
-        format!("a call of CUDA failed on {who}: {error}"),
+        format!("a CUDA call failed on {who}: {error}"),
     );
     found.culprits.extend(seen.fact.rank);
     found.lines = vec![seen.cite(error.clone())];
@@ -205,8 +205,8 @@ pub(super) fn sizes(digest: &Digest<'_>) -> Option<Conclusion> {
         Verdict::Mismatch,
         0.6,
         format!(
-            "{who} and the process at {peer} disagree on the size of one transfer: {} against {}; which \
-             operation it is of, the log does not show",
+            "{who} and the process at {peer} disagree on the size of one transfer: {} against {}; the \
+             log does not show which operation it belongs to",
             bytes(here),
             bytes(there)
         ),
@@ -312,7 +312,7 @@ pub(super) fn watchdog_stuck(digest: &Digest<'_>) -> Option<Conclusion> {
         Verdict::Stuck,
         0.5,
         format!(
-            "the watchdog of {} made no progress for {seconds} s: a call of CUDA or NCCL, or the \
+            "the watchdog of {} made no progress for {seconds} s: a call of CUDA or NCCL or the \
              interpreter's lock, holds it",
             if ranks.is_empty() {
                 "a rank".to_owned()

@@ -187,7 +187,7 @@ fn barrier(digest: &Digest<'_>) -> Option<Conclusion> {
         Code::E101,
         Verdict::Stuck,
         0.85,
-        format!("{who} did not come to a monitored barrier in time{came}"),
+        format!("{who} did not reach a monitored barrier in time{came}"),
     );
     found.op = Some("monitored_barrier".to_owned());
     found.culprits.clone_from(ranks);

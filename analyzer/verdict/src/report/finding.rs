@@ -88,7 +88,7 @@ codes! {
     N303 mixed_versions Note "files of several format versions were read together";
     N304 live_or_hang Note "the files do not show whether the job still ran or hung when they were taken";
     N305 nothing_pending Note "nothing recorded is pending or wrong: if the job hung, where else to look";
-    N306 host_jitter Note "ranks are late by turns: the host (load, steal), not a rank";
+    N306 host_jitter Note "ranks take turns at being late: the host (load, steal), not a rank";
 }
 
 impl std::fmt::Display for Code {

@@ -58,7 +58,7 @@ fn warn(code: Code, [one, other]: [Rank; 2], gap_ns: i64, known_ns: Option<i64>)
             "both completed too few collectives to estimate how far their clocks are apart"
                 .to_owned()
         },
-        |known| format!("their clocks are known within {} only", ms(known)),
+        |known| format!("their clocks are known only within {}", ms(known)),
     );
     let mut draft = FindingDraft::new(
         Code::W260,
@@ -70,6 +70,6 @@ fn warn(code: Code, [one, other]: [Rank; 2], gap_ns: i64, known_ns: Option<i64>)
     );
     draft.confidence = 0.8;
     draft.next =
-        "take the order in time for a guess here; check the clocks of the hosts".to_owned();
+        "treat this order in time as a guess, and check the clocks of the hosts".to_owned();
     draft
 }

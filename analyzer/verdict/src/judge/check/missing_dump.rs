@@ -159,7 +159,7 @@ fn draft(ctx: &Context<'_>, place: usize, nodes: &[Node]) -> FindingDraft {
         "{}{together} {}; {} in {} #{} on group {} for {}{}",
         format_ranks(&culprits),
         if read {
-            "left a record that does not hold what it does now"
+            "left a record that ends before the current operation"
         } else {
             "left no readable record"
         },

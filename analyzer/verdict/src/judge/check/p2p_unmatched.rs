@@ -397,7 +397,7 @@ fn draft(ctx: &Context<'_>, place: usize, nodes: &[Node], possible: bool) -> Fin
         .ruled_out
         .push("p2p_size_mismatch: the other half is not there to compare".to_owned());
     draft.next = format!(
-        "look why {} posted no {half} for rank {waiting}",
+        "find out why {} posted no {half} for rank {waiting}",
         format_ranks(&culprits)
     );
     draft.targets = nodes.to_vec();
@@ -406,7 +406,7 @@ fn draft(ctx: &Context<'_>, place: usize, nodes: &[Node], possible: bool) -> Fin
         draft.confidence = draft.confidence.min(0.6);
         draft.alternatives = vec![culprits.clone(), vec![waiting]];
         draft.doubts.push(format!(
-            "what is taken from any rank does not tell whose turn it was, nor whether rank {waiting} \
+            "a receive from any source does not show which rank was to send, nor whether rank {waiting} \
              posted one too many"
         ));
     }

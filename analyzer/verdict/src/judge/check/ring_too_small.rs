@@ -56,13 +56,13 @@ fn short_rings(ctx: &Context<'_>) -> Option<FindingDraft> {
     let entries = short.iter().map(|record| record.ops.len()).min()?;
     let why = match needed {
         Some(step) => format!("one step of the program has about {step}"),
-        None => "the entries that show where they are were dropped".to_owned(),
+        None => "the entries that would show the current operation were dropped".to_owned(),
     };
     let several = if ranks.len() == 1 { "" } else { "s" };
     let mut draft = FindingDraft::new(
         Code::W160,
         format!(
-            "the ring{several} of {} hold{} the newest {entries} operations only; {why}",
+            "the ring{several} of {} hold{} only the newest {entries} operations; {why}",
             format_ranks(&ranks),
             if ranks.len() == 1 { "s" } else { "" }
         ),
@@ -112,7 +112,6 @@ fn lost_records(ctx: &Context<'_>) -> Option<FindingDraft> {
         ),
     );
     draft.confidence = 1.0;
-    draft.next =
-        "give the ring more room (RCOMM_RING_ENTRIES): writers then meet more rarely".to_owned();
+    draft.next = "raise RCOMM_RING_ENTRIES: in a larger ring writers collide less often".to_owned();
     Some(draft)
 }

@@ -46,8 +46,9 @@ pub(crate) fn note_turns(ctx: &Context<'_>) -> Option<Problem> {
         code: Code::N306,
         path: String::new(),
         sentence: format!(
-            "ranks come late by turns: {} of {} bear the {} stretches of {} that lost most, none more than half of \
-             them; in all that is {} of the job's time: the hosts' load or the network, not one rank",
+            "ranks take turns at being late: {} of {} cost most in the {} stretches of {} that lost most, none in more \
+            than half of them; in all this is {} of the job's time: look at the hosts' load and the network, \
+            not at one rank",
             tally.bearers(),
             lateness.among,
             tally.stretches,
@@ -60,10 +61,10 @@ pub(crate) fn note_turns(ctx: &Context<'_>) -> Option<Problem> {
 /// Why the lateness is not chance, for `ruled_out`.
 fn no_chance(late: &Late, stretches: usize, stretch_ms: f64, among: usize, what: &str) -> String {
     format!(
-        "chance: of the {stretches} stretches of {} that lost most it bears {}; among {among} {what} that are alike, \
-         chance does as much in less than one of {:.0} records",
-        format_lateness(stretch_ms),
+        "chance: it cost most in {} of the {stretches} stretches of {} that lost most; among {among} equal {what}, \
+        that happens by chance in less than one of {:.0} jobs",
         late.stretches,
+        format_lateness(stretch_ms),
         1.0 / ERROR_RATE
     )
 }

@@ -63,7 +63,7 @@ fn draft(ctx: &Context<'_>, near: usize, share: f64, record: usize, position: u3
     let mut draft = FindingDraft::new(
         Code::W250,
         format!(
-            "{} on rank {} took {} of the {} that it is allowed; {near} operation{} came as near to {} time-out",
+            "{} on rank {} took {} of its time-out of {}; {near} operation{} came as close to {} time-out",
             ctx.describe_op(record, op),
             ctx.aligned.records[record].rank,
             format_time(share * limit),

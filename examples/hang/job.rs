@@ -16,6 +16,8 @@ pub(crate) const CULPRIT: u32 = 2;
 const RANKS: u32 = 4;
 /// The time-out of operations.
 const TIMEOUT: Duration = Duration::from_secs(3);
+/// How long it may take in a job that is there to be looked at.
+const LONG_TIMEOUT: Duration = Duration::from_secs(24 * 60 * 60);
 /// Time limit for the whole job, on a slow machine too.
 const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -48,9 +50,14 @@ impl Job {
         let directory = std::env::temp_dir().join(format!("rcomm-{name}"));
         // The port is free now, and most likely still is when rank 0 binds it.
         let port = TcpListener::bind(("127.0.0.1", 0))?.local_addr()?.port();
-        say(&format!(
-            "== {RANKS} ranks, time-out {TIMEOUT:?}, {fault:?} rank {CULPRIT} in step 5\n"
-        ));
+        say(&match fault {
+            Fault::Hold => {
+                format!("== {RANKS} ranks of job {name}; rank {CULPRIT} stops in step 5")
+            }
+            Fault::Stop | Fault::Kill => format!(
+                "== {RANKS} ranks, time-out {TIMEOUT:?}, {fault:?} rank {CULPRIT} in step 5\n"
+            ),
+        });
         let mut job = Self {
             fault,
             name,
@@ -66,6 +73,10 @@ impl Job {
     }
 
     fn start_rank(&self, number: u32, port: u16) -> Result<Rank> {
+        let timeout = match self.fault {
+            Fault::Hold => LONG_TIMEOUT,
+            Fault::Stop | Fault::Kill => TIMEOUT,
+        };
         let mut process = Command::new(std::env::current_exe()?)
             .arg(self.fault.argument())
             .env("RANK", number.to_string())
@@ -75,7 +86,7 @@ impl Job {
             .env("MASTER_ADDR", "127.0.0.1")
             .env("MASTER_PORT", port.to_string())
             .env("TORCHELASTIC_RUN_ID", &self.name)
-            .env("RCOMM_TIMEOUT_MS", TIMEOUT.as_millis().to_string())
+            .env("RCOMM_TIMEOUT_MS", timeout.as_millis().to_string())
             .env("RCOMM_DUMP_DIR", &self.directory)
             .env_remove("RCOMM_RING_DIR")
             .stdout(Stdio::piped())
@@ -93,6 +104,23 @@ impl Job {
             process,
             voices,
         })
+    }
+
+    /// Prints what to look with, and waits for ctrl-c, which ends the ranks too.
+    pub(crate) fn hold(mut self) -> Result<()> {
+        let name = &self.name;
+        say(&format!(
+            "== in another terminal:\n\
+             ==   rcomm-top --job {name}          the live view (or: cargo run -p rcomm-top)\n\
+             ==   rcomm-top --once --job {name}   the verdict as text\n\
+             ==   rcomm-web --job {name}          the page (or: cargo run -p rcomm-web)\n\
+             == ctrl-c ends the job; its records stay until `rcomm-fr rings remove-stale`"
+        ));
+        for rank in &mut self.ranks {
+            let status = rank.process.wait()?;
+            say(&format!("== rank {} has ended: {status}", rank.number));
+        }
+        Ok(())
     }
 
     /// Waits until all other ranks have given up, then kills the stopped one, as a scheduler would.

@@ -7,6 +7,7 @@
 //! ```text
 //! cargo run --example hang              # rank 2 stops joining
 //! cargo run --example hang -- --kill    # rank 2 is killed, and its ring is read instead
+//! cargo run --example hang -- --hold    # rank 2 stops joining, and the job stays until ctrl-c
 //! ```
 #![allow(clippy::print_stderr)]
 
@@ -26,6 +27,8 @@ pub(crate) enum Fault {
     Stop,
     /// It is killed while it loads data.
     Kill,
+    /// As [`Stop`](Self::Stop), and no operation times out: the job is there to be looked at.
+    Hold,
 }
 
 impl Fault {
@@ -34,6 +37,7 @@ impl Fault {
         match self {
             Self::Stop => "--stop",
             Self::Kill => "--kill",
+            Self::Hold => "--hold",
         }
     }
 }
@@ -43,8 +47,9 @@ fn main() -> ExitCode {
     let fault = match arguments.iter().map(String::as_str).collect::<Vec<_>>()[..] {
         [] | ["--stop"] => Fault::Stop,
         ["--kill"] => Fault::Kill,
+        ["--hold"] => Fault::Hold,
         _ => {
-            eprintln!("usage: hang [--stop | --kill]");
+            eprintln!("usage: hang [--stop | --kill | --hold]");
             return ExitCode::from(2);
         }
     };
@@ -65,6 +70,9 @@ fn main() -> ExitCode {
 /// Starts the job, waits for its end, and prints the analysis of the records.
 fn show(fault: Fault) -> Result<()> {
     let job = job::Job::start(fault)?;
+    if fault == Fault::Hold {
+        return job.hold();
+    }
     let outcome = job.finish()?;
     let report = analyze(&outcome.dumps, &Policy::default());
     // Colours are used only if the output is a terminal.

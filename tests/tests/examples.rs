@@ -5,7 +5,11 @@
     reason = "the reason for a skipped test is part of its result"
 )]
 
-use rcomm_tests::process::run;
+use rcomm_recorder::publish::remove_stale_rings;
+use rcomm_recorder::record::default_directory;
+use rcomm_tests::process::{run, wait_until};
+use rustix::process::{Pid, Signal, kill_process_group};
+use std::os::unix::process::CommandExt as _;
 use std::path::PathBuf;
 
 /// The program of an example, which `cargo test --workspace` builds before it runs tests.
@@ -49,6 +53,56 @@ fn tokens(report: &str) -> Vec<&str> {
     };
     let tokens = report.split_whitespace();
     tokens.filter(|word| !seconds(word)).collect()
+}
+
+/// A launcher and its ranks, which end with the test however it goes.
+struct Held(std::process::Child);
+
+impl Held {
+    fn end(&self) {
+        // They may have ended already.
+        let _ = kill_process_group(Pid::from_child(&self.0), Signal::INT);
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        self.end();
+    }
+}
+
+/// A job that is there to be looked at: the same verdict from its rings, while it is held.
+#[test]
+fn a_held_job_stays_to_be_looked_at() {
+    let Some(hang) = example("hang") else { return };
+    let launcher = std::process::Command::new(hang)
+        .arg("--hold")
+        // As a terminal does: ctrl-c reaches the launcher and its ranks.
+        .process_group(0)
+        .stdout(std::process::Stdio::null())
+        .spawn();
+    let mut launcher = Held(launcher.expect("a run"));
+    let job = format!("hang-{}", launcher.0.id());
+    let rings = default_directory().join(&job);
+    wait_until("the verdict", || {
+        let options = rcomm_analyzer::load::LoadOptions::default();
+        let (dumps, _) = rcomm_analyzer::load::load_all(&[rings.clone()], &options).ok()?;
+        let dumps: Vec<_> = dumps.into_iter().map(|one| one.dump).collect();
+        let report = rcomm_analyzer::analyze(&dumps, &rcomm_analyzer::Policy::default());
+        // Until rank 2 stops, whoever is behind at this moment may seem to be missing.
+        let first = report.findings.first()?;
+        (first.culprit_ranks == [2] && first.sentence.contains("load data")).then_some(())
+    });
+    launcher.end();
+    let status = launcher.0.wait().expect("its end");
+    assert!(!status.success(), "{status}");
+    let mut removed = 0;
+    wait_until("the end of its ranks", || {
+        removed += remove_stale_rings(&default_directory(), Some(&job))
+            .ok()?
+            .len();
+        (removed == 4).then_some(())
+    });
 }
 
 #[test]

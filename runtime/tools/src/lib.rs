@@ -3,6 +3,7 @@
 //!
 //! ```sh
 //! rcomm-run -n 4 ./train
+//! rcomm-run demo stuck
 //! rcomm-bench all_reduce -n 2
 //! ```
 
@@ -10,5 +11,6 @@
 #![deny(unsafe_code)]
 
 pub mod bench;
+pub mod demo;
 pub mod launch;
 mod rank;

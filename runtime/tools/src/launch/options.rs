@@ -6,6 +6,9 @@ use std::ffi::OsString;
 use std::time::Duration;
 
 const EXIT_CODES: &str = "\
+rcomm-run demo healthy|slow|stuck|kill|freeze|mismatch|deadlock|pipeline starts such a job, to look at with
+rcomm-top and rcomm-web; rcomm-run demo --help explains it.
+
 Each rank gets torchrun's environment (RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, GROUP_RANK,
 MASTER_ADDR, MASTER_PORT, TORCHELASTIC_RUN_ID, ...), RCOMM_JOB_SECRET and RCOMM_STORE. The launcher of
 node 0 serves the store at MASTER_ADDR and MASTER_PORT, to those who prove the secret. Every line of
@@ -100,6 +103,14 @@ pub struct Options {
 }
 
 impl Options {
+    /// Options as they are by default, for so many ranks of this program with these arguments.
+    pub fn new(nproc: u32, program: Vec<String>) -> Self {
+        let mut options = Self::parse_from(["rcomm-run", "-n", "1", "program"]);
+        options.nproc = nproc;
+        options.program = program;
+        options
+    }
+
     /// Parses the command line.
     ///
     /// Exits on a wrong command line or a request for help, as [`Parser::parse`] does.

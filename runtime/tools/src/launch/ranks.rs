@@ -374,7 +374,10 @@ impl Ranks {
         let rest = match (left, linger.is_zero()) {
             (0, _) => String::new(),
             (left, true) => format!("; ending the other {left} here"),
-            (left, false) => format!("; the other {left} here are ended in {linger:?}"),
+            (left, false) => format!(
+                "; the other {left} here are ended in {}",
+                humantime::format_duration(linger)
+            ),
         };
         sinks.print_message(&format!("{}{rest}", failure.sentence));
         self.failure = Some(failure);

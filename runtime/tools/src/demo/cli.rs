@@ -1,0 +1,135 @@
+//! The command line of `rcomm-run demo`.
+
+use clap::{Parser, ValueEnum};
+
+/// Steps of a demonstration in a second, about.
+const STEPS_PER_SECOND: f64 = 10.0;
+
+/// Start a job of real ranks on this host that is healthy, slow or at fault, until ctrl-c, to look at with
+/// rcomm-top and rcomm-web.
+#[derive(Clone, Debug, Parser)]
+#[command(name = "rcomm-run demo", version)]
+pub struct Demo {
+    /// What the job does.
+    #[arg(value_enum, value_name = "KIND")]
+    pub(super) kind: Kind,
+
+    /// How many ranks to start.
+    #[arg(short = 'n', long = "nproc", default_value_t = 4, value_name = "N",
+          value_parser = clap::value_parser!(u32).range(2..=64))]
+    pub(super) nproc: u32,
+
+    /// How long all is well, in seconds, before something happens.
+    #[arg(long, default_value_t = 5.0, value_name = "SECONDS", value_parser = seconds)]
+    pub(super) after: f64,
+
+    /// This process is a rank of the job.
+    #[arg(long, hide = true)]
+    pub(super) rank: bool,
+}
+
+/// What a demonstration shows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(super) enum Kind {
+    /// Nothing is wrong.
+    Healthy,
+    /// One rank loads its data slower than the others.
+    Slow,
+    /// One rank does not come back from loading its data.
+    Stuck,
+    /// One rank is killed inside a collective.
+    Kill,
+    /// One rank's process is stopped (SIGSTOP).
+    Freeze,
+    /// One rank comes with a buffer of another size.
+    Mismatch,
+    /// Two groups are used in different orders.
+    Deadlock,
+    /// Stages pass on activations, and one does not send.
+    Pipeline,
+}
+
+impl Demo {
+    /// Reads the arguments after `demo`; ends the process where they are wrong or ask for help.
+    pub(super) fn parse_after(arguments: impl Iterator<Item = std::ffi::OsString>) -> Self {
+        Self::parse_from(std::iter::once("rcomm-run demo".into()).chain(arguments))
+    }
+
+    /// The demonstration that this process's command line asks for, if it does.
+    pub fn from_command_line() -> Option<Self> {
+        let mut arguments = std::env::args_os().skip(1);
+        let first = arguments.next()?;
+        (first == "demo").then(|| Self::parse_after(arguments))
+    }
+
+    /// The arguments for a rank of it.
+    pub(super) fn as_arguments(&self) -> Vec<String> {
+        let (ranks, after) = (self.nproc.to_string(), self.after.to_string());
+        let kind = self.kind.name();
+        let arguments = ["demo", kind, "-n", &ranks, "--after", &after, "--rank"];
+        arguments.map(str::to_owned).to_vec()
+    }
+
+    /// The rank that something happens to.
+    pub(super) fn culprit(&self) -> u32 {
+        self.nproc / 2
+    }
+
+    /// The stage of a pipeline that something happens to: the last one has no next one to send to.
+    pub(super) fn stage_at_fault(&self) -> u32 {
+        self.culprit().min(self.nproc - 2)
+    }
+
+    /// The step in which it happens: all ranks count steps alike.
+    pub(super) fn step_of_fault(&self) -> i64 {
+        (self.after * STEPS_PER_SECOND) as i64
+    }
+}
+
+impl Kind {
+    /// As it is written on the command line.
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Self::Healthy => "healthy",
+            Self::Slow => "slow",
+            Self::Stuck => "stuck",
+            Self::Kill => "kill",
+            Self::Freeze => "freeze",
+            Self::Mismatch => "mismatch",
+            Self::Deadlock => "deadlock",
+            Self::Pipeline => "pipeline",
+        }
+    }
+
+    /// What will happen, as a sentence.
+    pub(super) fn describe(self, demo: &Demo) -> String {
+        let (rank, after) = (demo.culprit(), demo.after);
+        match self {
+            Self::Healthy => "Nothing is wrong with it".to_owned(),
+            Self::Slow => format!("Rank {rank} loads its data 0.3 s longer than the others"),
+            Self::Stuck => {
+                format!("After {after} s rank {rank} does not come back from loading its data")
+            }
+            Self::Kill => format!("After {after} s rank {rank} kills itself with SIGKILL"),
+            Self::Freeze => format!("After {after} s rank {rank} stops itself with SIGSTOP"),
+            Self::Mismatch => {
+                format!("After {after} s rank {rank} comes with a smaller buffer than the others")
+            }
+            Self::Deadlock => format!(
+                "After {after} s rank {rank} uses two groups in another order than the others"
+            ),
+            Self::Pipeline => {
+                let stage = demo.stage_at_fault();
+                format!("After {after} s stage {stage} leaves out a send to the next")
+            }
+        }
+    }
+}
+
+fn seconds(text: &str) -> Result<f64, String> {
+    let seconds: f64 = text.parse().map_err(|_| "not a number of seconds")?;
+    match (0.0..=86_400.0).contains(&seconds) {
+        true => Ok(seconds),
+        false => Err("not between 0 and 86400".to_owned()),
+    }
+}

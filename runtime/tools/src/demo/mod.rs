@@ -1,0 +1,115 @@
+//! `rcomm-run demo KIND`: a job of real processes that does what its kind says until ctrl-c, to look at with
+//! the other programs.
+
+mod cli;
+mod training;
+
+pub use cli::Demo;
+
+use crate::launch::{self, Options};
+use anyhow::{Context, Result};
+use cli::Kind;
+use rcomm::Config;
+use rcomm::config::RingDir;
+use rcomm_recorder::publish::{LaunchRecord, remove_stale_rings};
+use rcomm_recorder::record::default_directory;
+use std::fmt::Write as _;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::time::Duration;
+
+/// How long the ranks may take to end after ctrl-c. A stopped one never does.
+const GRACE: Duration = Duration::from_secs(2);
+/// How long a demonstration in which a rank has died goes on, unless ctrl-c ends it.
+const LINGER: Duration = Duration::from_secs(24 * 60 * 60);
+
+/// Runs the demonstration, or one of its ranks.
+///
+/// # Errors
+/// A sentence that names what failed.
+pub fn run(demo: &Demo) -> Result<ExitCode> {
+    if demo.rank {
+        training::run(demo)?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    let job = format!("demo-{}-{}", demo.kind.name(), std::process::id());
+    let program = std::env::current_exe().context("cannot find this program's own file")?;
+    let program_name = program
+        .to_str()
+        .with_context(|| format!("{} is not valid UTF-8", program.display()))?;
+    let mut options = Options::new(demo.nproc, vec![program_name.to_owned()]);
+    options.program.extend(demo.as_arguments());
+    options.job_id = Some(job.clone());
+    options.grace = GRACE;
+    options.linger = LINGER;
+    // A closed output is no reason to end the job.
+    let _ = std::io::Write::write_all(
+        &mut std::io::stdout(),
+        introduction(demo, &job, &program).as_bytes(),
+    );
+    let code = launch::run(&options);
+    clean_up(&job);
+    Ok(code)
+}
+
+/// Where the ranks of this job write dumps, unless `RCOMM_DUMP_DIR` is set.
+fn dump_directory(job: &str) -> PathBuf {
+    std::env::temp_dir().join(format!("rcomm-{job}"))
+}
+
+/// What is started, what happens when, and what to open beside it.
+fn introduction(demo: &Demo, job: &str, program: &Path) -> String {
+    let command = |name: &str| beside(program, name);
+    let (top, web) = (command("rcomm-top"), command("rcomm-web"));
+    let mut text = format!(
+        "== job {job}: {} ranks. {}\n",
+        demo.nproc,
+        demo.kind.describe(demo)
+    );
+    text.push_str("== in another terminal:\n");
+    let _ = writeln!(text, "==   {top} --job {job}          the live view");
+    let _ = writeln!(text, "==   {top} --once --job {job}   the verdict as text");
+    let _ = writeln!(text, "==   {web} --job {job}          the page");
+    if matches!(demo.kind, Kind::Kill | Kind::Mismatch) {
+        let _ = writeln!(
+            text,
+            "==   {} analyze {}   the dumps that the ranks write when they fail",
+            command("rcomm-fr"),
+            dump_directory(job).display()
+        );
+    }
+    text.push_str("== ctrl-c ends the job and removes its records\n");
+    text
+}
+
+/// How the user types the program `name` of the same folder as this one.
+fn beside(program: &Path, name: &str) -> String {
+    let folder = program.parent().unwrap_or(Path::new("."));
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let is_on_path = std::env::split_paths(&path).any(|at| at.join(name).is_file());
+    let own = folder.join(name);
+    if !is_on_path && own.is_file() {
+        return own.display().to_string();
+    }
+    name.to_owned()
+}
+
+/// Removes what the job's ranks left. What cannot be removed stays: the next `rcomm-fr rings remove-stale`
+/// finds it.
+fn clean_up(job: &str) {
+    let directory = match Config::from_environment().map(|config| config.ring_dir) {
+        Ok(RingDir::Shared) => default_directory(),
+        Ok(RingDir::Dir(directory)) => directory,
+        Ok(RingDir::Memory) | Err(_) => return,
+    };
+    let _ = remove_stale_rings(&directory, Some(job));
+    let account = LaunchRecord::path(&directory, job, 0);
+    let _ = std::fs::remove_file(&account);
+    if let Some(folder) = account.parent() {
+        // Only an empty folder is removed.
+        let _ = std::fs::remove_dir(folder);
+    }
+    if std::env::var_os("RCOMM_DUMP_DIR").is_none() {
+        let _ = std::fs::remove_dir_all(dump_directory(job));
+    }
+}

@@ -1,0 +1,146 @@
+//! `rcomm-run demo`, with real ranks: what a live view comes to say of each.
+#![allow(clippy::unwrap_used)]
+
+use rcomm_analyzer::source::{RingSource, Source as _};
+use rcomm_analyzer::{Anchor, Code, Live, LiveOptions, Report, Verdict, analyze};
+use rustix::process::{Pid, Signal, kill_process};
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+const PATIENCE: Duration = Duration::from_secs(120);
+
+/// A demonstration of four ranks; rank 2 is the one that something happens to.
+struct Demo {
+    launcher: Child,
+    rings: tempfile::TempDir,
+}
+
+impl Demo {
+    fn start(kind: &str) -> Self {
+        let rings = tempfile::tempdir().unwrap();
+        let launcher = Command::new(env!("CARGO_BIN_EXE_rcomm-run"))
+            .args(["demo", kind, "--after", "1"])
+            .env("RCOMM_RING_DIR", rings.path())
+            .env("RCOMM_DUMP_DIR", rings.path().join("dumps"))
+            .env_remove("RCOMM_TIMEOUT_MS")
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap();
+        Self { launcher, rings }
+    }
+
+    /// Looks as rcomm-top does, until a report is as wanted.
+    fn wait_for(&self, wanted: impl Fn(&Report) -> bool) -> std::sync::Arc<Report> {
+        let anchor = Anchor::now();
+        let mut source = RingSource::new(self.rings.path().to_owned(), None);
+        let judge = |dumps: &[std::sync::Arc<_>], policy: &_| analyze(dumps, policy);
+        let mut live = Live::new(LiveOptions::default(), judge, vec![source.name()]);
+        let deadline = Instant::now() + PATIENCE;
+        let mut last = String::new();
+        while Instant::now() < deadline {
+            let poll = source.poll(Instant::now() + Duration::from_secs(10));
+            live.observe(0, poll, anchor.moment());
+            if let Some(snapshot) = live.refresh(anchor.moment()) {
+                let report = &snapshot.report;
+                if wanted(report) {
+                    return report.clone();
+                }
+                last = first_line(report);
+            }
+            std::thread::sleep(Duration::from_millis(50));
+        }
+        panic!("after {PATIENCE:?} the report is still: {last}");
+    }
+
+    /// Ends it as ctrl-c does; a background process may have been started to ignore SIGINT.
+    fn end(mut self) {
+        kill_process(Pid::from_child(&self.launcher), Signal::TERM).unwrap();
+        let status = self.launcher.wait().unwrap();
+        // That of the first rank that failed, which is the killed one if there is one.
+        let codes = [Signal::TERM, Signal::KILL].map(|signal| Some(128 + signal.as_raw()));
+        assert!(codes.contains(&status.code()), "{status}");
+        assert_eq!(rings_below(self.rings.path()), 0, "rings are left");
+    }
+}
+
+impl Drop for Demo {
+    fn drop(&mut self) {
+        // It has ended already where the test went well.
+        let _ = self.launcher.kill();
+        let _ = self.launcher.wait();
+    }
+}
+
+fn first_line(report: &Report) -> String {
+    let sentence = report.findings.first().map(|finding| &finding.sentence);
+    format!("{:?} {sentence:?}", report.verdict)
+}
+
+fn rings_below(folder: &Path) -> usize {
+    rcomm_recorder::publish::list_rings(folder).unwrap().len()
+}
+
+/// The verdict, and a finding of this code that names rank 2 alone, before all others.
+#[track_caller]
+fn blames_rank_2(kind: &str, verdict: Verdict, code: Code) {
+    let demo = Demo::start(kind);
+    let report = demo.wait_for(|report| report.verdict == verdict);
+    let first = &report.findings[0];
+    assert_eq!(
+        (first.code, &*first.culprit_ranks),
+        (code, &[2][..]),
+        "{}",
+        first_line(&report)
+    );
+    demo.end();
+}
+
+#[test]
+fn nothing_is_wrong_with_a_healthy_one() {
+    let demo = Demo::start("healthy");
+    let is_on_its_way = |report: &Report| {
+        let steps = report.ranks.iter().filter_map(|rank| rank.step);
+        report.ranks.len() == 4 && steps.min() >= Some(20)
+    };
+    let report = demo.wait_for(is_on_its_way);
+    let wrong = [Verdict::Stuck, Verdict::Mismatch, Verdict::Crashed];
+    assert!(!wrong.contains(&report.verdict), "{}", first_line(&report));
+    demo.end();
+}
+
+#[test]
+fn a_slow_rank_is_named() {
+    blames_rank_2("slow", Verdict::Slow, Code::W220);
+}
+
+#[test]
+fn a_rank_that_does_not_come_back_is_named() {
+    blames_rank_2("stuck", Verdict::Stuck, Code::E101);
+}
+
+#[test]
+fn a_killed_rank_is_named() {
+    blames_rank_2("kill", Verdict::Stuck, Code::E150);
+}
+
+#[test]
+fn a_stopped_rank_is_named() {
+    blames_rank_2("freeze", Verdict::Stuck, Code::E151);
+}
+
+#[test]
+fn a_rank_with_another_size_is_named() {
+    blames_rank_2("mismatch", Verdict::Mismatch, Code::E112);
+}
+
+#[test]
+fn a_rank_that_uses_groups_in_another_order_is_named() {
+    blames_rank_2("deadlock", Verdict::Stuck, Code::E130);
+}
+
+#[test]
+fn a_stage_that_does_not_send_is_named() {
+    blames_rank_2("pipeline", Verdict::Stuck, Code::E120);
+}

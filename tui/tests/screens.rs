@@ -146,7 +146,44 @@ fn the_first_screen_answers_stuck_who_and_since_when_without_a_key() {
     let answer: String = screen.lines().skip(1).take(2).collect();
     assert!(answer.contains("STUCK"), "{screen}");
     assert!(answer.contains(&format!("rank {culprit}")), "{screen}");
-    assert!(answer.contains("00:01:4"), "{screen}");
+    assert!(answer.contains("00:01:42 since 14:03:26Z"), "{screen}");
+    assert!(screen.contains("   next: look at what rank"), "{screen}");
+}
+
+#[test]
+fn the_way_out_is_always_in_the_footer() {
+    for &(situation, _) in Situation::ALL {
+        for columns in [40, 80, 120, 200] {
+            let screen = text::of(&showing(recorded(situation), (columns, 24)));
+            let footer = screen.lines().last().expect("a footer").trim_end();
+            assert!(footer.ends_with("[q]quit"), "{screen}");
+        }
+    }
+}
+
+#[test]
+fn what_moves_is_drawn_beside_a_job_without_trouble_and_on_high_terminals() {
+    let steps = |situation, size| {
+        let mut snapshot = recorded(situation);
+        let mut state = showing(snapshot.clone(), size);
+        for second in 1..5 {
+            snapshot.at.wall_ns += 1_000_000_000;
+            let mut report = Report::clone(&snapshot.report);
+            for rank in &mut report.ranks {
+                rank.step = rank.step.map(|step| step + second);
+            }
+            snapshot.report = Arc::new(report);
+            update(&mut state, Event::Observed(Arc::new(snapshot.clone())));
+        }
+        let screen = text::of(&state);
+        let line = screen.lines().find(|line| line.contains("steps/s"));
+        line.map(str::to_owned)
+    };
+    let healthy = steps(Situation::Healthy, (80, 24)).expect("steps a second");
+    assert!(healthy.contains("4.00"), "{healthy}");
+    assert!(healthy.contains("▃▄▆▇"), "{healthy}");
+    assert_eq!(steps(Situation::StuckRank, (80, 24)), None);
+    assert!(steps(Situation::StuckRank, (120, 40)).is_some());
 }
 
 #[test]

@@ -113,8 +113,8 @@ const TABLES: &str = r#"
 #in_flight = ["age", "group", "seq", "op", "joined", "state"]
 
 [layout]
-# Panes of the first screen from top to bottom: warnings, groups, in_flight, ranks. Default: as
-# many as fit the terminal.
+# Panes of the first screen from top to bottom: warnings, why, trends, groups, in_flight, ranks.
+# Default: what the situation asks for and the terminal has room for.
 #overview = ["warnings", "groups", "ranks"]
 "#;
 

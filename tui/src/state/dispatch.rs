@@ -284,13 +284,15 @@ impl State {
     /// Opens the focused pane as a view of its own.
     fn expand(&mut self) {
         if *self.screen() == Screen::Overview {
-            let panes = OverviewPane::shown(&self.options.layout, self.size.1);
+            let blocked = !self.index.roots.is_empty();
+            let panes = OverviewPane::shown(&self.options.layout, self.size.1, blocked);
             let screen = match panes.get(self.selection().pane) {
                 Some(OverviewPane::Warnings) => Screen::Warnings,
                 Some(OverviewPane::Groups) => Screen::Groups,
                 Some(OverviewPane::InFlight) => Screen::InFlight,
                 Some(OverviewPane::Ranks) => Screen::Ranks,
-                None => return,
+                Some(OverviewPane::Why) => Screen::Why(None),
+                Some(OverviewPane::Trends) | None => return,
             };
             self.go(screen);
         }

@@ -107,6 +107,11 @@ impl History {
         }
     }
 
+    /// The frame that came last.
+    pub fn newest(&self) -> Option<&Arc<Snapshot>> {
+        self.frames.back().map(|frame| &frame.snapshot)
+    }
+
     /// The displayed frame; `None` if there is none.
     pub fn shown(&self) -> Option<&Arc<Snapshot>> {
         let at = self.at.unwrap_or(self.frames.len().checked_sub(1)?);

@@ -11,6 +11,7 @@ pub mod history;
 pub mod index;
 pub mod screen;
 pub mod screens;
+pub mod trends;
 
 use crate::keys::Keymap;
 use crate::page::layout;
@@ -34,6 +35,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::mem::Discriminant;
 use std::path::PathBuf;
 use std::sync::Arc;
+use trends::Trends;
 
 /// Options from the command line and the configuration.
 #[derive(Clone, Debug)]
@@ -90,6 +92,8 @@ pub struct State {
     pub jobs: Arc<[NodeJob]>,
     /// Recorded frames.
     pub history: History,
+    /// What moves, over time.
+    pub trends: Trends,
     /// Filter on the rows.
     pub filter: Filter,
     /// Whether only rows with a problem are shown.
@@ -146,6 +150,8 @@ pub fn update(state: &mut State, event: Event) -> Option<Command> {
         }
         Event::Observed(snapshot) => {
             state.now = state.now.max(snapshot.at);
+            let before = state.history.newest();
+            state.trends.observe(before.map(Arc::as_ref), &snapshot);
             state.history.push(snapshot);
             if !state.history.is_paused() {
                 state.show();
@@ -196,6 +202,7 @@ impl State {
             stacks: None,
             jobs: Arc::from([]),
             history: History::new(options.history),
+            trends: Trends::default(),
             filter: Filter::default(),
             problems_only: false,
             fold: Fold::default(),
@@ -355,6 +362,7 @@ impl State {
             layout: &self.options.layout,
             stacks: self.stacks.as_ref(),
             jobs: &self.jobs,
+            trends: &self.trends,
             wall_ns: self.now.wall_ns,
         }
     }

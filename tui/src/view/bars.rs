@@ -156,27 +156,37 @@ pub(super) fn footer(state: &State, area: Rect, buffer: &mut Buffer) -> Option<P
         put_line(&line, area, theme, buffer);
         return None;
     }
-    let mut line: Line = vec![plain(" ")];
-    let mut used = 1;
-    for binding in BINDINGS.iter().filter(|b| !b.hint.is_empty()) {
-        if binding.action == Action::Dump && !state.options.allow_actions {
-            continue;
-        }
-        let Some(key) = state.options.keymap.keys(binding.action).first() else {
-            continue;
-        };
+    put_line(&keys(state, area.width), area, theme, buffer);
+    None
+}
+
+/// The keys that fit. The way out is always among them.
+fn keys(state: &State, width: u16) -> Line {
+    let hints = BINDINGS.iter().filter(|b| !b.hint.is_empty());
+    let hints = hints.filter(|b| b.action != Action::Dump || state.options.allow_actions);
+    let hints = hints.filter_map(|binding| {
+        let key = state.options.keymap.keys(binding.action).first()?;
         let hint = match binding.action {
             Action::Pause if state.history.is_paused() => "go on",
             _ => binding.hint,
         };
-        let wide = text_width(key) + hint.len() + 3;
-        if used + wide > usize::from(area.width) {
-            break;
-        }
-        used += wide;
+        Some((binding.action, key, hint))
+    });
+    let (quit, others): (Vec<_>, Vec<_>) = hints.partition(|(action, ..)| *action == Action::Quit);
+    let wide = |key: &str, hint: &str| text_width(key) + hint.len() + 3;
+    let room = usize::from(width);
+    let mut used = 1 + quit
+        .iter()
+        .map(|(_, key, hint)| wide(key, hint))
+        .sum::<usize>();
+    let fitting = others.into_iter().take_while(|(_, key, hint)| {
+        used += wide(key, hint);
+        used <= room
+    });
+    let mut line: Line = vec![plain(" ")];
+    for (_, key, hint) in fitting.collect::<Vec<_>>().into_iter().chain(quit) {
         line.push(styled(format!("[{key}]"), Tone::Accent));
         line.push(plain(format!("{} ", fit(hint, 20))));
     }
-    put_line(&line, area, theme, buffer);
-    None
+    line
 }

@@ -23,6 +23,7 @@ pub use timeline::Scale;
 
 use super::index::FrameIndex;
 use super::screen::Screen;
+use super::trends::Trends;
 use crate::keys::Keymap;
 use crate::page::Page;
 use rcomm_analyzer::filter::{Filter, Subject};
@@ -75,6 +76,8 @@ pub struct ViewModel<'a> {
     pub stacks: Option<&'a (Arc<TakenStacks>, Moment)>,
     /// The jobs of this node, problems first.
     pub jobs: &'a [NodeJob],
+    /// What moves, over time.
+    pub trends: &'a Trends,
     /// The current time, wall clock, ns since the epoch.
     pub wall_ns: i64,
 }

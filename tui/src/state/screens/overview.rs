@@ -1,14 +1,15 @@
 //! The first screen: whether the job is stuck, the rank at fault, and since when.
 
-use super::{ViewModel, groups, in_flight, jobs, warnings};
-use crate::page::table::{Heads, Table};
+use super::{ViewModel, groups, in_flight, jobs, warnings, why};
+use crate::page::table::{Cell, Heads, Row, Table, Target};
 use crate::page::theme::Tone;
 use crate::page::{Body, Line, Page, Pane, Strip, plain, styled};
 use crate::state::index::{RankState, since_ms};
+use crate::state::trends::Trend;
 use rcomm_analyzer::format::{count, group_label, rank_set};
-use rcomm_analyzer::{Verdict, causes};
+use rcomm_analyzer::{Finding, Verdict, causes};
 use rcomm_recorder::model::Rank;
-use rcomm_recorder::model::text::clock_age;
+use rcomm_recorder::model::text::{clock_age, time_of_day};
 use serde::Deserialize;
 
 /// Number of rows from which on a terminal counts as high.
@@ -29,23 +30,29 @@ pub enum OverviewPane {
     InFlight,
     /// One character per rank or host.
     Ranks,
+    /// Steps a second, bandwidth, lateness and the oldest pending operation over time.
+    Trends,
+    /// Who waits because of whom.
+    Why,
 }
 
 impl OverviewPane {
-    /// The default panes; a high terminal shows more of them.
-    fn usual(rows: u16) -> &'static [Self] {
-        use OverviewPane::{Groups, InFlight, Ranks, Warnings};
-        if rows >= ROOMY {
-            &[Warnings, Groups, InFlight, Ranks]
-        } else {
-            &[Warnings, Groups, Ranks]
+    /// The default panes; a high terminal also shows what is usually needed next, and a job without
+    /// trouble what moves.
+    fn usual(rows: u16, blocked: bool) -> &'static [Self] {
+        use OverviewPane::{Groups, InFlight, Ranks, Trends, Warnings, Why};
+        match (rows >= ROOMY, blocked) {
+            (true, true) => &[Warnings, Why, Groups, InFlight, Trends, Ranks],
+            (true, false) => &[Warnings, Trends, Groups, InFlight, Ranks],
+            (false, true) => &[Warnings, Groups, Ranks],
+            (false, false) => &[Warnings, Trends, Groups, Ranks],
         }
     }
 
     /// The panes shown, from top to bottom.
-    pub(in crate::state) fn shown(chosen: &[Self], rows: u16) -> &[Self] {
+    pub(in crate::state) fn shown(chosen: &[Self], rows: u16, blocked: bool) -> &[Self] {
         if chosen.is_empty() {
-            Self::usual(rows)
+            Self::usual(rows, blocked)
         } else {
             chosen
         }
@@ -54,10 +61,11 @@ impl OverviewPane {
     fn pane(self, model: &ViewModel<'_>) -> Pane {
         let (title, body) = match self {
             Self::Warnings => {
-                let table = Table {
+                let mut table = Table {
                     heads: Heads::Hidden,
                     ..warnings::table(model, warnings::Muted::Hidden)
                 };
+                refer_to_headline(model, &mut table);
                 let title = format!("warnings: {}", warnings::summary(model));
                 (title, Body::Table(table))
             }
@@ -67,6 +75,8 @@ impl OverviewPane {
                 ("in flight".into(), Body::Table(table))
             }
             Self::Ranks => (strip_title(model), Body::Strip(strip(model))),
+            Self::Trends => ("trends".into(), Body::Text(trends(model))),
+            Self::Why => ("why".into(), Body::Table(why::whole(model))),
         };
         Pane { title, body }
     }
@@ -74,9 +84,14 @@ impl OverviewPane {
 
 pub(super) fn page(model: &ViewModel<'_>) -> Page {
     let mut head = vec![headline(model)];
-    head.extend(why_line(model));
+    head.extend(next_line(model));
+    let blocked = !model.index.roots.is_empty();
+    let panes = OverviewPane::shown(model.layout, model.size.1, blocked);
+    if !panes.contains(&OverviewPane::Why) {
+        head.extend(why_line(model));
+    }
     head.extend(jobs::others(model));
-    let panes = OverviewPane::shown(model.layout, model.size.1).iter();
+    let panes = panes.iter();
     Page {
         head,
         panes: panes.map(|pane| pane.pane(model)).collect(),
@@ -111,12 +126,8 @@ fn headline(model: &ViewModel<'_>) -> Line {
     let mut line = vec![styled(format!(" {word} "), tone)];
     match head {
         Some(finding) => {
-            // Without the time of the dump, ages are unknown.
-            let since = since_ms(model.snapshot, finding).filter(|ms| *ms >= 1e3);
-            if let Some(since) = model.age(since)
-                && matches!(report.verdict, Verdict::Stuck | Verdict::Mismatch)
-            {
-                line.push(styled(format!("{}  ", clock_age(since)), tone));
+            if matches!(report.verdict, Verdict::Stuck | Verdict::Mismatch) {
+                line.extend(since(model, finding).map(|text| styled(text, tone)));
             }
             line.push(plain(model.sentence(finding)));
         }
@@ -141,7 +152,83 @@ fn headline(model: &ViewModel<'_>) -> Line {
     line
 }
 
-/// `why: 517 -> dp_5 #9133 (15 wait) -> tp_64..71 (56 wait)`.
+/// `00:01:42 since 14:03:27Z  `. Without the time of a dump ages are unknown.
+fn since(model: &ViewModel<'_>, finding: &Finding) -> Option<String> {
+    let age_ms = since_ms(model.snapshot, finding).filter(|ms| *ms >= 1e3);
+    let from_age = age_ms.map(|ms| model.snapshot.at.wall_ns - (ms * 1e6) as i64);
+    let at_ns = finding.since.map(|since| since.at_ns).or(from_age)?;
+    let age = model.age(age_ms).map_or_else(String::new, |ms| {
+        let mut age = clock_age(ms);
+        age.push(' ');
+        age
+    });
+    Some(format!("{age}since {}Z  ", time_of_day(at_ns)))
+}
+
+/// `next: look at what rank 2 does after train.py:64`.
+fn next_line(model: &ViewModel<'_>) -> Option<Line> {
+    let report = &model.snapshot.report;
+    let finding = &report.findings[model.index.head?];
+    let over = report.end.is_some() && report.lead().is_none();
+    (!over && !finding.next.is_empty()).then(|| {
+        vec![
+            styled("   next: ", Tone::Accent),
+            plain(finding.next.clone()),
+        ]
+    })
+}
+
+/// The row of the finding that the first line is about does not repeat it.
+fn refer_to_headline(model: &ViewModel<'_>, table: &mut Table) {
+    let Some(at) = model.index.head else { return };
+    let id = model.snapshot.report.findings[at].id;
+    let about = |row: &&mut Row| row.target == Some(Target::Finding(id));
+    if let Some(row) = table.rows.iter_mut().find(about)
+        && let Some(cell) = row.cells.last_mut()
+    {
+        *cell = Cell::word("the first line above; [enter] evidence, [!] explained");
+    }
+}
+
+/// Characters of a sparkline, from low to high.
+const BARS: [char; 7] = ['▁', '▂', '▃', '▄', '▅', '▆', '▇'];
+
+/// `steps/s   ▁▂▃▅▇  9.8   most 12`: one line a figure, the newest on the right.
+fn trends(model: &ViewModel<'_>) -> Vec<Line> {
+    let trends = model.trends.until(model.snapshot.at.wall_ns);
+    let room = usize::from(model.size.0).saturating_sub(36).max(8);
+    let number = |value: Option<f64>| match value {
+        Some(value) if value >= 100.0 => format!("{value:.0}"),
+        Some(value) if value >= 10.0 => format!("{value:.1}"),
+        Some(value) => format!("{value:.2}"),
+        None => "--".to_owned(),
+    };
+    let line = |trend: &Trend| {
+        let newest = &trend.values[trend.values.len().saturating_sub(room)..];
+        let most = newest.iter().flatten().copied().reduce(f64::max);
+        let bar = |value: &Option<f64>| match (value, most) {
+            (Some(value), Some(most)) if most > 0.0 => {
+                let height = (value / most * (BARS.len() - 1) as f64).round();
+                BARS[(height as usize).min(BARS.len() - 1)]
+            }
+            (Some(_), _) => BARS[0],
+            (None, _) => ' ',
+        };
+        let bars: String = newest.iter().map(bar).collect();
+        let blank = " ".repeat(room.saturating_sub(newest.len()));
+        let now = number(trend.values.last().copied().flatten());
+        vec![
+            styled(format!("  {:<9}", trend.name), Tone::Dim),
+            plain(format!("{now:>7}  ")),
+            styled(format!("{blank}{bars}"), Tone::Accent),
+            styled(format!("  most {}", number(most)), Tone::Dim),
+        ]
+    };
+    trends.iter().map(line).collect()
+}
+
+/// `why: 517 <- dp_5 #9133 (15 wait) <- tp_64..71 (56 wait), pp_3 #7 (1 waits)`: who waits for what is left
+/// of the arrow.
 fn why_line(model: &ViewModel<'_>) -> Option<Line> {
     let roots = &model.index.roots;
     if roots.is_empty() {
@@ -152,13 +239,25 @@ fn why_line(model: &ViewModel<'_>) -> Option<Line> {
         return None;
     }
     let mut text = format!("   why: {}", rank_set(roots, 4));
+    let mut level = 0;
     for link in &chain {
         let groups = model.labels(&link.groups);
         let seq = match link.seq {
             (a, b) if a == b => format!(" #{a}"),
             _ => String::new(),
         };
-        text.push_str(&format!(" -> {groups}{seq} ({} wait)", link.ranks.len()));
+        // Those of one level wait for the same one before them, not for each other.
+        let sign = if link.level == level { "," } else { " <-" };
+        level = link.level;
+        let verb = if link.ranks.len() == 1 {
+            "waits"
+        } else {
+            "wait"
+        };
+        text.push_str(&format!(
+            "{sign} {groups}{seq} ({} {verb})",
+            link.ranks.len()
+        ));
     }
     // The footer shows the key too, so an extra line for it is not worthwhile.
     let fits = text.chars().count() + HINT.len() <= usize::from(model.size.0);

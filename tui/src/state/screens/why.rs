@@ -49,15 +49,36 @@ pub(super) fn page(model: &ViewModel<'_>, target: Option<&Target>) -> Page {
     if let Some(at) = model.index.head.filter(|_| waiting.is_none()) {
         head.push(vec![plain(model.sentence(&report.findings[at]))]);
     }
-    rows.extend(roots.iter().take(8).map(|&rank| root(model, rank)));
-    rows.extend(chain.iter().map(|link| self::link(model, link)));
-    let table = Table {
+    rows.extend(tree(model, &roots, &chain));
+    Page::of(head, "why", table(rows))
+}
+
+/// The roots of the whole hang, and the ranks that wait because of them.
+pub(super) fn whole(model: &ViewModel<'_>) -> Table {
+    let roots = &model.index.roots;
+    let chain = causes::chain(&model.snapshot.report, roots);
+    Table {
+        heads: Heads::Hidden,
+        ..table(tree(model, roots, &chain).collect())
+    }
+}
+
+fn tree<'a>(
+    model: &'a ViewModel<'_>,
+    roots: &'a [Rank],
+    chain: &'a [Link],
+) -> impl Iterator<Item = Row> + 'a {
+    let causes = roots.iter().take(8).map(|&rank| root(model, rank));
+    causes.chain(chain.iter().map(|link| self::link(model, link)))
+}
+
+fn table(rows: Vec<Row>) -> Table {
+    Table {
         columns: vec![text("", 0), text("who", 0), rest("does what", 0)],
         rows,
         heads: Heads::Shown,
         empty: "no blocked ranks".into(),
-    };
-    Page::of(head, "why", table)
+    }
 }
 
 fn named(ranks: &[Rank]) -> String {
@@ -197,7 +218,7 @@ fn link(model: &ViewModel<'_>, link: &Link) -> Row {
         link.op,
         model.labels(groups.iter().copied())
     );
-    let step = format!("{}-> ", "  ".repeat(link.level.min(8) - 1));
+    let step = format!("{}└─ ", "   ".repeat(link.level.min(8) - 1));
     let who = format!("{n}: {}", rank_set(&link.ranks, 3));
     row(
         Mark::new('.', Tone::Waiting),

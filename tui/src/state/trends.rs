@@ -1,0 +1,144 @@
+//! What moves: four figures of the job over time, drawn on the first screen.
+
+use rcomm_analyzer::Snapshot;
+use std::collections::VecDeque;
+
+/// Snapshots whose figures are kept: more than a screen is wide, however often the job is looked at.
+const KEPT: usize = 512;
+
+/// One moment's figures.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Sample {
+    wall_ns: i64,
+    /// The highest step of any rank.
+    step: Option<i64>,
+    /// Steps a second since the sample before.
+    steps_per_s: Option<f64>,
+    /// Bus bandwidth of the group that has the highest, GB/s.
+    busbw_gbs: Option<f64>,
+    /// Median lag of the rank that has the longest, ms.
+    late_ms: Option<f64>,
+    /// Age of the oldest pending operation, ms; 0 if none is pending.
+    oldest_ms: Option<f64>,
+}
+
+/// The figures of the newest snapshots, oldest first.
+#[derive(Debug, Default)]
+pub struct Trends {
+    samples: VecDeque<Sample>,
+}
+
+/// One figure over time.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Trend {
+    /// Its name and unit.
+    pub(crate) name: &'static str,
+    /// One per snapshot, oldest first; `None` = not known then.
+    pub(crate) values: Vec<Option<f64>>,
+}
+
+impl Trends {
+    /// Adds the figures of a snapshot that is newer than all before. Another job begins anew.
+    pub(super) fn observe(&mut self, before: Option<&Snapshot>, snapshot: &Snapshot) {
+        if before.is_some_and(|before| before.job != snapshot.job) {
+            self.samples.clear();
+        }
+        let report = &snapshot.report;
+        let most = |values: &mut dyn Iterator<Item = f64>| values.reduce(f64::max);
+        let step = report.ranks.iter().filter_map(|rank| rank.step).max();
+        let mut sample = Sample {
+            wall_ns: snapshot.at.wall_ns,
+            step,
+            steps_per_s: None,
+            busbw_gbs: most(&mut report.groups.iter().filter_map(|group| group.busbw_gbs)),
+            late_ms: most(&mut report.ranks.iter().filter_map(|rank| rank.lag_p50_ms)),
+            oldest_ms: match report.in_flight.is_empty() {
+                true => Some(0.0),
+                false => most(&mut report.in_flight.iter().filter_map(|it| it.age_ms)),
+            },
+        };
+        if let Some(last) = self.samples.back()
+            && let (Some(then), Some(now)) = (last.step, step)
+            && sample.wall_ns > last.wall_ns
+        {
+            let seconds = (sample.wall_ns - last.wall_ns) as f64 / 1e9;
+            // A job that was restarted counts from the beginning.
+            sample.steps_per_s = (now >= then).then(|| (now - then) as f64 / seconds);
+        }
+        self.samples.push_back(sample);
+        if self.samples.len() > KEPT {
+            self.samples.pop_front();
+        }
+    }
+
+    /// The figures up to this time, wall clock, ns.
+    pub(crate) fn until(&self, wall_ns: i64) -> [Trend; 4] {
+        let all = |value: fn(&Sample) -> Option<f64>| {
+            let known = self.samples.iter().filter(|it| it.wall_ns <= wall_ns);
+            known.map(value).collect()
+        };
+        let trend = |name, value| Trend {
+            name,
+            values: all(value),
+        };
+        [
+            trend("steps/s", |it| it.steps_per_s),
+            trend("bus GB/s", |it| it.busbw_gbs),
+            trend("late ms", |it| it.late_ms),
+            trend("oldest s", |it| it.oldest_ms.map(|ms| ms / 1e3)),
+        ]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rcomm_analyzer::{RankReport, Report};
+    use std::sync::Arc;
+
+    fn at(second: i64, step: i64) -> Snapshot {
+        let mut snapshot = Snapshot::empty(Default::default());
+        snapshot.at.wall_ns = second * 1_000_000_000;
+        let mut report = Report::clone(&snapshot.report);
+        report.ranks.push(RankReport {
+            rank: 0,
+            host: String::new(),
+            pid: 1,
+            read: true,
+            phase: None,
+            step: Some(step),
+            pending: 0,
+            lost: 0,
+            last_call: None,
+            lag_p50_ms: None,
+            lag_share: None,
+        });
+        snapshot.report = Arc::new(report);
+        snapshot
+    }
+
+    #[test]
+    fn steps_are_counted_between_snapshots_and_not_across_a_restart() {
+        let mut trends = Trends::default();
+        for (second, step) in [(0, 10), (1, 14), (3, 20), (4, 2)] {
+            trends.observe(None, &at(second, step));
+        }
+        let [steps, ..] = trends.until(i64::MAX);
+        assert_eq!(steps.values, [None, Some(4.0), Some(3.0), None]);
+        let [steps, .., oldest] = trends.until(1_000_000_000);
+        assert_eq!((steps.values.len(), oldest.values), (2, vec![Some(0.0); 2]));
+    }
+
+    #[test]
+    fn another_job_begins_anew_and_memory_is_bounded() {
+        let mut trends = Trends::default();
+        for second in 0..2_000 {
+            trends.observe(None, &at(second, second));
+        }
+        assert_eq!(trends.until(i64::MAX)[0].values.len(), KEPT);
+        let mut other = at(3_000, 1);
+        other.job = "another".into();
+        trends.observe(Some(&at(2_000, 1)), &other);
+        assert_eq!(trends.until(i64::MAX)[0].values.len(), 1);
+    }
+}

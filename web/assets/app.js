@@ -8,7 +8,7 @@ import { chooseMetric, describe, drawRanks, walk } from "./ranks.js";
 import { drawGroups, drawInFlight, drawSources, drawStacks, drawStragglers } from "./tables.js";
 import { openInPerfetto, paint as paintTimeline, prepareTimeline, refresh as refreshTimeline } from "./timeline.js";
 import { prepareUpload } from "./upload.js";
-import { drawFindings, drawVerdict } from "./verdict.js";
+import { asText, drawFindings, drawVerdict, since } from "./verdict.js";
 
 /** @typedef {{status: object, report: object, focus: ?object}} Picture */
 
@@ -24,6 +24,7 @@ const state = {
   /** @type {?object} indices of the matching rows, and the number of their snapshot */ selected: null,
   /** @type {?number} */ rank: null,
   /** @type {?object} group whose matrix is shown */ group: null,
+  /** @type {?number} when the newest picture came */ received: null,
 };
 
 /** Whether a row matches the filter. A snapshot newer than the answer shows all rows until the next answer. */
@@ -35,29 +36,44 @@ const passes = (section, place) => {
 // Drawing ------------------------------------------------------------------------------------------
 
 let queued = false;
-function draw() {
+/** @param {boolean} [asked] the reader has asked for something else to be shown */
+function draw(asked = false) {
+  forced ||= asked;
   if (queued) return;
   queued = true;
   requestAnimationFrame(() => {
     queued = false;
     if (state.shown) drawNow(state.shown);
+    forced = false;
   });
 }
+
+/** Draws a part, unless the pointer is inside: what one is about to click does not move. The verdict is
+ * drawn always. @param {string} id @param {() => void} drawPart */
+function unlessHeld(id, drawPart) {
+  const section = at(id).closest("section");
+  const held = !forced && section.matches(":hover");
+  section.classList.toggle("held", held);
+  if (!held) drawPart();
+}
+
+/** What the reader has just asked for is drawn, though the pointer is inside. */
+let forced = false;
 
 /** @param {Picture} picture */
 function drawNow({ status, report, focus }) {
   const began = performance.now();
   at("job").textContent = upload ? "uploaded dumps" : status.job;
   drawVerdict(report);
-  drawFindings(report, passes);
-  drawInFlight(report, passes, state.problemsOnly);
-  drawGroups(report, passes, state.problemsOnly, openGroup);
-  drawStragglers(report, passes);
-  drawSources(status);
-  drawStacks(report);
-  drawRanks(report, status, passes, openRank);
-  drawGraph(report);
-  if (!state.group) drawMatrix(focus);
+  unlessHeld("findings", () => drawFindings(report, passes));
+  unlessHeld("flight", () => drawInFlight(report, passes, state.problemsOnly));
+  unlessHeld("groups", () => drawGroups(report, passes, state.problemsOnly, openGroup));
+  unlessHeld("stragglers", () => drawStragglers(report, passes));
+  unlessHeld("sources", () => drawSources(status));
+  unlessHeld("stacks", () => drawStacks(report));
+  unlessHeld("ranks", () => drawRanks(report, status, passes, openRank));
+  unlessHeld("graph", () => drawGraph(report));
+  if (!state.group) unlessHeld("matrix", () => drawMatrix(focus));
   if (state.rank != null) at("rank-facts").replaceChildren(describe(report, state.rank));
   showAge();
   document.body.dataset.number = status.number;
@@ -69,13 +85,40 @@ function showAge() {
   const line = at("age");
   if (!state.shown) return;
   const { judged_at_ns: judged } = state.shown.status;
-  const old = age(Math.max(0, Date.now() - judged / 1e6));
   const past = state.shown !== state.live && !upload;
+  const passed = laterMs();
+  const old = age(past ? Math.max(0, Date.now() - judged / 1e6) : passed);
+  // A job that has ended is not judged again: its last picture is no older for it.
+  const over = state.shown.report.end != null;
+  const stale = !upload && (past || state.paused || !state.connected || (passed > STALE_MS && !over));
+  at("light").className = upload || over ? "" : stale ? "stale" : "live";
+  at("since").textContent = since(state.shown.report, past || upload ? 0 : passed);
+  for (const cell of document.querySelectorAll("[data-age]")) {
+    if (cell.dataset.age !== "" && !past && !upload && !over) cell.textContent = age(Number(cell.dataset.age) + passed);
+  }
   line.textContent = upload ? "report on dumps"
     : past ? `history: ${new Date(judged / 1e6).toLocaleTimeString()}, ${old} ago`
-    : state.paused ? `paused, ${old} old` : !state.connected ? `connection lost; data ${old} old` : `updated ${old} ago`;
-  line.classList.toggle("stale", !upload && (past || state.paused || !state.connected));
+    : state.paused ? `paused, ${old} old` : !state.connected ? `connection lost; data ${old} old` : over ? "over" : stale ? `stale: no update for ${old}` : `live, updated ${old} ago`;
+  line.classList.toggle("stale", stale);
   at("live").hidden = upload != null || !(past || state.paused);
+}
+
+/** After this time without a picture the page calls itself stale. */
+const STALE_MS = 10e3;
+
+/** How long ago the newest picture came, by this browser's clock alone. */
+const laterMs = () => (state.received == null ? 0 : performance.now() - state.received);
+
+async function copyVerdict() {
+  if (!state.shown) return;
+  const text = asText(state.shown.report, upload ? "" : state.shown.status.job);
+  try {
+    await navigator.clipboard.writeText(text);
+    at("copied").textContent = "copied";
+  } catch {
+    at("copied").textContent = "the browser did not allow it: select the text";
+  }
+  setTimeout(() => { at("copied").textContent = ""; }, 3000);
 }
 
 // The displayed snapshot------------------------------------------------------------------------------------
@@ -83,6 +126,7 @@ function showAge() {
 /** @param {Picture} picture */
 function take(picture) {
   state.live = picture;
+  state.received = performance.now();
   remember(picture.status, picture.report);
   if (!state.paused) show(picture);
 }
@@ -127,7 +171,7 @@ let selecting = 0;
 async function select() {
   const turn = (selecting += 1);
   const error = at("filter-error");
-  if (!state.filter) { state.selected = null; error.textContent = ""; draw(); return; }
+  if (!state.filter) { state.selected = null; error.textContent = ""; draw(true); return; }
   const of = state.shown?.status.number;
   const newest = state.shown === state.live;
   try {
@@ -184,8 +228,8 @@ function theme() {
 
 const KEYS = {
   "/": () => at("filter").focus(), "?": () => at("help").showModal(), " ": pause, ",": () => step(-1), ".": () => step(1),
-  "<": () => step(-10), ">": () => step(10), L: () => go(null), t: theme,
-  z: () => { state.problemsOnly = !state.problemsOnly; at("problems-only").setAttribute("aria-pressed", state.problemsOnly); draw(); },
+  "<": () => step(-10), ">": () => step(10), L: () => go(null), t: theme, y: copyVerdict,
+  z: () => { state.problemsOnly = !state.problemsOnly; at("problems-only").setAttribute("aria-pressed", state.problemsOnly); draw(true); },
   p: () => { location.href = `/api/v1/perfetto${upload ? `?upload=${upload}` : ""}`; },
 };
 
@@ -198,7 +242,7 @@ addEventListener("keydown", (event) => {
   }
   if (event.key === "Escape" && state.filter) { filter(""); return; }
   if (event.key >= "1" && event.key <= "9") {
-    document.querySelectorAll("main > section > h2, main > .pair > section > h2")[Number(event.key) - 1]?.scrollIntoView();
+    document.querySelectorAll("main section > h2")[Number(event.key) - 1]?.scrollIntoView();
     return;
   }
   // The space bar presses a focused button.
@@ -235,10 +279,13 @@ prepareUpload();
 prepareTimeline();
 let typing;
 at("filter").addEventListener("input", (event) => { clearTimeout(typing); typing = setTimeout(() => filter(event.target.value), 150); });
-at("metric").addEventListener("change", (event) => { chooseMetric(event.target.value); draw(); });
+at("metric").addEventListener("change", (event) => { chooseMetric(event.target.value); draw(true); });
 at("problems-only").addEventListener("click", KEYS.z);
 at("live").addEventListener("click", () => go(null));
 at("theme").addEventListener("click", theme);
+at("copy-verdict").addEventListener("click", copyVerdict);
+// A part that was held is brought up to date when the pointer leaves it.
+for (const section of document.querySelectorAll("section")) section.addEventListener("pointerleave", () => { if (section.classList.contains("held")) draw(); });
 at("show-help").addEventListener("click", KEYS["?"]);
 at("rank").addEventListener("close", () => { state.rank = null; });
 at("rank-filter").addEventListener("click", () => { const rank = state.rank; at("rank").close(); filter(`rank:${rank}`); });
@@ -258,7 +305,7 @@ if (upload) {
   document.body.classList.add("upload");
   refreshTimeline({ upload });
   ask("picture", { upload }).then((picture) => { state.live = picture; show(picture); }, (error) => {
-    at("verdict").textContent = error.message;
+    at("verdict-text").textContent = error.message;
   });
 } else {
   prepareHistory(go);

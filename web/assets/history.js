@@ -1,6 +1,6 @@
 // The history: a plot over time, and a slider to go back.
 
-import uPlot from "./vendor/uPlot.esm.js";
+import uPlot from "./vendor/uPlot.esm.min.js";
 import { age, ask, at, colour } from "./format.js";
 
 /** Maximum number of points in the browser; the server has its own limit. */

@@ -28,7 +28,7 @@ export function drawInFlight(report, passes, problemsOnly) {
   fillTable(at("flight"),
     ["age", "group", "seq", "operation", "bytes", "joined", "state", "missing"],
     shown.map((i) => [
-      age(i.age_ms), name(i.group), i.seq, i.op, size(i.bytes), `${i.joined.length}/${i.group.ranks.length}`,
+      make("span", { "data-age": i.age_ms ?? "" }, age(i.age_ms)), name(i.group), i.seq, i.op, size(i.bytes), `${i.joined.length}/${i.group.ranks.length}`,
       i.state.replace("_", "-"), rankSet(i.missing) + (i.unknown.length > 0 ? ` (unknown: ${rankSet(i.unknown)})` : ""),
     ]), report.in_flight.length === 0 ? "Nothing is pending." : "No pending operation matches the filter.", more);
 }
@@ -56,7 +56,7 @@ export function drawStragglers(report, passes) {
     passes(section, place) && report.ranks[place].lag_share != null);
   shown.sort((a, b) => b.lag_share - a.lag_share);
   fillTable(at("stragglers"),
-    ["rank", "host", "lag p50", "share of the job's time", ""],
+    ["rank", "host", "lag p50", "share of the job's time", "meter"],
     shown.slice(0, 12).map((r) => [r.rank, r.host, age(r.lag_p50_ms), percent(r.lag_share),
       make("meter", { min: 0, max: 1, low: 0.02, high: 0.05, optimum: 0, value: r.lag_share,
         "aria-label": `rank ${r.rank}: ${percent(r.lag_share)} of the job's time` })]),

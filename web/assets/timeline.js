@@ -13,6 +13,8 @@ let view = { from: 0, to: 1 };
 let wanted = { seconds: 10, filter: "", upload: null };
 let asking = false;
 let again = false;
+/** Whether the reader has chosen a part: it stays as it is until all is shown again. */
+let chosen = false;
 
 const canvas = () => at("timeline-canvas");
 
@@ -25,6 +27,9 @@ export async function refresh(query = {}) {
     paint();
     return;
   }
+  // What the reader looks at stays, until something else is asked for.
+  if (Object.keys(query).some((key) => key !== "past")) chosen = false;
+  else if (drawn && (chosen || at("timeline").matches(":hover"))) return;
   const place = at("timeline").getBoundingClientRect();
   if (place.top > innerHeight + 400 || place.bottom < -400) return;
   if (asking) { again = true; return; }
@@ -123,9 +128,56 @@ function point(event) {
   const lane = drawn.lanes[Math.floor((event.clientY - box.top + at("timeline-pane").scrollTop - TOP) / LANE)];
   const us = view.from + ((event.clientX - box.left - LEFT) / (box.width - LEFT - 8)) * (view.to - view.from);
   const slice = lane?.slices.findLast((it) => it.start <= us && us <= (it.length == null ? drawn.length : it.start + it.length));
-  at("timeline-tip").textContent = slice
-    ? `rank ${lane.rank}: ${drawn.ops[slice.op]} #${slice.seq} on ${drawn.groups[slice.group]}, ${fate(slice)}`
-    : "";
+  const tip = at("timeline-tip");
+  tip.hidden = !slice;
+  if (!slice) return;
+  tip.textContent = `rank ${lane.rank}: ${drawn.ops[slice.op]} #${slice.seq} on ${drawn.groups[slice.group]}, ${fate(slice)}`;
+  tip.style.left = `${Math.min(event.clientX + 12, innerWidth - tip.offsetWidth - 8)}px`;
+  tip.style.top = `${Math.min(event.clientY + 14, innerHeight - tip.offsetHeight - 8)}px`;
+}
+
+/** The time under the pointer, us. @param {PointerEvent} event */
+function timeAt(event) {
+  const box = canvas().getBoundingClientRect();
+  const share = Math.max(0, Math.min(1, (event.clientX - box.left - LEFT) / (box.width - LEFT - 8)));
+  return view.from + share * (view.to - view.from);
+}
+
+/** Draws the range from where the pointer went down, and shows it alone when the pointer goes up. */
+function prepareDrag(pane) {
+  let began = null;
+  const range = at("timeline-range");
+  pane.addEventListener("pointerdown", (event) => {
+    if (!drawn || event.button !== 0 || event.offsetX > pane.clientWidth) return;
+    began = { us: timeAt(event), x: event.clientX };
+  });
+  pane.addEventListener("pointermove", (event) => {
+    if (!began) return;
+    const box = pane.getBoundingClientRect();
+    const [from, to] = [began.x, event.clientX].sort((a, b) => a - b);
+    range.hidden = to - from < 4;
+    range.style.left = `${from - box.left}px`;
+    range.style.width = `${to - from}px`;
+  });
+  addEventListener("pointerup", (event) => {
+    if (!began) return;
+    const [from, to] = [began.us, timeAt(event)].sort((a, b) => a - b);
+    const far = Math.abs(event.clientX - began.x) >= 4;
+    began = null;
+    range.hidden = true;
+    if (!far || to - from < 1) return;
+    chosen = true;
+    view = { from, to };
+    paint();
+  });
+  pane.addEventListener("dblclick", showAll);
+}
+
+/** All that was asked for, kept up to date again. */
+function showAll() {
+  chosen = false;
+  view = { from: 0, to: Math.max(1, drawn?.length ?? 1) };
+  paint();
 }
 
 /** @param {number} factor @param {number} at where it stays, 0..1 */
@@ -134,6 +186,7 @@ function zoom(factor, centre = 0.5) {
   const next = Math.min(drawn?.length ?? span, Math.max(10, span * factor));
   const from = Math.max(0, view.from + (span - next) * centre);
   view = { from, to: from + next };
+  chosen = next < (drawn?.length ?? next);
   paint();
 }
 
@@ -142,6 +195,7 @@ function pan(share) {
   const span = view.to - view.from;
   const from = Math.max(0, Math.min((drawn?.length ?? span) - span, view.from + span * share));
   view = { from, to: from + span };
+  chosen = true;
   paint();
 }
 
@@ -153,6 +207,8 @@ export function prepareTimeline() {
   new ResizeObserver(soon).observe(pane);
   new IntersectionObserver((seen) => { if (seen.some((it) => it.isIntersecting)) refresh(); }).observe(at("timeline"));
   pane.addEventListener("pointermove", point);
+  pane.addEventListener("pointerleave", () => { at("timeline-tip").hidden = true; });
+  prepareDrag(pane);
   pane.addEventListener("wheel", (event) => {
     if (!event.ctrlKey) return;
     event.preventDefault();
@@ -160,7 +216,8 @@ export function prepareTimeline() {
     zoom(event.deltaY > 0 ? 1.25 : 0.8, (event.clientX - box.left - LEFT) / (box.width - LEFT));
   }, { passive: false });
   pane.addEventListener("keydown", (event) => {
-    const act = { "+": () => zoom(0.5), "-": () => zoom(2), ArrowLeft: () => pan(-0.2), ArrowRight: () => pan(0.2) }[event.key];
+    const nearer = () => zoom(0.5), farther = () => zoom(2), earlier = () => pan(-0.2), later = () => pan(0.2);
+    const act = { "+": nearer, w: nearer, "-": farther, s: farther, ArrowLeft: earlier, a: earlier, ArrowRight: later, d: later, 0: showAll }[event.key];
     if (act) { act(); event.preventDefault(); event.stopPropagation(); }
   });
   at("timeline-seconds").addEventListener("change", (event) => refresh({ seconds: Number(event.target.value) }));

@@ -1,6 +1,6 @@
 // The top of the page: the verdict in one sentence, then every finding with its evidence.
 
-import { at, label, make } from "./format.js";
+import { ask, at, label, make } from "./format.js";
 
 /** The finding that the verdict's sentence describes. @param {object} report */
 const headline = (report) => report.end && ["ended", "cancelled", "inconclusive"].includes(report.verdict)
@@ -25,9 +25,55 @@ export function sentence(report) {
 
 /** @param {object} report */
 export function drawVerdict(report) {
-  at("verdict").replaceChildren(make("p", { class: "sentence" },
+  at("verdict-text").replaceChildren(make("p", { class: "sentence" },
     make("span", { class: `word ${report.verdict}` }, report.verdict), sentence(report)));
   document.title = `${report.verdict}: rcomm`;
+}
+
+const clock = (ns) => new Date(ns / 1e6).toISOString().slice(11, 19);
+
+/** Since when it is so; the duration is that of the report, and what has passed here after it.
+ * @param {object} report @param {?number} laterMs */
+export function since(report, laterMs) {
+  const began = headline(report)?.since;
+  if (!began) return "";
+  if (began.age_ms == null) return `since ${clock(began.at_ns)} UTC`;
+  const seconds = Math.max(0, Math.floor((began.age_ms + (report.end ? 0 : laterMs)) / 1e3));
+  const parts = [Math.floor(seconds / 3600), Math.floor(seconds / 60) % 60, seconds % 60];
+  return `for ${parts.map((part) => String(part).padStart(2, "0")).join(":")}, since ${clock(began.at_ns)} UTC`;
+}
+
+/** The verdict for a message to somebody else. @param {object} report @param {string} job */
+export function asText(report, job) {
+  const first = headline(report);
+  const lines = [`${report.verdict.toUpperCase()} ${sentence(report)}`];
+  if (job) lines.push(`job: ${job}`);
+  const began = since(report, 0);
+  if (began) lines.push(began);
+  if (first?.next) lines.push(`next: ${first.next}`);
+  for (const finding of report.findings.filter((it) => it !== first && it.severity !== "note").slice(0, 20)) {
+    lines.push(`${finding.code} ${finding.name}: ${finding.sentence}`);
+  }
+  return `${lines.join("\n")}\n`;
+}
+
+/** What a code means, asked for once. @param {string} code */
+function explained(code) {
+  const text = make("div", {}, make("p", {}, "…"));
+  const details = make("details", { class: "explain" }, make("summary", {}, `What ${code} means`), text);
+  details.addEventListener("toggle", async () => {
+    if (!details.open || details.dataset.filled) return;
+    details.dataset.filled = "true";
+    try {
+      const { meaning, causes, actions } = await ask("explain", { code });
+      const list = (name, items) => [make("p", { class: "note" }, name), make("ul", {}, ...items.map((it) => make("li", {}, it)))];
+      text.replaceChildren(make("p", {}, meaning), ...list("Usual causes", causes), ...list("What to do", actions));
+    } catch (error) {
+      delete details.dataset.filled;
+      text.replaceChildren(make("p", {}, error.message));
+    }
+  });
+  return details;
 }
 
 /** @param {object} finding @param {boolean} isHeadline whether the headline already shows its sentence */
@@ -49,23 +95,27 @@ function article(finding, isHeadline) {
       make("ul", {}, ...facts.map((text) => make("li", {}, text))),
       ...(programs.length > 0 ? [make("pre", {}, programs.join("\n"))] : [])));
   }
+  element.append(explained(finding.code));
   return element;
 }
 
 /** @param {object} report @param {(section: string, place: number) => boolean} passes */
 export function drawFindings(report, passes) {
   const shown = report.findings.filter((_, place) => passes("findings", place)).slice(0, 50);
-  const open = new Set([...document.querySelectorAll("#findings details[open]")].map((it) => it.dataset.key));
+  const before = new Map([...document.querySelectorAll("#findings details")].map((it) => [it.dataset.key, it]));
   const articles = shown.map((finding) => {
     const element = article(finding, finding === headline(report));
-    const details = element.querySelector("details");
-    if (details) {
-      details.dataset.key = `${finding.code} ${finding.culprit_ranks}`;
-      details.open = open.has(details.dataset.key);
+    for (const details of element.querySelectorAll("details")) {
+      const key = `${details.className} ${finding.code} ${finding.culprit_ranks}`;
+      const old = before.get(key);
+      details.dataset.key = key;
+      // What was asked for once stays; evidence may have changed.
+      if (old?.className === "explain") details.replaceWith(old);
+      else details.open = old?.open ?? false;
     }
     return element;
   });
-  at("findings").replaceChildren(...articles);
+  at("findings").replaceChildren(...(articles.length > 0 ? articles : [make("p", { class: "empty" }, "No findings.")]));
   const problems = report.problems.slice(0, 100).map((it) => make("li", {}, `${it.code} ${it.path}: ${it.sentence}`));
   at("problems").replaceChildren(...(problems.length > 0
     ? [make("details", {}, make("summary", {}, `Problems with the input (${report.problems.length})`), make("ul", {}, ...problems))]

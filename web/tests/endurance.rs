@@ -159,10 +159,10 @@ fn a_client_that_does_not_read_is_dropped_and_counted_and_the_others_are_served(
     // The client requests more than the sockets can hold, and reads nothing.
     let mut slow = TcpStream::connect(server.address).expect("it listens");
     let host = server.address;
-    let question = format!("GET /assets/vendor/uPlot.esm.js HTTP/1.1\r\nHost: {host}\r\n\r\n");
+    let question = format!("GET /assets/vendor/uPlot.esm.min.js HTTP/1.1\r\nHost: {host}\r\n\r\n");
     slow.set_write_timeout(Some(Duration::from_secs(1)))
         .expect("a time-out");
-    for _ in 0..200 {
+    for _ in 0..600 {
         // The server may drop the client before it has sent all requests.
         if slow.write_all(question.as_bytes()).is_err() {
             break;

@@ -359,6 +359,7 @@ fn answers_match_the_description() {
             continue;
         }
         let query = match path.as_str() {
+            "/api/v1/explain" => "?code=E101".to_owned(),
             "/api/v1/select" => "?filter=rank:0-3".to_owned(),
             "/api/v1/matrix" => format!("?group={group}&each=true"),
             "/api/v1/timeline" => "?seconds=100000".to_owned(),

@@ -2,6 +2,7 @@
 
 pub(crate) mod app_state;
 pub(crate) mod events;
+pub(crate) mod explain;
 pub(crate) mod matrix;
 pub(crate) mod records;
 pub(crate) mod select;

@@ -5,9 +5,9 @@
 
 use crate::http::error::Refusal;
 use axum::extract::{Request, State};
-use axum::http::{HeaderMap, HeaderValue, Method, Uri, header};
+use axum::http::{HeaderMap, HeaderValue, Method, StatusCode, Uri, header};
 use axum::middleware::Next;
-use axum::response::{IntoResponse, Response};
+use axum::response::{Html, IntoResponse, Response};
 use rcomm_recorder::model::text;
 use rcomm_recorder::publish::Secret;
 use std::net::{IpAddr, SocketAddr};
@@ -175,12 +175,16 @@ pub(crate) async fn guard(State(access): State<Access>, request: Request, next: 
         }
     }
     let probe = matches!(request.uri().path(), "/healthz" | "/readyz");
-    if !probe && !access.admits(headers, request.uri()) {
-        return with_security_headers(Refusal::NoToken.into_response());
-    }
-    // Redirect to remove the token from the address: it would stay in the history and leak as referrer.
     let path = request.uri().path();
     let is_page = path == "/" || path.starts_with("/reports/");
+    if !probe && !access.admits(headers, request.uri()) {
+        let for_people = text(header::ACCEPT).is_some_and(|kinds| kinds.contains("text/html"));
+        return match is_page && for_people && request.method() == Method::GET {
+            true => ask_for_token(query(request.uri()).is_some()),
+            false => with_security_headers(Refusal::NoToken.into_response()),
+        };
+    }
+    // Redirect to remove the token from the address: it would stay in the history and leak as referrer.
     if let (&Method::GET, true, Some(token)) = (request.method(), is_page, query(request.uri())) {
         let secure = if access.secure { "; Secure" } else { "" };
         let port = port_of(request.headers());
@@ -190,9 +194,36 @@ pub(crate) async fn guard(State(access): State<Access>, request: Request, next: 
             (header::LOCATION, path.to_owned()),
             (header::SET_COOKIE, kept),
         ];
-        return with_security_headers((axum::http::StatusCode::SEE_OTHER, moved).into_response());
+        return with_security_headers((StatusCode::SEE_OTHER, moved).into_response());
     }
     with_security_headers(next.run(request).await)
+}
+
+/// A page with a field for the token. It loads nothing, so that its form is all that it may do.
+fn ask_for_token(was_wrong: bool) -> Response {
+    let wrong = match was_wrong {
+        true => "<p role=\"alert\"><strong>This token is wrong.</strong></p>",
+        false => "",
+    };
+    let page = format!(
+        "<!doctype html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n\
+         <meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n\
+         <meta name=\"color-scheme\" content=\"light dark\">\n<title>rcomm: token</title>\n</head>\n<body>\n\
+         <main>\n<h1>rcomm</h1>\n{wrong}\n\
+         <p>rcomm-web printed an address with a token when it started. Open that address, or enter the token:</p>\n\
+         <form method=\"get\"><label>Token <input name=\"token\" type=\"password\" autocomplete=\"off\" required \
+         autofocus></label> <button>Open</button></form>\n\
+         <p>Programs send it as <code>Authorization: Bearer TOKEN</code>.</p>\n</main>\n</body>\n</html>\n"
+    );
+    let mut response =
+        with_security_headers((StatusCode::UNAUTHORIZED, Html(page)).into_response());
+    response.headers_mut().insert(
+        header::CONTENT_SECURITY_POLICY,
+        HeaderValue::from_static(
+            "default-src 'none'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'",
+        ),
+    );
+    response
 }
 
 fn with_security_headers(mut response: Response) -> Response {

@@ -25,7 +25,7 @@ const PARTS: &[(&str, &str, &str)] = parts! {
     SCRIPT "timeline.js"
     SCRIPT "upload.js"
     SCRIPT "verdict.js"
-    SCRIPT "vendor/uPlot.esm.js"
+    SCRIPT "vendor/uPlot.esm.min.js"
     STYLE "vendor/uPlot.min.css"
     STYLE "style.css"
 };

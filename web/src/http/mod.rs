@@ -2,6 +2,7 @@
 
 pub(crate) mod access;
 pub(crate) mod assets;
+pub(crate) mod compress;
 pub(crate) mod error;
 pub(crate) mod idle_timeout;
 pub(crate) mod limits;

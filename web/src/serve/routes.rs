@@ -13,6 +13,7 @@
 //! | `GET /api/v1/history` | the snapshots that are kept |
 //! | `GET /api/v1/select?filter=` | rows that match a filter |
 //! | `GET /api/v1/filter-keys` | the terms of the filter language |
+//! | `GET /api/v1/explain?code=` | what a finding's code means, and what to do |
 //! | `GET /api/v1/matrix?group=` | the rank × sequence matrix of a group |
 //! | `GET /api/v1/timeline` | the newest operations of each rank |
 //! | `GET /api/v1/perfetto` | a timeline for ui.perfetto.dev |
@@ -26,22 +27,25 @@
 //! three `at=NUMBER` of a kept snapshot.
 
 use crate::api::app_state::AppState;
-use crate::api::{events, matrix, records, select, snapshots, timeline, uploads as uploading};
+use crate::api::{
+    events, explain, matrix, records, select, snapshots, timeline, uploads as uploading,
+};
 use crate::http::access::{Access, guard};
 use crate::http::assets;
+use crate::http::compress::compressed;
 use crate::http::error::Refusal;
 use crate::http::limits::Limits;
 use crate::http::traffic::Traffic;
 use axum::extract::{DefaultBodyLimit, Path, Request, State};
 use axum::http::{Method, StatusCode, Uri, header};
-use axum::middleware::{Next, from_fn_with_state};
+use axum::middleware::{Next, from_fn, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use axum::{Json, Router};
 use std::sync::Arc;
 
 /// The routes of version 1, listed by `GET /api/v1`.
-pub(crate) const API: [&str; 17] = [
+pub(crate) const API: [&str; 18] = [
     "/api/v1/openapi.json",
     "/api/v1/picture",
     "/api/v1/report",
@@ -50,6 +54,7 @@ pub(crate) const API: [&str; 17] = [
     "/api/v1/history",
     "/api/v1/select",
     "/api/v1/filter-keys",
+    "/api/v1/explain",
     "/api/v1/matrix",
     "/api/v1/timeline",
     "/api/v1/perfetto",
@@ -91,6 +96,7 @@ pub(crate) fn router(app: AppState, access: Access, limits: Limits) -> Router {
         .route("/api/v1/history", get(snapshots::history))
         .route("/api/v1/select", get(select::select))
         .route("/api/v1/filter-keys", get(select::filter_keys))
+        .route("/api/v1/explain", get(explain::explain))
         .route("/api/v1/matrix", get(matrix::group_matrix))
         .route("/api/v1/timeline", get(timeline::timeline))
         .route("/api/v1/perfetto", get(snapshots::perfetto_trace))
@@ -109,6 +115,7 @@ pub(crate) fn router(app: AppState, access: Access, limits: Limits) -> Router {
         .layer(DefaultBodyLimit::max(LONGEST_BODY))
         .with_state(app)
         .layer(from_fn_with_state(access, guard))
+        .layer(from_fn(compressed))
         .layer(from_fn_with_state(bounds, bounded))
 }
 

@@ -156,11 +156,11 @@ pub struct GroupAnswer {
     pub status: ProcessGroupStatus,
 }
 
-/// In the answer to `GET /dump`: the number of the read of the ring that it is from.
+/// Header of the answer to `GET /dump`: the number of the answer.
 pub(super) const CHANGE_HEADER: &str = "rcomm-change";
-/// In the answer to `GET /dump?since=N`: N, if the answer holds only the changes since then.
+/// Header of the answer to `GET /dump?since=N`: N, if the answer contains only the changes since that answer.
 pub(super) const SINCE_HEADER: &str = "rcomm-since";
-/// In the answer to `GET /dump`: the capacity of the ring, in operations.
+/// Header of the answer to `GET /dump`: the capacity of the ring, in operations.
 pub(super) const ENTRIES_HEADER: &str = "rcomm-entries";
 
 #[cfg(test)]

@@ -33,7 +33,7 @@ pub struct RingFollower {
 pub struct RingPoll {
     /// Whether something other than the heartbeat was written since the last read, or the owner has ended.
     pub changed: bool,
-    /// Whether the process that writes the ring lives.
+    /// Whether the process that writes the ring is alive.
     pub alive: bool,
     /// When the owner's watchdog last made a round, wall clock, ns since the epoch; 0 if never.
     pub heartbeat_ns: i64,

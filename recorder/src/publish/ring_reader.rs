@@ -35,7 +35,7 @@ pub struct RingReader {
 }
 
 impl RingReader {
-    /// The reason in a snapshot of a ring whose owner lives.
+    /// The reason in a snapshot of a ring whose owner is alive.
     pub const OWNER_LIVES: &'static str = "ring of a live process";
     /// The reason in a snapshot of a ring whose owner a signal has stopped.
     pub const OWNER_IS_STOPPED: &'static str = "ring of a stopped process";
@@ -127,9 +127,9 @@ impl RingReader {
         decode::identity(&self.view, self.now_ns())
     }
 
-    /// Whether the process that writes the ring lives: running, waiting or stopped.
+    /// Whether the process that writes the ring is alive: running, waiting or stopped.
     ///
-    /// It holds a lock on the file while it lives. Since a child that it forked keeps that lock, the
+    /// It holds a lock on the file while it is alive. Since a child that it forked keeps that lock, the
     /// process is also looked up by number and start time where it can be seen from here.
     pub fn is_alive(&self) -> bool {
         !self.is_closed() && directory::owner_is_alive(&self.file, &self.owner)
@@ -290,7 +290,7 @@ pub struct RingSummary {
     pub identity: Identity,
     /// Which of the process's rings it is.
     pub part: RingPart,
-    /// Whether its owner lives.
+    /// Whether its owner is alive.
     pub alive: bool,
     /// When it was made, wall clock, ns since the epoch.
     pub created_ns: i64,

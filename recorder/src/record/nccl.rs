@@ -112,7 +112,7 @@ fn kernel_of(
     })
 }
 
-/// The group's row, and the progress; `None` for a link without a transfer under way.
+/// The group's row, and the progress; `None` for a link without a transfer in progress.
 fn link_of(words: &[u64; link::WORDS], anchor: Anchor) -> Option<(usize, LinkProgress)> {
     let place = words[link::PLACE];
     let wait = LinkWait::from_code((place >> link::WAIT_SHIFT) as u8 & 0x7f)?;

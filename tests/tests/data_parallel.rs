@@ -107,7 +107,9 @@ fn unused_parameters_are_refused_by_name_or_found() {
         let error = strict.finish().unwrap_err();
         assert_eq!(error.kind(), ErrorKind::InvalidArgument);
         assert!(
-            error.to_string().contains("no gradient came for b, c, d;"),
+            error
+                .to_string()
+                .contains("no gradient was given for b, c, d:"),
             "{error}"
         );
 

@@ -7,7 +7,7 @@ use super::Level;
 use super::format::{Bf16, BoolByte, F8E4M3, F8E5M2, F16, Format, Isa, Plain, Portable};
 use rcomm_recorder::model::{DType, ReduceOp};
 
-/// What to combine, and where to.
+/// A reduction: its inputs and its outputs.
 pub(super) struct FoldJob<'a> {
     /// Where each input starts, in the order of combination.
     pub(super) sources: &'a [*const u8],
@@ -273,7 +273,7 @@ unsafe fn run_avx2(op: ReduceOp, dtype: DType, job: &FoldJob<'_>) {
     unsafe { pick::<super::format::Avx2>(op, dtype, job) }
 }
 
-/// Does `job` with the loops of `level`.
+/// Runs `job` with the loops of `level`.
 ///
 /// # Safety
 /// Every source is readable, `out` and all of `also` writable, over `count` elements of `dtype`. A source
@@ -332,7 +332,7 @@ pub(super) unsafe fn scale(dtype: DType, data: *mut u8, count: usize, factor: f6
     }
 }
 
-/// Which way a conversion goes.
+/// The direction of a conversion.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Conversion {
     /// From a narrow float to `f32`.

@@ -52,7 +52,7 @@ impl RemoteMemory {
         self.len
     }
 
-    /// Whether there are none.
+    /// Whether it has no bytes.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }

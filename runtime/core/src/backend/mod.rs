@@ -50,7 +50,7 @@ pub struct WorldContext {
     pub config: Arc<Config>,
 }
 
-/// What a backend knows of the group that it serves.
+/// The group that a backend serves.
 #[derive(Clone)]
 pub struct GroupContext {
     /// Name, description, members (global ranks in order of group rank).
@@ -182,14 +182,14 @@ pub enum Progress {
     Queued,
     /// Running.
     Started,
-    /// Ended well. Stays so.
+    /// Ended without an error; final.
     Completed(Done),
-    /// Ended with an error. Stays so.
+    /// Ended with an error; final.
     Failed(Error),
 }
 
 impl Progress {
-    /// Whether the operation has ended, well or with an error.
+    /// Whether the operation has ended, with or without an error.
     pub const fn has_ended(&self) -> bool {
         matches!(self, Self::Completed(_) | Self::Failed(_))
     }
@@ -263,7 +263,7 @@ impl fmt::Display for AbortReason {
     }
 }
 
-/// Moves the bytes of one group.
+/// Carries out the operations of one group.
 ///
 /// Every turn is used once, by `issue` or by `run`. One that ends with an error has passed, and a
 /// backend that refuses an operation lets its turn pass.
@@ -373,7 +373,7 @@ pub trait Backend: Send + Sync {
     /// own part; parts may differ in length, not in element type.
     ///
     /// # Blocking
-    /// Until all members have come, or the deadline.
+    /// Until all members have called it, or the deadline.
     fn new_window(
         &self,
         memory: Buffer<'static>,
@@ -434,10 +434,10 @@ pub struct Registration {
 /// Memory of all members of a group, which each member reads and writes without the others' help.
 ///
 /// Offsets are in bytes. A read that overlaps a write may return part of the new data: order comes from
-/// signals. The own rank may be named as peer.
+/// signals. A rank may name itself as the peer.
 ///
 /// # Errors
-/// `InvalidArgument` for a peer or a range that is not there.
+/// `InvalidArgument` for a peer or a range that does not exist.
 pub trait BackendWindow: Send + Sync {
     /// Bytes in the part of this rank of the group.
     fn size_bytes(&self, group_rank: u32) -> usize;
@@ -472,7 +472,7 @@ pub trait BackendWindow: Send + Sync {
     /// Ends the window; all members call it. Returns this rank's memory, unless a member still has it mapped.
     ///
     /// # Blocking
-    /// Until all members have come, or the deadline.
+    /// Until all members have called it, or the deadline.
     fn close(&self, deadline: Deadline) -> Result<Option<Buffer<'static>>>;
 
     /// Ends the window at once, for this rank alone, even if other ranks still hold it: when this returns, only

@@ -202,7 +202,7 @@ impl<T: Gradient> Reducer<T> {
                 more => format!(" and {more} more"),
             };
             let message = format!(
-                "no gradient came for {}{more}; where that is meant, ask for UnusedParameters::Find",
+                "no gradient was given for {}{more}: if that is intended, use UnusedParameters::Find",
                 names.join(", ")
             );
             return Err(self.refuse(message));

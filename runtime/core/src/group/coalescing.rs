@@ -109,7 +109,7 @@ impl ProcessGroup {
         let mut block = Coalescer::default();
         fill(&mut block);
         if block.ops.is_empty() {
-            let message = "a coalesced block holds nothing";
+            let message = "a coalesced block holds no operation";
             return Err(Error::new(ErrorKind::InvalidArgument, message).in_group(self.desc()));
         }
         Ok(Op::Coalesced(block.ops))

@@ -177,7 +177,7 @@ impl ProcessGroup {
             .in_group(self.desc())
         })?;
         if agreed.contains(&own) {
-            let message = format!("the others go on without rank {own}, which arrived too late");
+            let message = format!("the others continue without rank {own}, which arrived too late");
             return Err(Error::new(ErrorKind::PeerLost, message).in_group(self.desc()));
         }
         Ok(agreed)

@@ -121,7 +121,7 @@ fn source_of(done: Done) -> Result<u32> {
     done.source.ok_or_else(|| {
         Error::new(
             ErrorKind::Backend,
-            "the backend did not say whose message it received",
+            "the backend did not return the sender of the message it received",
         )
     })
 }

@@ -383,12 +383,12 @@ impl<T> Work<T> {
         self.in_flight.poll_state()
     }
 
-    /// Whether it has ended, well or not. Never waits.
+    /// Whether it has ended, with or without an error. Never waits.
     pub fn is_completed(&self) -> bool {
         matches!(self.status(), WorkStatus::Completed | WorkStatus::Failed)
     }
 
-    /// Whether it has ended well. Never waits.
+    /// Whether it has ended without an error. Never waits.
     pub fn is_success(&self) -> bool {
         self.status() == WorkStatus::Completed
     }
@@ -471,7 +471,7 @@ impl<T> Work<T> {
 fn gave_up() -> Error {
     Error::new(
         ErrorKind::Timeout,
-        "the backend did not give the operation up after its deadline",
+        "the backend did not end the operation after its deadline",
     )
 }
 

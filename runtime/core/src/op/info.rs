@@ -10,7 +10,7 @@ pub enum WorkStatus {
     Queued,
     /// Under way.
     Started,
-    /// Ended well.
+    /// Ended without an error.
     Completed,
     /// Ended with an error.
     Failed,

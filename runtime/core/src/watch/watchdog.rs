@@ -413,7 +413,7 @@ impl Rounds {
             seq = op_info.seq,
             op = %op_info.op,
             %error,
-            "an operation failed; writing down what is pending"
+            "an operation failed: dumping pending operations"
         );
         let incident = Incident::new(group.info(), group.wire_id(), op_info, &finding, &error);
         let until = self.broadcast.until();

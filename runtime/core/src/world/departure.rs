@@ -2,11 +2,11 @@
 //!
 //! | key, below `rcomm/<attempt>` | holds | writer |
 //! |---|---|---|
-//! | `gone/<left>/<rank>` | nothing | each rank that goes |
-//! | `gone_count/<left>` | how many have gone | each rank that goes |
-//! | `all gone/<left>` | that all have | the last one |
-//! | `lost/<left>` | the first rank that missed another, in four bytes, and its error | a rank that misses another |
-//! | `seen/<left>` | how many have read that all have gone, or one is missed | every rank that does not serve the store |
+//! | `gone/<left>/<rank>` | an empty value | each rank that leaves |
+//! | `gone_count/<left>` | how many ranks have left | each rank that leaves |
+//! | `all gone/<left>` | `1`, once all ranks have left | the last rank that leaves |
+//! | `lost/<left>` | the first rank that reported a lost rank, in four bytes, and its error | a rank that finds another lost |
+//! | `seen/<left>` | how many ranks have read how the shutdown ended | every rank that does not serve the store |
 //!
 //! `<left>` is the number of ranks that the program has not excluded. If the store does not reply, no rank
 //! waits longer than the time in which it would wait for the other ranks.
@@ -147,7 +147,7 @@ impl WorldShared {
         }
     }
 
-    /// The error that another rank has published because it missed a rank before this one did.
+    /// The error that another rank has published, if it found a lost rank before this one did.
     fn published_loss(&self) -> Option<Error> {
         let key = self.lost_key();
         let look = move |notes: &PrefixStore<dyn Store>| match notes.check(&[&key])? {

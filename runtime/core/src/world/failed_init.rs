@@ -48,6 +48,6 @@ impl Drop for FailedInit {
 
 fn remove(recorder: &FlightRecorder) {
     if let Err(error) = recorder.close() {
-        tracing::warn!(%error, "the ring file stays behind");
+        tracing::warn!(%error, "the ring file could not be removed");
     }
 }

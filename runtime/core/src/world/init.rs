@@ -347,7 +347,7 @@ pub(crate) fn open_recorder(
 /// Writes one line to standard error, so that users of a program without a log see it too.
 #[expect(
     clippy::print_stderr,
-    reason = "whoever looks for the record must learn where it is, even without a log"
+    reason = "users must learn where the record is, even without a log"
 )]
 fn report_place(rank: Rank, recorder: &FlightRecorder, why: &str) {
     let place = match recorder.storage() {

@@ -163,7 +163,7 @@ impl JobSecret {
 /// Warns on standard error that this rank serves a store that requires no proof.
 #[expect(
     clippy::print_stderr,
-    reason = "whoever runs the job must know it, with or without a subscriber of its log"
+    reason = "users must know this, with or without a subscriber of the log"
 )]
 fn warn_open(host: &str, port: u16) {
     eprintln!(

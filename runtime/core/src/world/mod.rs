@@ -310,7 +310,7 @@ fn open_pipes(stems: &[PathBuf], rank: Rank) -> Vec<DumpPipe> {
     let open = |stem: &PathBuf| match DumpPipe::create(stem, rank) {
         Ok(pipe) => Some(pipe),
         Err(error) => {
-            tracing::warn!(%error, "no dump can be asked for at {}<rank>.pipe", stem.display());
+            tracing::warn!(%error, "cannot make the pipe {}<rank>.pipe for dump requests", stem.display());
             None
         }
     };
@@ -526,7 +526,7 @@ impl<B> World<B> {
             timeout
         };
         if let Err(error) = self.shared.depart(self.group.ranks(), limit) {
-            tracing::warn!(%error, "not all ranks were seen to shut down");
+            tracing::warn!(%error, "some ranks did not confirm the shutdown");
             if !failed {
                 failed = true;
                 let failure = error.failure(self.shared.place.rank);
@@ -540,7 +540,7 @@ impl<B> World<B> {
         } else {
             let closed = self.shared.recorder.close();
             if let Err(error) = closed {
-                tracing::warn!(%error, "the ring file stays behind");
+                tracing::warn!(%error, "the ring file could not be removed");
             }
         }
         result
@@ -571,7 +571,7 @@ impl<B> Drop for World<B> {
         if serves_store {
             let limit = self.shared.config.status_wait;
             if let Err(error) = self.shared.depart(self.group.ranks(), limit) {
-                tracing::debug!(%error, "not all ranks were seen to go");
+                tracing::debug!(%error, "some ranks did not confirm that they have left");
             }
         }
         self.close_threads();

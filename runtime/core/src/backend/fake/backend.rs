@@ -97,7 +97,7 @@ impl FakeBackend {
         state.faults.iter().find(here).map(|fault| fault.kind)
     }
 
-    /// Joins a collective; the last rank to join carries it out.
+    /// Joins a collective; the last rank to join runs it for all.
     fn join(&self, state: &mut FabricState, ticket: &Arc<Ticket>, turn: u64) {
         let size = self.group.size() as usize;
         let group_state = state.groups.entry(self.group.wire_id).or_default();

@@ -22,7 +22,7 @@ pub struct FakeFault {
     pub kind: FakeFaultKind,
 }
 
-/// What a rank does wrong.
+/// The kind of a rank's fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FakeFaultKind {
     /// Its operation never starts.
@@ -33,7 +33,7 @@ pub enum FakeFaultKind {
     Lie,
 }
 
-/// What the ranks of one test share.
+/// The state that the ranks of one test share.
 #[derive(Default)]
 pub struct FakeFabric {
     state: Mutex<FabricState>,

@@ -19,7 +19,7 @@ pub(super) fn find(op: &Op<'_>, backend: &dyn Backend) -> Option<(u32, u64)> {
         let element = match input.device() {
             Device::Cpu => first_nan(input).map(|element| element as u64),
             Device::Cuda(_) => backend.find_nan(input).unwrap_or_else(|error| {
-                tracing::warn!(%error, ?input, "no NaN could be looked for");
+                tracing::warn!(%error, ?input, "the NaN check failed");
                 None
             }),
         };

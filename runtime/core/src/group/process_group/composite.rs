@@ -31,7 +31,7 @@ use std::time::{Duration, Instant};
 /// An operation that is not a single [`Op`] of a backend, as it is recorded.
 pub(crate) struct OpRecord<'a> {
     pub(crate) op: OpType,
-    /// What carries it.
+    /// The backend or service that carries it out.
     pub(crate) backend: &'a str,
     /// The other end; `Peer::None` for what all members do together.
     pub(crate) peer: Peer,
@@ -43,7 +43,7 @@ pub(crate) struct OpRecord<'a> {
 /// What an operation is made of, over host memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Parts {
-    /// Nothing that is an [`Op`].
+    /// No [`Op`].
     None,
     /// Sends or receives.
     Messages,
@@ -51,7 +51,7 @@ pub(crate) enum Parts {
     Collectives(u64),
 }
 
-/// What ends an operation at its deadline.
+/// Which part ends an operation at its deadline.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum End {
     /// The watchdog, and its group with it.
@@ -131,7 +131,7 @@ impl Share {
         if self.next == self.end {
             return Err(Error::new(
                 ErrorKind::Backend,
-                format!("no turn was set apart for {}", op.op_type()),
+                format!("no turn was reserved for {}", op.op_type()),
             ));
         }
         op.validate(self.group.group_rank, self.group.size())?;

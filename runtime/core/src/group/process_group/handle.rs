@@ -60,7 +60,7 @@ impl ProcessGroup {
         &self.group.info.name
     }
 
-    /// What the group is for.
+    /// The purpose of the group.
     pub fn desc(&self) -> &str {
         &self.group.info.desc
     }
@@ -173,8 +173,8 @@ impl ProcessGroup {
 
     /// Makes everything pending fail soon, and everything later at once, with this reason.
     ///
-    /// May be called from any thread, while others are stuck in the group. The members that wait for this rank, or
-    /// come to it later, get an error with the same reason, of which at most 704 bytes are kept.
+    /// May be called from any thread, while others are stuck in the group. The members that wait for this
+    /// rank, or come to it later, get an error with the same reason, of which at most 704 bytes are kept.
     pub fn abort(&self, reason: &str) {
         let error = Error::aborted(self.group.global_rank(), reason);
         tracing::warn!(group = self.group.label(), reason, "group aborted");

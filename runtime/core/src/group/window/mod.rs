@@ -358,7 +358,7 @@ impl Window {
         let closed = if self.outstanding.wait(deadline) {
             self.inner.close(deadline)
         } else {
-            let message = "what was put, got or signalled at once has not ended";
+            let message = "asynchronous puts, gets or signals have not ended";
             Err(Error::new(ErrorKind::Timeout, message))
         };
         closed.map_err(|error| error.in_group(self.group.desc()))

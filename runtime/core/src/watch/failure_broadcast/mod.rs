@@ -244,7 +244,7 @@ impl ResponderThread {
         };
         if self.at_work.recv_timeout(ENDING) == Err(RecvTimeoutError::Timeout) {
             tracing::warn!(
-                "the thread rcomm/dump ends when the store answers, or its time-out has passed"
+                "the thread rcomm/dump ends when the store answers or its time-out passes"
             );
         } else if thread.join().is_err() {
             tracing::error!("the thread that makes dumps panicked");

@@ -23,7 +23,7 @@ pub(crate) struct ShmEngine {
     direct: Box<Direct>,
 }
 
-/// What a group needs to work in registered buffers.
+/// The state that a group needs to work in registered buffers.
 struct Direct {
     direct_sizes: DirectSizes,
     regions: MappedRegions,

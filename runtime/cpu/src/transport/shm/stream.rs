@@ -187,7 +187,7 @@ impl ShmStream {
         ring + FIRST_CELL + (number % CELLS) as usize * CELL
     }
 
-    /// What can be read now.
+    /// The bytes that can be read now.
     #[inline]
     fn readable(&mut self) -> io::Result<Readable> {
         if self.seen_written == self.read {

@@ -116,7 +116,7 @@ impl EventLoop {
             if self.listen_at.is_some_and(|at| at <= Instant::now()) {
                 self.listen_at = None;
                 if let Err(error) = self.listen() {
-                    tracing::error!(%error, "the store server can accept no more connections");
+                    tracing::error!(%error, "the store server cannot accept more connections");
                 }
             }
         }
@@ -171,7 +171,7 @@ impl EventLoop {
                 tracing::warn!(
                     ?peer,
                     limit,
-                    "the store server refuses a connection: it has as many as it may"
+                    "the store server refuses a connection: its limit of connections is reached"
                 );
                 continue;
             }
@@ -520,7 +520,7 @@ impl EventLoop {
                     .map_or("an unknown host".to_owned(), |it| it.to_string());
                 tracing::warn!(
                     peer,
-                    "a client of the store left when it was to prove the job's secret"
+                    "a client of the store disconnected instead of proving the job's secret"
                 );
                 self.state.count_refused(&peer);
             }

@@ -1,8 +1,8 @@
 //! How long ranks take to find each other, and to make a group, compared with PyTorch and gloo.
 //!
 //! `cargo run --release -p rcomm-tests --bin peers-startup [-- --ranks 2,8,32]`, with `RCOMM_TEST_PYTHON`
-//! naming a Python that has torch; without, ours is measured alone and the program prints that. Every rank
-//! is a process. Printed are: the time from the start signal to all of them, which are up and have loaded
+//! naming a Python that has torch; without it, only ours is measured and the program prints that. Every rank
+//! is a process. The program prints the time from the start signal to all of them, which are up and have loaded
 //! what they need, until the last has its world; and the time of a group of all ranks, on the slowest,
 //! several times in each job. Jobs of both kinds take turns.
 

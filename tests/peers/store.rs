@@ -5,7 +5,7 @@
 //! a Python that has torch. Both servers are processes of their own; one load, written here, drives them
 //! by turns, so that a machine that speeds up or slows down does so for both. The load has one core and
 //! the servers another, unless `--anywhere`: left to the system, the two sides of a connection often end
-//! up on one core, and then it is the core that is measured. Printed are the medians over the rounds, and
+//! up on one core, and then the core limits both. The program prints the medians over the rounds, and
 //! the median, least and greatest ratio within a round (above 1: ours is faster). Without torch, ours is
 //! measured alone and the program prints that.
 

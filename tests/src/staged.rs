@@ -87,7 +87,11 @@ impl Backend for Staged {
 
     fn run(&self, op: &mut Op<'_>, call: Call, _: &dyn Observer) -> Result<Done> {
         let deadline = call.deadline.started();
-        let pending = self.issue(op.to_owned()?, Call { deadline, ..call }, Arc::new(Deaf))?;
+        let pending = self.issue(
+            op.to_owned()?,
+            Call { deadline, ..call },
+            Arc::new(NoObserver),
+        )?;
         match pending.wait(deadline) {
             Progress::Completed(done) => {
                 let filled = pending.reclaim().expect("it has ended well");
@@ -111,9 +115,9 @@ impl Backend for Staged {
 }
 
 /// An observer for callers that wait by themselves.
-struct Deaf;
+struct NoObserver;
 
-impl Observer for Deaf {
+impl Observer for NoObserver {
     fn started(&self) {}
 
     fn ended(&self) {}

@@ -72,7 +72,7 @@ fn the_rank_with_another_size_is_named_on_all_ranks() {
 }
 
 #[test]
-fn the_rank_with_another_operation_is_named_to_whoever_waits() {
+fn the_rank_with_another_operation_is_named_to_all_waiters() {
     run(3, |world| {
         let group = world.group();
         let error = if world.rank() == 2 {
@@ -106,7 +106,7 @@ fn roots_and_reductions_are_compared_too() {
 }
 
 #[test]
-fn a_message_that_does_not_fit_is_told_to_both_ends_at_last() {
+fn a_message_that_does_not_fit_is_an_error_at_both_ends() {
     // A short message is sent before the mismatch can be refused, a long one is not.
     for count in [10, 100_000] {
         let run = |body: fn(World, usize)| {

@@ -160,7 +160,7 @@ fn what_is_no_gradient_of_the_model_is_refused() {
 }
 
 #[test]
-fn models_that_differ_are_told_with_rank_and_parameter() {
+fn models_that_differ_are_refused_with_rank_and_parameter() {
     run(3, |world| {
         let mut own = parameters();
         if world.rank() == 2 {

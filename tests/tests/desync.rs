@@ -164,7 +164,7 @@ fn a_sender_that_was_done_learns_of_the_wrong_size_from_its_next_operation() {
 }
 
 #[test]
-fn a_rank_that_skips_leaves_the_others_waiting_until_they_are_told() {
+fn a_rank_that_skips_ends_in_an_error_on_every_rank() {
     let fabric = FakeFabric::new();
     fabric.add_fault(FakeFault {
         rank: 1,

@@ -1,4 +1,4 @@
-//! Jobs that are set up wrongly get one clear error, soon.
+//! Jobs with a wrong configuration get one clear error before their time-out.
 #![allow(clippy::unwrap_used)]
 
 use rcomm::config::{RingDir, StoreChoice, TransportChoice};
@@ -335,7 +335,7 @@ fn a_group_that_makes_no_sense_is_refused_by_its_first_member() {
 }
 
 #[test]
-fn members_that_want_different_backends_are_told() {
+fn members_that_want_different_backends_are_refused() {
     // In the memory that they share, and through the store.
     for transport in [TransportChoice::Shm, TransportChoice::Tcp] {
         let fabric = rcomm::FakeFabric::new();

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 /// The ways in which a window's data are carried.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Road {
+enum DataPath {
     /// Memory that the group allocated, mapped by all.
     Mapped,
     /// The caller's own memory, accessed by messages.
@@ -18,36 +18,36 @@ enum Road {
     Apart,
 }
 
-fn run(road: Road, size: u32, body: impl Fn(World, Road) + Sync) {
+fn run(path: DataPath, size: u32, body: impl Fn(World, DataPath) + Sync) {
     let change = |config: &mut Config| {
-        if road == Road::Apart {
+        if path == DataPath::Apart {
             config.transport = TransportChoice::Tcp;
         }
         config.dump_dir = std::env::temp_dir().join("rcomm-tests-windows");
         config.status_wait = Duration::from_millis(200);
     };
-    on_threads(size, &Carrier::Cpu, change, |world| body(world, road));
+    on_threads(size, &Carrier::Cpu, change, |world| body(world, path));
 }
 
-fn memory(group: &ProcessGroup, road: Road, len: usize) -> Buffer<'static> {
-    match road {
-        Road::Mapped | Road::Apart => group.allocate::<u32>(len).unwrap(),
-        Road::Own => Buffer::from_vec(vec![0u32; len]),
+fn memory(group: &ProcessGroup, path: DataPath, len: usize) -> Buffer<'static> {
+    match path {
+        DataPath::Mapped | DataPath::Apart => group.allocate::<u32>(len).unwrap(),
+        DataPath::Own => Buffer::from_vec(vec![0u32; len]),
     }
 }
 
-const ROADS: [Road; 3] = [Road::Mapped, Road::Own, Road::Apart];
+const DATA_PATHS: [DataPath; 3] = [DataPath::Mapped, DataPath::Own, DataPath::Apart];
 
 #[test]
 fn what_is_put_before_a_signal_is_there_after_it() {
-    for road in ROADS {
-        run(road, 3, |world, road| {
+    for path in DATA_PATHS {
+        run(path, 3, |world, path| {
             let group = world.group();
             let (own, size) = (group.rank(), group.size());
             let (next, before) = ((own + 1) % size, (own + size - 1) % size);
             // Longer than one request may be.
             let len = 1_300_000;
-            let window = group.new_window(memory(group, road, len + 3)).unwrap();
+            let window = group.new_window(memory(group, path, len + 3)).unwrap();
             assert_eq!(window.len_of(next), len + 3);
             for round in 1..4 {
                 let numbers: Vec<u32> = (0..len as u32).map(|at| at ^ own << round).collect();
@@ -73,13 +73,13 @@ fn what_is_put_before_a_signal_is_there_after_it() {
 
 #[test]
 fn what_is_put_at_once_is_there_after_the_signal_issued_behind_it() {
-    for road in ROADS {
-        run(road, 3, |world, road| {
+    for path in DATA_PATHS {
+        run(path, 3, |world, path| {
             let group = world.group();
             let (own, size) = (group.rank(), group.size());
             let (next, before) = ((own + 1) % size, (own + size - 1) % size);
             let len = 300_000;
-            let window = group.new_window(memory(group, road, len)).unwrap();
+            let window = group.new_window(memory(group, path, len)).unwrap();
             for round in 1..4 {
                 // The wait is issued before the put that makes the peer signal.
                 let signal = window.wait_signal_async(before).unwrap();
@@ -110,10 +110,10 @@ fn what_is_put_at_once_is_there_after_the_signal_issued_behind_it() {
 }
 
 #[test]
-fn a_signal_that_nobody_waits_for_is_seen_by_the_watchdog() {
-    run(Road::Mapped, 2, |world, road| {
+fn a_signal_without_a_waiter_is_seen_by_the_watchdog() {
+    run(DataPath::Mapped, 2, |world, path| {
         let group = world.group();
-        let window = group.new_window(memory(group, road, 1)).unwrap();
+        let window = group.new_window(memory(group, path, 1)).unwrap();
         let other = 1 - group.rank();
         let signal = window.wait_signal_async(other).unwrap();
         let (told, heard) = std::sync::mpsc::channel();
@@ -127,9 +127,9 @@ fn a_signal_that_nobody_waits_for_is_seen_by_the_watchdog() {
 
 #[test]
 fn an_abort_ends_the_signals_that_were_asked_for() {
-    run(Road::Own, 2, |world, road| {
+    run(DataPath::Own, 2, |world, path| {
         let group = world.group();
-        let window = group.new_window(memory(group, road, 1)).unwrap();
+        let window = group.new_window(memory(group, path, 1)).unwrap();
         let signal = window.wait_signal_async(1 - group.rank()).unwrap();
         group.barrier().unwrap();
         group.abort("enough");
@@ -141,11 +141,11 @@ fn an_abort_ends_the_signals_that_were_asked_for() {
 
 #[test]
 fn parts_of_different_lengths_and_none_will_do() {
-    for road in ROADS {
-        run(road, 2, |world, road| {
+    for path in DATA_PATHS {
+        run(path, 2, |world, path| {
             let group = world.group();
             let len = if group.rank() == 0 { 0 } else { 5 };
-            let window = group.new_window(memory(group, road, len)).unwrap();
+            let window = group.new_window(memory(group, path, len)).unwrap();
             assert_eq!((window.len_of(0), window.len_of(1)), (0, 5));
             if group.rank() == 0 {
                 window.put(1, 2, &[7u32, 8, 9]).unwrap();
@@ -161,10 +161,10 @@ fn parts_of_different_lengths_and_none_will_do() {
 
 #[test]
 fn what_does_not_fit_is_refused_and_the_window_goes_on() {
-    for road in ROADS {
-        run(road, 2, |world, road| {
+    for path in DATA_PATHS {
+        run(path, 2, |world, path| {
             let group = world.group();
-            let window = group.new_window(memory(group, road, 4)).unwrap();
+            let window = group.new_window(memory(group, path, 4)).unwrap();
             let refusal = |result: rcomm::Result<()>| {
                 let error = result.unwrap_err();
                 assert_eq!(error.kind(), ErrorKind::InvalidArgument);
@@ -189,7 +189,7 @@ fn what_does_not_fit_is_refused_and_the_window_goes_on() {
 
 #[test]
 fn mapped_memory_is_counted_in_together() {
-    run(Road::Mapped, 4, |world, _| {
+    run(DataPath::Mapped, 4, |world, _| {
         let group = world.group();
         let window = group.new_window(group.allocate::<u64>(1).unwrap()).unwrap();
         let counter = window.map_remote(0).unwrap();
@@ -205,7 +205,7 @@ fn mapped_memory_is_counted_in_together() {
         assert_eq!(back.is_none(), group.rank() == 0);
         world.shutdown().unwrap();
     });
-    run(Road::Apart, 2, |world, _| {
+    run(DataPath::Apart, 2, |world, _| {
         let group = world.group();
         let window = group.new_window(group.allocate::<u8>(1).unwrap()).unwrap();
         let other = 1 - group.rank();
@@ -219,11 +219,11 @@ fn mapped_memory_is_counted_in_together() {
 
 #[test]
 fn memory_that_another_rank_still_has_mapped_is_not_given_back() {
-    run(Road::Mapped, 2, |world, road| {
+    run(DataPath::Mapped, 2, |world, path| {
         let group = world.group();
         let own = group.rank();
         for is_kept in [true, false] {
-            let window = group.new_window(memory(group, road, 4)).unwrap();
+            let window = group.new_window(memory(group, path, 4)).unwrap();
             let theirs = window.map_remote(1 - own).unwrap();
             theirs.write(0, &[own as u8 + 1]).unwrap();
             let kept = Some(theirs).filter(|_| is_kept && own == 1);
@@ -243,12 +243,12 @@ fn memory_that_another_rank_still_has_mapped_is_not_given_back() {
 
 #[test]
 fn what_was_put_at_once_is_there_when_the_window_has_closed() {
-    for road in ROADS {
-        run(road, 3, |world, road| {
+    for path in DATA_PATHS {
+        run(path, 3, |world, path| {
             let group = world.group();
             let (own, size) = (group.rank(), group.size());
             let len = 300_000;
-            let window = group.new_window(memory(group, road, len)).unwrap();
+            let window = group.new_window(memory(group, path, len)).unwrap();
             let puts: Vec<_> = (0..size)
                 .filter(|&peer| peer != own)
                 .map(|peer| {
@@ -270,11 +270,11 @@ fn what_was_put_at_once_is_there_when_the_window_has_closed() {
 }
 
 #[test]
-fn a_window_that_is_dropped_ends_whatever_was_asked_of_it() {
-    for road in ROADS {
-        run(road, 2, |world, road| {
+fn a_window_that_is_dropped_ends_its_pending_calls() {
+    for path in DATA_PATHS {
+        run(path, 2, |world, path| {
             let group = world.group();
-            let window = group.new_window(memory(group, road, 4)).unwrap();
+            let window = group.new_window(memory(group, path, 4)).unwrap();
             group.barrier().unwrap();
             let signal = window.wait_signal_async(1 - group.rank()).unwrap();
             drop(window);
@@ -285,8 +285,8 @@ fn a_window_that_is_dropped_ends_whatever_was_asked_of_it() {
 }
 
 #[test]
-fn types_that_differ_are_told_to_all() {
-    run(Road::Own, 2, |world, _| {
+fn types_that_differ_are_an_error_on_all_ranks() {
+    run(DataPath::Own, 2, |world, _| {
         let memory = if world.rank() == 0 {
             Buffer::from_vec(vec![0f32])
         } else {
@@ -300,15 +300,15 @@ fn types_that_differ_are_told_to_all() {
 
 #[test]
 fn windows_are_made_in_the_order_of_the_calls_whether_issued_or_not() {
-    for road in ROADS {
-        run(road, 3, |world, road| {
+    for path in DATA_PATHS {
+        run(path, 3, |world, path| {
             let group = world.group();
             let own = group.rank();
-            let issue = |len| group.new_window_async(memory(group, road, len)).unwrap();
+            let issue = |len| group.new_window_async(memory(group, path, len)).unwrap();
             // Some ranks issue what others run blocking, while other operations are in flight.
             let first = issue(1);
             let second = if own == 1 {
-                group.new_window(memory(group, road, 2)).unwrap()
+                group.new_window(memory(group, path, 2)).unwrap()
             } else {
                 let second = issue(2);
                 let told = group.broadcast_object_async(own, 2).unwrap();
@@ -339,15 +339,15 @@ fn windows_are_made_in_the_order_of_the_calls_whether_issued_or_not() {
 
 #[test]
 fn an_abort_ends_the_making_of_a_window() {
-    for road in [Road::Mapped, Road::Apart] {
-        run(road, 2, |world, road| {
+    for path in [DataPath::Mapped, DataPath::Apart] {
+        run(path, 2, |world, path| {
             let group = world.group();
             if world.rank() == 1 {
                 // Long enough for the test to fail if the other waits for its time-out.
                 let done = world.store().wait(&["test/done"], Duration::from_secs(15));
                 return done.unwrap();
             }
-            let work = group.new_window_async(memory(group, road, 1)).unwrap();
+            let work = group.new_window_async(memory(group, path, 1)).unwrap();
             rcomm_tests::process::wait_until("it to start", || {
                 (work.status() == WorkStatus::Started).then_some(())
             });
@@ -361,11 +361,11 @@ fn an_abort_ends_the_making_of_a_window() {
 }
 
 #[test]
-fn whoever_waits_for_a_rank_that_left_is_told() {
-    for road in ROADS {
-        run(road, 2, |world, road| {
+fn a_wait_for_a_rank_that_left_ends_with_an_error() {
+    for path in DATA_PATHS {
+        run(path, 2, |world, path| {
             let group = world.group().clone();
-            let window = group.new_window(memory(&group, road, 4)).unwrap();
+            let window = group.new_window(memory(&group, path, 4)).unwrap();
             group.barrier().unwrap();
             if world.rank() == 1 {
                 return;
@@ -380,9 +380,9 @@ fn whoever_waits_for_a_rank_that_left_is_told() {
 
 #[test]
 fn an_abort_ends_the_wait_for_a_signal() {
-    run(Road::Mapped, 2, |world, road| {
+    run(DataPath::Mapped, 2, |world, path| {
         let group = world.group().clone();
-        let window = group.new_window(memory(&group, road, 1)).unwrap();
+        let window = group.new_window(memory(&group, path, 1)).unwrap();
         group.barrier().unwrap();
         let waiting = group.clone();
         std::thread::scope(|scope| {
@@ -398,9 +398,9 @@ fn an_abort_ends_the_wait_for_a_signal() {
 
 #[test]
 fn a_signal_that_does_not_come_is_a_time_out_that_names_its_rank() {
-    run(Road::Own, 2, |world, road| {
+    run(DataPath::Own, 2, |world, path| {
         let group = world.group().within(Duration::from_millis(100));
-        let window = world.group().new_window(memory(&group, road, 1)).unwrap();
+        let window = world.group().new_window(memory(&group, path, 1)).unwrap();
         if world.rank() == 0 {
             let group = world.group();
             group.set_timeout(Duration::from_millis(100));
@@ -420,9 +420,9 @@ fn a_signal_that_does_not_come_is_a_time_out_that_names_its_rank() {
 
 #[test]
 fn every_step_is_recorded_with_its_peer() {
-    run(Road::Mapped, 2, |world, road| {
+    run(DataPath::Mapped, 2, |world, path| {
         let group = world.group();
-        let window = group.new_window(memory(group, road, 4)).unwrap();
+        let window = group.new_window(memory(group, path, 4)).unwrap();
         let other = 1 - group.rank();
         window.put(other, 1, &[1u32, 2]).unwrap();
         window.signal(other).unwrap();
@@ -453,7 +453,7 @@ fn every_step_is_recorded_with_its_peer() {
 }
 
 #[test]
-fn a_backend_without_windows_says_so() {
+fn a_backend_without_windows_refuses_them_by_name() {
     let fake = Carrier::Fake(FakeFabric::new());
     on_threads(
         1,

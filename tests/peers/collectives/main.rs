@@ -1,15 +1,15 @@
 //! Our collectives compared with those of MPI libraries and of gloo: the ratio, measured fairly.
 //!
 //! `cargo run --release -p rcomm-tests --bin peers-collectives -- --ranks 2`, with `RCOMM_TEST_PYTHON`
-//! naming a Python that has torch. It builds and starts what is there: ours over shared memory and over
-//! TCP, Open MPI, MPICH, gloo through torch, and gloo through a C++ program (`gloo.cc`), where it can poll
-//! in place of sleeping. What is missing is named and left out.
+//! naming a Python that has torch. It builds and starts the peers that are installed: ours over shared memory
+//! and over TCP, Open MPI, MPICH, gloo through torch, and gloo through a C++ program (`gloo.cc`), where it can
+//! poll in place of sleeping. A peer that is missing is named and left out.
 //!
 //! All of them stay up, asleep on a socket; the program wakes one after the other for a few milliseconds
 //! of one operation at one size, round after round, with a probe of the machine before and after: the
-//! round trip of a cache line between two cores. Virtual machines move under their load, and then every
-//! time changes; a round in which the probe moved is not counted. Printed are the medians over the
-//! rounds and the median, least and greatest ratio within a round (above 1: ours is faster).
+//! round trip of a cache line between two cores. A virtual machine under load may be moved to other cores,
+//! which changes every time: a round in which the probe changed is not counted. The program prints the medians
+//! over the rounds and the median, least and greatest ratio within a round (above 1: ours is faster).
 
 #![allow(clippy::print_stdout, clippy::print_stderr)]
 
@@ -51,10 +51,10 @@ struct Arguments {
     /// Counts only rounds whose probes are below so many nanoseconds, and waits for such a time.
     #[arg(long, default_value_t = f64::INFINITY)]
     near: f64,
-    /// The peers, with commas; the others are compared with the first. Also available are rcomm-registered, which
-    /// is ours with buffers that the group allocated, rcomm-tcp, and gloo-busy-ring, gloo-cpp and
-    /// gloo-cpp-ring, which are other ways of gloo's C++; rcomm=PROGRAM and the like are other builds of
-    /// this program.
+    /// The peers, with commas; the others are compared with the first. Also available are rcomm-registered,
+    /// which is ours with buffers that the group allocated, rcomm-tcp, and gloo-busy-ring, gloo-cpp and
+    /// gloo-cpp-ring, which are other ways of gloo's C++; rcomm=PROGRAM and the like are other builds of this
+    /// program.
     #[arg(
         long,
         value_delimiter = ',',
@@ -69,10 +69,10 @@ struct Arguments {
     name: String,
 }
 
-/// The probe may differ so much within a round.
+/// The largest ratio of two probes within a round.
 const STEADY: f64 = 1.4;
 
-/// What one peer showed in one round.
+/// The times of one peer in one round.
 #[derive(Clone, Copy)]
 struct Sample {
     times: Times,

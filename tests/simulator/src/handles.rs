@@ -57,21 +57,21 @@ impl<T> Handles<T> {
         Some(found.unwrap_or_else(|| self.refuse(handle)))
     }
 
-    /// Those that are like this; they are not live afterwards.
+    /// Returns the values for which `is_it` holds; their handles are not live afterwards.
     pub(crate) fn take(&self, is_it: impl Fn(&T) -> bool) -> Vec<Arc<T>> {
         let mut table = lock(&self.table);
         let taken = table.live.extract_if(.., |_, it| is_it(it));
         taken.map(|(_, it)| it).collect()
     }
 
-    /// The handle of the first that is like this.
+    /// Returns the handle of the first value for which `is_it` holds.
     pub(crate) fn find(&self, is_it: impl Fn(&T) -> bool) -> Option<*mut c_void> {
         let table = lock(&self.table);
         let (handle, _) = table.live.iter().find(|(_, it)| is_it(it))?;
         Some(std::ptr::without_provenance_mut(*handle))
     }
 
-    /// Whether one of the live ones is like this.
+    /// Whether `is_it` holds for one of the live values.
     pub(crate) fn any(&self, is_it: impl Fn(&T) -> bool) -> bool {
         lock(&self.table).live.values().any(|it| is_it(it))
     }
@@ -81,8 +81,8 @@ impl<T> Handles<T> {
     }
 }
 
-/// Ends a process that has done what the real libraries would not forgive.
-#[allow(clippy::print_stderr, reason = "the last words of a broken program")]
+/// Ends a process after a call that would corrupt the real libraries.
+#[allow(clippy::print_stderr, reason = "the error of a broken program")]
 pub(crate) fn refuse(why: &str) -> ! {
     eprintln!("simulator: {why}");
     std::process::abort()

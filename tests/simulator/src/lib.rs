@@ -3,16 +3,17 @@
 //!
 //! It is loaded by an explicit path and lives outside the product. Streams are threads with a queue,
 //! events are flags with a time, device memory is host memory, and a communicator is a connection to
-//! a hub that the maker of the unique id runs. Trouble is ordered by the environment, see
+//! a hub that the maker of the unique id runs. Faults are ordered by the environment, see
 //! `trouble`. Each behaviour names the document or the line of NCCL's source that it follows; where
-//! NCCL leaves a thing undefined (ranks that disagree on a collective), the simulator hangs, which is
+//! NCCL leaves behaviour undefined (ranks that disagree on a collective), the simulator hangs, which is
 //! what users see most often.
 //!
 //! A handle that is used after its end stops the process, as does memory that was freed, and a call from within
-//! a callback. One-sided operations inside a group of calls are not there.
+//! a callback. One-sided operations inside a group of calls are not simulated.
 //!
-//! It is as unkind as the library: calls on communicators that do not block launch on a thread, aborts wait for
-//! the device's kernels, what fails leaves its traces (`nccl::group`, `nccl::comm`, `nccl::lifecycle`).
+//! It has the inconvenient behaviours of the library: calls on communicators that do not block launch on a
+//! thread, aborts wait for the device's kernels, and failures leave state behind (`nccl::group`, `nccl::comm`,
+//! `nccl::lifecycle`).
 //!
 //! What it cannot show: speed, overlap, and everything that depends on kernels sharing a device.
 

@@ -8,8 +8,8 @@
 //! | `launch_error_after=3` | the fourth operation is refused by the driver |
 //! | `call_error_after=1` | the second call of an operation, and all later ones, are refused, and with them their group of calls |
 //! | `init_delay_ms=500` | joining a communicator takes that much longer |
-//! | `die_in_init=1` | the process ends as it joins its first communicator, without a word |
-//! | `connect_hangs_after=1` | connecting to peers for the second operation, and for all later ones, never comes to an end |
+//! | `die_in_init=1` | the process ends as it joins its first communicator, without a message |
+//! | `connect_hangs_after=1` | connecting to peers for the second operation, and for all later ones, never ends |
 //! | `launch_delay_ms=3000` | what is enqueued on a communicator that does not block is enqueued that much later |
 //! | `put_delay_ms=3000` | the same, of puts alone |
 //! | `abort_hangs=1` | `ncclCommAbort` never returns |
@@ -18,7 +18,7 @@
 //! | `no_symmetric=1` | communicators have no symmetric memory |
 //! | `no_one_sided=1` | communicators have no one-sided operations |
 //! | `no_reach=1` | no device reaches the memory of another rank |
-//! | `local_peers=1` | the ranks share a host: that one of them dies shows nowhere, and what waits for it hangs |
+//! | `local_peers=1` | the ranks share a host: the death of one is not reported, and operations that wait for it hang |
 //! | `capability=8` | the devices' compute capability |
 //! | `no_device=1` | `cuInit` answers `CUDA_ERROR_NO_DEVICE` |
 
@@ -53,7 +53,7 @@ pub(crate) fn order(key: &str) -> Option<u64> {
         .map(|(_, value)| *value)
 }
 
-/// What is to become of the next enqueued operation.
+/// The ordered effect on the next enqueued operation.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Fate {
     Runs,
@@ -109,7 +109,7 @@ pub(crate) fn hang_in_abort() {
     }
 }
 
-/// Counts one look at an event, and does not return if that was ordered.
+/// Counts one query of an event, and does not return if that was ordered.
 pub(crate) fn hang_in_query() {
     static COUNT: AtomicU64 = AtomicU64::new(0);
     let number = COUNT.fetch_add(1, Ordering::Relaxed);

@@ -20,7 +20,7 @@ fn main() -> ExitCode {
     let fault = args.next().unwrap_or_default();
     finish(match fault.as_str() {
         "shrink" => survive(),
-        "roll-call" => call_the_roll(),
+        "roll-call" => run_monitored_barrier(),
         fault => run(fault, args),
     })
 }
@@ -75,7 +75,7 @@ fn survive() -> Result<(), String> {
 }
 
 /// Misses the culprit, which was killed, and goes on in the same group, then without it.
-fn call_the_roll() -> Result<(), String> {
+fn run_monitored_barrier() -> Result<(), String> {
     let told = |error: rcomm::Error| error.to_string();
     let config = Config::from_environment().map_err(told)?;
     let mut world = World::init(config).map_err(told)?;

@@ -92,7 +92,7 @@ fn an_abort_from_another_thread_ends_what_is_stuck() {
 }
 
 #[test]
-fn work_tells_whoever_asks() {
+fn work_reports_to_waiters_callbacks_and_futures() {
     run(2, |world| {
         let group = world.group();
         let work = group
@@ -223,7 +223,7 @@ fn block_on<F: Future + Unpin>(mut future: F) -> F::Output {
 }
 
 #[test]
-fn work_that_nobody_waits_for_is_watched() {
+fn work_without_a_waiter_is_watched() {
     let fabric = FakeFabric::new();
     fabric.add_fault(FakeFault {
         rank: 0,

@@ -69,7 +69,7 @@ enum Cause {
 }
 
 #[test]
-fn every_code_is_said_of_a_job_that_has_it() {
+fn every_code_is_reported_of_a_job_that_has_it() {
     let made: BTreeSet<Code> = MADE_BY.iter().map(|&(code, _)| code).collect();
     assert_eq!(
         made,

@@ -135,7 +135,7 @@ fn a_rank_that_made_a_group_of_other_members_is_named() {
 }
 
 #[test]
-fn several_faults_accuse_nobody_else() {
+fn several_faults_accuse_no_other_rank() {
     let mut tally = Tally::default();
     for seed in seeds(60) {
         let mut random = Random::new(seed);
@@ -253,7 +253,7 @@ fn what_is_active_is_enough_to_tell_who_is_missing() {
 }
 
 #[test]
-fn everybody_inside_and_nobody_done_is_told_apart() {
+fn a_collective_that_all_entered_and_none_finished_is_recognised() {
     let mut tally = Tally::default();
     for seed in seeds(30) {
         if let Some(job) = faulty(seed, 3, 32, vec![Kind::Fabric]) {

@@ -452,7 +452,7 @@ mod tests {
     }
 
     #[test]
-    fn default_table_knows_what_to_do_with_everything() {
+    fn the_default_table_has_a_choice_for_everything() {
         for &topology in Topology::ALL {
             let plan = Tuning::default().plan(topology, 1000);
             for &pattern in Pattern::ALL {
@@ -506,7 +506,7 @@ mod tests {
     }
 
     #[test]
-    fn line_that_makes_no_sense_is_refused_in_words() {
+    fn a_line_that_is_not_valid_is_refused_with_a_reason() {
         let refusal = |line: &str| line.parse::<Tuning>().unwrap_err().to_string();
         assert_eq!(
             refusal("all_reduce memory any any nested"),

@@ -328,7 +328,7 @@ mod tests {
     }
 
     #[test]
-    fn who_came_and_who_did_not_is_said_in_one_line() {
+    fn arrived_and_absent_ranks_are_listed_in_one_line() {
         let members = [0, 1, 2, 3];
         let store = HashStore::new();
         let short = Duration::from_millis(20);
@@ -393,7 +393,7 @@ mod tests {
     }
 
     #[test]
-    fn answers_that_are_not_passed_on_are_said_to_be_missing() {
+    fn answers_that_are_not_passed_on_are_reported_missing() {
         let store = HashStore::new();
         let members: Vec<Rank> = (0..100).collect();
         let asking = exchange(0, Duration::ZERO).key(format_args!("{}/41/asking", wire_name(7)));

@@ -141,9 +141,9 @@ pub(super) fn refused_group(world: &World, gpu: &Gpu) -> Result<()> {
 }
 
 /// An observer that ignores all events.
-struct Deaf;
+struct NoObserver;
 
-impl Observer for Deaf {
+impl Observer for NoObserver {
     fn started(&self) {}
 
     fn ended(&self) {}
@@ -161,7 +161,7 @@ pub(super) fn look(world: &World, gpu: &Gpu) -> Result<()> {
         deadline: Deadline::In(Duration::from_secs(60)),
         hints: Hints::NONE,
     };
-    let pending = backend.issue(all_reduce(&numbers)?, call, Arc::new(Deaf))?;
+    let pending = backend.issue(all_reduce(&numbers)?, call, Arc::new(NoObserver))?;
     // For ranks that have not issued their operation, a rank that ends its communicator is another failure.
     super::stay_for(world, "issued", 0..world.size());
     let error = Error::new(ErrorKind::Aborted, "stopped by the test");

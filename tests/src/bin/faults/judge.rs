@@ -218,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn a_row_with_a_rank_that_was_not_told_is_not_right() {
+    fn a_row_with_a_rank_without_an_error_is_not_right() {
         let row = Row {
             told: Some((1.0, 2, 3)),
             ..Row::default()

@@ -9,7 +9,7 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 /// A hardware address that no host has.
-const NOBODY: &str = "02:00:00:00:00:99";
+const UNUSED_ADDRESS: &str = "02:00:00:00:00:99";
 
 pub(crate) struct Hosts {
     names: Vec<String>,
@@ -59,9 +59,9 @@ impl Hosts {
     /// Applies this to a host's network. A temporary fault is over when this returns.
     pub(crate) fn cut(&self, host: usize, cut: Cut, timeout: Duration) -> anyhow::Result<()> {
         match cut {
-            Cut::BothWays | Cut::Vanished => self.sever(host, true, true, NOBODY),
-            Cut::Inward => self.sever(host, true, false, NOBODY),
-            Cut::Outward => self.sever(host, false, true, NOBODY),
+            Cut::BothWays | Cut::Vanished => self.sever(host, true, true, UNUSED_ADDRESS),
+            Cut::Inward => self.sever(host, true, false, UNUSED_ADDRESS),
+            Cut::Outward => self.sever(host, false, true, UNUSED_ADDRESS),
             Cut::LinkDown => ip(&[
                 "-n",
                 &self.switch,
@@ -75,14 +75,14 @@ impl Hosts {
                 run("ip", &["netns", "exec", name, "ss", "-K", "-t"])
             }
             Cut::Healed => {
-                self.sever(host, true, true, NOBODY)?;
+                self.sever(host, true, true, UNUSED_ADDRESS)?;
                 std::thread::sleep(timeout / 2);
                 self.heal(host)
             }
             Cut::Loss => {
                 let until = Instant::now() + timeout;
                 while Instant::now() < until {
-                    self.sever(host, true, true, NOBODY)?;
+                    self.sever(host, true, true, UNUSED_ADDRESS)?;
                     std::thread::sleep(Duration::from_millis(50));
                     self.heal(host)?;
                     std::thread::sleep(Duration::from_millis(150));
@@ -117,12 +117,12 @@ impl Hosts {
         Ok(())
     }
 
-    fn sever(&self, host: usize, inward: bool, outward: bool, nobody: &str) -> anyhow::Result<()> {
+    fn sever(&self, host: usize, inward: bool, outward: bool, unused: &str) -> anyhow::Result<()> {
         for other in (0..self.names.len()).filter(|&other| other != host) {
             let directions = [(other, host, inward), (host, other, outward)];
             for (at, to, _) in directions.into_iter().filter(|(.., cut)| *cut) {
                 let address = Self::address(to);
-                let entry = ["replace", &address, "lladdr", nobody, "dev", "eth0"];
+                let entry = ["replace", &address, "lladdr", unused, "dev", "eth0"];
                 let place = ["-n", &self.names[at], "neigh"];
                 ip(&[&place[..], &entry[..], &["nud", "permanent"]].concat())?;
             }

@@ -257,7 +257,7 @@ mod tests {
     ];
 
     #[test]
-    fn torchrun_tells_everything() {
+    fn torchrun_sets_every_value() {
         let place = from(&TORCHRUN).unwrap();
         assert_eq!(
             place,

@@ -180,7 +180,7 @@ fn fail(broadcast: &FailureBroadcast, cause: &str) {
 }
 
 #[test]
-fn whoever_sees_an_alarm_finds_its_cause() {
+fn a_rank_that_reads_an_alarm_finds_its_cause() {
     let store = Arc::new(CausesFirst::default());
     let never = Duration::from_secs(3_600);
     let (broadcast, _, _thread) = broadcast(0, &store, never);

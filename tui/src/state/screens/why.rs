@@ -164,7 +164,8 @@ fn root(model: &ViewModel<'_>, rank: Rank) -> Row {
         ),
     };
     if let Some(f) = frame {
-        what.push_str(&format!(" at {}:{} {}", f.filename, f.line, f.name));
+        let place = format!(" at {}:{} {}", f.filename, f.line, f.name);
+        what.push_str(place.trim_end());
     }
     if let Some(phase) = report
         .and_then(|r| r.phase.as_ref())

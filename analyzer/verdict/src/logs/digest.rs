@@ -1,4 +1,4 @@
-//! All logs of a job together: which ranks timed out in which operation, and how far each rank had come.
+//! All logs of a job together: which ranks timed out in which operation, and the progress of each rank.
 
 use super::facts::{Event, Fact, Log, Progress, TimedOut};
 use crate::report::LogLine;

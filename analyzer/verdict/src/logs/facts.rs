@@ -31,12 +31,12 @@ pub struct Fact {
 /// The name of a process group as logs give it: `0(default_pg)`, `12`.
 pub type GroupName = String;
 
-/// What a line states.
+/// The statement of a line.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Event {
     /// The watchdog found an operation that exceeded its time-out.
     TimedOut(TimedOut),
-    /// How far a rank had come in a group.
+    /// The progress of a rank in a group.
     Progress(Progress),
     /// Two ranks compared their calls, and the calls differ.
     Differ(Box<[Issued; 2]>),
@@ -129,7 +129,7 @@ pub struct TimedOut {
     pub timeout_ms: u64,
 }
 
-/// How far a rank had come in a group.
+/// The progress of a rank in a group.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Progress {
     /// The group.

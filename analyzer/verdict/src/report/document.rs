@@ -18,7 +18,7 @@ pub struct Report {
     /// How the job ended; `None` while one of its processes may live.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub end: Option<JobEnd>,
-    /// What was read.
+    /// The input that was read.
     pub input: Input,
     /// Every group, in a stable order (largest first, then by name).
     #[serde(default)]

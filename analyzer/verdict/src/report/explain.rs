@@ -332,14 +332,14 @@ pub fn explain(code: Code) -> Explanation {
             ],
         ),
         Code::W220 => (
-            "A rank arrives late at its collectives again and again, and the others wait for it. Where \
-             durations are recorded, lateness is taken from them: in each operation the last to arrive \
-             waits least. Else it is taken from the times of issue, once the hosts' clocks are estimated \
-             from the collectives, and nothing is reported that this estimate leaves in doubt. Arrivals are \
-             not compared across messages. The record is cut into stretches of at least 100 ms; the rank \
-             must bear so many of those that lost most that chance does it in less than one of 10,000 \
-             records, corrected for the number of ranks, and cost twice what any other does. The share is \
-             how much of the job's time the others lost by it.",
+            "A rank arrives late at its collectives again and again, and the others wait for it. If \
+            durations are recorded, lateness is taken from them: in each operation the last to arrive \
+            waits least. Otherwise it is taken from the times of issue, after the hosts' clocks are estimated \
+            from the collectives, and differences within the error of this estimate are not reported. Arrivals \
+            are not compared across messages. The time of the job is cut into stretches. Among those that lost \
+            most, the rank must cost most in so many that this happens by chance in less than one of 10,000 \
+            jobs, corrected for the number of ranks, and it must cost twice as much as any other rank. The \
+            share is the part of the job's time that the others lost because of it.",
             &[
                 "a host that is slower: CPU contention, a shared file system, thermal or power limits",
                 "uneven work: longer sequences, more experts, another pipeline stage",
@@ -537,15 +537,15 @@ pub fn explain(code: Code) -> Explanation {
             ],
         ),
         Code::N306 => (
-            "Ranks come late, and the others wait, but each time it is another rank: of the stretches of \
-             the record that lost most, none bears more than half. That is what a loaded host, a hypervisor \
-             that takes processors away, or a network does to all ranks alike. No rank is at fault. The \
-             share is what the job lost in all.",
+            "Ranks arrive late, and the others wait, but each time it is another rank: of the stretches of \
+            time that lost most, no rank cost most in more than half. A loaded host, a hypervisor that takes \
+            processors away, or a network delays all ranks in this way. No rank is at fault. The share is \
+            the part of the job's time that was lost in all.",
             &[
                 "more threads than processors on a host; other jobs on it",
                 "steal time of a virtual machine; a quota of processor time",
-                "work of unequal size that goes round: sequences of different length, experts",
-                "collectors of garbage that run on each rank at another time",
+                "work of unequal size that changes from step to step: sequences of different length, experts",
+                "garbage collection that runs at another time on each rank",
             ],
             &[
                 "look at load, steal time and throttling of the hosts",

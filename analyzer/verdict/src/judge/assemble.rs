@@ -395,7 +395,7 @@ fn verdict(
     let pending = ctx.graph.pending.iter().any(|pending| !pending.is_empty());
     // An operation is unfinished and no finding explains it.
     let unexplained = ctx.graph.missing.iter().any(|missing| !missing.is_empty());
-    let overdue = ctx.graph.is_anything_overdue();
+    let overdue = ctx.is_anything_overdue();
     match (ctx.policy.snapshot, pending) {
         (true, true) if overdue => Verdict::Inconclusive,
         (true, true) => Verdict::Running,

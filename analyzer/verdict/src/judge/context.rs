@@ -523,27 +523,71 @@ impl Context<'_> {
 
     /// When the first of the ranks that wait at a place issued the operation, common time, ns.
     pub(crate) fn waiting_since(&self, place: usize) -> Option<i64> {
-        let created = |record: RecordIx, position: u32| {
-            self.aligned
-                .created_ns(record, self.aligned.op(record, position))
-        };
         match self.graph.places[place] {
-            Place::Collective { group, seq } => {
-                let arrived = self.graph.arrived[place].iter();
-                let times = arrived.filter_map(|&node| {
-                    let record = self.aligned.record_in(group, self.rank(node))?;
-                    let pending = self.graph.pending[record].iter().find(|one| {
-                        one.group == group
-                            && matches!(one.what, PendingKind::Collective { seq: s } if s == seq)
-                    })?;
-                    Some(created(record, pending.position))
-                });
-                times.min()
-            }
+            Place::Collective { .. } => self.arrivals(place).map(|(at_ns, _)| at_ns).min(),
             Place::Batch {
                 record, pending, ..
-            } => Some(created(record, self.first_of_batch(record, pending))),
+            } => {
+                let first = self
+                    .aligned
+                    .op(record, self.first_of_batch(record, pending));
+                Some(self.aligned.created_ns(record, first))
+            }
         }
+    }
+
+    /// Whether the last member of a collective came so long ago that it should have finished. Until then the
+    /// others have waited for that member, and the fabric has had no time.
+    pub(crate) fn is_long_complete(&self, place: usize) -> bool {
+        let now = now_ns(self.aligned, self.policy).filter(|_| self.policy.snapshot);
+        let last = self.arrivals(place).max();
+        now.zip(last).is_none_or(|(now, (last_ns, timeout_ms))| {
+            let age = u128::try_from(now.saturating_sub(last_ns)).unwrap_or(0);
+            age >= self.policy.overdue_after(timeout_ms).as_nanos()
+        })
+    }
+
+    /// Whether an unfinished operation is overdue whose last member did not come just now.
+    pub(crate) fn is_anything_overdue(&self) -> bool {
+        let is_fresh = |group: usize, seq: u32| {
+            let place = self.graph.collective(group, seq);
+            place.is_some_and(|place| {
+                self.graph.missing[place].is_empty() && !self.is_long_complete(place)
+            })
+        };
+        self.graph
+            .pending
+            .iter()
+            .enumerate()
+            .any(|(record, pending)| {
+                pending.iter().enumerate().any(|(at, one)| {
+                    let fresh = match one.what {
+                        PendingKind::Collective { seq } => is_fresh(one.group, seq),
+                        _ => false,
+                    };
+                    self.graph.is_overdue(record, at) && !fresh
+                })
+            })
+    }
+
+    /// When the ranks that are inside a collective issued it, common time, ns, with its time-out there, ms.
+    pub(crate) fn arrivals(&self, place: usize) -> impl Iterator<Item = (i64, u64)> {
+        let at = match self.graph.places[place] {
+            Place::Collective { group, seq } => Some((group, seq)),
+            Place::Batch { .. } => None,
+        };
+        let nodes = at.map_or(&[][..], |_| &self.graph.arrived[place]);
+        nodes.iter().filter_map(move |&node| {
+            let (group, seq) = at?;
+            let record = self.aligned.record_in(group, self.rank(node))?;
+            let pending = self.graph.pending[record].iter().find(|one| {
+                one.group == group
+                    && matches!(one.what, PendingKind::Collective { seq: s } if s == seq)
+            })?;
+            let op = self.aligned.op(record, pending.position);
+            let timeout_ms = self.aligned.shared.calls.get(op.call).timeout_ms;
+            Some((self.aligned.created_ns(record, op), timeout_ms))
+        })
     }
 
     /// The places where others wait for a rank, and why it is missing there.

@@ -33,7 +33,8 @@ const BEFORE_TIMEOUT: f64 = 0.9;
 pub(crate) struct Life {
     /// The end of the job; `None` while a process may live.
     pub(crate) end: Option<End>,
-    /// Ranks whose processes ended out of order, and not because another process had ended.
+    /// Whose processes are gone, have not ended in order, and were not ended by another's end, nor because
+    /// they gave up.
     first: Vec<Rank>,
     /// The ranks whose processes are gone.
     gone: BTreeMap<Rank, Gone>,
@@ -99,10 +100,18 @@ impl Life {
         gone.sort_by_key(|one| (one.at_ns, one.rank));
         let is_over = !gone.is_empty() && gone.len() == aligned.expected.len();
         let order = went_first(aligned, &gone);
-        let end = is_over.then(|| End::of(aligned, &gone, order.clone(), launches));
         let now = policy.snapshot.then(|| now_ns(aligned, policy)).flatten();
+        let last_ns = gone.last().map_or(i64::MIN, |one| one.at_ns);
+        // A launcher writes down one end after the other: half of its account shows a wrong order.
+        let is_being_noted = now.is_some_and(|now| now.saturating_sub(last_ns) < SETTLE_NS)
+            && gone.iter().any(|one| is_awaited(aligned, one, launches));
+        let end =
+            (is_over && !is_being_noted).then(|| End::of(aligned, &gone, order.clone(), launches));
         let settled_ns = match (&end, now) {
-            (None, Some(now)) => now.saturating_sub(SETTLE_NS),
+            (None, Some(now)) => match is_over {
+                true => last_ns.saturating_sub(SETTLE_NS),
+                false => now.saturating_sub(SETTLE_NS),
+            },
             _ => i64::MAX,
         };
         let asked_ns = asked(launches).map_or(i64::MAX, |asked| asked.time_ns);
@@ -110,10 +119,12 @@ impl Life {
         // terminated.
         let is_cause = |one: &&Gone| {
             let own = !one.in_order && !one.was_signalled && one.at_ns < asked_ns;
-            own && one.at_ns <= settled_ns && !gave_up(aligned, one.rank)
+            // A stopped process that is killed with all others gave its last sign of life long before.
+            let is_dated = !is_being_noted || one.exit.is_some();
+            own && is_dated && one.at_ns <= settled_ns
         };
         let causes: BTreeSet<Rank> = gone.iter().filter(is_cause).map(|it| it.rank).collect();
-        let first = match (&end, order) {
+        let mut first = match (&end, order) {
             (Some(end), _) => end.first.clone(),
             (None, Some(mut order)) => {
                 order.retain(|rank| causes.contains(rank));
@@ -121,6 +132,7 @@ impl Life {
             }
             (None, None) => causes.into_iter().collect(),
         };
+        first.retain(|&rank| !gave_up(aligned, rank));
         Self {
             end,
             first,
@@ -135,8 +147,8 @@ impl Life {
         at_ns <= self.settled_ns
     }
 
-    /// Whether the end of a rank's process is a cause: it did not end in order, and not because another process had
-    /// ended. Processes that ended together explain no wait.
+    /// Whether the end of a rank's process is a cause: it did not end in order, and no other process ended
+    /// before. Processes that were ended together explain no wait, and neither do those that gave up.
     pub(crate) fn went_first(&self, rank: Rank) -> bool {
         self.first.contains(&rank)
     }
@@ -179,6 +191,17 @@ fn exits(aligned: &Aligned<'_>, launches: &[LaunchRecord]) -> BTreeMap<Rank, (Ra
         }
     }
     exits
+}
+
+/// Whether the process of a rank is gone, and its launcher has not written down yet how it ended.
+fn is_awaited(aligned: &Aligned<'_>, gone: &Gone, launches: &[LaunchRecord]) -> bool {
+    let attempt = |at: RecordIx| aligned.records[at].identity.attempt;
+    let attempt = aligned.record_of(gone.rank).map(attempt);
+    launches.iter().any(|launch| {
+        let is_its_own = attempt.is_none_or(|attempt| attempt == launch.attempt);
+        let mut ranks = launch.ranks.iter();
+        is_its_own && ranks.any(|of| of.rank == gone.rank && of.end.is_none())
+    })
 }
 
 /// The first signal by which a launcher was asked to end the job, if any.

@@ -120,9 +120,14 @@ impl WaitGraph {
                 // that time only. The record of a dead process no longer changes, so its operations age while others
                 // live.
                 let dead = life.end.is_none() && life.gone(aligned.records[record].rank).is_some();
+                // A launcher's account dates an end more exactly than the last sign of life, which on a
+                // busy host may be seconds older.
+                let ended = life.gone(aligned.records[record].rank);
+                let ended = ended.filter(|gone| gone.exit.is_some());
                 let now = match aligned.records[record].identity.dump_time_ns {
                     _ if foreign => own,
                     _ if dead => now,
+                    _ if let Some(gone) = ended => now.min(gone.at_ns()),
                     0 => now,
                     taken => now.min(taken.saturating_sub(aligned.offsets_ns[record])),
                 };
@@ -177,15 +182,11 @@ impl WaitGraph {
         self.overdue[record][pending]
     }
 
-    /// Whether an unfinished operation of any record is overdue.
-    pub(crate) fn is_anything_overdue(&self) -> bool {
-        self.overdue.iter().flatten().any(|&overdue| overdue)
-    }
-
     /// Whether there is something to judge: an overdue operation, or a process whose end is a cause. A wait for a dead
     /// process does not become more certain with age.
     fn is_anything_due(&self) -> bool {
-        self.is_anything_overdue() || self.went_first.iter().any(|&first| first)
+        let mut overdue = self.overdue.iter().flatten();
+        overdue.any(|&overdue| overdue) || self.went_first.iter().any(|&first| first)
     }
 
     /// For each node: whether a wait that leads to it is due, because it is overdue or because a rank that it needs has

@@ -244,6 +244,37 @@ fn a_job_of_which_a_rank_left_no_record_is_not_called_over() {
     assert!(analyze(&dumps, &Policy::default()).end.is_none());
 }
 
+#[test]
+fn an_end_is_not_judged_by_half_of_a_launchers_account() {
+    let inside = [(0.0, Came::Done(0.1)), (1.0, Came::Inside)];
+    let of = |rank| dead(record(rank, 3, &inside), 1.1 + f64::from(rank) / 10.0);
+    let dumps: Vec<Dump> = (0..3).map(of).collect();
+    let killed = |then| (None, Some(9), then);
+    let mut launch = launch(None, &[killed(1.1), killed(1.2), killed(1.3)]);
+    let ends: Vec<_> = launch.ranks.iter().map(|rank| rank.end).collect();
+    let mut look = |noted: usize, now: f64| {
+        for (at, rank) in launch.ranks.iter_mut().enumerate() {
+            rank.end = ends[at].filter(|_| at < noted);
+        }
+        let policy = Policy {
+            snapshot: true,
+            now_ns: Some(at(now)),
+            launches: vec![launch.clone()],
+            ..Policy::default()
+        };
+        analyze(&dumps, &policy)
+    };
+    // Rank 0's end alone looks like that of the rank that went first.
+    for noted in [0, 1, 2] {
+        let report = look(noted, 2.2);
+        assert_eq!((report.verdict, report.end), (Verdict::Running, None));
+        assert!(report.findings.is_empty(), "{:?}", report.findings);
+    }
+    assert_eq!(look(3, 2.2).verdict, Verdict::Cancelled);
+    // A launcher that was killed with its ranks notes nothing more.
+    assert_eq!(look(0, 2.4).verdict, Verdict::Cancelled);
+}
+
 /// The verdict with a launch record.
 fn judge_launched(dumps: &[Dump], launch: LaunchRecord) -> Report {
     let policy = Policy {
@@ -323,6 +354,93 @@ fn a_stopped_rank_is_named_whether_it_came_or_not() {
 }
 
 #[test]
+fn a_stopped_rank_is_named_when_the_job_was_killed_as_soon_as_it_was_called_stuck() {
+    let waits = [(0.0, Came::Done(0.1)), (1.0, Came::Inside)];
+    let between = [(0.0, Came::Done(0.1))];
+    // The watchdogs' last rounds were up to a tenth of a second before the ends.
+    let dumps = [
+        dead(record(0, 3, &waits), 5.9),
+        dead(record(1, 3, &between), 1.0),
+        dead(record(2, 3, &waits), 5.8),
+    ];
+    let report = analyze(&dumps, &Policy::default());
+    assert_eq!(root(&report), (Verdict::Stuck, Code::E151, &[1][..]));
+    // Until its launcher has written down the ends, that it was stopped is not known any more.
+    let mut launch = launch(None, &[(None, Some(9), 6.0); 3]);
+    launch.ranks.iter_mut().for_each(|rank| rank.end = None);
+    let policy = Policy {
+        snapshot: true,
+        now_ns: Some(at(6.1)),
+        launches: vec![launch],
+        ..Policy::default()
+    };
+    let report = analyze(&dumps, &policy);
+    assert_eq!(root(&report), (Verdict::Stuck, Code::E101, &[1][..]));
+}
+
+#[test]
+fn a_stopped_rank_is_named_when_the_last_signs_of_life_are_old() {
+    let waits = [(0.0, Came::Done(0.1)), (1.0, Came::Inside)];
+    // On a busy host the watchdogs' last rounds were one and a half seconds before the ends, which the launcher
+    // has noticed.
+    let dumps = [
+        dead(record(0, 3, &waits), 4.7),
+        dead(record(1, 3, &waits), 1.1),
+        dead(record(2, 3, &waits), 4.8),
+    ];
+    let killed = |then| (None, Some(15), then);
+    let ends = [killed(6.3), killed(8.3), killed(6.3)];
+    let report = judge_launched(&dumps, launch(Some((15, 6.2)), &ends));
+    assert_eq!(root(&report), (Verdict::Stuck, Code::E151, &[1][..]));
+}
+
+#[test]
+fn a_rank_that_gave_up_and_ended_is_no_cause_when_the_missing_one_comes_then() {
+    let waited = [(0.0, Came::Done(0.1)), (1.0, Came::Failed(31.0))];
+    let late = [(0.0, Came::Done(0.1)), (35.0, Came::Failed(35.1))];
+    let dumps = [
+        fails(
+            dead(record(0, 2, &waited), 31.5),
+            FailureKind::Timeout,
+            &[1],
+            31.0,
+        ),
+        fails(
+            dead(record(1, 2, &late), 35.2),
+            FailureKind::Abort,
+            &[0],
+            35.1,
+        ),
+    ];
+    let exits = [(Some(1), None, 31.6), (Some(1), None, 35.3)];
+    let report = judge_launched(&dumps, launch(None, &exits));
+    assert_eq!(root(&report), (Verdict::Stuck, Code::E101, &[1][..]));
+}
+
+#[test]
+fn the_fabric_is_not_blamed_before_it_has_had_time() {
+    let look = |now: f64| {
+        let came = [(0.0, Came::Done(0.1)), (1.0, Came::Inside)];
+        let late = [(0.0, Came::Done(0.1)), (8.0, Came::Inside)];
+        let dumps = [
+            alive(record(0, 2, &came), now),
+            alive(record(1, 2, &late), now),
+        ];
+        let policy = Policy {
+            snapshot: true,
+            now_ns: Some(at(now)),
+            ..Policy::default()
+        };
+        analyze(&dumps, &policy)
+    };
+    // Rank 0 has waited for seven seconds, but for rank 1.
+    let soon = look(8.1);
+    assert_eq!((soon.verdict, soon.findings.len()), (Verdict::Running, 0));
+    let report = look(13.1);
+    assert_eq!(root(&report), (Verdict::Stuck, Code::E135, &[][..]));
+}
+
+#[test]
 fn survivors_prove_that_a_rank_is_gone_that_left_no_record() {
     let failed = [(0.0, Came::Done(0.1)), (1.0, Came::Failed(1.1))];
     let dumps: Vec<Dump> = [0, 2]
@@ -334,6 +452,29 @@ fn survivors_prove_that_a_rank_is_gone_that_left_no_record() {
         report.findings[0].sentence,
         "the process of rank 1 is gone: ranks 0 and 2 lost it in all_reduce #2 on group default_pg at \
          13:00:01 UTC"
+    );
+}
+
+#[test]
+fn one_survivor_does_not_know_who_went_first_where_others_left_no_record() {
+    let failed = [(0.0, Came::Done(0.1)), (1.0, Came::Failed(1.1))];
+    let dump = fails(record(1, 4, &failed), FailureKind::PeerGone, &[3], 1.1);
+    let report = analyze(&[dump], &Policy::default());
+    assert_eq!(root(&report), (Verdict::Stuck, Code::E150, &[][..]));
+    let finding = &report.findings[0];
+    assert_eq!(finding.alternatives, [[3], [0], [2]]);
+    assert!(
+        finding
+            .sentence
+            .starts_with("the process of rank 3 is gone: rank 1 lost it"),
+        "{}",
+        finding.sentence
+    );
+    assert!(
+        finding
+            .doubts
+            .iter()
+            .any(|doubt| doubt.contains("ranks 0 and 2"))
     );
 }
 

@@ -33,7 +33,7 @@ impl Check for AllArrivedStuck {
                 &WaitRoot::Full(place) => Some(place),
                 _ => None,
             });
-        full.filter(|&place| no_member_finished(ctx, place))
+        full.filter(|&place| no_member_finished(ctx, place) && ctx.is_long_complete(place))
             .map(|place| draft(ctx, place))
             .collect()
     }

@@ -62,8 +62,13 @@ fn frozen(ctx: &Context<'_>, record: usize) -> Option<Frozen> {
     let records = ctx.aligned.records.iter().enumerate();
     let others = records.filter(|(_, other)| other.rank != whole.rank);
     let mut others = others.filter_map(|(at, _)| silence(ctx, at)).peekable();
-    let alone = others.peek().is_some() && others.all(|ns| ns < STOPPED_NS);
-    (alone && silent.is_some_and(|ns| ns >= SILENT_NS)).then_some(Frozen::Silent)
+    // Of a process that was killed the last sign of life is older than its end, for all alike.
+    let (limit, awake) = match ctx.life.end {
+        Some(_) => (SILENT_NS - STOPPED_NS, STOPPED_NS * 2),
+        None => (SILENT_NS, STOPPED_NS),
+    };
+    let alone = others.peek().is_some() && others.all(|ns| ns < awake);
+    (alone && silent.is_some_and(|ns| ns >= limit)).then_some(Frozen::Silent)
 }
 
 /// How long the watchdog had made no round when the record was taken or the process ended, ns; `None` if that is

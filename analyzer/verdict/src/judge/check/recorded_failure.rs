@@ -119,10 +119,32 @@ fn gone(ctx: &Context<'_>, failures: &[Recorded<'_>]) -> Option<FindingDraft> {
     let mut draft = FindingDraft::from(Finding::process_gone(culprits, &detail));
     draft.confidence = if suffered.len() > 1 { 0.9 } else { 0.8 };
     complete(ctx, &mut draft, witness);
+    leave_open(ctx, &mut draft);
     draft
         .ruled_out
         .push("missing_dump: the survivors recorded that its process was gone".to_owned());
     Some(draft)
+}
+
+/// A rank that loses a peer ends. Where it left no record, and others did not either, one of those may have gone
+/// before it: then no rank is blamed.
+fn leave_open(ctx: &Context<'_>, draft: &mut FindingDraft) {
+    let is_unread = |rank: &Rank| ctx.aligned.record_of(*rank).is_none();
+    let expected = ctx.aligned.expected.iter().copied();
+    let others: Vec<Rank> = expected
+        .filter(|rank| is_unread(rank) && !draft.culprits.contains(rank))
+        .collect();
+    if others.is_empty() || !draft.culprits.iter().all(is_unread) {
+        return;
+    }
+    draft.doubts.push(format!(
+        "{} left no record, either: one of them may have gone before",
+        format_ranks(&others)
+    ));
+    let lost = std::mem::take(&mut draft.culprits);
+    let others = others.into_iter().take(16).map(|rank| vec![rank]);
+    draft.alternatives = std::iter::once(lost).chain(others).collect();
+    draft.confidence = 0.5;
 }
 
 /// The operation that a rank was waiting in when another gave up.

@@ -3,6 +3,7 @@
 use crate::guarded::ForkGuarded;
 use crate::outcome::{RCOMM_RECORDER_NONE, call, quietly, text};
 use rcomm_recorder::model::{DType, GroupPlace, ProcessGroupInfo};
+use rcomm_recorder::publish::{KeptJobs, remove_jobs_beside};
 use rcomm_recorder::record::{
     FlightRecorder, Placement, RecorderConfig, SignatureId, SignatureKey, Tensor,
 };
@@ -112,6 +113,7 @@ pub unsafe extern "C" fn rcomm_recorder_open(
             config.placement = Placement::Dir(directory.as_ref().into());
         }
         let made = FlightRecorder::create(&config).map_err(|error| error.to_string())?;
+        remove_jobs_beside(&made, &KeptJobs::default());
         let made = ForkGuarded::new(made).map_err(
             |_| "this kernel cannot clear memory in forked children (Linux 4.14 and later can)",
         )?;

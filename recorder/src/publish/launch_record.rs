@@ -212,7 +212,7 @@ impl LaunchRecord {
     }
 
     /// Whether its ranks have ended, or its launcher has.
-    fn is_over(&self) -> bool {
+    pub(super) fn is_over(&self) -> bool {
         self.ended_ns != 0
             || !Path::new("/proc")
                 .join(self.launcher_pid.to_string())

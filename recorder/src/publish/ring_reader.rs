@@ -312,7 +312,7 @@ pub struct RingListing {
 }
 
 impl RingListing {
-    fn of(part: RingPart, path: PathBuf) -> Self {
+    pub(super) fn of(part: RingPart, path: PathBuf) -> Self {
         let ring = RingReader::attach(&path).map(|reader| RingSummary {
             identity: reader.identity(),
             part,
@@ -363,7 +363,7 @@ pub fn remove_stale_rings(directory: &Path, job: Option<&str>) -> Result<Vec<Pat
 }
 
 /// The job's directory, the parsed name and the path of every file with a ring's name.
-fn files_in(directory: &Path) -> Result<Vec<(String, RingName, PathBuf)>> {
+pub(super) fn files_in(directory: &Path) -> Result<Vec<(String, RingName, PathBuf)>> {
     let jobs = match fs::read_dir(directory) {
         Ok(jobs) => jobs,
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),

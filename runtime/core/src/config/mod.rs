@@ -16,6 +16,7 @@
 //! | `RCOMM_STORE` | [`store`](Config::store) | `secret` where the store is ours and there is a secret, else `open` |
 //! | `RCOMM_RING_DIR` | [`ring_dir`](Config::ring_dir); `memory` for none | `/dev/shm/rcomm-<uid>` |
 //! | `RCOMM_RING_ENTRIES`, `TORCH_FR_BUFFER_SIZE`, `TORCH_NCCL_TRACE_BUFFER_SIZE`, `TORCHCOMM_FR_BUFFER_SIZE` | [`ring_entries`](Config::ring_entries) | 16,384 |
+//! | `RCOMM_RING_KEEP_JOBS`, `RCOMM_RING_KEEP_MIB` | [`kept_jobs`](Config::kept_jobs) | 32, 1,024 |
 //! | `RCOMM_DUMP_DIR` | [`dump_dir`](Config::dump_dir) | `rcomm-dumps` in the working directory |
 //! | `RCOMM_DUMP_FORMAT` | [`dump_format`](Config::dump_format): `json`, `pickle`, `both` | `json` |
 //! | `RCOMM_DUMP_PIPE`, `TORCH_NCCL_DEBUG_INFO_PIPE_FILE` | [`dump_pipes`](Config::dump_pipes) | none |
@@ -38,8 +39,7 @@ use crate::op::error::{Error, ErrorKind, Result};
 pub use crate::store::StoreChoice;
 use crate::tuning::Tuning;
 pub use backend_options::BackendOptions;
-use rcomm_recorder::publish::EndpointToken;
-use rcomm_recorder::publish::Secret;
+use rcomm_recorder::publish::{EndpointToken, KeptJobs, Secret};
 use rendezvous::Rendezvous;
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -81,6 +81,9 @@ pub struct Config {
     pub ring_dir: RingDir,
     /// Operations that the ring holds.
     pub ring_entries: u32,
+    /// How many dead jobs keep their rings beside this job's, and how much memory those may take: older ones are
+    /// removed when this rank has made its ring.
+    pub kept_jobs: KeptJobs,
     /// Where dumps go. Made when the first dump is written.
     pub dump_dir: PathBuf,
     /// The form of dump files.
@@ -204,6 +207,7 @@ impl Default for Config {
             store: StoreChoice::Auto,
             ring_dir: RingDir::Shared,
             ring_entries: 16_384,
+            kept_jobs: KeptJobs::default(),
             dump_dir: PathBuf::from("rcomm-dumps"),
             dump_format: DumpFormat::Json,
             dump_pipes: Vec::new(),
@@ -358,6 +362,13 @@ impl Config {
                 return Err(refused("RCOMM_RING_ENTRIES", &value, "at least 1"));
             }
         }
+        if let Some(value) = text("RCOMM_RING_KEEP_JOBS") {
+            config.kept_jobs.jobs = number("RCOMM_RING_KEEP_JOBS", &value)?;
+        }
+        if let Some(value) = text("RCOMM_RING_KEEP_MIB") {
+            let mib: u64 = number("RCOMM_RING_KEEP_MIB", &value)?;
+            config.kept_jobs.bytes = mib.saturating_mul(1 << 20);
+        }
         if let Some(value) = text("RCOMM_DUMP_DIR") {
             config.dump_dir = value.into();
         }
@@ -486,12 +497,19 @@ mod tests {
             ("RCOMM_DUMP_PIPE", "/tmp/a"),
             ("TORCH_NCCL_DEBUG_INFO_PIPE_FILE", "/tmp/b"),
             ("RCOMM_RING_DIR", "memory"),
+            ("RCOMM_RING_KEEP_JOBS", "3"),
+            ("RCOMM_RING_KEEP_MIB", "64"),
             ("RCOMM_ENDPOINT", "tcp:127.0.0.1:0"),
         ])
         .unwrap();
         assert_eq!(config.timeout, Duration::from_millis(1500));
         assert_eq!(config.socket_ifname.as_deref(), Some("eth1"));
         assert_eq!(config.ring_dir, RingDir::Memory);
+        let kept = KeptJobs {
+            jobs: 3,
+            bytes: 64 << 20,
+        };
+        assert_eq!(config.kept_jobs, kept);
         assert_eq!(config.dump_pipes.len(), 2);
         let any_port = SocketAddr::from(([127, 0, 0, 1], 0));
         assert_eq!(config.endpoint, EndpointChoice::Tcp(any_port));

@@ -12,6 +12,7 @@ use crate::watch::failure_broadcast::FLAG;
 use crate::world::job_secret::JobSecret;
 use rcomm_recorder::model::Rank;
 use rcomm_recorder::publish::Secret;
+use rcomm_recorder::publish::remove_jobs_beside;
 use rcomm_recorder::record::{
     FlightRecorder, OnConflict, Placement, RecorderConfig, Storage, Touch,
 };
@@ -330,7 +331,11 @@ pub(crate) fn open_recorder(
         entries: config.ring_entries,
         ..RecorderConfig::new(place.job.clone(), place.rank, place.world_size)
     };
-    match FlightRecorder::create_anywhere(&recorder, on_conflict) {
+    let made = FlightRecorder::create_anywhere(&recorder, on_conflict);
+    if let Ok((recorder, _)) = &made {
+        remove_jobs_beside(recorder, &config.kept_jobs);
+    }
+    match made {
         Ok((recorder, None)) => Ok(Some(recorder)),
         Ok((recorder, Some(why))) => {
             report_place(place.rank, &recorder, &why);

@@ -1,0 +1,144 @@
+//! How long what dead jobs leave is kept.
+//!
+//! Rings lie in memory, and a job that died leaves its own behind to be read. When a rank makes a ring, the
+//! jobs below its directory that are dead are counted from the newest to the oldest, and those beyond the
+//! limits are removed with all their files. A job is dead when every one of its rings is of a process of this host
+//! that is gone, and no launcher of it lives. The newest dead job is kept however large it is, unless none is to
+//! be kept.
+
+use crate::error::Result;
+use crate::publish::ring_reader::{RingListing, files_in};
+use crate::publish::{LaunchRecord, RingSummary};
+use crate::record::FlightRecorder;
+use crate::record::directory::{self, RingName};
+use std::collections::BTreeMap;
+use std::fs;
+use std::os::unix::fs::MetadataExt as _;
+use std::path::{Path, PathBuf};
+
+/// The limits of what dead jobs leave below a directory of rings.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct KeptJobs {
+    /// The most dead jobs.
+    pub jobs: usize,
+    /// The most memory of their rings, bytes.
+    pub bytes: u64,
+}
+
+impl Default for KeptJobs {
+    /// 32 jobs, 1 GiB.
+    fn default() -> Self {
+        Self {
+            jobs: 32,
+            bytes: 1 << 30,
+        }
+    }
+}
+
+/// A job of which no process is left.
+struct DeadJob {
+    /// The last sign of life of its processes, wall clock, ns since the epoch.
+    last_ns: i64,
+    directory: PathBuf,
+    rings: Vec<PathBuf>,
+    /// Memory that the rings occupy.
+    bytes: u64,
+}
+
+impl KeptJobs {
+    /// Removes the dead jobs below `directory` that are beyond these limits, and returns their directories, the
+    /// newest first.
+    ///
+    /// # Blocking
+    ///
+    /// Reads the head of every ring below the directory.
+    ///
+    /// # Errors
+    ///
+    /// If the directory cannot be listed. Files that cannot be removed stay.
+    pub fn apply(&self, directory: &Path) -> Result<Vec<PathBuf>> {
+        let mut dead = dead_jobs(directory)?;
+        dead.sort_by(|a, b| (b.last_ns, &b.directory).cmp(&(a.last_ns, &a.directory)));
+        let mut bytes = 0_u64;
+        let mut is_kept = |at: usize, job: &DeadJob| {
+            bytes = bytes.saturating_add(job.bytes);
+            at < self.jobs && (at == 0 || bytes <= self.bytes)
+        };
+        let kept = dead.iter().enumerate();
+        let kept = kept.take_while(|(at, job)| is_kept(*at, job)).count();
+        let old = dead.split_off(kept);
+        old.iter().for_each(remove);
+        Ok(old.into_iter().map(|job| job.directory).collect())
+    }
+}
+
+/// Removes old jobs beside the ring of this recorder, which has just been made. Rings that cannot be listed stay:
+/// that is no reason for a job not to start.
+pub fn remove_jobs_beside(recorder: &FlightRecorder, kept: &KeptJobs) {
+    let ring = recorder.storage().path();
+    if let Some(directory) = ring.and_then(|ring| ring.parent()?.parent()) {
+        let _ = kept.apply(directory);
+    }
+}
+
+fn dead_jobs(directory: &Path) -> Result<Vec<DeadJob>> {
+    let mut jobs: BTreeMap<String, Vec<(RingName, PathBuf)>> = BTreeMap::new();
+    for (job, name, path) in files_in(directory)? {
+        jobs.entry(job).or_default().push((name, path));
+    }
+    let host = rustix::system::uname();
+    let host = host.nodename().to_string_lossy();
+    let dead = |(job, rings)| dead_job(directory.join(job), rings, &host);
+    Ok(jobs.into_iter().filter_map(dead).collect())
+}
+
+/// The job of a directory, if it is dead. A file that cannot be read may be of a newer version, and one of another
+/// host shows nothing of its process: both keep the job.
+fn dead_job(directory: PathBuf, rings: Vec<(RingName, PathBuf)>, host: &str) -> Option<DeadJob> {
+    let launches = LaunchRecord::in_directory(&directory);
+    if !launches.iter().all(|it| it.host == host && it.is_over()) {
+        return None;
+    }
+    let mut job = DeadJob {
+        last_ns: 0,
+        directory,
+        rings: Vec::new(),
+        bytes: 0,
+    };
+    for (name, path) in rings {
+        let about = fs::symlink_metadata(&path).ok()?;
+        let RingListing { path, ring } = RingListing::of(name.part, path);
+        let RingSummary {
+            identity,
+            alive,
+            created_ns,
+            heartbeat_ns,
+            ..
+        } = ring.ok()?;
+        if alive || identity.host != host {
+            return None;
+        }
+        job.last_ns = job.last_ns.max(created_ns).max(heartbeat_ns);
+        // Blocks of 512 bytes, whatever the file system's are.
+        job.bytes = job.bytes.saturating_add(about.blocks().saturating_mul(512));
+        job.rings.push(path);
+    }
+    Some(job)
+}
+
+/// Removes what the job left. Whatever cannot be removed, since a new process has begun to use it, stays.
+fn remove(job: &DeadJob) {
+    for ring in &job.rings {
+        if !matches!(directory::remove_if_dead(ring), Ok(true)) {
+            return;
+        }
+    }
+    let files = fs::read_dir(&job.directory).into_iter().flatten().flatten();
+    for file in files.map(|entry| entry.path()) {
+        if LaunchRecord::is_named_so(&file) {
+            let _ = fs::remove_file(file);
+        }
+    }
+    // It fails if a new process has put a file there.
+    let _ = fs::remove_dir(&job.directory);
+}

@@ -145,13 +145,8 @@ const OF_HOST: &str = "/proc/vmstat";
 
 impl OutOfMemoryKills {
     fn begin() -> Self {
-        let group = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
-        let own = group.lines().find_map(|line| line.strip_prefix("0::/"));
-        let events = own.map(|own| {
-            PathBuf::from("/sys/fs/cgroup")
-                .join(own)
-                .join("memory.events")
-        });
+        let groups = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
+        let events = counters(&groups).find(|place| count_in(place).is_some());
         Self {
             of_group: events.as_deref().and_then(count_in),
             of_host: count_in(OF_HOST.as_ref()),
@@ -176,4 +171,54 @@ fn count_in(path: &std::path::Path) -> Option<u64> {
     let text = fs::read_to_string(path).ok()?;
     let count = text.lines().find_map(|line| line.strip_prefix("oom_kill "));
     count?.trim().parse().ok()
+}
+
+/// The files that may hold the count of a process with these control groups, the most exact first.
+fn counters(groups: &str) -> impl Iterator<Item = PathBuf> {
+    let mount = PathBuf::from("/sys/fs/cgroup");
+    // Each line is `number:controllers:path`; version 2 has no controllers there.
+    let own = |is_it: fn(&str) -> bool| {
+        let mut lines = groups.lines().filter_map(|line| {
+            let (_, rest) = line.split_once(':')?;
+            rest.split_once(':')
+        });
+        let found = lines.find(|(controllers, _)| is_it(controllers));
+        found.map(|(_, path)| path.trim_start_matches('/').to_owned())
+    };
+    let of_version_2 = own(str::is_empty).map(|own| mount.join(own).join("memory.events"));
+    let version_1 = mount.join("memory");
+    let of_version_1 = own(|controllers| controllers.split(',').any(|one| one == "memory"));
+    let of_version_1 = of_version_1.map(|own| {
+        // In a container the path may be that on the host, and the container's group is mounted at the top.
+        ["", own.as_str()].map(|own| version_1.join(own).join("memory.oom_control"))
+    });
+    let of_version_1 = of_version_1.into_iter().flat_map(|[top, own]| [own, top]);
+    of_version_2.into_iter().chain(of_version_1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn places(groups: &str) -> Vec<String> {
+        let places = counters(groups);
+        places.map(|place| place.display().to_string()).collect()
+    }
+
+    #[test]
+    fn the_count_of_kills_is_looked_for_in_both_versions_of_control_groups() {
+        assert_eq!(
+            places("0::/user.slice/job\n"),
+            ["/sys/fs/cgroup/user.slice/job/memory.events"]
+        );
+        assert_eq!(
+            places("9:name=systemd:/\n4:cpu,memory:/docker/7f\n0::/\n"),
+            [
+                "/sys/fs/cgroup/memory.events",
+                "/sys/fs/cgroup/memory/docker/7f/memory.oom_control",
+                "/sys/fs/cgroup/memory/memory.oom_control",
+            ]
+        );
+        assert_eq!(places("no groups"), [""; 0]);
+    }
 }

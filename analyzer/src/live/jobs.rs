@@ -9,6 +9,7 @@ use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -85,6 +86,16 @@ impl NodeJobs {
     ///
     /// If the directory cannot be read.
     pub fn poll(&mut self, anchor: Anchor) -> Result<Vec<NodeJob>, SourceError> {
+        self.poll_while(anchor, || true)
+    }
+
+    /// As [`poll`](Self::poll), but judges no further job once `go_on` is false: those that are left have
+    /// the report of the look before.
+    fn poll_while(
+        &mut self,
+        anchor: Anchor,
+        go_on: impl Fn() -> bool,
+    ) -> Result<Vec<NodeJob>, SourceError> {
         let listing = list_rings(&self.directory).map_err(|error| SourceError::Unusable {
             place: self.directory.display().to_string(),
             reason: error.to_string(),
@@ -94,6 +105,9 @@ impl NodeJobs {
         let judged: BTreeSet<&str> = jobs.iter().take(MOST_JUDGED).map(|j| &*j.name).collect();
         self.judged.retain(|name, _| judged.contains(&**name));
         for job in jobs.iter_mut().take(MOST_JUDGED) {
+            if !go_on() {
+                break;
+            }
             job.report = self.judge(&job.name, anchor);
         }
         jobs.sort_by(|a, b| {
@@ -154,9 +168,11 @@ fn by_name(listing: Vec<RingListing>) -> Vec<NodeJob> {
 ///
 /// # Blocking
 ///
-/// Dropping it waits for the poll in progress ([`NodeJobs::poll`]).
+/// Dropping it waits for the look at one job that is under way, two seconds at most where files are slow,
+/// and not for those at the other jobs.
 pub struct JobsWatch {
     stop: Option<Sender<()>>,
+    stopping: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -172,12 +188,18 @@ impl JobsWatch {
         mut sink: impl FnMut(Vec<NodeJob>) + Send + 'static,
     ) -> std::io::Result<Self> {
         let (stop, stopped) = channel::<()>();
+        let stopping = Arc::<AtomicBool>::default();
+        let stops = stopping.clone();
         let builder = std::thread::Builder::new().name("rcomm/jobs".into());
         let thread = builder.spawn(move || {
             let mut jobs = NodeJobs::new(directory);
             loop {
                 let spent = time_spent();
-                sink(jobs.poll(anchor).unwrap_or_default());
+                let found = jobs.poll_while(anchor, || !stops.load(Ordering::Relaxed));
+                if stops.load(Ordering::Relaxed) {
+                    return;
+                }
+                sink(found.unwrap_or_default());
                 let cost = time_spent().saturating_sub(spent);
                 match stopped.recv_timeout(ROUND.max(cost * SHARE)) {
                     Err(RecvTimeoutError::Timeout) => {}
@@ -187,6 +209,7 @@ impl JobsWatch {
         })?;
         Ok(Self {
             stop: Some(stop),
+            stopping,
             thread: Some(thread),
         })
     }
@@ -194,6 +217,7 @@ impl JobsWatch {
 
 impl Drop for JobsWatch {
     fn drop(&mut self) {
+        self.stopping.store(true, Ordering::Relaxed);
         drop(self.stop.take());
         if let Some(thread) = self.thread.take() {
             // A thread that panicked has reported it itself.
@@ -209,6 +233,7 @@ mod tests {
     use rcomm_recorder::record::{
         FlightRecorder, Operation, Placement, RecorderConfig, SignatureKey, SignatureRef,
     };
+    use std::cell::Cell;
     use std::path::Path;
 
     fn recorder(directory: &Path, job: &str, rank: u32) -> FlightRecorder {
@@ -262,5 +287,22 @@ mod tests {
                 "the stuck job is not in trouble: {names:?}"
             );
         }
+    }
+
+    #[test]
+    fn a_look_that_is_to_stop_judges_no_further_job() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let _rings = ["one", "two", "three"].map(|job| recorder(directory.path(), job, 0));
+        let mut jobs = NodeJobs::new(directory.path().to_owned());
+        let mut judged = |most: usize| {
+            let asked = Cell::new(0);
+            let go_on = || asked.replace(asked.get() + 1) < most;
+            let found = jobs.poll_while(Anchor::now(), go_on).expect("a directory");
+            let judged = found.iter().filter(|job| job.report.is_some()).count();
+            (found.len(), judged)
+        };
+        assert_eq!(judged(0), (3, 0));
+        assert_eq!(judged(1), (3, 1));
+        assert_eq!(judged(3), (3, 3));
     }
 }

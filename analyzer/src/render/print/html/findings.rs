@@ -65,6 +65,9 @@ fn write_card(
         }
         writeln!(out, "<dt>{name}</dt><dd>{}</dd>", Text(text))
     };
+    if let Some(since) = &finding.since {
+        item("Since", &since.to_string())?;
+    }
     item("Next", &finding.next)?;
     if !finding.culprit_ranks.is_empty() {
         let name = if depth == 0 { "At fault" } else { "Who" };

@@ -1,8 +1,9 @@
 // The page: applies one event stream to plain elements.
 
-import { age, ask, at } from "./format.js";
+import { address, age, ask, at } from "./format.js";
 import { drawGraph } from "./graph.js";
 import { prepareHistory, remember, repaintHistory, showing, step } from "./history.js";
+import { listJobs } from "./jobs.js";
 import { drawMatrix } from "./matrix.js";
 import { chooseMetric, describe, drawRanks, walk } from "./ranks.js";
 import { drawGroups, drawInFlight, drawSources, drawStacks, drawStragglers } from "./tables.js";
@@ -230,7 +231,7 @@ const KEYS = {
   "/": () => at("filter").focus(), "?": () => at("help").showModal(), " ": pause, ",": () => step(-1), ".": () => step(1),
   "<": () => step(-10), ">": () => step(10), L: () => go(null), t: theme, y: copyVerdict,
   z: () => { state.problemsOnly = !state.problemsOnly; at("problems-only").setAttribute("aria-pressed", state.problemsOnly); draw(true); },
-  p: () => { location.href = `/api/v1/perfetto${upload ? `?upload=${upload}` : ""}`; },
+  p: () => { location.href = address("perfetto", { upload }); },
 };
 
 addEventListener("keydown", (event) => {
@@ -263,7 +264,7 @@ function changed(picture, { status, focus, set, rows }) {
 }
 
 function listen() {
-  const stream = new EventSource("/api/v1/events");
+  const stream = new EventSource(address("events"));
   stream.addEventListener("open", () => { state.connected = true; showAge(); });
   stream.addEventListener("error", () => { state.connected = false; showAge(); });
   stream.addEventListener("picture", (event) => take(JSON.parse(event.data)));
@@ -293,7 +294,7 @@ for (const dialog of document.querySelectorAll("dialog")) {
   dialog.addEventListener("click", (event) => { if (event.target === dialog) dialog.close(); });
 }
 at("open-perfetto").addEventListener("click", () => openInPerfetto(upload));
-if (upload) at("download-perfetto").href = `/api/v1/perfetto?upload=${encodeURIComponent(upload)}`;
+at("download-perfetto").href = address("perfetto", { upload });
 ask("filter-keys").then((keys) => at("filter-keys").append(...keys.flatMap(({ key, takes }) => {
   const [name, meaning] = [document.createElement("dt"), document.createElement("dd")];
   name.textContent = key;
@@ -310,4 +311,5 @@ if (upload) {
 } else {
   prepareHistory(go);
   listen();
+  listJobs();
 }

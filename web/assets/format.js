@@ -105,10 +105,18 @@ export function fillTable(place, heads, rows, empty, more = 0) {
   if (place.lastChild.textContent !== rest) place.lastChild.textContent = rest;
 }
 
+/** The job that the page shows, where it is not the one that the server shows. */
+export const job = location.pathname.startsWith("/reports/") ? null : new URLSearchParams(location.search).get("job");
+
+/** A path of the API about the shown job. @param {string} path @param {object} [query] */
+export function address(path, query = {}) {
+  const asked = Object.entries({ job, ...query }).filter(([, value]) => value != null && value !== "");
+  return `/api/v1/${path}${asked.length ? `?${new URLSearchParams(asked)}` : ""}`;
+}
+
 /** Requests a path from the server. @param {string} path @param {object} [query] */
 export async function ask(path, query = {}) {
-  const asked = new URLSearchParams(Object.entries(query).filter(([, value]) => value != null && value !== ""));
-  const answer = await fetch(`/api/v1/${path}${asked.size ? `?${asked}` : ""}`);
+  const answer = await fetch(address(path, query));
   const body = await answer.json();
   if (!answer.ok) throw new Error(body.error ?? `HTTP ${answer.status}`);
   return body;

@@ -1,7 +1,7 @@
 // The newest operations of each rank on a canvas. Only visible lanes are drawn, so that a thousand
 // ranks scroll as easily as ten.
 
-import { age, ask, at, colour } from "./format.js";
+import { address, age, ask, at, colour } from "./format.js";
 
 const LANE = 18, LEFT = 92, TOP = 22;
 // Okabe and Ito's colours; operations also differ by the text in and under them.
@@ -229,7 +229,7 @@ export async function openInPerfetto(upload) {
   const origin = "https://ui.perfetto.dev";
   const page = open(origin);
   if (!page) { at("timeline-note").textContent = "The browser blocked the window: download the trace instead."; return; }
-  const answer = await fetch(`/api/v1/perfetto${upload ? `?upload=${upload}` : ""}`);
+  const answer = await fetch(address("perfetto", { upload }));
   const buffer = await answer.arrayBuffer();
   const ping = setInterval(() => page.postMessage("PING", origin), 100);
   const give = (event) => {

@@ -18,7 +18,7 @@
 //! | `api` | the handlers of the API |
 //! | `http` | shared by all routes: access control, limits, errors, the page's files, request counters |
 //! | `otel` | traces, metrics and logs for OpenTelemetry |
-//! | `state` | the newest snapshot and a history of earlier ones |
+//! | `state` | snapshots and their history, the jobs of the node |
 //! | `metrics` | counters, and metrics for Prometheus |
 //! | `nodes` | other `rcomm-web` instances as sources |
 #![forbid(unsafe_code)]
@@ -40,4 +40,5 @@ pub use nodes::{NodeSource, Nodes};
 pub use otel::{ProgramSpans, ProgramSpansLayer};
 pub use otel::{Settings as OtelSettings, SettingsError as OtelSettingsError, Telemetry};
 pub use serve::{Options, Page, ServeError, Server, Tls, serve};
+pub use state::jobs::Jobs;
 pub use state::store::SnapshotStore;

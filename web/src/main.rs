@@ -10,11 +10,11 @@ use rcomm_recorder::publish::EndpointToken;
 use rcomm_recorder::record::default_directory;
 use rcomm_web::cli::{Cli, LogFormat};
 use rcomm_web::{
-    Access, Limits, NodeSource, Nodes, OtelSettings, Server, SnapshotStore, Telemetry, Tls,
+    Access, Jobs, Limits, NodeSource, Nodes, OtelSettings, Server, SnapshotStore, Telemetry, Tls,
     is_loopback,
 };
 use std::io::IsTerminal as _;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use tokio::signal::unix::{SignalKind, signal};
 use tracing_subscriber::EnvFilter;
@@ -98,6 +98,16 @@ fn token_in(path: &Path) -> anyhow::Result<String> {
     Ok(text.trim().to_owned())
 }
 
+fn ring_directory(cli: &Cli) -> PathBuf {
+    cli.ring_dir.clone().unwrap_or_else(default_directory)
+}
+
+/// Whether the rings of this node are the source.
+fn shows_rings(cli: &Cli) -> bool {
+    let nodes = !cli.node.is_empty() || cli.nodes_dns.is_some() || cli.nodes_store.is_some();
+    !nodes && cli.store.is_none() && cli.demo.is_none() && cli.paths.is_empty()
+}
+
 /// The sources, and how their records are analysed.
 fn sources(cli: &Cli) -> anyhow::Result<(Vec<Box<dyn Source>>, LiveOptions)> {
     let (port, scheme) = (
@@ -142,8 +152,7 @@ fn sources(cli: &Cli) -> anyhow::Result<(Vec<Box<dyn Source>>, LiveOptions)> {
         return Ok((vec![Box::new(demo)], LiveOptions::default()));
     }
     if cli.paths.is_empty() {
-        let directory = cli.ring_dir.clone().unwrap_or_else(default_directory);
-        let rings = RingSource::new(directory, cli.job.clone());
+        let rings = RingSource::new(ring_directory(cli), cli.job.clone());
         return Ok((vec![Box::new(rings)], LiveOptions::default()));
     }
     let dumps = FileSource::new(cli.paths.clone());
@@ -165,6 +174,7 @@ fn serve(cli: &Cli) -> anyhow::Result<()> {
         refresh: cli.refresh,
         ..Pace::default()
     };
+    let jobs = shows_rings(cli).then(|| Jobs::new(ring_directory(cli), options.clone(), pace));
     let (store, watch) =
         SnapshotStore::watch(sources, options, pace).context("failed to start watching")?;
     let telemetry =
@@ -200,6 +210,10 @@ fn serve(cli: &Cli) -> anyhow::Result<()> {
         .limits(limits);
         let server = match tls {
             Some(tls) => server.tls(tls),
+            None => server,
+        };
+        let server = match jobs {
+            Some(jobs) => server.jobs(jobs),
             None => server,
         };
         let server = match &telemetry {

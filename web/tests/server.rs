@@ -2,6 +2,7 @@
 
 mod common;
 
+use common::rings::{ring, wait_for_ever};
 use common::{Web, dumps_of, form, wait_until};
 use serde_json::Value;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -431,4 +432,46 @@ fn uploaded_dumps_get_a_report_of_their_own() {
     // The live snapshot is still another one.
     assert_eq!(web.get("/api/v1/report", &[]).json()["verdict"], "healthy");
     assert_eq!(web.get("/api/v1/report?upload=0123", &[]).status, 404);
+}
+
+/// A node's jobs are listed, trouble first; the job that is shown stays, and any other has a page of its own.
+#[test]
+fn the_shown_job_stays_and_the_others_are_a_click_away() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let stuck = [0, 1].map(|rank| ring(directory.path(), "stuck", rank));
+    wait_for_ever(&stuck[0]);
+    let place = directory.path().to_str().expect("plain text");
+    let web = Web::start(&["--no-token", "--ring-dir", place, "--refresh", "100ms"]);
+    web.wait_until_ready();
+    let _second = ring(directory.path(), "second", 0);
+    let _third = ring(directory.path(), "third", 0);
+    let listed = wait_until("three jobs, one of them stuck", || {
+        let jobs = web.get("/api/v1/jobs", &[]).json()["jobs"].clone();
+        let jobs = jobs.as_array().expect("a list").clone();
+        (jobs.len() == 3 && jobs[0]["verdict"] == "stuck").then_some(jobs)
+    });
+    let of = |key: &str| listed.iter().map(|job| &job[key]).collect::<Vec<_>>();
+    assert_eq!(of("name"), ["stuck", "third", "second"]);
+    assert_eq!(of("shown"), [true, false, false]);
+    assert_eq!(of("in_trouble"), [true, false, false]);
+    assert_eq!(
+        (&listed[0]["alive"], &listed[0]["ranks"]),
+        (&2.into(), &2.into())
+    );
+    // One truth: the list says what the page of the job says.
+    let report = web.get("/api/v1/report", &[]).json();
+    assert_eq!(report["verdict"], "stuck");
+    let sentence = report["findings"][0]["sentence"].as_str().expect("a text");
+    let line = listed[0]["sentence"].as_str().expect("a text");
+    assert!(line.contains("rank 1"), "{line}");
+    assert!(sentence.contains("rank 1"), "{sentence}");
+    assert_eq!(web.get("/api/v1/status", &[]).json()["job"], "stuck");
+    let other = web.get("/api/v1/picture?job=third", &[]).json();
+    assert_eq!(other["status"]["job"], "third");
+    assert_eq!(other["report"]["findings"], serde_json::json!([]));
+    // Who looks at another job changes nothing for the others.
+    assert_eq!(web.get("/api/v1/status", &[]).json()["job"], "stuck");
+    let unknown = web.get("/api/v1/report?job=fourth", &[]);
+    assert_eq!(unknown.status, 404);
+    assert!(unknown.body.contains("/api/v1/jobs"), "{}", unknown.body);
 }

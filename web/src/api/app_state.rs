@@ -4,6 +4,7 @@ use crate::api::uploaded::Uploads;
 use crate::http::traffic::Traffic;
 use crate::metrics::Exemplars;
 use crate::otel::Counts;
+use crate::state::jobs::Jobs;
 use crate::state::store::SnapshotStore;
 use std::sync::Arc;
 use tokio::sync::Semaphore;
@@ -12,6 +13,8 @@ use tokio::sync::Semaphore;
 #[derive(Clone)]
 pub(crate) struct AppState {
     pub(crate) store: SnapshotStore,
+    /// The jobs of this node, where the server shows one of them.
+    pub(crate) jobs: Option<Jobs>,
     pub(crate) uploads: Arc<Uploads>,
     pub(crate) traffic: Arc<Traffic>,
     pub(crate) exemplars: Exemplars,
@@ -24,6 +27,7 @@ pub(crate) struct AppState {
 impl AppState {
     pub(crate) fn new(
         store: SnapshotStore,
+        jobs: Option<Jobs>,
         uploads: Uploads,
         traffic: Arc<Traffic>,
         exemplars: Exemplars,
@@ -31,6 +35,7 @@ impl AppState {
     ) -> Self {
         Self {
             store,
+            jobs,
             uploads: Arc::new(uploads),
             traffic,
             exemplars,

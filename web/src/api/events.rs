@@ -2,10 +2,12 @@
 //!
 //! A client slower than the snapshots skips some and then gets a whole one, so no queue grows for it.
 
+use super::{Shown, WhichJob};
 use crate::api::app_state::AppState;
+use crate::http::error::Refusal;
 use crate::http::traffic::GaugeGuard;
 use crate::state::store::Frame;
-use axum::extract::State;
+use axum::extract::{Query, State};
 use axum::response::sse::{Event, KeepAlive, Sse};
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -27,16 +29,19 @@ fn event(frame: &Frame, last: Option<u64>) -> Event {
 
 pub(crate) async fn events(
     State(app): State<AppState>,
-) -> Sse<impl Stream<Item = Result<Event, Infallible>>> {
+    Query(which): Query<WhichJob>,
+) -> Result<Sse<impl Stream<Item = Result<Event, Infallible>>>, Refusal> {
+    let shown = Shown::of(which.job.as_deref(), &app).await?;
     let mut last = None;
     // Counts the stream until it is dropped.
     let counted = GaugeGuard::stream(&app.traffic);
-    let changes = WatchStream::new(app.store.changes()).filter_map(move |frame| {
-        let _ = &counted;
+    let changes = WatchStream::new(shown.store().changes()).filter_map(move |frame| {
+        // A job stays watched as long as the stream is read.
+        let _ = (&counted, &shown);
         let frame: Arc<Frame> = frame?;
         let event = event(&frame, last);
         last = Some(frame.snapshot.number);
         Some(Ok(event))
     });
-    Sse::new(changes).keep_alive(KeepAlive::new().interval(Duration::from_secs(15)))
+    Ok(Sse::new(changes).keep_alive(KeepAlive::new().interval(Duration::from_secs(15))))
 }

@@ -26,6 +26,7 @@ pub(crate) struct MatrixQuery {
     each: bool,
     at: Option<u64>,
     upload: Option<String>,
+    job: Option<String>,
 }
 
 pub(crate) async fn group_matrix(
@@ -35,8 +36,9 @@ pub(crate) async fn group_matrix(
     let which = SnapshotSelector {
         at: wanted.at,
         upload: wanted.upload,
+        job: wanted.job,
     };
-    let snapshot = which.snapshot(&app)?;
+    let snapshot = which.snapshot(&app).await?;
     let groups = snapshot.report.groups.iter().map(|group| &group.group);
     let group = groups
         .filter(|group| group.name == wanted.group)

@@ -3,6 +3,7 @@
 pub(crate) mod app_state;
 pub(crate) mod events;
 pub(crate) mod explain;
+pub(crate) mod jobs;
 pub(crate) mod matrix;
 pub(crate) mod records;
 pub(crate) mod select;
@@ -13,10 +14,15 @@ pub(crate) mod uploads;
 
 use crate::api::app_state::AppState;
 use crate::http::error::Refusal;
-use crate::state::store::Frame;
+use crate::state::jobs::{MOST_WATCHED, NotWatched, WatchedJob};
+use crate::state::store::{Frame, SnapshotStore};
 use rcomm_analyzer::{Report, Snapshot};
 use serde::Deserialize;
 use std::sync::Arc;
+use std::time::Duration;
+
+/// How long a request waits for the first look at a job that was not watched before.
+const FIRST_LOOK: Duration = Duration::from_secs(5);
 
 /// Selects a snapshot: the newest, an earlier one, or that of an upload.
 #[derive(Clone, Debug, Default, Deserialize)]
@@ -25,21 +31,27 @@ pub(crate) struct SnapshotSelector {
     pub(crate) at: Option<u64>,
     /// Id of an upload.
     pub(crate) upload: Option<String>,
+    /// A job of this node; otherwise the one that the server shows.
+    pub(crate) job: Option<String>,
 }
 
 impl SnapshotSelector {
     /// The snapshot with its records; earlier snapshots are kept without them.
-    pub(crate) fn frame(&self, app: &AppState) -> Result<Arc<Frame>, Refusal> {
+    pub(crate) async fn frame(&self, app: &AppState) -> Result<Arc<Frame>, Refusal> {
         match (&self.upload, self.at) {
             (Some(_), Some(_)) => Err(Refusal::Query(
                 "`at` and `upload` exclude each other".into(),
+            )),
+            (Some(_), None) if self.job.is_some() => Err(Refusal::Query(
+                "`job` and `upload` exclude each other".into(),
             )),
             (Some(id), None) => app
                 .uploads
                 .get(id)
                 .ok_or_else(|| Refusal::NoUpload(id.clone())),
             (None, at) => {
-                let frame = app.store.frame().ok_or(Refusal::NotYet)?;
+                let shown = Shown::of(self.job.as_deref(), app).await?;
+                let frame = shown.store().frame().ok_or(Refusal::NotYet)?;
                 match at {
                     Some(number) if number != frame.snapshot.number => {
                         Err(Refusal::NoRecords(number))
@@ -51,10 +63,11 @@ impl SnapshotSelector {
     }
 
     /// The snapshot as JSON.
-    pub(crate) fn text(&self, app: &AppState) -> Result<Arc<str>, Refusal> {
-        match self.frame(app) {
+    pub(crate) async fn text(&self, app: &AppState) -> Result<Arc<str>, Refusal> {
+        match self.frame(app).await {
             Err(Refusal::NoRecords(number)) => {
-                let text = app.store.past(number);
+                let shown = Shown::of(self.job.as_deref(), app).await?;
+                let text = shown.store().past(number);
                 text.map(Arc::from).ok_or(Refusal::NoSnapshot(number))
             }
             frame => frame.map(|frame| frame.text.clone()),
@@ -62,14 +75,15 @@ impl SnapshotSelector {
     }
 
     /// The report alone.
-    pub(crate) fn report(&self, app: &AppState) -> Result<Arc<Report>, Refusal> {
+    pub(crate) async fn report(&self, app: &AppState) -> Result<Arc<Report>, Refusal> {
         #[derive(Deserialize)]
         struct KeptReport {
             report: Report,
         }
-        match self.frame(app) {
+        match self.frame(app).await {
             Err(Refusal::NoRecords(number)) => {
-                let text = app.store.past(number);
+                let shown = Shown::of(self.job.as_deref(), app).await?;
+                let text = shown.store().past(number);
                 let text = text.ok_or(Refusal::NoSnapshot(number))?;
                 let past: KeptReport =
                     serde_json::from_str(&text).map_err(|_| Refusal::NoSnapshot(number))?;
@@ -80,7 +94,59 @@ impl SnapshotSelector {
     }
 
     /// The records.
-    pub(crate) fn snapshot(&self, app: &AppState) -> Result<Arc<Snapshot>, Refusal> {
-        self.frame(app).map(|frame| frame.snapshot.clone())
+    pub(crate) async fn snapshot(&self, app: &AppState) -> Result<Arc<Snapshot>, Refusal> {
+        self.frame(app).await.map(|frame| frame.snapshot.clone())
+    }
+}
+
+/// Selects a job.
+#[derive(Clone, Debug, Default, Deserialize)]
+pub(crate) struct WhichJob {
+    /// A job of this node; otherwise the one that the server shows.
+    pub(crate) job: Option<String>,
+}
+
+/// The snapshots of the job that a request is about. A job stays watched while this is held.
+#[derive(Clone)]
+pub(crate) enum Shown {
+    /// The job that the server shows.
+    Own(SnapshotStore),
+    Other(Arc<WatchedJob>),
+}
+
+impl Shown {
+    pub(crate) async fn of(job: Option<&str>, app: &AppState) -> Result<Self, Refusal> {
+        let Some(name) = job.map(str::to_owned) else {
+            return Ok(Self::Own(app.store.clone()));
+        };
+        let its_own = app.store.newest().is_some_and(|it| *it.job == *name);
+        if its_own {
+            return Ok(Self::Own(app.store.clone()));
+        }
+        let Some(jobs) = app.jobs.clone() else {
+            return Err(Refusal::NoJob(name));
+        };
+        let asked = name.clone();
+        let watched = tokio::task::spawn_blocking(move || jobs.watch(&asked));
+        let watched = watched.await.map_err(|_| Refusal::Stopping)?;
+        let watched = watched.map_err(|why| match why {
+            NotWatched::Unknown => Refusal::NoJob(name),
+            NotWatched::TooMany => Refusal::ManyJobs(MOST_WATCHED),
+            NotWatched::Failed(error) => Refusal::Thread(error),
+        })?;
+        if watched.store.frame().is_none() {
+            let mut changes = watched.store.changes();
+            let first = changes.wait_for(Option::is_some);
+            // After that the request is answered by "not yet".
+            let _ = tokio::time::timeout(FIRST_LOOK, first).await;
+        }
+        Ok(Self::Other(watched))
+    }
+
+    pub(crate) fn store(&self) -> &SnapshotStore {
+        match self {
+            Self::Own(store) => store,
+            Self::Other(watched) => &watched.store,
+        }
     }
 }

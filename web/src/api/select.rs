@@ -15,6 +15,7 @@ pub(crate) struct SelectQuery {
     filter: String,
     at: Option<u64>,
     upload: Option<String>,
+    job: Option<String>,
 }
 
 /// Indices of the matching rows, by section of the report.
@@ -35,8 +36,9 @@ pub(crate) async fn select(
     let which = SnapshotSelector {
         at: wanted.at,
         upload: wanted.upload,
+        job: wanted.job,
     };
-    Ok(Json(selected(&*which.report(&app)?, &filter)))
+    Ok(Json(selected(&*which.report(&app).await?, &filter)))
 }
 
 /// A key of the filter language and the values it takes.

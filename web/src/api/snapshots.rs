@@ -1,6 +1,6 @@
 //! Snapshots: the newest, past ones and those of uploads, and their exports.
 
-use super::SnapshotSelector;
+use super::{Shown, SnapshotSelector, WhichJob};
 use crate::api::app_state::AppState;
 use crate::http::error::Refusal;
 use crate::state::snapshot::{Point, Status, status_of};
@@ -24,18 +24,22 @@ pub(crate) async fn picture(
     State(app): State<AppState>,
     Query(which): Query<SnapshotSelector>,
 ) -> Result<Response, Refusal> {
-    Ok(json(&which.text(&app)?))
+    Ok(json(&which.text(&app).await?))
 }
 
 pub(crate) async fn report(
     State(app): State<AppState>,
     Query(which): Query<SnapshotSelector>,
 ) -> Result<Json<Report>, Refusal> {
-    Ok(Json(Report::clone(&*which.report(&app)?)))
+    Ok(Json(Report::clone(&*which.report(&app).await?)))
 }
 
-pub(crate) async fn status(State(app): State<AppState>) -> Result<Json<Status>, Refusal> {
-    let snapshot = app.store.newest().ok_or(Refusal::NotYet)?;
+pub(crate) async fn status(
+    State(app): State<AppState>,
+    Query(which): Query<WhichJob>,
+) -> Result<Json<Status>, Refusal> {
+    let shown = Shown::of(which.job.as_deref(), &app).await?;
+    let snapshot = shown.store().newest().ok_or(Refusal::NotYet)?;
     Ok(Json(status_of(&snapshot)))
 }
 
@@ -45,10 +49,14 @@ pub(crate) struct KeptSnapshots {
     points: Vec<Point>,
 }
 
-pub(crate) async fn history(State(app): State<AppState>) -> Json<KeptSnapshots> {
-    Json(KeptSnapshots {
-        points: app.store.points(),
-    })
+pub(crate) async fn history(
+    State(app): State<AppState>,
+    Query(which): Query<WhichJob>,
+) -> Result<Json<KeptSnapshots>, Refusal> {
+    let shown = Shown::of(which.job.as_deref(), &app).await?;
+    Ok(Json(KeptSnapshots {
+        points: shown.store().points(),
+    }))
 }
 
 pub(crate) async fn metrics(State(app): State<AppState>, headers: HeaderMap) -> Response {
@@ -67,7 +75,7 @@ pub(crate) async fn perfetto_trace(
     State(app): State<AppState>,
     Query(which): Query<SnapshotSelector>,
 ) -> Result<Response, Refusal> {
-    let snapshot = which.snapshot(&app)?;
+    let snapshot = which.snapshot(&app).await?;
     let _turn = app.heavy.acquire().await.map_err(|_| Refusal::Stopping)?;
     let written = tokio::task::spawn_blocking(move || {
         let dumps: Vec<_> = snapshot.dumps().map(|(_, dump)| dump.clone()).collect();

@@ -23,6 +23,7 @@ pub(crate) struct TimelineQuery {
     seconds: Option<f64>,
     at: Option<u64>,
     upload: Option<String>,
+    job: Option<String>,
 }
 
 /// One operation on one rank.
@@ -81,8 +82,9 @@ pub(crate) async fn timeline(
     let which = SnapshotSelector {
         at: wanted.at,
         upload: wanted.upload,
+        job: wanted.job,
     };
-    let snapshot = which.snapshot(&app)?;
+    let snapshot = which.snapshot(&app).await?;
     Ok(Json(build_timeline(
         &snapshot,
         &filter,

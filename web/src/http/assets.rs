@@ -19,6 +19,7 @@ const PARTS: &[(&str, &str, &str)] = parts! {
     SCRIPT "format.js"
     SCRIPT "graph.js"
     SCRIPT "history.js"
+    SCRIPT "jobs.js"
     SCRIPT "matrix.js"
     SCRIPT "ranks.js"
     SCRIPT "tables.js"

@@ -34,6 +34,12 @@ pub(crate) enum Refusal {
     NoSnapshot(u64),
     #[error("only the report of snapshot {0} is kept, not its records")]
     NoRecords(u64),
+    #[error("job {0:?} has no rings on this node; GET /api/v1/jobs lists those that have")]
+    NoJob(String),
+    #[error("{0} other jobs are looked at, which is the most at a time; close one of their pages")]
+    ManyJobs(usize),
+    #[error("the server failed to start a thread: {0}")]
+    Thread(std::io::Error),
     #[error("upload {0:?} is not kept (any more)")]
     NoUpload(String),
     #[error("the upload cannot be used: {0}")]
@@ -57,12 +63,15 @@ impl Refusal {
             Self::NoToken => StatusCode::UNAUTHORIZED,
             Self::UnknownHost(_) => StatusCode::MISDIRECTED_REQUEST,
             Self::ForeignOrigin(_) => StatusCode::FORBIDDEN,
-            Self::NotYet | Self::Stopping => StatusCode::SERVICE_UNAVAILABLE,
+            Self::NotYet | Self::Stopping | Self::ManyJobs(_) | Self::Thread(_) => {
+                StatusCode::SERVICE_UNAVAILABLE
+            }
             Self::NoRoute(_)
             | Self::NoGroup(_)
             | Self::NoSnapshot(_)
             | Self::NoRecords(_)
-            | Self::NoUpload(_) => StatusCode::NOT_FOUND,
+            | Self::NoUpload(_)
+            | Self::NoJob(_) => StatusCode::NOT_FOUND,
             Self::NoMethod(_) => StatusCode::METHOD_NOT_ALLOWED,
             Self::LongAddress(..) => StatusCode::URI_TOO_LONG,
             Self::TookTooLong => StatusCode::GATEWAY_TIMEOUT,

@@ -2,6 +2,7 @@
 
 use super::server::Server;
 use crate::http::access::{Access, is_loopback};
+use crate::state::jobs::Jobs;
 use crate::state::store::SnapshotStore;
 use rcomm_analyzer::source::{RingSource, Source};
 use rcomm_analyzer::{LiveOptions, Pace, Watch};
@@ -117,6 +118,7 @@ pub fn serve(options: Options) -> Result<Page, ServeError> {
         None => Access::random_token().map_err(ServeError::Token)?,
     };
     let directory = options.ring_dir.unwrap_or_else(default_directory);
+    let jobs = Jobs::new(directory.clone(), options.live.clone(), options.pace);
     let rings: Box<dyn Source> = Box::new(RingSource::new(directory, options.job));
     let (store, watch) =
         SnapshotStore::watch(vec![rings], options.live, options.pace).map_err(failed)?;
@@ -132,7 +134,7 @@ pub fn serve(options: Options) -> Result<Page, ServeError> {
         .spawn(move || {
             runtime.block_on(async move {
                 let server = match Server::bind(address, store, access).await {
-                    Ok(server) => server,
+                    Ok(server) => server.jobs(jobs),
                     Err(error) => {
                         // The caller blocks on this result.
                         let _ = say.send(Err(error));

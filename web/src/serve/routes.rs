@@ -9,7 +9,8 @@
 //! | `GET /api/v1/picture` | the report, its age, and the matrix of the group that matters most |
 //! | `GET /api/v1/report` | the report, `rcomm.report/1` |
 //! | `GET /api/v1/status` | job, age and sources of the snapshot |
-//! | `GET /api/v1/events` | server-sent events: `picture` first, then `delta` for each new snapshot |
+//! | `GET /api/v1/jobs` | the jobs with rings on this node, trouble first |
+//! | `GET /api/v1/events` | server-sent events: `picture` first, then `delta` whenever it changes |
 //! | `GET /api/v1/history` | the snapshots that are kept |
 //! | `GET /api/v1/select?filter=` | rows that match a filter |
 //! | `GET /api/v1/filter-keys` | the terms of the filter language |
@@ -24,11 +25,12 @@
 //! | `GET /readyz` | 200 once the sources were read; no token |
 //!
 //! `picture`, `report`, `select`, `matrix`, `timeline` and `perfetto` take `upload=ID`, and the first
-//! three `at=NUMBER` of a kept snapshot.
+//! three `at=NUMBER` of a kept snapshot. These, `status`, `events` and `history` take `job=NAME` for another job
+//! of this node than the one that the server shows.
 
 use crate::api::app_state::AppState;
 use crate::api::{
-    events, explain, matrix, records, select, snapshots, timeline, uploads as uploading,
+    events, explain, jobs, matrix, records, select, snapshots, timeline, uploads as uploading,
 };
 use crate::http::access::{Access, guard};
 use crate::http::assets;
@@ -45,11 +47,12 @@ use axum::{Json, Router};
 use std::sync::Arc;
 
 /// The routes of version 1, listed by `GET /api/v1`.
-pub(crate) const API: [&str; 18] = [
+pub(crate) const API: [&str; 19] = [
     "/api/v1/openapi.json",
     "/api/v1/picture",
     "/api/v1/report",
     "/api/v1/status",
+    "/api/v1/jobs",
     "/api/v1/events",
     "/api/v1/history",
     "/api/v1/select",
@@ -92,6 +95,7 @@ pub(crate) fn router(app: AppState, access: Access, limits: Limits) -> Router {
         .route("/api/v1/picture", get(snapshots::picture))
         .route("/api/v1/report", get(snapshots::report))
         .route("/api/v1/status", get(snapshots::status))
+        .route("/api/v1/jobs", get(jobs::jobs))
         .route("/api/v1/events", get(events::events))
         .route("/api/v1/history", get(snapshots::history))
         .route("/api/v1/select", get(select::select))

@@ -12,6 +12,7 @@ use crate::http::traffic::{GaugeGuard, Traffic};
 use crate::metrics::Exemplars;
 use crate::otel::{Counts, Telemetry};
 use crate::serve::routes::router;
+use crate::state::jobs::Jobs;
 use crate::state::store::SnapshotStore;
 use axum::Router;
 use hyper::server::conn::http1;
@@ -34,6 +35,9 @@ use tokio_rustls::rustls::{ServerConfig, crypto};
 
 /// Time that requests in progress get after the stop signal.
 const GRACE: Duration = Duration::from_secs(1);
+
+/// How often idle state is looked for.
+const ROUND: Duration = Duration::from_secs(20);
 
 /// A certificate and its key.
 #[derive(Clone)]
@@ -73,6 +77,7 @@ pub struct Server {
     listener: TcpListener,
     address: SocketAddr,
     store: SnapshotStore,
+    jobs: Option<Jobs>,
     access: Access,
     limits: Limits,
     exemplars: Exemplars,
@@ -96,6 +101,7 @@ impl Server {
             listener,
             address,
             store,
+            jobs: None,
             access,
             limits: Limits::default(),
             exemplars: Exemplars::default(),
@@ -108,6 +114,13 @@ impl Server {
     #[must_use]
     pub fn limits(mut self, limits: Limits) -> Self {
         self.limits = limits;
+        self
+    }
+
+    /// Lists the jobs of a node, and shows others than that of the store.
+    #[must_use]
+    pub fn jobs(mut self, jobs: Jobs) -> Self {
+        self.jobs = Some(jobs);
         self
     }
 
@@ -141,6 +154,7 @@ impl Server {
         let Self {
             listener,
             store,
+            jobs,
             access,
             limits,
             exemplars,
@@ -150,15 +164,30 @@ impl Server {
         } = self;
         let traffic = Arc::<Traffic>::default();
         let uploads = Uploads::new(limits.upload)?;
-        let shared = AppState::new(store, uploads, traffic.clone(), exemplars, exported);
+        let shared = AppState::new(
+            store,
+            jobs.clone(),
+            uploads,
+            traffic.clone(),
+            exemplars,
+            exported,
+        );
         let router = router(shared, access, limits);
         let places = Arc::new(Semaphore::new(limits.connections));
         let (stop_sender, stop_receiver) = watch::channel(false);
         let mut connections = JoinSet::new();
+        let mut rounds = tokio::time::interval(ROUND);
         tokio::pin!(stop);
         loop {
             let accepted = tokio::select! {
                 () = &mut stop => break,
+                _ = rounds.tick() => {
+                    if let Some(jobs) = jobs.clone() {
+                        // Not waited for: it joins threads.
+                        drop(tokio::task::spawn_blocking(move || jobs.forget_idle()));
+                    }
+                    continue;
+                }
                 Some(_) = connections.join_next() => continue,
                 accepted = listener.accept() => accepted,
             };

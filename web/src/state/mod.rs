@@ -1,5 +1,6 @@
-//! The state that the server shows: the newest snapshot of the job, and a history of earlier ones.
+//! What the server knows of jobs: the newest snapshots, a history of them, and the list of the node's jobs.
 
 mod history;
+pub(crate) mod jobs;
 pub(crate) mod snapshot;
 pub(crate) mod store;

@@ -3,6 +3,7 @@
 
 pub mod npm;
 pub mod otlp;
+pub mod rings;
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpStream};

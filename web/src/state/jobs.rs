@@ -1,0 +1,258 @@
+//! The jobs with rings in one directory: their list, and the snapshots of those that are looked at.
+//!
+//! The server shows one job. Another one is watched from the first request for it on, and no longer once no client
+//! has asked for it for a minute; the list is made when it is asked for. So jobs that no client looks at cost
+//! nothing.
+
+use super::store::SnapshotStore;
+use rcomm_analyzer::print::human::one_line;
+use rcomm_analyzer::source::RingSource;
+use rcomm_analyzer::{Anchor, LiveOptions, NodeJob, NodeJobs, Pace, Verdict, Watch};
+use rcomm_recorder::publish::list_rings;
+use serde::Serialize;
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+/// Jobs that are watched at a time, besides the one that the server shows.
+pub(crate) const MOST_WATCHED: usize = 4;
+/// A list is served again for so long.
+const FRESH: Duration = Duration::from_secs(3);
+/// What no client has asked for as long is forgotten.
+const IDLE: Duration = Duration::from_secs(60);
+
+/// The jobs of a node, for [`Server::jobs`](crate::Server::jobs). Clones share the same state.
+#[derive(Clone)]
+pub struct Jobs(Arc<Shared>);
+
+struct Shared {
+    directory: PathBuf,
+    options: LiveOptions,
+    pace: Pace,
+    listing: Mutex<Listing>,
+    watched: Mutex<BTreeMap<String, Watched>>,
+}
+
+struct Listing {
+    jobs: NodeJobs,
+    anchor: Anchor,
+    found: Vec<NodeJob>,
+    taken: Option<Instant>,
+}
+
+/// A job that clients look at.
+pub(crate) struct WatchedJob {
+    pub(crate) store: SnapshotStore,
+    _watch: Watch,
+}
+
+struct Watched {
+    job: Arc<WatchedJob>,
+    used: Instant,
+}
+
+/// Why a job is not watched.
+pub(crate) enum NotWatched {
+    /// It has no rings here.
+    Unknown,
+    /// [`MOST_WATCHED`] others are looked at.
+    TooMany,
+    /// No thread could be started.
+    Failed(std::io::Error),
+}
+
+/// One job in the list.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub(crate) struct JobRow {
+    pub(crate) name: String,
+    /// Whether the server shows it where no job is named.
+    pub(crate) shown: bool,
+    /// `None`: not judged, since there are too many jobs.
+    pub(crate) verdict: Option<Verdict>,
+    /// What the report says first.
+    pub(crate) sentence: String,
+    /// An error or a warning was found.
+    pub(crate) in_trouble: bool,
+    /// Ranks with a ring on this node, and how many of their processes live.
+    pub(crate) ranks: usize,
+    pub(crate) alive: usize,
+    /// When its newest ring was made, wall clock, ns since the epoch.
+    pub(crate) created_ns: i64,
+}
+
+impl Jobs {
+    /// The jobs with rings below `directory`, watched as the options say. Reads nothing yet.
+    pub fn new(directory: PathBuf, options: LiveOptions, pace: Pace) -> Self {
+        Self(Arc::new(Shared {
+            listing: Mutex::new(Listing {
+                jobs: NodeJobs::new(directory.clone()),
+                anchor: Anchor::now(),
+                found: Vec::new(),
+                taken: None,
+            }),
+            watched: Mutex::default(),
+            directory,
+            options,
+            pace,
+        }))
+    }
+
+    /// All jobs, trouble first; of the one that `shown` shows, what it says. A directory that cannot be read has
+    /// none.
+    ///
+    /// # Blocking
+    ///
+    /// Reads ring files, unless the last list is younger than three seconds.
+    pub(crate) fn list(&self, shown: &SnapshotStore) -> Vec<JobRow> {
+        let found = {
+            let mut listing = lock(&self.0.listing);
+            if listing.taken.is_none_or(|taken| taken.elapsed() >= FRESH) {
+                let anchor = listing.anchor;
+                listing.found = listing.jobs.poll(anchor).unwrap_or_default();
+                listing.taken = Some(Instant::now());
+            }
+            listing.found.clone()
+        };
+        let shown = shown.newest();
+        let row = |job: NodeJob| {
+            let its_own = shown.as_ref().filter(|it| *it.job == *job.name);
+            let report = its_own.map(|it| &it.report).or(job.report.as_ref());
+            JobRow {
+                shown: its_own.is_some(),
+                verdict: report.map(|report| report.verdict),
+                sentence: report.map_or_else(String::new, |report| {
+                    let line = one_line(report);
+                    match line.split_once("  ") {
+                        Some((_, sentence)) => sentence.to_owned(),
+                        None => line,
+                    }
+                }),
+                in_trouble: job.urgency() < 2,
+                ranks: job.ranks,
+                alive: job.alive,
+                created_ns: job.created_ns,
+                name: job.name,
+            }
+        };
+        found.into_iter().map(row).collect()
+    }
+
+    /// The job of this name, watched from now on.
+    ///
+    /// # Blocking
+    ///
+    /// Lists ring files, unless the job is watched already.
+    ///
+    /// # Errors
+    ///
+    /// [`NotWatched`].
+    pub(crate) fn watch(&self, name: &str) -> Result<Arc<WatchedJob>, NotWatched> {
+        let mut watched = lock(&self.0.watched);
+        if let Some(known) = watched.get_mut(name) {
+            known.used = Instant::now();
+            return Ok(known.job.clone());
+        }
+        let rings = list_rings(&self.0.directory).unwrap_or_default();
+        let mut known = rings.iter().filter_map(|it| it.ring.as_ref().ok());
+        if !known.any(|ring| ring.identity.job == name) {
+            return Err(NotWatched::Unknown);
+        }
+        if watched.len() >= MOST_WATCHED {
+            let unused = |it: &(&String, &Watched)| Arc::strong_count(&it.1.job) == 1;
+            let oldest = watched.iter().filter(unused).min_by_key(|it| it.1.used);
+            let oldest = oldest.map(|(name, _)| name.clone());
+            let oldest = oldest.ok_or(NotWatched::TooMany)?;
+            watched.remove(&oldest);
+        }
+        let source = RingSource::new(self.0.directory.clone(), Some(name.to_owned()));
+        let (store, watch) =
+            SnapshotStore::watch(vec![Box::new(source)], self.0.options.clone(), self.0.pace)
+                .map_err(NotWatched::Failed)?;
+        let job = Arc::new(WatchedJob {
+            store,
+            _watch: watch,
+        });
+        let used = Instant::now();
+        watched.insert(
+            name.to_owned(),
+            Watched {
+                job: job.clone(),
+                used,
+            },
+        );
+        Ok(job)
+    }
+
+    /// Forgets what no client has asked for lately.
+    ///
+    /// # Blocking
+    ///
+    /// Until a look that is under way is over: at most the pace's timeout a job.
+    pub(crate) fn forget_idle(&self) {
+        self.forget(IDLE);
+    }
+
+    fn forget(&self, idle: Duration) {
+        let mut listing = lock(&self.0.listing);
+        if listing.taken.is_some_and(|taken| taken.elapsed() >= idle) {
+            listing.jobs = NodeJobs::new(self.0.directory.clone());
+            listing.found.clear();
+            listing.taken = None;
+        }
+        drop(listing);
+        let is_idle = |_: &String, it: &mut Watched| {
+            Arc::strong_count(&it.job) == 1 && it.used.elapsed() >= idle
+        };
+        let mut watched = lock(&self.0.watched);
+        let old: Vec<(String, Watched)> = watched.extract_if(.., is_idle).collect();
+        drop(watched);
+        // Only now, without the lock, their threads are joined.
+        drop(old);
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rcomm_recorder::record::{FlightRecorder, Placement, RecorderConfig};
+
+    #[test]
+    fn a_job_that_no_client_looks_at_is_forgotten_and_few_are_watched() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let _rings: Vec<FlightRecorder> = (0..6)
+            .map(|job| {
+                let mut config = RecorderConfig::new(format!("job{job}"), 0, 1);
+                config.placement = Placement::Dir(directory.path().to_owned());
+                FlightRecorder::create(&config).expect("a ring in a fresh directory")
+            })
+            .collect();
+        let directory = directory.path().to_owned();
+        let jobs = Jobs::new(directory, LiveOptions::default(), Pace::default());
+        let watched = || lock(&jobs.0.watched).keys().cloned().collect::<Vec<_>>();
+        assert!(matches!(jobs.watch("other"), Err(NotWatched::Unknown)));
+        let mut held: Vec<_> = (0..MOST_WATCHED)
+            .map(|job| {
+                jobs.watch(&format!("job{job}"))
+                    .ok()
+                    .expect("it has a ring")
+            })
+            .collect();
+        assert!(matches!(jobs.watch("job4"), Err(NotWatched::TooMany)));
+        // One that is no longer looked at makes room.
+        held.remove(0);
+        held.push(jobs.watch("job4").ok().expect("there is room"));
+        assert_eq!(watched(), ["job1", "job2", "job3", "job4"]);
+        jobs.forget(Duration::ZERO);
+        assert_eq!(watched().len(), MOST_WATCHED);
+        held.truncate(1);
+        jobs.forget(IDLE);
+        assert_eq!(watched().len(), MOST_WATCHED);
+        jobs.forget(Duration::ZERO);
+        assert_eq!(watched(), ["job1"]);
+    }
+}

@@ -1,0 +1,36 @@
+//! Rings of jobs, written by the test itself.
+
+use rcomm_recorder::model::{OpType, ProcessGroupInfo};
+use rcomm_recorder::record::{
+    FlightRecorder, Operation, Placement, RecorderConfig, SignatureKey, SignatureRef,
+};
+use std::path::Path;
+use std::time::Duration;
+
+/// The ring of one of two ranks of a job.
+pub fn ring(directory: &Path, job: &str, rank: u32) -> FlightRecorder {
+    let mut config = RecorderConfig::new(job, rank, 2);
+    config.placement = Placement::Dir(directory.to_owned());
+    FlightRecorder::create(&config).expect("a ring in a fresh directory")
+}
+
+/// Issues a barrier whose time-out is over at once.
+pub fn wait_for_ever(ring: &FlightRecorder) {
+    let info = ProcessGroupInfo {
+        id: 0,
+        name: "0".into(),
+        desc: "default_pg".into(),
+        ranks: [0, 1].into(),
+    };
+    let group = ring.add_group(&info, Duration::from_millis(1));
+    let signature = ring.intern(&SignatureKey {
+        backend: "cpu",
+        op_name: "barrier",
+        ..SignatureKey::default()
+    });
+    let signature = SignatureRef::Id(signature.expect("room in a fresh table"));
+    ring.begin(&Operation {
+        collective_seq_id: 1,
+        ..Operation::new(group, OpType::Barrier, signature)
+    });
+}

@@ -8,6 +8,7 @@ use rcomm_analyzer::load::{LoadOptions, LoadedDump, load_all};
 use rcomm_analyzer::{Analysis, Code, Extent, Finding, Policy, Report, Severity, Unread};
 use rcomm_recorder::model::Rank;
 use serde::Deserialize;
+use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -186,7 +187,7 @@ fn accused(report: &Report) -> Option<(Code, Vec<Rank>)> {
 
 #[test]
 fn the_age_from_which_on_an_operation_is_overdue_never_changes_who_is_accused() {
-    let mut looks = 0;
+    let (mut looks, mut table) = (0, String::new());
     for scenario in scenarios() {
         let folder = scenario.join("json");
         if !folder.is_dir() {
@@ -207,9 +208,15 @@ fn the_age_from_which_on_an_operation_is_overdue_never_changes_who_is_accused() 
         let mut ages: Vec<Duration> = ages.chain(hour.take(16)).collect();
         ages.sort_unstable();
         ages.dedup();
+        let mut silent_from = None;
+        let all_looks = ages.len();
         for age in ages {
             let at = accused(&after(age + Duration::from_micros(1)));
             looks += 1;
+            match at {
+                None => silent_from = silent_from.or(Some(age)),
+                Some(_) => silent_from = None,
+            }
             assert!(
                 at.is_none() || at == accused(&all),
                 "{}: {at:?} with --overdue {age:?}, else {:?}",
@@ -217,6 +224,19 @@ fn the_age_from_which_on_an_operation_is_overdue_never_changes_who_is_accused() 
                 accused(&all)
             );
         }
+        let whom = accused(&all).map_or_else(
+            || "no rank".to_owned(),
+            |(code, ranks)| format!("{code} {ranks:?}"),
+        );
+        let name = scenario.file_name().unwrap_or_default().to_string_lossy();
+        let from = silent_from
+            .filter(|_| accused(&all).is_some())
+            .map_or_else(String::new, |age| format!("{age:.1?}"));
+        let _ = writeln!(table, "| {name} | {all_looks} | {whom} | {from} |");
     }
+    eprintln!(
+        "| fixture | values of --overdue | who is accused, whatever the value | too young to be judged from |\n|---|---|---|---|\n{table}\n\
+         {looks} looks, 0 changed whom they accuse"
+    );
     assert!(looks >= 500, "only {looks} looks");
 }

@@ -3,14 +3,16 @@
 
 use anyhow::{Result, bail};
 use clap::Parser;
-use rcomm_tests::lives::{self, Cell, ROWS, Row, Transport};
-use std::path::Path;
+use rcomm_tests::lives::{self, Cell, ROWS, Row, Sight, Source, Transport};
+use std::collections::BTreeMap;
 use std::process::ExitCode;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// Runs jobs of real processes, does one thing to each, and judges it live and from what it leaves.
 ///
-/// The exit code is 1 if any answer was wrong: the last one, or one on the way to it. "Not yet" is
-/// allowed on the way.
+/// Prints every answer as it comes, and at the end one line for each row, transport and source. The exit code is
+/// 1 if any answer was wrong: the last one, or one on the way to it. "Not yet" is allowed on the way.
 #[derive(Parser)]
 #[command(name = "lives")]
 struct Options {
@@ -21,6 +23,10 @@ struct Options {
     /// How often each row is run over each transport.
     #[arg(long, default_value_t = 1)]
     runs: u32,
+
+    /// So many jobs run at the same time.
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=64))]
+    at_once: u32,
 
     /// Over this transport alone: shm or tcp.
     #[arg(long)]
@@ -74,48 +80,138 @@ fn run(options: &Options) -> Result<bool> {
         bail!("--transport is shm or tcp");
     }
     let program = std::env::current_exe()?;
-    println!(
-        "{:<16} {:<4} {:<12} {:<24} {:>8}  {:<24} wrong on the way",
-        "row", "over", "source", "first answer", "after s", "last answer"
-    );
-    let mut tally = Tally::default();
+    let mut jobs: Vec<(&'static Row, Transport)> = Vec::new();
     for row in ROWS.iter().filter(named) {
-        if let Some(why) = row.skipped() {
-            println!("{:<16} skipped: {why}", row.name);
-            continue;
-        }
-        for &transport in &transports {
-            for _ in 0..options.runs {
-                tally.job(&program, row, transport)?;
-            }
+        match row.skipped() {
+            Some(why) => println!("{:<16} skipped: {why}", row.name),
+            None => jobs.extend(transports.iter().map(|&transport| (row, transport))),
         }
     }
-    println!(
-        "{} jobs, {} judgements; wrong: {} last answers, {} on the way",
-        tally.jobs, tally.cells, tally.wrong_last, tally.wrong_before
-    );
-    Ok(tally.wrong_last + tally.wrong_before == 0)
+    // Run after run, so that a matrix that is interrupted has the same number of each row.
+    let runs = std::iter::repeat_n(jobs, options.runs as usize);
+    let jobs: Vec<_> = runs.flatten().collect();
+    let tally = Mutex::new(Tally::default());
+    let next = AtomicUsize::new(0);
+    let worker = || -> Result<()> {
+        while let Some(&(row, transport)) = jobs.get(next.fetch_add(1, Ordering::Relaxed)) {
+            let cells = lives::run(&program, row, transport)?;
+            lock(&tally).add(row, transport, cells);
+        }
+        Ok(())
+    };
+    std::thread::scope(|scope| -> Result<()> {
+        let workers: Vec<_> = (0..options.at_once).map(|_| scope.spawn(worker)).collect();
+        for worker in workers {
+            worker
+                .join()
+                .map_err(|_| anyhow::anyhow!("a row panicked"))??;
+        }
+        Ok(())
+    })?;
+    let tally = lock(&tally);
+    tally.print();
+    Ok(tally.is_right())
+}
+
+fn lock(tally: &Mutex<Tally>) -> std::sync::MutexGuard<'_, Tally> {
+    // One that panicked had not begun to count its job.
+    tally
+        .lock()
+        .unwrap_or_else(std::sync::PoisonError::into_inner)
+}
+
+/// What all runs of one row over one transport said from one source.
+#[derive(Default)]
+struct Line {
+    runs: usize,
+    right: usize,
+    on_the_way: usize,
+    /// The answers that came first, and after how many seconds.
+    first: BTreeMap<String, usize>,
+    seconds: Vec<f64>,
+    last: BTreeMap<String, usize>,
 }
 
 #[derive(Default)]
 struct Tally {
     jobs: usize,
-    cells: usize,
-    wrong_last: usize,
-    wrong_before: usize,
+    lines: BTreeMap<(usize, &'static str, usize), Line>,
 }
 
 impl Tally {
-    fn job(&mut self, program: &Path, row: &Row, transport: Transport) -> Result<()> {
+    fn add(&mut self, row: &Row, transport: Transport, cells: Vec<Cell>) {
         self.jobs += 1;
-        for cell in lives::run(program, row, transport)? {
-            self.cells += usize::from(cell.last.is_some());
-            self.wrong_last += usize::from(!cell.is_right);
-            self.wrong_before += cell.wrong.len();
+        let place = ROWS.iter().position(|one| one.name == row.name);
+        for cell in cells {
             print(row, transport, &cell);
+            let key = (
+                place.unwrap_or_default(),
+                transport.name(),
+                cell.source as usize,
+            );
+            let line = self.lines.entry(key).or_default();
+            if cell.last.is_none() && cell.is_right {
+                continue;
+            }
+            line.runs += 1;
+            line.right += usize::from(cell.is_right);
+            line.on_the_way += cell.wrong.len();
+            let answer = |sight: &Option<Sight>| {
+                let answer = sight.as_ref().map(|sight| sight.answer.to_string());
+                answer.unwrap_or_else(|| "none".into())
+            };
+            *line.first.entry(answer(&cell.first)).or_default() += 1;
+            *line.last.entry(answer(&cell.last)).or_default() += 1;
+            line.seconds.extend(cell.first.map(|first| first.at));
         }
-        Ok(())
     }
+
+    fn is_right(&self) -> bool {
+        let mut lines = self.lines.values();
+        lines.all(|line| line.right == line.runs && line.on_the_way == 0)
+    }
+
+    fn print(&self) {
+        println!(
+            "\n| row | over | source | runs | right | wrong on the way | first answer | after s | last answer |"
+        );
+        println!("|---|---|---|---|---|---|---|---|---|");
+        for (&(row, transport, source), line) in &self.lines {
+            let (row, source) = (ROWS[row].name, Source::ALL[source].name());
+            if line.runs == 0 {
+                println!("| {row} | {transport} | {source} | 0 | none is left | | | | |");
+                continue;
+            }
+            let (runs, right, on_the_way) = (line.runs, line.right, line.on_the_way);
+            let (first, last) = (answers(&line.first, runs), answers(&line.last, runs));
+            let least = line.seconds.iter().copied().fold(f64::INFINITY, f64::min);
+            let most = line.seconds.iter().copied().fold(0.0, f64::max);
+            let after = match source {
+                "live" if !line.seconds.is_empty() => format!("{least:.1} to {most:.1}"),
+                _ => String::new(),
+            };
+            println!(
+                "| {row} | {transport} | {source} | {runs} | {right} | {on_the_way} | {first} | {after} | {last} |"
+            );
+        }
+        let sum = |of: fn(&Line) -> usize| self.lines.values().map(of).sum::<usize>();
+        println!(
+            "\n{} jobs, {} judgements; wrong: {} last answers, {} on the way",
+            self.jobs,
+            sum(|line| line.runs),
+            sum(|line| line.runs - line.right),
+            sum(|line| line.on_the_way)
+        );
+    }
+}
+
+/// `STUCK E101 [2]`, each with how often where they differ.
+fn answers(of: &BTreeMap<String, usize>, runs: usize) -> String {
+    let each = of.iter().map(|(answer, times)| match *times == runs {
+        true => answer.clone(),
+        false => format!("{answer} ({times})"),
+    });
+    each.collect::<Vec<_>>().join(", ")
 }
 
 fn print(row: &Row, transport: Transport, cell: &Cell) {

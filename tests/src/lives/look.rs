@@ -53,6 +53,8 @@ pub struct Answer {
     pub code: Option<Code>,
     /// The ranks that it names, ascending.
     pub ranks: Vec<Rank>,
+    /// Other sets of ranks that it may be.
+    pub alternatives: Vec<Vec<Rank>>,
     /// Its sentence, or that about the end.
     pub sentence: String,
 }
@@ -69,6 +71,7 @@ impl Answer {
             verdict: report.verdict,
             code: lead.map(|finding| finding.code),
             ranks: lead.map_or_else(Vec::new, |finding| finding.culprit_ranks.clone()),
+            alternatives: lead.map_or_else(Vec::new, |finding| finding.alternatives.clone()),
             sentence: lead
                 .map(|finding| finding.sentence.clone())
                 .or(end)
@@ -80,6 +83,16 @@ impl Answer {
     pub fn is_not_yet(&self) -> bool {
         let open = [Verdict::Running, Verdict::Healthy, Verdict::Inconclusive];
         self.code.is_none() && open.contains(&self.verdict)
+    }
+
+    /// Whether it names no rank, and those that may be named among others that it may be.
+    pub fn leaves_open(&self, said: &Said) -> bool {
+        let named = Self {
+            ranks: said.ranks.to_vec(),
+            ..self.clone()
+        };
+        let among = self.alternatives.iter().any(|set| set == said.ranks);
+        self.ranks.is_empty() && among && named.is(said)
     }
 
     /// Whether it is what may be said.

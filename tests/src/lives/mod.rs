@@ -20,6 +20,7 @@ pub use rank::main as rank;
 pub use run::{Cell, Sight, run};
 pub use table::{ROWS, Row, Said, Transport};
 
+use rcomm_tools::launch;
 use std::process::ExitCode;
 
 /// The ranks of each job. Ranks 2 and 3 are a group of their own.
@@ -27,13 +28,17 @@ pub(crate) const RANKS: u32 = 4;
 
 /// What the program that holds this matrix must do when it is started as a part of a job: `rank …` or
 /// `launch …`; `None` for any other command line.
+#[allow(clippy::print_stderr, reason = "the log of the job")]
 pub fn part_of_a_job(args: &[String]) -> Option<ExitCode> {
     use clap::Parser as _;
     match args.get(1).map(String::as_str) {
         Some("rank") => Some(rank::main(&args[2..])),
         Some("launch") => {
-            let options = rcomm_tools::launch::Options::parse_from(&args[1..]);
-            Some(rcomm_tools::launch::run(&options))
+            if let Err(error) = stage::enter_group() {
+                eprintln!("the control group cannot be entered: {error}");
+                return Some(ExitCode::FAILURE);
+            }
+            Some(launch::run(&launch::Options::parse_from(&args[1..])))
         }
         _ => None,
     }

@@ -5,7 +5,7 @@ use crate::process::CULPRIT;
 use rcomm::{Config, GroupOptions, ReduceOp, World};
 use rustix::process::{Resource, Rlimit, Signal, getpid, kill_process, setrlimit};
 use std::fmt::Display;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::ExitCode;
 use std::str::FromStr;
 use std::time::Duration;
@@ -116,7 +116,7 @@ fn train(deed: Deed, folder: &Path) -> rcomm::Result<()> {
         std::thread::sleep(PAUSE);
         if step == STEP && rank == CULPRIT {
             mark(folder, BEGUN);
-            act(deed, folder)?;
+            act(deed)?;
         }
         if step == STEP && rank == CULPRIT + 1 && deed == Deed::Hold {
             mark(folder, HELD);
@@ -139,7 +139,7 @@ fn mark(folder: &Path, name: &str) {
     let _ = std::fs::write(folder.join(name), "");
 }
 
-fn act(deed: Deed, folder: &Path) -> rcomm::Result<()> {
+fn act(deed: Deed) -> rcomm::Result<()> {
     match deed {
         Deed::Nothing | Deed::Forever | Deed::Hold => {}
         Deed::Fail => {
@@ -166,16 +166,15 @@ fn act(deed: Deed, folder: &Path) -> rcomm::Result<()> {
             let _ = setrlimit(Resource::As, none);
             std::hint::black_box(vec![1u8; CHUNK]);
         }
-        Deed::Exhaust => exhaust(&folder.join(super::stage::GROUP)),
+        Deed::Exhaust => exhaust(),
     }
     Ok(())
 }
 
-/// Enters the control group that the link names, and uses memory until it is killed.
-fn exhaust(group: &Path) {
-    let procs: PathBuf = group.join("cgroup.procs");
-    // Outside of the group it would be the host's memory.
-    if std::fs::write(procs, "0").is_err() {
+/// Uses memory until the kernel kills this process. Only in the control group of the row: outside of it, it
+/// would be the host's memory.
+fn exhaust() {
+    if std::env::var_os(super::stage::GROUP).is_none() {
         return;
     }
     let mut all = Vec::new();

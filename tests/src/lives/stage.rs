@@ -12,6 +12,7 @@ use rcomm_recorder::publish::{LaunchRecord, RingReader};
 use rustix::process::{Pid, Signal, kill_process};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 /// What is done to the job from outside.
@@ -40,42 +41,79 @@ pub(super) enum Plot {
     KillOther,
 }
 
-/// The link to a control group of little memory, in the job's folder.
-pub(super) const GROUP: &str = "group";
+/// The variable with the control group that the launcher enters before it starts its ranks.
+pub(super) const GROUP: &str = "RCOMM_LIVES_GROUP";
 const JOB: &str = "life";
 
-/// How much memory the control group has.
-const MEMORY: &str = "134217728";
+/// How much memory the control group has: several times what the ranks of these jobs use.
+const MEMORY: u64 = 384 << 20;
 
-/// A control group of version 2 with little memory, in which a process can be put; else why there is none.
-pub(super) fn memory_group() -> Result<PathBuf, String> {
-    let place = Path::new("/sys/fs/cgroup");
-    if !place.join("cgroup.controllers").exists() {
-        return Err("this host has no control groups of version 2".into());
-    }
-    let group = place.join(format!("rcomm-lives-{}", std::process::id()));
-    let told = |error| {
-        format!(
-            "no control group can be made in {}: {error}",
-            place.display()
-        )
-    };
-    std::fs::create_dir_all(&group).map_err(told)?;
-    let limits = [("memory.max", MEMORY), ("memory.swap.max", "0")];
-    for (name, limit) in limits {
-        if let Err(error) = std::fs::write(group.join(name), limit) {
-            // An empty one.
-            let _ = std::fs::remove_dir(&group);
-            return Err(format!("{name} of a control group cannot be set: {error}"));
+/// A control group with little memory, removed when dropped.
+pub(super) struct MemoryGroup(PathBuf);
+
+impl MemoryGroup {
+    /// Makes one, of whichever version of control groups this host has; else says why there is none.
+    pub(super) fn make() -> Result<Self, String> {
+        let number = MADE.fetch_add(1, Ordering::Relaxed);
+        let name = format!("rcomm-lives-{}-{number}", std::process::id());
+        let mount = Path::new("/sys/fs/cgroup");
+        let limit = MEMORY.to_string();
+        let (place, limits) = if mount.join("cgroup.controllers").exists() {
+            (
+                mount.to_owned(),
+                [("memory.max", &*limit), ("memory.swap.max", "0")],
+            )
+        } else if mount.join("memory/memory.limit_in_bytes").exists() {
+            let limits = [
+                ("memory.limit_in_bytes", &*limit),
+                ("memory.swappiness", "0"),
+            ];
+            (mount.join("memory"), limits)
+        } else {
+            return Err("this host has no control groups with a limit of memory".into());
+        };
+        let group = place.join(name);
+        std::fs::create_dir(&group).map_err(|error| {
+            format!(
+                "no control group can be made in {}: {error}",
+                place.display()
+            )
+        })?;
+        let group = Self(group);
+        for (name, limit) in limits {
+            std::fs::write(group.0.join(name), limit)
+                .map_err(|error| format!("{name} of a control group cannot be set: {error}"))?;
         }
+        Ok(group)
     }
-    Ok(group)
+}
+
+static MADE: AtomicU32 = AtomicU32::new(0);
+
+impl Drop for MemoryGroup {
+    fn drop(&mut self) {
+        // Its processes have ended; a group that cannot be removed is empty.
+        let _ = std::fs::remove_dir(&self.0);
+    }
+}
+
+/// Puts this process into the control group that [`GROUP`] names, if it does.
+///
+/// # Errors
+/// If the group takes no processes.
+pub(super) fn enter_group() -> std::io::Result<()> {
+    match std::env::var_os(GROUP) {
+        Some(group) => std::fs::write(Path::new(&group).join("cgroup.procs"), "0"),
+        None => Ok(()),
+    }
 }
 
 /// A job that runs.
 pub(super) struct Stage {
     launcher: Child,
     folder: tempfile::TempDir,
+    // Dropped after the job has ended.
+    _group: Option<MemoryGroup>,
 }
 
 impl Stage {
@@ -83,17 +121,19 @@ impl Stage {
     pub(super) fn start(program: &Path, row: &Row, transport: Transport) -> Result<Self> {
         let folder = tempfile::tempdir().context("no temporary directory")?;
         let log = std::fs::File::create(folder.path().join("log"))?;
-        if row.deed == Deed::Exhaust
-            && let Ok(group) = memory_group()
-        {
-            std::os::unix::fs::symlink(group, folder.path().join(GROUP))?;
-        }
+        let group = match row.deed {
+            Deed::Exhaust => Some(MemoryGroup::make().map_err(anyhow::Error::msg)?),
+            _ => None,
+        };
         let mut command = Command::new(program);
         command.args(["launch", "-n", &RANKS.to_string(), "--job-id", JOB]);
         // Time for the others to time out, however busy the host, and none for what is stopped.
         command.args(["--linger", "15", "--grace", "2", "--"]);
         command.arg(program).args(["rank", row.deed.name()]);
         command.arg(folder.path());
+        if let Some(group) = &group {
+            command.env(GROUP, &group.0);
+        }
         let launcher = command
             .env("RCOMM_TRANSPORT", transport.name())
             .env("RCOMM_TIMEOUT_MS", row.timeout_ms.to_string())
@@ -104,7 +144,11 @@ impl Stage {
             .stderr(log)
             .spawn()
             .context("the launcher cannot be started")?;
-        Ok(Self { launcher, folder })
+        Ok(Self {
+            launcher,
+            folder,
+            _group: group,
+        })
     }
 
     pub(super) fn rings(&self) -> PathBuf {
@@ -265,9 +309,5 @@ impl Drop for Stage {
         }
         // It has ended already, or ends within its grace.
         let _ = self.launcher.wait();
-        if let Ok(group) = std::fs::read_link(self.folder.path().join(GROUP)) {
-            // Its only process has ended.
-            let _ = std::fs::remove_dir(group);
-        }
     }
 }

@@ -1,7 +1,7 @@
 //! The rows, and what is true of each.
 
 use super::rank::Deed;
-use super::stage::{Plot, memory_group};
+use super::stage::{MemoryGroup, Plot};
 use crate::process::CULPRIT;
 use rcomm_analyzer::{Code, Verdict};
 use rcomm_recorder::model::Rank;
@@ -112,7 +112,7 @@ impl Row {
     /// Why it cannot be run here.
     pub fn skipped(&self) -> Option<String> {
         match self.deed {
-            Deed::Exhaust => memory_group().err(),
+            Deed::Exhaust => MemoryGroup::make().err(),
             _ => None,
         }
     }
@@ -122,7 +122,8 @@ impl Row {
     }
 }
 
-/// The whole matrix.
+/// The whole matrix. A rank that panics, aborts or uses up memory may take longer to its end, on a busy host, than
+/// it takes until the wait of the others is overdue: until then it is absent.
 pub const ROWS: &[Row] = &[
     row(
         "clean-end",
@@ -143,7 +144,7 @@ pub const ROWS: &[Row] = &[
         "a rank panics between two operations",
         Deed::Panic,
         Plot::Watch,
-        (CRASHED, &[GONE], Some(MISSED)),
+        (CRASHED, &[GONE, ABSENT], Some(MISSED)),
     ),
     row(
         "exit",
@@ -221,14 +222,14 @@ pub const ROWS: &[Row] = &[
         "an allocation fails on a rank, which aborts",
         Deed::Allocate,
         Plot::Watch,
-        (CRASHED, &[GONE], Some(MISSED)),
+        (CRASHED, &[GONE, ABSENT], Some(MISSED)),
     ),
     row(
         "out-of-memory",
         "the kernel kills a rank for want of memory",
         Deed::Exhaust,
         Plot::Watch,
-        (CRASHED, &[GONE], Some(MISSED)),
+        (CRASHED, &[GONE, ABSENT], Some(MISSED)),
     ),
     row(
         "late",

@@ -45,28 +45,17 @@ pub(crate) fn dump_of(
     dump_time_ns: i64,
     picked: impl IntoIterator<Item = usize>,
 ) -> Dump {
-    let mut decoder = Decoder {
-        memory,
-        layout,
-        anchor: layout::load_anchor(memory),
-        arena_left: layout.arena.rows,
-        ranks_left: MAX_RANKS,
-        signature_rows: HashMap::new(),
-        own_signatures: HashMap::new(),
-        stack_rows: HashMap::new(),
-        lap_left: layout.lap.rows.saturating_mul(2),
-        lost_group: None,
-        dump: Dump {
-            version: FormatVersion::WRITTEN,
-            recorder: match RingPart::from_code(memory.load(header::PART)) {
-                RingPart::Program => Recorder::Rcomm,
-                RingPart::NcclProfiler => Recorder::NcclProfiler,
-            },
-            identity: identity(memory, dump_time_ns),
-            comm_lib_version: header_text(memory, header::WRITER),
-            ..Dump::default()
+    let dump = Dump {
+        version: FormatVersion::WRITTEN,
+        recorder: match RingPart::from_code(memory.load(header::PART)) {
+            RingPart::Program => Recorder::Rcomm,
+            RingPart::NcclProfiler => Recorder::NcclProfiler,
         },
+        identity: identity(memory, dump_time_ns),
+        comm_lib_version: header_text(memory, header::WRITER),
+        ..Dump::default()
     };
+    let mut decoder = Decoder::new(memory, layout, dump);
     decoder.groups();
     decoder.threads();
     let unreadable = decoder.entries(picked);
@@ -76,6 +65,18 @@ pub(crate) fn dump_of(
     let mut dump = decoder.dump;
     nccl::put_into(&mut dump, memory, layout);
     dump
+}
+
+/// The call site of the record with this id; `None` if it has none, or has left the ring.
+pub(crate) fn call_site(memory: &impl Read, layout: &RingLayout, id: u64) -> Option<Frame> {
+    let ring = rings::slots(layout);
+    match ring.read(memory, ring.index_of(id), TRIES) {
+        Found::Record { id: found, words } if found == id => {
+            let (_, row) = halves(words[slot::CALL]);
+            Decoder::new(memory, layout, Dump::default()).frame(row)
+        }
+        Found::Empty | Found::Record { .. } | Found::Unreadable { .. } => None,
+    }
 }
 
 /// The rank and process of the ring.
@@ -116,7 +117,23 @@ struct Decoder<'a, R> {
     dump: Dump,
 }
 
-impl<R: Read> Decoder<'_, R> {
+impl<'a, R: Read> Decoder<'a, R> {
+    fn new(memory: &'a R, layout: &'a RingLayout, dump: Dump) -> Self {
+        Self {
+            memory,
+            layout,
+            anchor: layout::load_anchor(memory),
+            arena_left: layout.arena.rows,
+            ranks_left: MAX_RANKS,
+            signature_rows: HashMap::new(),
+            own_signatures: HashMap::new(),
+            stack_rows: HashMap::new(),
+            lap_left: layout.lap.rows.saturating_mul(2),
+            lost_group: None,
+            dump,
+        }
+    }
+
     fn used(&self, word: usize, rows: usize) -> usize {
         let used = self.memory.load(word).min(rows as u64) as usize;
         // The rows that the count admits come after it.
@@ -381,10 +398,8 @@ impl<R: Read> Decoder<'_, R> {
         index
     }
 
-    fn stack(&mut self, row: u32) -> Option<u32> {
-        if let Some(&known) = self.stack_rows.get(&row) {
-            return Some(known);
-        }
+    /// The call site of this row.
+    fn frame(&mut self, row: u32) -> Option<Frame> {
         let section = self.layout.call_sites;
         if row as usize >= self.used(header::CALL_SITES_USED, section.rows) {
             return None;
@@ -399,11 +414,18 @@ impl<R: Read> Decoder<'_, R> {
         } else {
             0
         };
-        let frame = Frame {
+        Some(Frame {
             name: self.text(function),
             filename: self.text(file),
             line,
-        };
+        })
+    }
+
+    fn stack(&mut self, row: u32) -> Option<u32> {
+        if let Some(&known) = self.stack_rows.get(&row) {
+            return Some(known);
+        }
+        let frame = self.frame(row)?;
         let frame = push(&mut self.dump.frames, frame);
         let stack = push(&mut self.dump.stacks, vec![frame]);
         self.stack_rows.insert(row, stack);

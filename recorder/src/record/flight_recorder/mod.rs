@@ -32,7 +32,8 @@ use super::tables::Tables;
 use crate::error::{Error, Result};
 use crate::model::dump::Dump;
 use crate::model::{
-    EntryState, Failure, GroupPlace, Peer, ProcessGroupInfo, ProcessGroupStatus, Rank, ReduceOp,
+    EntryState, Failure, Frame, GroupPlace, Peer, ProcessGroupInfo, ProcessGroupStatus, Rank,
+    ReduceOp,
 };
 use std::os::fd::OwnedFd;
 use std::sync::Mutex;
@@ -474,6 +475,12 @@ impl FlightRecorder {
             threads_lost: load(header::THREADS_LOST),
             phases_lost: load(header::PHASES_LOST),
         }
+    }
+
+    /// The call site of an operation that was begun here; `None` if it was given without one, or if its record
+    /// has left the ring. Takes no lock; allocates; does not stop writers.
+    pub fn call_site(&self, ticket: Ticket) -> Option<Frame> {
+        decode::call_site(&self.map, &self.layout, ticket.record_id() & MAX_ID)
     }
 
     /// The ring's current contents. Takes no lock; allocates; does not stop writers.

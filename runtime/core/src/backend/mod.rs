@@ -20,7 +20,7 @@ use crate::op::deadline::Deadline;
 use crate::op::error::{Error, ErrorKind, Result};
 use crate::op::hints::Hints;
 use crate::store::Store;
-use rcomm_recorder::model::{DType, OpType, ProcessGroupInfo, Rank};
+use rcomm_recorder::model::{DType, Frame, OpType, ProcessGroupInfo, Rank};
 use rcomm_recorder::publish::Secret;
 use std::any::Any;
 use std::fmt;
@@ -247,6 +247,11 @@ pub trait Observer: Send + Sync {
 
     /// It has ended: [`Pending::progress`] returns how.
     fn ended(&self);
+
+    /// Where the program issued it, if that is recorded. For errors and debugging: it allocates.
+    fn call_site(&self) -> Option<Frame> {
+        None
+    }
 }
 
 /// The reason of an abort.

@@ -12,7 +12,7 @@ use crate::op::deadline::Deadline;
 use crate::op::error::{Error, ErrorKind, Result};
 use crate::op::info::{OpInfo, WorkStatus};
 use crate::watch::watched::{WatchedGroup, WatchedOperation};
-use rcomm_recorder::model::OpType;
+use rcomm_recorder::model::{Frame, OpType};
 use rcomm_recorder::record::{FlightRecorder, Ticket};
 use std::fmt;
 use std::future::Future;
@@ -247,6 +247,10 @@ impl Observer for InFlightOp {
 
     fn ended(&self) {
         self.poll_state();
+    }
+
+    fn call_site(&self) -> Option<Frame> {
+        self.group.recorder().call_site(self.tickets.own)
     }
 }
 

@@ -4,12 +4,14 @@
 //! collective; only if all statements are equal is the collective passed to the wrapped backend. So if ranks
 //! disagree, all of them get an error that names those that differ and what each of them issued, whatever the
 //! wrapped backend would have done; and the error for a rank that does not arrive names it before the
-//! collective has started. This costs a round of messages for each collective: the wrapper is for finding
-//! errors, and off unless it is configured ([`Config::debug`](crate::Config::debug),
-//! [`Config::nan_check`](crate::Config::nan_check)).
+//! collective has started. Ranks may issue a collective from different places of the source; where they do so
+//! in crossed order, a warning is logged as soon as that shows. This costs a round of messages for each
+//! collective: the wrapper is for finding errors, and off unless it is configured
+//! ([`Config::debug`](crate::Config::debug), [`Config::nan_check`](crate::Config::nan_check)).
 //!
 //! Sends and receives are not compared: only two ranks issue them. `statement` defines what is compared.
 
+mod crossing;
 mod nan;
 mod statement;
 
@@ -22,6 +24,7 @@ use crate::op::Op;
 use crate::op::buffer::Buffer;
 use crate::op::deadline::Deadline;
 use crate::op::error::{Error, ErrorKind, Result};
+use crossing::Crossings;
 use rcomm_recorder::model::{DType, Rank};
 use statement::{STATEMENT_LEN, Statement, compare};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -31,8 +34,14 @@ use std::time::Duration;
 pub struct Wrapper {
     inner: Arc<dyn Backend>,
     side: Arc<dyn Backend>,
-    ranks: Arc<[Rank]>,
+    comparison: Arc<Comparison>,
     nan_check: NanCheck,
+}
+
+/// The members, and what they have stated so far.
+struct Comparison {
+    ranks: Arc<[Rank]>,
+    crossings: Mutex<Crossings>,
 }
 
 impl Wrapper {
@@ -48,17 +57,23 @@ impl Wrapper {
         Self {
             inner,
             side,
-            ranks: ranks.into(),
+            comparison: Arc::new(Comparison {
+                ranks: ranks.into(),
+                crossings: Mutex::default(),
+            }),
             nan_check,
         }
     }
 
-    fn statement(&self, op: &Op<'_>, call: Call) -> Statement {
+    fn statement(&self, op: &Op<'_>, call: Call, observer: &dyn Observer) -> Statement {
         let nan = match self.nan_check {
             NanCheck::On => nan::find(op, &*self.inner),
             NanCheck::Off => None,
         };
-        Statement::of(op, call.seq, nan)
+        let site = observer.call_site().map_or_else(String::new, |frame| {
+            format!("{}:{}", frame.filename, frame.line)
+        });
+        Statement::of(op, call.seq, nan, site)
     }
 }
 
@@ -70,15 +85,25 @@ fn exchange(statement: &Statement, size: usize) -> Op<'static> {
     }
 }
 
-/// The result of the comparison.
-fn compare_gathered(gathered: Option<Op<'_>>, ranks: &[Rank]) -> Result<()> {
-    let Some(Op::AllGatherSingle { output, .. }) = gathered else {
-        return Err(Error::new(
-            ErrorKind::Backend,
-            "the side group kept the buffers of a comparison",
-        ));
-    };
-    compare(output.as_bytes()?, ranks)
+impl Comparison {
+    /// The result of the comparison of collective `seq`.
+    fn compare_gathered(&self, seq: u64, gathered: Option<Op<'_>>) -> Result<()> {
+        let Some(Op::AllGatherSingle { output, .. }) = gathered else {
+            return Err(Error::new(
+                ErrorKind::Backend,
+                "the side group kept the buffers of a comparison",
+            ));
+        };
+        let sites = compare(output.as_bytes()?, &self.ranks)?;
+        let mut crossings = self
+            .crossings
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        if let Some(warning) = crossings.take(seq, sites, &self.ranks) {
+            tracing::warn!("{warning}");
+        }
+        Ok(())
+    }
 }
 
 fn while_comparing(error: Error) -> Error {
@@ -107,12 +132,15 @@ impl Backend for Wrapper {
             deadline: call.deadline.started(),
             ..call
         };
-        let question = exchange(&self.statement(&op, call), self.ranks.len());
+        let question = exchange(
+            &self.statement(&op, call, &*observer),
+            self.comparison.ranks.len(),
+        );
         let compared_op = Arc::new(ComparedOp {
             stage: Mutex::new(CheckStage::Comparing { op, side: None }),
             moved: Condvar::new(),
             inner: self.inner.clone(),
-            ranks: self.ranks.clone(),
+            comparison: self.comparison.clone(),
             call,
             observer: Mutex::new(Some(observer)),
         });
@@ -133,11 +161,14 @@ impl Backend for Wrapper {
             deadline: call.deadline.started(),
             ..call
         };
-        let mut question = exchange(&self.statement(op, call), self.ranks.len());
+        let mut question = exchange(
+            &self.statement(op, call, observer),
+            self.comparison.ranks.len(),
+        );
         self.side
             .run(&mut question, call, observer)
             .map_err(while_comparing)?;
-        compare_gathered(Some(question), &self.ranks)?;
+        self.comparison.compare_gathered(call.seq, Some(question))?;
         self.inner.run(op, call, observer)
     }
 
@@ -203,7 +234,7 @@ struct ComparedOp {
     stage: Mutex<CheckStage>,
     moved: Condvar,
     inner: Arc<dyn Backend>,
-    ranks: Arc<[Rank]>,
+    comparison: Arc<Comparison>,
     call: Call,
     /// `Some` until the operation is passed on, which breaks the cycle: the observer holds this.
     observer: Mutex<Option<Arc<dyn Observer>>>,
@@ -240,7 +271,9 @@ impl ComparedOp {
         };
         let verdict = match side.progress() {
             Progress::Queued | Progress::Started => return,
-            Progress::Completed(_) => compare_gathered(side.reclaim(), &self.ranks),
+            Progress::Completed(_) => self
+                .comparison
+                .compare_gathered(self.call.seq, side.reclaim()),
             Progress::Failed(error) => Err(while_comparing(error)),
         };
         let CheckStage::Comparing { op, .. } = std::mem::replace(&mut *stage, CheckStage::Passing)

@@ -12,6 +12,9 @@ use sha2::{Digest, Sha256};
 /// Bytes of a statement on the wire.
 pub(super) const STATEMENT_LEN: usize = 512;
 const HEAD: usize = 24;
+/// Of these, at the end: the length of the call site, and its text.
+const SITE_LEN: usize = 128;
+const SITE: usize = STATEMENT_LEN - SITE_LEN;
 /// The most ranks that an error names; it counts the rest.
 const MAX_NAMED: usize = 8;
 /// The value in a statement for "no NaN".
@@ -24,17 +27,24 @@ pub(super) struct Statement {
     hash: u64,
     nan: Option<(u32, u64)>,
     text: String,
+    /// Where the program issued it, `train.py:88`; empty if that is not known. Ranks may differ in it.
+    pub(super) site: String,
 }
 
 impl Statement {
-    pub(super) fn of(op: &Op<'_>, seq: u64, nan: Option<(u32, u64)>) -> Self {
+    pub(super) fn of(op: &Op<'_>, seq: u64, nan: Option<(u32, u64)>, site: String) -> Self {
         let text = format!("#{seq} {}", describe(op));
         let digest: [u8; 32] = Sha256::digest(text.as_bytes()).into();
         let hash = digest
             .iter()
             .take(8)
             .fold(0, |hash, &byte| hash << 8 | u64::from(byte));
-        Self { hash, nan, text }
+        Self {
+            hash,
+            nan,
+            text,
+            site,
+        }
     }
 
     pub(super) fn encode(&self) -> [u8; STATEMENT_LEN] {
@@ -43,8 +53,13 @@ impl Statement {
         bytes[..8].copy_from_slice(&self.hash.to_le_bytes());
         bytes[8..16].copy_from_slice(&element.to_le_bytes());
         bytes[16..20].copy_from_slice(&input.to_le_bytes());
+        // The end of a path is what identifies it.
+        let site = self.site.as_bytes();
+        let site = &site[site.len().saturating_sub(SITE_LEN - 1)..];
+        bytes[SITE] = site.len() as u8;
+        bytes[SITE + 1..][..site.len()].copy_from_slice(site);
         let text = self.text.as_bytes();
-        let len = text.len().min(STATEMENT_LEN - HEAD);
+        let len = text.len().min(SITE - HEAD);
         bytes[20..24].copy_from_slice(&(len as u32).to_le_bytes());
         bytes[HEAD..HEAD + len].copy_from_slice(&text[..len]);
         bytes
@@ -58,10 +73,13 @@ impl Statement {
         let len = word(20)? as usize;
         let text = bytes.get(HEAD..HEAD.checked_add(len)?)?;
         let input = word(16)?;
+        let site = bytes.get(SITE..STATEMENT_LEN)?;
+        let site = site.get(1..1 + usize::from(site[0]))?;
         Some(Self {
             hash: long(0)?,
             nan: (input != NONE).then_some((input, long(8)?)),
             text: String::from_utf8_lossy(text).into_owned(),
+            site: String::from_utf8_lossy(site).into_owned(),
         })
     }
 }
@@ -122,11 +140,13 @@ fn agreed_buffers(op: &Op<'_>) -> String {
     }
 }
 
-/// Fails, with the same message on all ranks, unless all statements are equal and without a NaN.
+/// Fails, with the same message on all ranks, unless all statements are equal and without a NaN. Returns where
+/// each rank issued the operation.
 ///
-/// `statements` holds the statements of the group's ranks, one after the other; `ranks` holds their ranks in
-/// the world.
-pub(super) fn compare(statements: &[u8], ranks: &[Rank]) -> Result<()> {
+/// `statements` holds the statements of the group's ranks, one after the other; `ranks` holds their ranks in the
+/// world.
+pub(super) fn compare(statements: &[u8], ranks: &[Rank]) -> Result<Vec<String>> {
+    let mut sites = Vec::with_capacity(ranks.len());
     let mut sets: Vec<(Statement, Vec<Rank>)> = Vec::new();
     let mut with_nan = None;
     for (bytes, &rank) in statements.chunks_exact(STATEMENT_LEN).zip(ranks) {
@@ -137,11 +157,12 @@ pub(super) fn compare(statements: &[u8], ranks: &[Rank]) -> Result<()> {
         if with_nan.is_none() {
             with_nan = statement.nan.map(|place| (rank, place));
         }
+        sites.push(statement.site.clone());
         match sets
             .iter_mut()
             .find(|(other, _)| other.hash == statement.hash)
         {
-            Some((_, camp)) => camp.push(rank),
+            Some((_, set)) => set.push(rank),
             None => sets.push((statement, vec![rank])),
         }
     }
@@ -157,7 +178,7 @@ pub(super) fn compare(statements: &[u8], ranks: &[Rank]) -> Result<()> {
             ),
         )
         .with_rank(rank)),
-        _ => Ok(()),
+        _ => Ok(sites),
     }
 }
 
@@ -170,13 +191,19 @@ fn disagreement(mut sets: Vec<(Statement, Vec<Rank>)>) -> Error {
             largest = at;
         }
     }
+    // One line of the source is not repeated.
+    let one_site = sets.iter().all(|(it, _)| it.site == sets[0].0.site);
+    let shown = |statement: &Statement| match (one_site, statement.site.as_str()) {
+        (true, _) | (_, "") => statement.text.clone(),
+        (false, site) => format!("{} at {site}", statement.text),
+    };
     let (usual, majority) = sets.remove(largest);
     let more = sets.len().saturating_sub(MAX_NAMED);
     let culprit = sets.first().and_then(|(_, ranks)| ranks.first().copied());
     let others: Vec<String> = sets
         .iter()
         .take(MAX_NAMED)
-        .map(|(statement, ranks)| format!("{} issued {}", list(ranks), statement.text))
+        .map(|(statement, ranks)| format!("{} issued {}", list(ranks), shown(statement)))
         .collect();
     let more = match more {
         0 => String::new(),
@@ -188,7 +215,7 @@ fn disagreement(mut sets: Vec<(Statement, Vec<Rank>)>) -> Error {
             "the ranks disagree: {}{more}, but {} issued {}",
             others.join(", "),
             list(&majority),
-            usual.text
+            shown(&usual)
         ),
     );
     match culprit {
@@ -197,7 +224,7 @@ fn disagreement(mut sets: Vec<(Statement, Vec<Rank>)>) -> Error {
     }
 }
 
-fn list(ranks: &[Rank]) -> String {
+pub(super) fn list(ranks: &[Rank]) -> String {
     let named: Vec<String> = ranks.iter().take(MAX_NAMED).map(Rank::to_string).collect();
     let noun = if ranks.len() == 1 { "rank" } else { "ranks" };
     match ranks.len().saturating_sub(MAX_NAMED) {
@@ -217,13 +244,13 @@ mod tests {
             buffer: Buffer::from_vec(vec![0f32; len]),
             op: op.into(),
         };
-        Statement::of(&op, 4, None)
+        Statement::of(&op, 4, None, String::new())
     }
 
-    fn compared(statements: &[Statement]) -> Result<()> {
-        let statements: Vec<u8> = statements.iter().flat_map(Statement::encode).collect();
+    fn compared(statements: &[Statement]) -> Result<Vec<String>> {
+        let encoded: Vec<u8> = statements.iter().flat_map(Statement::encode).collect();
         let ranks: Vec<Rank> = (10..).take(statements.len()).collect();
-        compare(&statements, &ranks)
+        compare(&encoded, &ranks)
     }
 
     #[test]
@@ -243,6 +270,25 @@ mod tests {
     }
 
     #[test]
+    fn a_call_site_is_named_and_need_not_agree() {
+        let at = |mut statement: Statement, site: &str| {
+            statement.site = site.to_owned();
+            statement
+        };
+        let usual = || sum(4, ReduceOp::Sum);
+        let long = format!("{}/train.py:88", "x".repeat(300));
+        let sites = compared(&[at(usual(), "a.py:1"), at(usual(), &long), usual()]).unwrap();
+        assert_eq!((sites[0].as_str(), sites[2].as_str()), ("a.py:1", ""));
+        assert!(sites[1].ends_with("x/train.py:88") && sites[1].len() < SITE_LEN);
+        let error = compared(&[at(sum(3, ReduceOp::Sum), "a.py:1"), usual(), usual()]).unwrap_err();
+        assert_eq!(
+            error.to_string(),
+            "the ranks disagree: rank 10 issued #4 all_reduce(sum) of Float[3] at a.py:1, \
+             but ranks 11, 12 issued #4 all_reduce(sum) of Float[4]"
+        );
+    }
+
+    #[test]
     fn a_long_list_that_differs_at_its_end_differs() {
         let block = |last: usize| {
             let mut lens = vec![1; 400];
@@ -252,7 +298,12 @@ mod tests {
                 .map(|&n| Buffer::from_vec(vec![0u8; n]))
                 .collect();
             let op = ReduceOp::Sum.into();
-            Statement::of(&Op::AllReduceCoalesced { buffers, op }, 1, None)
+            Statement::of(
+                &Op::AllReduceCoalesced { buffers, op },
+                1,
+                None,
+                String::new(),
+            )
         };
         assert!(compared(&[block(1), block(1)]).is_ok());
         assert!(compared(&[block(1), block(2)]).is_err());
@@ -407,6 +458,7 @@ mod tests {
                 },
                 1,
                 None,
+                String::new(),
             )
         };
         assert!(compared(&[gather(1), gather(5)]).is_ok());

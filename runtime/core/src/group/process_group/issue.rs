@@ -12,7 +12,7 @@ use crate::op::hints::Hints;
 use crate::op::info::OpInfo;
 use crate::watch::watched::WatchedGroup;
 use crate::watch::watched::WatchedOperation;
-use rcomm_recorder::model::DType;
+use rcomm_recorder::model::{DType, Frame};
 use rcomm_recorder::record::{
     CallSite, FlightRecorder, Operation, SignatureCache, SignatureId, SignatureKey, SignatureRef,
     Start, Tensor, Ticket,
@@ -446,6 +446,10 @@ impl Observer for Recorded<'_> {
     }
 
     fn ended(&self) {}
+
+    fn call_site(&self) -> Option<Frame> {
+        self.recorder.call_site(self.tickets.own)
+    }
 }
 
 #[inline]

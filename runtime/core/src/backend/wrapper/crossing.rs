@@ -1,0 +1,128 @@
+//! Notices ranks that issue operations of one group from the same places of the source in crossed order.
+//!
+//! Two threads that share a group, or branches that order their calls by data, do that. The operations may
+//! agree, and then no comparison of them fails, though the data of the one meet those of the other.
+
+use super::statement::list;
+use rcomm_recorder::model::Rank;
+use std::collections::{HashSet, VecDeque};
+
+/// The newest operations that are remembered: a crossing over more of them is not noticed.
+const REMEMBERED: usize = 64;
+/// The places that are remembered as places that all ranks come through together.
+const MOST_COMMON: usize = 4096;
+
+/// Where the ranks of a group issued their newest operations.
+#[derive(Debug, Default)]
+pub(super) struct Crossings {
+    /// Places from which all ranks issued one operation.
+    common: HashSet<String>,
+    /// Operations since the ranks were last together: the number, and where each rank issued it.
+    apart: VecDeque<(u64, Vec<String>)>,
+    /// A crossing was found since then: one is reported once.
+    reported: bool,
+}
+
+impl Crossings {
+    /// Takes in where the ranks issued operation `seq`, on which they agree. Returns what to warn of.
+    pub(super) fn take(&mut self, seq: u64, sites: Vec<String>, ranks: &[Rank]) -> Option<String> {
+        let together = sites.windows(2).all(|pair| pair[0] == pair[1]);
+        if together {
+            self.apart.clear();
+            self.reported = false;
+            if let Some(site) = sites.into_iter().next()
+                && !site.is_empty()
+                && self.common.len() < MOST_COMMON
+            {
+                self.common.insert(site);
+            }
+            return None;
+        }
+        let found = if self.reported {
+            None
+        } else {
+            let mut before = self.apart.iter();
+            before.find_map(|(earlier, there)| self.cross((*earlier, there), (seq, &sites), ranks))
+        };
+        self.reported |= found.is_some();
+        self.apart.push_back((seq, sites));
+        if self.apart.len() > REMEMBERED {
+            self.apart.pop_front();
+        }
+        found
+    }
+
+    /// Two sides that were at the same two places, each known as common, in the opposite order.
+    fn cross(
+        &self,
+        (earlier, there): (u64, &[String]),
+        (seq, here): (u64, &[String]),
+        ranks: &[Rank],
+    ) -> Option<String> {
+        let path = |at: usize| (there[at].as_str(), here[at].as_str());
+        let is_known =
+            |(a, b): (&str, &str)| a != b && self.common.contains(a) && self.common.contains(b);
+        let (first, second) = (0..here.len()).map(path).find(|&(a, b)| {
+            is_known((a, b)) && (0..here.len()).any(|other| path(other) == (b, a))
+        })?;
+        let side = |wanted: (&str, &str)| -> Vec<Rank> {
+            let on_side = ranks
+                .iter()
+                .enumerate()
+                .filter(|&(at, _)| path(at) == wanted);
+            on_side.map(|(_, &rank)| rank).collect()
+        };
+        let [one, other] = [side((first, second)), side((second, first))];
+        Some(format!(
+            "{} issued #{earlier} at {first} and #{seq} at {second}, {} the other way round: the operations agree, \
+             but the data of the one meet those of the other; do two threads share the group, or did a rank leave \
+             a call out?",
+            list(&one),
+            list(&other),
+        ))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The first warning, if operations are issued at these places, a column for each rank.
+    fn warned(ranks: &[&str]) -> Option<String> {
+        let mut crossings = Crossings::default();
+        let world: Vec<Rank> = (0..ranks.len() as Rank).collect();
+        (0..ranks[0].len()).find_map(|at| {
+            let sites = ranks.iter().map(|sites| sites[at..=at].to_owned());
+            crossings.take(at as u64 + 1, sites.collect(), &world)
+        })
+    }
+
+    #[test]
+    fn a_crossing_is_reported_with_both_places() {
+        let warning = warned(&["abab", "abab", "abba"]).unwrap();
+        assert!(
+            warning
+                .starts_with("ranks 0, 1 issued #3 at a and #4 at b, rank 2 the other way round:"),
+            "{warning}"
+        );
+    }
+
+    #[test]
+    fn it_is_reported_once_until_the_ranks_are_together_again() {
+        let mut crossings = Crossings::default();
+        let mut warnings = 0;
+        for pair in ["aa", "bb", "ab", "ba", "ab", "ba", "cc", "ab", "ba"] {
+            let sites = pair.chars().map(String::from).collect();
+            warnings += usize::from(crossings.take(1, sites, &[0, 1]).is_some());
+        }
+        assert_eq!(warnings, 2);
+    }
+
+    #[test]
+    fn ranks_that_take_turns_do_not_cross() {
+        assert_eq!(warned(&["ab", "ba"]), None);
+        assert_eq!(warned(&["zabbz", "zbabz", "zbbaz"]), None);
+        // Where the call sites are not recorded, nothing is known.
+        assert_eq!(warned(&["ab  ", "ab  "]), None);
+    }
+}

@@ -18,15 +18,16 @@ Exit codes:
 #[command(name = "rcomm-fr", version, after_help = EXIT_CODES, max_term_width = 100)]
 #[command(disable_help_subcommand = true)]
 #[command(
-    override_usage = "rcomm-fr [OPTIONS] <COMMAND>\n       rcomm-fr PATH...   (as rcomm-fr analyze PATH...)"
+    override_usage = "rcomm-fr [OPTIONS] <COMMAND>\n       rcomm-fr PATH...   (as rcomm-fr analyze PATH...)\n       rcomm-fr           (looks for records on this node and judges the newest)"
 )]
 pub(crate) struct Cli {
     /// When to colour the output; `auto` obeys NO_COLOR and CLICOLOR_FORCE.
     #[arg(long, value_enum, global = true, default_value_t = Color::Auto, value_name = "WHEN")]
     pub(crate) color: Color,
 
+    /// Without one, the newest records of this node are looked for and judged.
     #[command(subcommand)]
-    pub(crate) command: Command,
+    pub(crate) command: Option<Command>,
 }
 
 /// When to colour the output.

@@ -12,6 +12,7 @@ mod dump;
 mod explain;
 mod failure;
 mod judge;
+mod look;
 mod man;
 mod nccl_plugin;
 mod on_node;
@@ -31,7 +32,10 @@ use std::process::ExitCode;
 /// Runs the sub-command and returns the exit code.
 pub(crate) fn run(cli: Cli) -> Result<ExitCode, Failure> {
     let color = cli.color.into();
-    match cli.command {
+    let Some(command) = cli.command else {
+        return look::run(color);
+    };
+    match command {
         Command::Analyze(args) => analyze::run(&args, color),
         Command::Watch(args) => watch::run(&args, color),
         Command::Diff(args) => diff::run(&args, color),

@@ -34,7 +34,6 @@ fn wrong_usage_is_exit_code_two_and_says_what_was_wrong() {
     for args in [
         &["--no-such-flag"][..],
         &["nonsense"],
-        &[],
         &["completions", "tcl"],
     ] {
         let wrong = run(args);

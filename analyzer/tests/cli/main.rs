@@ -8,6 +8,7 @@ mod explain;
 // The pages are those of the program as it is built by default.
 #[cfg(not(feature = "tables"))]
 mod help;
+mod look;
 mod program;
 mod ras;
 mod rings;

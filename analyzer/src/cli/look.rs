@@ -1,0 +1,419 @@
+//! `rcomm-fr` without arguments: looks for records in the usual places of this node and judges the newest;
+//! where there are none, lists what PyTorch would need to write some.
+
+use super::args::JudgeArgs;
+use super::judge::{Keep, judge};
+use super::{analyze, output};
+use crate::cli::failure::Failure;
+use anstream::ColorChoice;
+use rcomm_analyzer::format::{count, duration_ms};
+use rcomm_analyzer::print::human;
+use rcomm_recorder::publish::list_rings;
+use rcomm_recorder::record::default_directory;
+use std::collections::BTreeMap;
+use std::ffi::OsString;
+use std::fmt::Write as _;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::time::SystemTime;
+
+/// Other records that are listed beside the newest.
+const MOST_LISTED: usize = 9;
+
+/// Where a kind of records was looked for, and what was there.
+struct Place {
+    path: PathBuf,
+    found: String,
+}
+
+/// Records of one job, or dumps with one beginning of their paths.
+struct Records {
+    what: String,
+    paths: Vec<PathBuf>,
+    /// What to type for the same analysis.
+    typed: String,
+    written: SystemTime,
+    /// A process of the job lives: what is merely pending is no finding.
+    alive: bool,
+}
+
+#[derive(Default)]
+struct Search {
+    places: Vec<Place>,
+    records: Vec<Records>,
+}
+
+pub(super) fn run(color: ColorChoice) -> Result<ExitCode, Failure> {
+    let environment = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty());
+    let mut search = Search::default();
+    search.rings(&match environment("RCOMM_RING_DIR") {
+        Some(folder) if folder != "memory" => PathBuf::from(folder),
+        _ => default_directory(),
+    });
+    for beginning in dump_beginnings(&environment) {
+        search.files("PyTorch's dumps", &beginning);
+    }
+    let dumps = environment("RCOMM_DUMP_DIR").map_or_else(|| "rcomm-dumps".into(), PathBuf::from);
+    search.folder("dumps of rcomm", &dumps);
+    search
+        .records
+        .sort_by_key(|records| std::cmp::Reverse(records.written));
+    match search.records.first() {
+        Some(newest) => show_newest(newest, &search, color),
+        None => {
+            let text = advice(&search.places, &training_processes(), &environment);
+            output::write_to(None, color, |out| out.write_all(text.as_bytes()))?;
+            Ok(ExitCode::from(2))
+        }
+    }
+}
+
+fn show_newest(newest: &Records, search: &Search, color: ColorChoice) -> Result<ExitCode, Failure> {
+    let args = JudgeArgs {
+        snapshot: newest.alive,
+        ..JudgeArgs::default()
+    };
+    let judged = judge(&newest.paths, &args, Keep::Report)?;
+    let now = SystemTime::now();
+    let line = |records: &Records| {
+        let age = now.duration_since(records.written).unwrap_or_default();
+        format!(
+            "{}, written {} ago",
+            records.what,
+            duration_ms(age.as_secs_f64() * 1e3)
+        )
+    };
+    output::write_to(None, color, |out| {
+        human::write(&judged.report, &analyze::layout(false), out)?;
+        writeln!(
+            out,
+            "\nthe newest records here: {}\n  {}",
+            line(newest),
+            newest.typed
+        )?;
+        let others = &search.records[1..];
+        if !others.is_empty() {
+            writeln!(out, "others:")?;
+        }
+        for records in others.iter().take(MOST_LISTED) {
+            writeln!(out, "  {}\n    {}", line(records), records.typed)?;
+        }
+        if others.len() > MOST_LISTED {
+            writeln!(out, "  and {} more", others.len() - MOST_LISTED)?;
+        }
+        write!(out, "looked in:\n{}", list_of(&search.places))
+    })?;
+    Ok(ExitCode::from(judged.report.exit_code()))
+}
+
+impl Search {
+    /// Rings below a directory, by job.
+    fn rings(&mut self, directory: &Path) {
+        let mut jobs: BTreeMap<String, (PathBuf, usize, usize, i64)> = BTreeMap::new();
+        let listed = list_rings(directory).unwrap_or_default();
+        for listing in &listed {
+            let (Ok(ring), Some(folder)) = (&listing.ring, listing.path.parent()) else {
+                continue;
+            };
+            let job = jobs
+                .entry(ring.identity.job.clone())
+                .or_insert_with(|| (folder.to_owned(), 0, 0, 0));
+            job.1 += 1;
+            job.2 += usize::from(ring.alive);
+            job.3 = job.3.max(ring.heartbeat_ns).max(ring.created_ns);
+        }
+        self.places.push(Place {
+            path: directory.to_owned(),
+            found: match jobs.len() {
+                0 => "no rings".to_owned(),
+                jobs => format!("rings of {}", count(jobs as u64, "job")),
+            },
+        });
+        for (job, (folder, rings, alive, newest_ns)) in jobs {
+            let since = std::time::Duration::from_nanos(u64::try_from(newest_ns).unwrap_or(0));
+            let snapshot = if alive > 0 { "--snapshot " } else { "" };
+            self.records.push(Records {
+                what: format!(
+                    "{} of job {job}, {} alive",
+                    count(rings as u64, "ring"),
+                    match alive {
+                        1 => "1 process".to_owned(),
+                        alive => format!("{alive} processes"),
+                    }
+                ),
+                typed: format!("rcomm-fr analyze {snapshot}{}", quoted(&folder)),
+                paths: vec![folder],
+                written: SystemTime::UNIX_EPOCH + since,
+                alive: alive > 0,
+            });
+        }
+    }
+
+    /// Files whose path begins so: PyTorch appends the rank.
+    fn files(&mut self, what: &str, beginning: &Path) {
+        let (Some(folder), Some(stem)) = (beginning.parent(), beginning.file_name()) else {
+            return;
+        };
+        let is_one = |name: &std::ffi::OsStr| {
+            let rest = name
+                .as_encoded_bytes()
+                .strip_prefix(stem.as_encoded_bytes());
+            rest.is_some_and(|rest| rest.first().is_some_and(u8::is_ascii_digit))
+        };
+        let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
+        let files: Vec<PathBuf> = entries
+            .filter(|entry| is_one(&entry.file_name()))
+            .map(|entry| entry.path())
+            .collect();
+        let mut pattern = beginning.to_owned().into_os_string();
+        pattern.push("*");
+        self.add(what, PathBuf::from(pattern), files);
+    }
+
+    /// Files below a folder.
+    fn folder(&mut self, what: &str, folder: &Path) {
+        let mut files = Vec::new();
+        let mut left = vec![(folder.to_owned(), 0)];
+        while let Some((folder, depth)) = left.pop() {
+            for entry in std::fs::read_dir(folder).into_iter().flatten().flatten() {
+                match entry.file_type() {
+                    Ok(kind) if kind.is_dir() && depth < 2 => left.push((entry.path(), depth + 1)),
+                    Ok(kind) if kind.is_file() => files.push(entry.path()),
+                    Ok(_) | Err(_) => {}
+                }
+            }
+        }
+        self.add(what, folder.to_owned(), files);
+    }
+
+    fn add(&mut self, what: &str, path: PathBuf, files: Vec<PathBuf>) {
+        self.places.push(Place {
+            path: path.clone(),
+            found: match files.len() {
+                0 => "no files".to_owned(),
+                files => count(files as u64, "file"),
+            },
+        });
+        let written = files
+            .iter()
+            .filter_map(|file| file.metadata().ok()?.modified().ok());
+        if let Some(written) = written.max() {
+            self.records.push(Records {
+                what: format!("{what}, {}", count(files.len() as u64, "file")),
+                typed: format!("rcomm-fr analyze {}", path.display()),
+                paths: files,
+                written,
+                alive: false,
+            });
+        }
+    }
+}
+
+fn list_of(places: &[Place]) -> String {
+    let paths = places.iter().map(|place| place.path.display().to_string());
+    let widest = paths.map(|path| path.chars().count()).max().unwrap_or(0);
+    places.iter().fold(String::new(), |mut text, place| {
+        let path = place.path.display().to_string();
+        let _ = writeln!(text, "  {path:<widest$}  {}", place.found);
+        text
+    })
+}
+
+fn quoted(path: &Path) -> String {
+    let text = path.display().to_string();
+    shlex::try_quote(&text).map_or(text.clone(), std::borrow::Cow::into_owned)
+}
+
+/// How the paths of PyTorch's dumps begin: as this environment sets it, and by default, new and old.
+fn dump_beginnings(environment: &dyn Fn(&str) -> Option<OsString>) -> Vec<PathBuf> {
+    let set = ["TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE"];
+    let mut all: Vec<PathBuf> = set
+        .iter()
+        .filter_map(|name| environment(name).map(PathBuf::from))
+        .collect();
+    let cache = environment("XDG_CACHE_HOME").map(PathBuf::from);
+    let home = || environment("HOME").map(|home| PathBuf::from(home).join(".cache"));
+    all.extend(
+        cache
+            .or_else(home)
+            .map(|cache| cache.join("torch/comm_lib_trace_rank_")),
+    );
+    all.push("/tmp/nccl_trace_rank_".into());
+    all.dedup();
+    all
+}
+
+/// A process of a distributed job on this node, by its environment.
+struct Process {
+    pid: u32,
+    rank: String,
+    variables: BTreeMap<String, String>,
+}
+
+/// Processes of this user with a rank and a place to meet.
+fn training_processes() -> Vec<Process> {
+    let entries = std::fs::read_dir("/proc").into_iter().flatten().flatten();
+    let mut all: Vec<Process> = entries
+        .filter_map(|entry| {
+            let pid = entry.file_name().to_str()?.parse().ok()?;
+            let bytes = std::fs::read(entry.path().join("environ")).ok()?;
+            let variables: BTreeMap<String, String> = bytes
+                .split(|&byte| byte == 0)
+                .filter_map(|pair| std::str::from_utf8(pair).ok()?.split_once('='))
+                .map(|(name, value)| (name.to_owned(), value.to_owned()))
+                .collect();
+            let rank = variables.get("RANK")?.clone();
+            variables.get("MASTER_ADDR")?;
+            Some(Process {
+                pid,
+                rank,
+                variables,
+            })
+        })
+        .collect();
+    all.sort_by_key(|process| (process.rank.parse::<u32>().ok(), process.pid));
+    all
+}
+
+/// A variable of PyTorch, and what it is for.
+const VARIABLES: [(&str, &str, &str); 5] = [
+    (
+        "TORCH_FR_BUFFER_SIZE",
+        "TORCH_NCCL_TRACE_BUFFER_SIZE",
+        "operations kept: 2000 by default, 0 up to about 2.6; 0 is off",
+    ),
+    (
+        "TORCH_FR_DUMP_ON_TIMEOUT",
+        "TORCH_NCCL_DUMP_ON_TIMEOUT",
+        "a dump at a time-out: on by default",
+    ),
+    (
+        "TORCH_FR_DUMP_TEMP_FILE",
+        "TORCH_NCCL_DEBUG_INFO_TEMP_FILE",
+        "the beginning of each dump's path",
+    ),
+    (
+        "TORCH_NCCL_DEBUG_INFO_PIPE_FILE",
+        "",
+        "a pipe that asks a running rank for a dump",
+    ),
+    (
+        "RCOMM_RECORD",
+        "",
+        "the package rcomm records every group, for any backend",
+    ),
+];
+
+/// What to do where no records are.
+fn advice(
+    places: &[Place],
+    processes: &[Process],
+    environment: &dyn Fn(&str) -> Option<OsString>,
+) -> String {
+    let mut text = format!("no records on this node; looked in:\n{}", list_of(places));
+    let (whose, value): (String, Box<dyn Fn(&str) -> Option<String>>) = match processes.first() {
+        Some(first) => (
+            format!(
+                "\n{} of a distributed job here (rank {}: process {}); its environment:\n",
+                match processes.len() {
+                    1 => "1 process".to_owned(),
+                    n => format!("{n} processes"),
+                },
+                first.rank,
+                first.pid
+            ),
+            Box::new(|name| first.variables.get(name).cloned()),
+        ),
+        None => (
+            "\nno process with RANK and MASTER_ADDR is visible here; in this environment:\n"
+                .to_owned(),
+            Box::new(|name| environment(name).map(|it| it.to_string_lossy().into_owned())),
+        ),
+    };
+    text.push_str(&whose);
+    for (name, older, meaning) in VARIABLES {
+        let set = [name, older]
+            .into_iter()
+            .filter(|name| !name.is_empty())
+            .find_map(|name| Some(format!("{name}={}", value(name)?)));
+        let set = set.unwrap_or_else(|| format!("{name} is not set"));
+        let _ = writeln!(text, "  {set}\n      {meaning}");
+    }
+    text.push_str("\nA job that hangs now:\n");
+    let meeting = processes.first().map(|first| &first.variables);
+    let part = |name: &str, or: &str| {
+        let found = meeting.and_then(|variables| variables.get(name));
+        found.cloned().unwrap_or_else(|| or.to_owned())
+    };
+    let store = format!(
+        "{}:{}",
+        part("MASTER_ADDR", "MASTER_ADDR"),
+        part("MASTER_PORT", "MASTER_PORT")
+    );
+    let pipe = meeting.and_then(|variables| variables.get("TORCH_NCCL_DEBUG_INFO_PIPE_FILE"));
+    if let Some(pipe) = pipe {
+        let _ = writeln!(
+            text,
+            "  for p in {pipe}*.pipe; do echo 1 >\"$p\"; done   asks the ranks of this node for dumps"
+        );
+    }
+    let _ = writeln!(
+        text,
+        "  rcomm-top --ras                      NCCL 2.24 and later: asks NCCL's RAS service"
+    );
+    let _ = writeln!(
+        text,
+        "  rcomm-top --torch-store {store}   if the ranks called start_debug_server()"
+    );
+    text.push_str(
+        "  or wait for the time-out (10 minutes for NCCL by default): PyTorch then writes the dumps\n\
+         \nThe next job, so that it can be seen at any time:\n  \
+         pip install ./rcomm-*.whl && RCOMM_RECORD=1 torchrun ...   then rcomm-top, or rcomm-fr\n",
+    );
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_environment_comes_before_the_default_places() {
+        let environment = |name: &str| match name {
+            "TORCH_FR_DUMP_TEMP_FILE" => Some("/shared/run7/rank_".into()),
+            "HOME" => Some("/home/u".into()),
+            _ => None,
+        };
+        let expected = [
+            "/shared/run7/rank_",
+            "/home/u/.cache/torch/comm_lib_trace_rank_",
+            "/tmp/nccl_trace_rank_",
+        ];
+        assert_eq!(dump_beginnings(&environment), expected.map(PathBuf::from));
+    }
+
+    #[test]
+    fn without_records_the_variables_of_the_job_and_its_store_are_named() {
+        let pairs = [
+            ("TORCH_NCCL_TRACE_BUFFER_SIZE", "0"),
+            ("MASTER_ADDR", "n07"),
+            ("MASTER_PORT", "29500"),
+        ];
+        let variables = pairs.map(|(name, value)| (name.to_owned(), value.to_owned()));
+        let process = Process {
+            pid: 71,
+            rank: "3".into(),
+            variables: variables.into(),
+        };
+        let text = advice(&[], &[process], &|_| None);
+        for part in [
+            "rank 3: process 71",
+            "TORCH_NCCL_TRACE_BUFFER_SIZE=0",
+            "TORCH_FR_DUMP_TEMP_FILE is not set",
+            "--torch-store n07:29500",
+        ] {
+            assert!(text.contains(part), "{part} in\n{text}");
+        }
+        assert!(!text.contains(".pipe"), "{text}");
+    }
+}

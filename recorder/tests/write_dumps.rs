@@ -3,8 +3,8 @@
 
 use proptest::prelude::*;
 use rcomm_recorder::model::{
-    Entry, EntryState, Frame, GroupPlace, OpType, Peer, ProcessGroupInfo, ProcessGroupStatus,
-    RankStatus, ReduceOp, Signature,
+    Entry, EntryState, Frame, GroupPlace, LinkEnd, OpType, Peer, PeerLink, ProcessGroupInfo,
+    ProcessGroupStatus, RankStatus, ReduceOp, Signature, WaitingOperation,
 };
 use rcomm_recorder::publish::{
     Dump, DumpGroup, FormatVersion, Identity, Recorder, ThreadInfo, write_dump_file,
@@ -252,9 +252,34 @@ fn dump() -> impl Strategy<Value = Dump> {
                 nccl_comm_state: vec![("c".to_owned(), vec![("k".to_owned(), "v".to_owned())])],
                 failures: Vec::new(),
                 closed_ns: 0,
+                peers: peers(),
             }
         },
     )
+}
+
+/// Connections of all kinds.
+fn peers() -> Vec<PeerLink> {
+    let silent = PeerLink {
+        heard_ns: 4,
+        sampled_ns: 9,
+        waited_since_ns: 5,
+        waiting: Some(WaitingOperation {
+            group: 2,
+            seq: 1 << 40,
+            is_p2p: true,
+        }),
+        received: 1 << 40,
+        sent: 7,
+        unacknowledged: 3,
+        errno: 110,
+        interval_ms: 1_000,
+        ..PeerLink::to(LinkEnd::Rank(3))
+    };
+    let ends = [LinkEnd::Store, LinkEnd::StoreAtRank(0), LinkEnd::Rank(0)];
+    std::iter::once(silent)
+        .chain(ends.map(PeerLink::to))
+        .collect()
 }
 
 proptest! {

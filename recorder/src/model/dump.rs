@@ -1,7 +1,7 @@
 //! One rank's record as a value: the contents of a dump file, a ring file or an endpoint's answer.
 
 use crate::model::{
-    Communicator, Entry, EntryState, Failure, Frame, GroupPlace, ProcessGroupInfo,
+    Communicator, Entry, EntryState, Failure, Frame, GroupPlace, PeerLink, ProcessGroupInfo,
     ProcessGroupStatus, Rank, RankStatus, Signature, Stack,
 };
 use serde::{Deserialize, Serialize};
@@ -192,6 +192,8 @@ pub struct Dump {
     /// When the process closed its record cleanly, wall clock, ns since the epoch; 0 if it did not, or the writer did
     /// not note it.
     pub closed_ns: i64,
+    /// The process's connections, one of each other end; empty where they were not recorded.
+    pub peers: Vec<PeerLink>,
 }
 
 impl Dump {
@@ -232,6 +234,7 @@ impl Dump {
             nccl_comm_state: self.nccl_comm_state.clone(),
             failures: self.failures.clone(),
             closed_ns: self.closed_ns,
+            peers: self.peers.clone(),
         }
     }
 

@@ -7,6 +7,7 @@ mod failure;
 mod group;
 mod nccl;
 mod ops;
+mod peer_link;
 mod status;
 pub mod text;
 
@@ -16,4 +17,5 @@ pub use failure::{FailedOperation, Failure, FailureKind};
 pub use group::{GroupId, GroupPlace, ProcessGroupInfo, Rank};
 pub use nccl::{Communicator, KernelProgress, LinkProgress, LinkWait};
 pub use ops::{Bus, Layout, OpType, Parts, Pattern, WaitsFor};
+pub use peer_link::{LinkEnd, PeerLink, WaitingOperation};
 pub use status::{ProcessGroupStatus, RankStatus};

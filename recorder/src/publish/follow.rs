@@ -110,12 +110,14 @@ impl FollowedDump {
             nccl_comm_state,
             failures,
             closed_ns,
+            peers,
         } = newer;
         let dump = &mut self.dump;
         (dump.version, dump.recorder) = (version, recorder);
         (dump.identity, dump.status) = (identity, status);
         (dump.comm_lib_version, dump.nccl_comm_state) = (comm_lib_version, nccl_comm_state);
         (dump.failures, dump.closed_ns) = (failures, closed_ns);
+        dump.peers = peers;
         let mut known: HashMap<GroupId, u32> = (0..)
             .zip(&dump.groups)
             .map(|(index, group)| (group.info.id, index))

@@ -11,6 +11,7 @@ use crate::record::failures;
 use crate::record::layout::{self, RingLayout, halves, header};
 use crate::record::map::View;
 use crate::record::nccl;
+use crate::record::peers;
 use crate::record::process::{ProcessIdentity, ProcessState};
 use crate::record::sync::Read;
 use crate::record::{RingPart, decode, rings};
@@ -187,6 +188,7 @@ impl RingReader {
                 used as u64,
                 nccl::fingerprint(&self.view, &self.layout),
                 failures::fingerprint(&self.view, &self.layout),
+                peers::fingerprint(&self.view, &self.layout),
             ])
             .fold(0, |hash: u64, word| {
                 (hash.rotate_left(5) ^ word).wrapping_mul(0x9e37_79b9_7f4a_7c15)

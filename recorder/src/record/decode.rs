@@ -10,6 +10,7 @@ use super::failures;
 use super::lap::{self, LapPlace};
 use super::layout::{self, NO_THREAD, RingLayout, group, halves, header, phase, slot};
 use super::nccl;
+use super::peers;
 use super::ring::Found;
 use super::rings;
 use super::signature;
@@ -61,6 +62,7 @@ pub(crate) fn dump_of(
     let unreadable = decoder.entries(picked);
     decoder.status(unreadable);
     decoder.dump.failures = failures::read(memory, layout, decoder.anchor);
+    decoder.dump.peers = peers::read(memory, layout, decoder.anchor);
     decoder.dump.closed_ns = failures::closed_ns(memory, decoder.anchor);
     let mut dump = decoder.dump;
     nccl::put_into(&mut dump, memory, layout);

@@ -16,7 +16,7 @@ pub(crate) const MAGIC: u64 = u64::from_le_bytes(*b"RCOMMRNG");
 /// Raised when a word changes its meaning; readers refuse a newer major version.
 pub(crate) const MAJOR: u32 = 1;
 /// Raised when a word that was zero gets a meaning.
-pub(crate) const MINOR: u32 = 5;
+pub(crate) const MINOR: u32 = 6;
 
 /// Bytes of the header.
 pub(crate) const HEADER_BYTES: usize = 4096;
@@ -99,6 +99,9 @@ pub(crate) mod header {
     pub(crate) const LAST_FAILURE: usize = 200;
     /// When the owner closed the ring; 0 = it did not, or the writer did not note it.
     pub(crate) const CLOSED_AT: usize = 201;
+
+    /// A section like those above, since 1.6; no rows = not kept.
+    pub(crate) const PEERS: usize = 202;
 }
 
 /// A value of [`header::STATE`].
@@ -253,6 +256,33 @@ pub(crate) mod failure {
     const _: () = assert!(TEXT + Failure::MAX_TEXT / 8 <= WORDS);
 }
 
+/// Words of the row of the connections to one other end. Since 1.6.
+pub(crate) mod peer {
+    pub(crate) const WORDS: usize = 16;
+    /// rank | kind of end << 32; see [`LinkEnd`](crate::model::LinkEnd).
+    pub(crate) const END: usize = 1;
+    pub(crate) const HEARD: usize = 2;
+    pub(crate) const SAMPLED: usize = 3;
+    pub(crate) const WAITED_SINCE: usize = 4;
+    /// The number of the group of what waits | is point-to-point << 32 | there is such an operation << 33.
+    pub(crate) const WAITING: usize = 5;
+    pub(crate) const SEQ: usize = 6;
+    pub(crate) const RECEIVED: usize = 7;
+    pub(crate) const SENT: usize = 8;
+    /// unacknowledged packets | errno << 32.
+    pub(crate) const TROUBLE: usize = 9;
+    pub(crate) const INTERVAL_MS: usize = 10;
+
+    pub(crate) const IS_P2P: u64 = 1 << 32;
+    pub(crate) const HAS_OPERATION: u64 = 1 << 33;
+    /// Kinds of ends.
+    pub(crate) const RANK: u32 = 1;
+    pub(crate) const STORE_AT_RANK: u32 = 2;
+    pub(crate) const STORE: u32 = 3;
+    /// Maximum number of rows: other ends beyond them are not kept.
+    pub(crate) const MAX_ROWS: usize = 1024;
+}
+
 /// Index of a missing row.
 pub(crate) const NO_ROW: u32 = u32::MAX;
 /// Index of a missing row of the table of threads.
@@ -301,6 +331,8 @@ pub(crate) struct RingLayout {
     pub(crate) links: Section,
     /// None before 1.5.
     pub(crate) failures: Section,
+    /// None before 1.6.
+    pub(crate) peers: Section,
 }
 
 const NO_SECTION: Section = Section { word: 0, rows: 0 };
@@ -339,6 +371,13 @@ impl RingLayout {
                 links => place((links as usize).next_power_of_two(), link::WORDS * 8),
             },
             failures: place(2 * failure::EACH, failure::WORDS * 8),
+            // All other ranks, and the store.
+            peers: place(
+                (config.world_size as usize)
+                    .clamp(2, peer::MAX_ROWS)
+                    .next_power_of_two(),
+                peer::WORDS * 8,
+            ),
             slots: place(slots, slot::WORDS * 8),
             lap: place(lap, 8),
             bytes: 0,
@@ -392,6 +431,7 @@ impl RingLayout {
                 failure::WORDS * 8,
                 MAX_ROWS,
             ),
+            (&mut self.peers, header::PEERS, peer::WORDS * 8, MAX_ROWS),
         ]
     }
 
@@ -425,6 +465,7 @@ impl RingLayout {
             kernels: NO_SECTION,
             links: NO_SECTION,
             failures: NO_SECTION,
+            peers: NO_SECTION,
         };
         for (section, word, row_bytes, most) in layout.sections() {
             let start = memory.load(word);
@@ -434,6 +475,7 @@ impl RingLayout {
                 header::KERNELS,
                 header::LINKS,
                 header::FAILURES,
+                header::PEERS,
             ];
             if may_lack.contains(&word) && rows == 0 {
                 continue;
@@ -462,6 +504,7 @@ impl RingLayout {
             ("kernels", layout.kernels.rows.max(1)),
             ("links", layout.links.rows.max(1)),
             ("failures", layout.failures.rows.max(1)),
+            ("peers", layout.peers.rows.max(1)),
         ] {
             if !rows.is_power_of_two() {
                 return Err(format!("it has {rows} {what}, not a power of two"));

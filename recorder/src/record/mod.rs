@@ -22,6 +22,7 @@ pub(crate) mod layout;
 pub(crate) mod map;
 pub(crate) mod nccl;
 mod operation;
+pub(crate) mod peers;
 pub(crate) mod process;
 mod progress;
 pub(crate) mod ring;
@@ -38,9 +39,10 @@ pub use config::{Placement, RecorderConfig, RingPart, Storage, Touch};
 pub use directory::{default_directory, fallback_directory};
 pub use flight_recorder::{
     ChannelEvent, CommunicatorInfo, Counters, FlightRecorder, KernelPlan, LinkHandle, LinkPlace,
-    OnConflict,
+    OnConflict, PeerHandle,
 };
 pub use nccl::{ALGORITHMS, PROTOCOLS};
 pub use operation::{CallSite, CallSiteId, GroupHandle, Operation, SignatureRef, Start, Ticket};
+pub use peers::PeerFacts;
 pub use signature::{SignatureId, SignatureKey, Tensor};
 pub use signature_cache::SignatureCache;

@@ -1,6 +1,6 @@
 //! The rings of slots that a layout places in a ring file.
 
-use super::layout::{RingLayout, header, kernel, link, phase, slot};
+use super::layout::{RingLayout, header, kernel, link, peer, phase, slot};
 use super::ring::{LapRing, SlotRing};
 
 /// The slots of operations.
@@ -26,4 +26,9 @@ pub(crate) fn kernels(layout: &RingLayout) -> SlotRing<{ kernel::WORDS }> {
 /// The rows of the links' progress.
 pub(crate) fn links(layout: &RingLayout) -> SlotRing<{ link::WORDS }> {
     SlotRing::new(layout.links.word, layout.links.rows.max(1))
+}
+
+/// The rows of connections to other ends.
+pub(crate) fn peers(layout: &RingLayout) -> SlotRing<{ peer::WORDS }> {
+    SlotRing::new(layout.peers.word, layout.peers.rows.max(1))
 }

@@ -176,6 +176,7 @@ fn since_entry(dump: &Dump, from: usize) -> Dump {
         nccl_comm_state: dump.nccl_comm_state.clone(),
         failures: dump.failures.clone(),
         closed_ns: dump.closed_ns,
+        peers: dump.peers.clone(),
     }
 }
 

@@ -4,7 +4,7 @@
 //! the dumps themselves: the report is the same. Nothing is judged when packing, since a rank's record cannot be judged
 //! without its peers.
 //!
-//! # Format, version 3
+//! # Format, version 4
 //!
 //! Eight bytes `rcommsum`, the version as `u16`, then a gzip stream of parts: the length as `u32`, and that many bytes
 //! of `wire::Part` in postcard's encoding (<https://postcard.jamesmunns.com>). Integers outside of postcard are
@@ -13,7 +13,7 @@
 //! without it the file is cut.
 //!
 //! Version 2 adds a kind of part for records with operations in CUDA graphs; version 3 adds one for failures and the
-//! end of the process of the next record.
+//! end of the process of the next record; version 4 adds one for its connections.
 //!
 //! Readers trust no length: parts, tables and the references of a record to the tables are bounded, and a record is
 //! checked before it is passed on.
@@ -28,7 +28,7 @@ pub use write::{SummarizeError, Writer};
 /// The first bytes of every summary.
 const MAGIC: &[u8; 8] = b"rcommsum";
 /// Raised when a field of [`wire`] changes; older files remain readable.
-const VERSION: u16 = 3;
+const VERSION: u16 = 4;
 /// The oldest version that is read.
 const OLDEST: u16 = 1;
 /// The longest part, bytes: a record of a million operations.
@@ -95,6 +95,7 @@ mod tests {
         let failure = Failure::new(FailureKind::PeerGone, &[1], 0, "rank 1 is gone");
         failed.failures.push(failure);
         failed.closed_ns = 9;
+        failed.peers.push(PeerLink::to(LinkEnd::Rank(1)));
         assert_eq!(unpack(&pack(&failed)), [failed]);
     }
 

@@ -4,7 +4,7 @@ use super::wire::{Part, Record, WireTables};
 use super::{MAGIC, MAX_PART, OLDEST, VERSION};
 use crate::input::ras::RasReport;
 use flate2::read::GzDecoder;
-use rcomm_recorder::model::Failure;
+use rcomm_recorder::model::{Failure, PeerLink};
 use rcomm_recorder::publish::Dump;
 use rcomm_verdict::{Code, Problem};
 use std::io::{self, Read};
@@ -66,6 +66,8 @@ const MAX_ROWS: usize = 1 << 22;
 const MAX_TABLE_BYTES: usize = 256 << 20;
 /// The largest number of failures of one record.
 const MAX_FAILURES: usize = 64;
+/// Connections that one record may have.
+const MAX_PEERS: usize = 1024;
 
 /// Reads a summary and passes each piece to `take`. Blocks until it is read.
 ///
@@ -118,6 +120,8 @@ struct PartReader<R> {
     table_bytes: usize,
     /// Failures and end time of the next record.
     ended: (Vec<Failure>, i64),
+    /// The connections of the next record.
+    peers: Vec<PeerLink>,
     buffer: Vec<u8>,
 }
 
@@ -137,6 +141,7 @@ impl<R: Read> PartReader<R> {
             tables: WireTables::default(),
             table_bytes: 0,
             ended: (Vec::new(), 0),
+            peers: Vec::new(),
             buffer: Vec::new(),
         })
     }
@@ -190,6 +195,13 @@ impl<R: Read> PartReader<R> {
                 self.ended = (failures, closed_ns);
                 return Ok(None);
             }
+            Part::Peers(peers) => {
+                if peers.len() > MAX_PEERS {
+                    return Err(damaged("more connections than a record can have"));
+                }
+                self.peers = peers;
+                return Ok(None);
+            }
             Part::Record(record) => self.record(*record, &[])?,
             Part::Captured(record, captured) => self.record(*record, &captured)?,
             Part::Problem(code, path, sentence) => {
@@ -212,6 +224,7 @@ impl<R: Read> PartReader<R> {
         let (path, cut) = (record.path.clone(), record.cut);
         let mut dump = record.into_dump(captured, &self.tables).map_err(damaged)?;
         (dump.failures, dump.closed_ns) = std::mem::take(&mut self.ended);
+        dump.peers = std::mem::take(&mut self.peers);
         let dump = Box::new(dump);
         Ok(Piece::Record { dump, path, cut })
     }

@@ -2,8 +2,8 @@
 
 use crate::input::ras::RasReport;
 use rcomm_recorder::model::{
-    Entry, EntryState, Failure, Frame, OpType, Peer, ProcessGroupInfo, ProcessGroupStatus, Rank,
-    RankStatus, ReduceOp, Signature,
+    Entry, EntryState, Failure, Frame, OpType, Peer, PeerLink, ProcessGroupInfo,
+    ProcessGroupStatus, Rank, RankStatus, ReduceOp, Signature,
 };
 use rcomm_recorder::publish::{Dump, DumpGroup, FormatVersion, Identity, Recorder, ThreadInfo};
 use serde::{Deserialize, Serialize};
@@ -24,6 +24,8 @@ pub(super) enum Part {
     Captured(Box<Record>, Vec<(u32, u64)>),
     /// For the next record: its failures, and when its process closed it, ns, or 0 (since version 3).
     Ended(Vec<Failure>, i64),
+    /// Of the next record: its connections (since 4).
+    Peers(Vec<PeerLink>),
 }
 
 /// Rows that are appended to the tables of earlier parts.
@@ -291,6 +293,7 @@ impl Record {
             nccl_comm_state: self.nccl_comm_state,
             failures: Vec::new(),
             closed_ns: 0,
+            peers: Vec::new(),
         })
     }
 }

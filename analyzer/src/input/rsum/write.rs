@@ -71,6 +71,9 @@ impl<W: Write> Writer<W> {
             let ended = Part::Ended(dump.failures.clone(), dump.closed_ns);
             self.part(&ended, path)?;
         }
+        if !dump.peers.is_empty() {
+            self.part(&Part::Peers(dump.peers.clone()), path)?;
+        }
         let record = Box::new(Record::new(path, *cut, dump, rows));
         self.records += 1;
         let captured = captured(dump);

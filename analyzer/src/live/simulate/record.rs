@@ -116,6 +116,7 @@ impl Simulation {
             nccl_comm_state: vec![],
             failures: vec![],
             closed_ns: 0,
+            peers: vec![],
         }
     }
 

@@ -5,8 +5,8 @@
 
 use crate::align::signature::{Call, Calls};
 use rcomm_recorder::model::{
-    Communicator, EntryState, Failure, Frame, GroupPlace, OpType, Peer, ProcessGroupStatus, Rank,
-    RankStatus,
+    Communicator, EntryState, Failure, Frame, GroupPlace, OpType, Peer, PeerLink,
+    ProcessGroupStatus, Rank, RankStatus,
 };
 use rcomm_recorder::publish::{Dump, FormatVersion, Identity, Recorder, RingReader};
 use std::collections::HashMap;
@@ -133,6 +133,8 @@ pub(crate) struct Record {
     pub(crate) failures: Vec<Failure>,
     /// When the process closed its record in order, ns by its own clock; 0 if it did not.
     pub(crate) closed_ns: i64,
+    /// The process's connections.
+    pub(crate) peers: Vec<PeerLink>,
 }
 
 impl Record {
@@ -330,6 +332,7 @@ impl Shared {
             only_active,
             failures: dump.failures.clone(),
             closed_ns: dump.closed_ns,
+            peers: dump.peers.clone(),
         })
     }
 

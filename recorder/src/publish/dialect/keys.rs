@@ -28,6 +28,24 @@ pub(super) mod top {
     pub(in super::super) const STACKS: &str = "stacks";
     pub(in super::super) const FAILURES: &str = "failures";
     pub(in super::super) const CLOSED: &str = "closed_ns";
+    pub(in super::super) const PEERS: &str = "peers";
+}
+
+/// Keys of the connections to one other end (ours).
+pub(super) mod peer {
+    pub(in super::super) const RANK: &str = "rank";
+    pub(in super::super) const STORE: &str = "store";
+    pub(in super::super) const HEARD: &str = "heard_ns";
+    pub(in super::super) const SAMPLED: &str = "sampled_ns";
+    pub(in super::super) const WAITED_SINCE: &str = "waited_since_ns";
+    pub(in super::super) const GROUP: &str = "group";
+    pub(in super::super) const SEQ: &str = "seq";
+    pub(in super::super) const IS_P2P: &str = "is_p2p";
+    pub(in super::super) const RECEIVED: &str = "received";
+    pub(in super::super) const SENT: &str = "sent";
+    pub(in super::super) const UNACKNOWLEDGED: &str = "unacknowledged";
+    pub(in super::super) const ERRNO: &str = "errno";
+    pub(in super::super) const INTERVAL: &str = "interval_ms";
 }
 
 /// Keys of a failure (ours).

@@ -4,11 +4,11 @@
 //! readers pass their values as a [`Scalar`].
 
 use super::build::{Builder, Fields};
-use super::keys::{Field, failure, rank, top};
+use super::keys::{Field, failure, peer, rank, top};
 use crate::model::dump::{FormatVersion, Recorder};
 use crate::model::{
-    EntryState, FailedOperation, Failure, FailureKind, GroupId, OpType, Peer, Rank, RankStatus,
-    ReduceOp,
+    EntryState, FailedOperation, Failure, FailureKind, GroupId, LinkEnd, OpType, Peer, PeerLink,
+    Rank, RankStatus, ReduceOp, WaitingOperation,
 };
 
 /// A value that is not a container.
@@ -260,6 +260,77 @@ impl FailureDraft {
         failures.push(failure);
     }
 }
+
+/// The connections to one other end while their fields are read.
+pub(super) struct PeerDraft {
+    rank: Option<Rank>,
+    is_store: bool,
+    group: Option<GroupId>,
+    seq: u64,
+    is_p2p: bool,
+    link: PeerLink,
+}
+
+impl Default for PeerDraft {
+    fn default() -> Self {
+        Self {
+            rank: None,
+            is_store: false,
+            group: None,
+            seq: 0,
+            is_p2p: false,
+            link: PeerLink::to(LinkEnd::Store),
+        }
+    }
+}
+
+impl PeerDraft {
+    /// Stores a value.
+    pub(super) fn set(&mut self, key: &str, value: Scalar<'_>) {
+        let link = &mut self.link;
+        match key {
+            peer::RANK => self.rank = value.int(),
+            peer::STORE => self.is_store = value.flag().unwrap_or(false),
+            peer::HEARD => link.heard_ns = value.time().unwrap_or(0),
+            peer::SAMPLED => link.sampled_ns = value.time().unwrap_or(0),
+            peer::WAITED_SINCE => link.waited_since_ns = value.time().unwrap_or(0),
+            peer::GROUP => self.group = value.int(),
+            peer::SEQ => self.seq = value.int().unwrap_or(0),
+            peer::IS_P2P => self.is_p2p = value.flag().unwrap_or(false),
+            peer::RECEIVED => link.received = value.int().unwrap_or(0),
+            peer::SENT => link.sent = value.int().unwrap_or(0),
+            peer::UNACKNOWLEDGED => link.unacknowledged = value.int().unwrap_or(0),
+            peer::ERRNO => link.errno = value.int().unwrap_or(0),
+            peer::INTERVAL => link.interval_ms = value.int().unwrap_or(0),
+            _ => {}
+        }
+    }
+
+    /// Puts it among the dump's connections, unless it names no other end or there are too many.
+    pub(super) fn finish(self, builder: &mut Builder) {
+        let peers = &mut builder.dump.peers;
+        let end = match (self.rank, self.is_store) {
+            (Some(rank), false) => LinkEnd::Rank(rank),
+            (Some(rank), true) => LinkEnd::StoreAtRank(rank),
+            (None, true) => LinkEnd::Store,
+            (None, false) => return,
+        };
+        if peers.len() < MAX_PEERS {
+            peers.push(PeerLink {
+                end,
+                waiting: self.group.map(|group| WaitingOperation {
+                    group,
+                    seq: self.seq,
+                    is_p2p: self.is_p2p,
+                }),
+                ..self.link
+            });
+        }
+    }
+}
+
+/// Maximum number of connections read from one dump: as many as a ring holds.
+const MAX_PEERS: usize = 1024;
 
 /// Maximum number of failures read from one dump; a ring holds a quarter as many.
 const MAX_FAILURES: usize = 64;

@@ -3,10 +3,12 @@
 //! Writes version 2.10 as PyTorch's tools expect it, and rcomm's keys where they have a value. The encodings
 //! differ only in what [`Encoder`] defines.
 
-use super::keys::{Field, config, failure, rank, status, top};
+use super::keys::{Field, config, failure, peer, rank, status, top};
 use super::names::{ProfilingName, known_to_torch};
 use crate::model::dump::{Dump, DumpGroup, FormatVersion, Identity, Recorder};
-use crate::model::{Entry, EntryState, Failure, OpType, Peer, RankStatus, Signature};
+use crate::model::{
+    Entry, EntryState, Failure, LinkEnd, OpType, Peer, PeerLink, RankStatus, Signature,
+};
 use std::collections::HashSet;
 
 /// One encoding. A key is followed by exactly one value.
@@ -65,6 +67,10 @@ pub(super) fn dump<E: Encoder>(dump: &Dump, out: &mut E) {
             out.key(top::FAILURES);
             out.list(|out| dump.failures.iter().for_each(|it| failed(it, out)));
         }
+        if !dump.peers.is_empty() {
+            out.key(top::PEERS);
+            out.list(|out| dump.peers.iter().for_each(|it| peer_link(it, out)));
+        }
         out.stack_tables(dump);
         out.key(top::ENTRIES);
         out.list(|out| {
@@ -121,6 +127,57 @@ fn rank_status<E: Encoder>(known: &RankStatus, out: &mut E) {
         out.int(known.heartbeat_ns);
         out.key(rank::DROPPED);
         out.uint(known.dropped);
+    });
+}
+
+/// The connections to one other end, with the keys that have a value.
+fn peer_link<E: Encoder>(it: &PeerLink, out: &mut E) {
+    let (rank, is_store) = match it.end {
+        LinkEnd::Rank(rank) => (Some(rank), false),
+        LinkEnd::StoreAtRank(rank) => (Some(rank), true),
+        LinkEnd::Store => (None, true),
+    };
+    out.dict(|out| {
+        if is_store {
+            out.key(peer::STORE);
+            out.bool(true);
+        }
+        if let Some(rank) = rank {
+            out.key(peer::RANK);
+            out.uint(rank.into());
+        }
+        let times = [
+            (peer::HEARD, it.heard_ns),
+            (peer::SAMPLED, it.sampled_ns),
+            (peer::WAITED_SINCE, it.waited_since_ns),
+        ];
+        for (key, time) in times {
+            if time != 0 {
+                out.key(key);
+                out.int(time);
+            }
+        }
+        if let Some(waiting) = it.waiting {
+            out.key(peer::GROUP);
+            out.uint(waiting.group.into());
+            out.key(peer::SEQ);
+            out.uint(waiting.seq);
+            out.key(peer::IS_P2P);
+            out.bool(waiting.is_p2p);
+        }
+        let numbers = [
+            (peer::RECEIVED, it.received),
+            (peer::SENT, it.sent),
+            (peer::UNACKNOWLEDGED, it.unacknowledged.into()),
+            (peer::ERRNO, it.errno.into()),
+            (peer::INTERVAL, it.interval_ms.into()),
+        ];
+        for (key, number) in numbers {
+            if number != 0 {
+                out.key(key);
+                out.uint(number);
+            }
+        }
     });
 }
 

@@ -2,6 +2,7 @@
 
 use super::FlightRecorder;
 use super::nccl::Links;
+use super::peers::Peers;
 use super::room::{GROWTH, Growth};
 use crate::error::{Error, Result};
 use crate::record::clock::Clock;
@@ -171,6 +172,7 @@ impl FlightRecorder {
             lap: rings::lap_ring(&layout),
             kernels: rings::kernels(&layout),
             links: Links::new(&layout),
+            peers: Peers::new(&layout),
             tables: Tables::new(layout),
             clock: Clock::choose(),
             layout,

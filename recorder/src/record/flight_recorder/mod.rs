@@ -6,11 +6,14 @@
 
 mod create;
 mod nccl;
+mod peers;
 mod room;
 
 pub use self::create::OnConflict;
 use self::nccl::Links;
 pub use self::nccl::{ChannelEvent, CommunicatorInfo, KernelPlan, LinkHandle, LinkPlace};
+pub use self::peers::PeerHandle;
+use self::peers::Peers;
 use self::room::Growth;
 use super::bytes::words_of;
 use super::clock::{Clock, Timestamp};
@@ -80,6 +83,7 @@ pub struct FlightRecorder {
     lap: LapRing,
     kernels: SlotRing<{ kernel::WORDS }>,
     links: Links,
+    peers: Peers,
     tables: Tables,
     clock: Clock,
     storage: Storage,

@@ -8,7 +8,7 @@ mod visit;
 
 use super::build::{Builder, ConfigGroup};
 use super::keys::{config, failure, frame, status, top};
-use super::value::{self, FailureDraft, Scalar};
+use super::value::{self, FailureDraft, PeerDraft, Scalar};
 use super::{Cause, ReadProblem};
 use crate::model::{ProcessGroupStatus, RankStatus};
 use entry::{EntrySeed, Kind};
@@ -78,6 +78,7 @@ impl<'de> Visitor<'de> for Whole<'_> {
                 top::FRAMES => map.next_value_seed(FrameTable(builder))?,
                 top::STACKS => map.next_value_seed(StackTable(builder))?,
                 top::FAILURES => map.next_value_seed(Failures(builder))?,
+                top::PEERS => map.next_value_seed(Peers(builder))?,
                 top::STATUS => {
                     let mut known = RankStatus::default();
                     let mut any = false;
@@ -247,6 +248,34 @@ impl<'de> Visitor<'de> for CommState<'_> {
             self.0.dump.nccl_comm_state.push((key.into_owned(), facts));
         }
         Ok(())
+    }
+}
+
+/// rcomm's list of connections.
+struct Peers<'a>(&'a mut Builder);
+
+impl<'de> DeserializeSeed<'de> for Peers<'_> {
+    any_value!('de);
+}
+
+impl<'de> Visitor<'de> for Peers<'_> {
+    type Value = ();
+    scalar_visits!(|_, _| ());
+    skip_map!('de, |_| ());
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<(), A::Error> {
+        loop {
+            let mut draft = PeerDraft::default();
+            let pairs = EachPair(|key: &str, met: Met<'_>| {
+                if let Met::Scalar(value) = met {
+                    draft.set(key, value);
+                }
+            });
+            if seq.next_element_seed(pairs)?.is_none() {
+                return Ok(());
+            }
+            draft.finish(self.0);
+        }
     }
 }
 

@@ -10,7 +10,7 @@ mod tests;
 use super::build::{Builder, ConfigGroup};
 use super::intern::Text;
 use super::keys::{Field, config, failure, status, top};
-use super::value::{self, FailureDraft, Scalar};
+use super::value::{self, FailureDraft, PeerDraft, Scalar};
 use super::{Cause, ReadError, ReadProblem};
 use crate::model::{EntryState, ProcessGroupStatus, RankStatus};
 use crate::publish::pickle::{Cell, Cursor, Fault, Pickle, Recall, Span, Taker};
@@ -208,6 +208,7 @@ impl<'a> Reader<'a> {
                 (top::NCCL_COMM_STATE, Cell::Dict(id)) => self.comm_state(pickle, id),
                 (top::STATUS, Cell::Dict(id)) => self.rank_status(pickle, id),
                 (top::FAILURES, Cell::List(id)) => self.failures(pickle, id),
+                (top::PEERS, Cell::List(id)) => self.peers(pickle, id),
                 (key, value) => value::set_top(self.builder, key, self.scalar(value)),
             }
         }
@@ -307,6 +308,17 @@ impl<'a> Reader<'a> {
                     }
                     (key, value) => draft.set(key, self.scalar(value)),
                 }
+            }
+            draft.finish(self.builder);
+        }
+    }
+
+    fn peers(&mut self, pickle: &Pickle, id: u64) {
+        for item in pickle.list(id) {
+            let Cell::Dict(id) = item else { continue };
+            let mut draft = PeerDraft::default();
+            for (key, value) in pickle.pairs(id) {
+                draft.set(self.key(key), self.scalar(value));
             }
             draft.finish(self.builder);
         }

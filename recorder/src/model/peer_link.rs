@@ -1,0 +1,109 @@
+//! What a process knows of its connections to its peers and to the store.
+
+use super::{GroupId, Rank};
+use serde::{Deserialize, Serialize};
+
+/// The other end of a connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum LinkEnd {
+    /// A rank of the world.
+    Rank(Rank),
+    /// The store, which this rank serves.
+    StoreAtRank(Rank),
+    /// The store, which is served by a process that is no rank.
+    Store,
+}
+
+/// The operation that waits for a peer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct WaitingOperation {
+    /// The group's number in this process.
+    pub group: GroupId,
+    /// Its `collective_seq_id`, or its `p2p_seq_id` if `is_p2p`.
+    pub seq: u64,
+    /// Whether it is a send, a receive or a batch of them.
+    pub is_p2p: bool,
+}
+
+/// All connections of a process to one other end, as the process saw them last.
+///
+/// Times are wall clock, ns since the epoch; 0 = never or not known.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct PeerLink {
+    /// The other end.
+    pub end: LinkEnd,
+    /// The last sign of life: bytes, or an acknowledgement by the other end's system. Of a store, its last
+    /// reply.
+    pub heard_ns: i64,
+    /// When the process looked at the connections last. A silence ends here, not when the record was taken.
+    pub sampled_ns: i64,
+    /// Since when an operation, or a request to the store, waits for the other end; 0 = none does.
+    pub waited_since_ns: i64,
+    /// The operation that waits, if `waited_since_ns` is not 0.
+    pub waiting: Option<WaitingOperation>,
+    /// Bytes received.
+    pub received: u64,
+    /// Bytes given to the system to send.
+    pub sent: u64,
+    /// Packets that were sent and not acknowledged.
+    pub unacknowledged: u32,
+    /// The number of the system's last error; 0 = none.
+    pub errno: u32,
+    /// How often an idle connection gives a sign of life, ms; 0 = it gives none.
+    pub interval_ms: u32,
+}
+
+impl PeerLink {
+    /// A connection of which nothing is known yet.
+    pub const fn to(end: LinkEnd) -> Self {
+        Self {
+            end,
+            heard_ns: 0,
+            sampled_ns: 0,
+            waited_since_ns: 0,
+            waiting: None,
+            received: 0,
+            sent: 0,
+            unacknowledged: 0,
+            errno: 0,
+            interval_ms: 0,
+        }
+    }
+
+    /// For how long there had been no sign of life when the process looked last, ns. `None` where that is not
+    /// known, or an idle connection gives none.
+    pub fn silence_ns(&self) -> Option<i64> {
+        let known = self.heard_ns > 0 && self.sampled_ns > 0 && self.interval_ms > 0;
+        known.then(|| self.sampled_ns.saturating_sub(self.heard_ns).max(0))
+    }
+
+    /// Whether more signs of life are missing than chance explains: two intervals and a half second.
+    pub fn is_silent(&self) -> bool {
+        const SLACK_NS: i64 = 500_000_000;
+        let due = 2 * i64::from(self.interval_ms) * 1_000_000 + SLACK_NS;
+        self.silence_ns().is_some_and(|silence| silence > due)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_silence_counts_from_the_last_sign_of_life_to_the_last_look() {
+        let second = 1_000_000_000;
+        let mut link = PeerLink {
+            heard_ns: 10 * second,
+            sampled_ns: 12 * second,
+            interval_ms: 1_000,
+            ..PeerLink::to(LinkEnd::Rank(1))
+        };
+        assert_eq!(link.silence_ns(), Some(2 * second));
+        assert!(!link.is_silent());
+        link.sampled_ns = 13 * second;
+        assert!(link.is_silent());
+        link.interval_ms = 0;
+        assert!(!link.is_silent() && link.silence_ns().is_none());
+    }
+}

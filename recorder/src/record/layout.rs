@@ -387,7 +387,7 @@ impl RingLayout {
     }
 
     /// Each section with its word in the header, the bytes of a row, and the maximum number of rows.
-    fn sections(&mut self) -> [(&mut Section, usize, usize, usize); 12] {
+    fn sections(&mut self) -> [(&mut Section, usize, usize, usize); 13] {
         [
             (&mut self.groups, header::GROUPS, group::WORDS * 8, MAX_ROWS),
             (

@@ -69,6 +69,7 @@ impl Rank {
             attempt: 0,
             store: store.clone(),
             config: Arc::new(config),
+            recorder: None,
         };
         Self {
             rank,

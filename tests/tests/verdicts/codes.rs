@@ -7,7 +7,7 @@ use rcomm_analyzer::source::{Liveness, Observation, Poll, Seen};
 use rcomm_analyzer::{
     Analysis, Code, Live, LiveOptions, Moment, Policy, Report, Severity, analyze,
 };
-use rcomm_recorder::model::Rank;
+use rcomm_recorder::model::{LinkEnd, PeerLink, Rank};
 use rcomm_recorder::publish::RingReader;
 use rcomm_tests::generator::{Damage, Job, Kind, Random, Spec};
 use std::collections::BTreeSet;
@@ -33,6 +33,8 @@ const MADE_BY: &[(Code, Cause)] = &[
     (Code::E150, Cause::Fault(Kind::Dead)),
     (Code::E151, Cause::Stop),
     (Code::E152, Cause::CutOff),
+    (Code::E152, Cause::LinksSilent),
+    (Code::E153, Cause::StoreSilent),
     (Code::W150, Cause::Silence),
     (Code::W160, Cause::Fault(Kind::ShortRing)),
     (Code::W220, Cause::Fault(Kind::SlowHost)),
@@ -60,6 +62,10 @@ enum Cause {
     Silence,
     /// A signal stops the rank that the others wait for.
     Stop,
+    /// The network of the rank that the others wait for is cut.
+    LinksSilent,
+    /// The store of a job that ends as it should no longer answers.
+    StoreSilent,
     /// The records of a job that runs on, taken before its end and without a word of that.
     Midway,
     /// The job ends as it should.
@@ -132,6 +138,41 @@ fn make(seed: u64, cause: Cause) -> Option<(Job, Report)> {
                 dump.identity.reason = RingReader::OWNER_IS_STOPPED.into();
             }
             job
+        }
+        Cause::LinksSilent => {
+            let mut job = hang(Kind::Stuck);
+            let cut = job.culprits();
+            let ranks = job.dumps.len() as Rank;
+            for dump in &mut job.dumps {
+                let own = dump.identity.rank.unwrap_or_default();
+                let taken = dump.identity.dump_time_ns;
+                let others = (0..ranks).filter(|&other| other != own);
+                let link = |other| {
+                    let crosses = cut.contains(&own) != cut.contains(&other);
+                    PeerLink {
+                        heard_ns: taken - if crosses { 9_000_000_000 } else { 300_000_000 },
+                        sampled_ns: taken,
+                        interval_ms: 1_000,
+                        ..PeerLink::to(LinkEnd::Rank(other))
+                    }
+                };
+                dump.peers = others.map(link).collect();
+            }
+            job
+        }
+        Cause::StoreSilent => {
+            let mut spec = Spec::random(seed, 16);
+            spec.recording.recorder = rcomm_recorder::publish::Recorder::Rcomm;
+            let mut job = spec.make();
+            for dump in &mut job.dumps {
+                let beat = dump.status.as_ref().map_or(0, |status| status.heartbeat_ns);
+                dump.peers.push(PeerLink {
+                    waited_since_ns: beat - 5_000_000_000,
+                    ..PeerLink::to(LinkEnd::Store)
+                });
+            }
+            let report = judge(&job);
+            return Some((job, report));
         }
         Cause::Midway | Cause::Nothing => {
             let mut spec = Spec::random(seed, 16);

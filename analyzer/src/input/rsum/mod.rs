@@ -38,7 +38,7 @@ const MAX_PART: usize = 32 << 20;
 mod tests {
     use super::*;
     use crate::input::load::{Loaded, LoadedDump};
-    use rcomm_recorder::model::{Failure, FailureKind};
+    use rcomm_recorder::model::{Failure, FailureKind, LinkEnd, PeerLink};
     use rcomm_recorder::publish::Dump;
 
     fn dump(more: &str) -> Dump {

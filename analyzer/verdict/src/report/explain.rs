@@ -288,20 +288,41 @@ pub fn explain(code: Code) -> Explanation {
             ],
         ),
         Code::E152 => (
-            "A network reported that it cannot reach the other end: no route, no answer to a connection, or a \
-             transfer that was given up after all its retries. The process at the other end may be alive; the \
-             finding names the side that reported it and the address that it could not reach. Whether the other \
-             direction works shows only the log of that host.",
+            "Either connections between ranks had no sign of life for more than two of their intervals, or a log has \
+             a report of the network that it cannot reach the other end: no route, no answer to a connection, a \
+             transfer that was given up after all its retries. The systems at both ends of an idle connection \
+             answer each other whatever the processes do, so where records show the silence no stopped or busy \
+             process is the cause. The ranks that still heard each other show which side is cut off; where they \
+             do not, both ends are alternatives. Where the records of both ends show that what one sent arrived \
+             and what the other sent did not, the link works in one direction only. From a log the finding names \
+             the side that reported it and the address that it could not reach, and the process there may be alive.",
             &[
-                "a link or a switch port that is down or flaps; a cable, an adapter, a subnet manager",
-                "a firewall or a security group that drops the ports of the job",
+                "a link, a route or a switch port that is down or flaps; a cable, an adapter, a subnet manager",
+                "a firewall or a security group that drops the ports of the job, often in one direction only",
                 "the wrong interface: the address belongs to a network that the hosts do not share",
-                "the other host is down, or its processes have ended",
+                "the other host has crashed, lost its power or was taken away by its scheduler",
             ],
             &[
-                "look whether the processes at that address live, and what they log at that time",
-                "try the address from that host (ping, ib_write_bw); check the counters of the link's errors",
+                "look whether the processes at the other end live, and what they log at that time",
+                "try the address from that host (ping, ib_write_bw); check `ip -s link`, `dmesg` and the counters of \
+                 the link's errors",
+                "if one direction works, look for filters and for asymmetric routes",
                 "choose the interface for all hosts alike (NCCL_SOCKET_IFNAME, NCCL_IB_HCA, GLOO_SOCKET_IFNAME)",
+            ],
+        ),
+        Code::E153 => (
+            "Most ranks have a request to the job's store that was not answered for seconds; the store answers \
+             in microseconds. It is served by rank 0 or by the launcher. Running operations do not need it, but \
+             new groups, the exchange of status at a failure and the end of the job do. Where another finding \
+             explains why the store's host does nothing, this is its consequence.",
+            &[
+                "the process that serves the store is stopped, has ended, or its host has",
+                "the store's host is cut off from the others",
+                "the launcher's host swaps, or a debugger holds the launcher",
+            ],
+            &[
+                "look at the process that serves the store: rank 0, or the launcher (`ps -o stat,wchan -p PID`)",
+                "look at the network of its host",
             ],
         ),
         Code::W150 => (

@@ -71,7 +71,8 @@ codes! {
     E140 watchdog_stalled Error "the observer inside the process stopped making progress";
     E150 rank_failed Error "the rank recorded an error, was killed, or its process is gone";
     E151 rank_frozen Error "a rank that others wait for is stopped (signal, debugger) or gets no processor";
-    E152 unreachable Error "a rank or host is cut off from another: the network gave up the link between them";
+    E152 unreachable Error "a rank or host is cut off from another: the network between them gives no sign of life, or gave up";
+    E153 store_lost Error "the store does not answer: its host is gone, frozen or cut off";
     W150 silent_rank Warning "a rank's record or endpoint stopped answering";
     W160 ring_too_small Warning "the ring drops history faster than a step, or dropped records";
     W220 straggler Warning "a rank arrives late again and again";

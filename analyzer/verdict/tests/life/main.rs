@@ -1,6 +1,7 @@
 //! Tests the verdicts on how a job lives and ends, from the rings of its ranks.
 
 mod job;
+mod links;
 
 use job::{Came, alive, at, closed, dead, fails, launch, record, stopped};
 use rcomm_recorder::model::{FailureKind, Rank};

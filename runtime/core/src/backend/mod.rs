@@ -22,6 +22,7 @@ use crate::op::hints::Hints;
 use crate::store::Store;
 use rcomm_recorder::model::{DType, Frame, OpType, ProcessGroupInfo, Rank};
 use rcomm_recorder::publish::Secret;
+use rcomm_recorder::record::FlightRecorder;
 use std::any::Any;
 use std::fmt;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
@@ -48,6 +49,8 @@ pub struct WorldContext {
     pub secret: Secret,
     /// All options.
     pub config: Arc<Config>,
+    /// The rank's flight recorder, for what a backend knows of its connections; `None` in tests.
+    pub recorder: Option<Arc<FlightRecorder>>,
 }
 
 /// The group that a backend serves.

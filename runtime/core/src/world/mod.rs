@@ -27,7 +27,7 @@ use crate::watch::watchdog::{Helpers, Watch, Watchdog};
 use crate::world::failed_init::FailedInit;
 use crate::world::init::{open_recorder, rendezvous, ring_place, run_name, write_notes};
 use crate::world::job_secret::JobSecret;
-use rcomm_recorder::model::Rank;
+use rcomm_recorder::model::{LinkEnd, Rank};
 use rcomm_recorder::publish::Dump;
 #[cfg(feature = "endpoint")]
 use rcomm_recorder::publish::{Endpoint, EndpointAddress};
@@ -205,7 +205,11 @@ impl<B: BackendSet> WorldBuilder<B> {
         let broadcast = FailureBroadcast::new(FailureBroadcastParts {
             rank: place.rank,
             attempt: place.attempt,
-            store_at_rank_0: place.rank != 0 && !place.uses_agent_store,
+            store_end: match (place.uses_agent_store, place.rank) {
+                (true, _) => Some(LinkEnd::Store),
+                (false, 0) => None,
+                (false, _) => Some(LinkEnd::StoreAtRank(0)),
+            },
             root: root.clone(),
             watch: watch.clone(),
             recorder: recorder.clone(),
@@ -225,6 +229,7 @@ impl<B: BackendSet> WorldBuilder<B> {
             store: backends.clone(),
             secret,
             config: config.clone(),
+            recorder: Some(recorder.clone()),
         };
         let mut to_open = B::backends(&config).into_iter().chain(self.backends);
         let mut factories: Vec<Arc<dyn BackendFactory>> = Vec::new();

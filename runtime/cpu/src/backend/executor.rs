@@ -1,6 +1,7 @@
 //! Issued operations: their order, the threads that run them, and their handles.
 
 use super::group::CpuGroup;
+use crate::mesh::links::LONG_WAIT;
 use crate::p2p::{self, Request};
 use crate::wait::{Failure, Interrupted, Pause, WaitPolicy};
 use rcomm_core::Deadline;
@@ -332,6 +333,8 @@ fn run_collectives(shared: &ExecutorState, group: &CpuGroup) {
 fn run_p2p(shared: &ExecutorState, group: &CpuGroup) {
     let mut active: Vec<Task> = Vec::new();
     let mut idle = group.idle_policy();
+    // The ranks that a wait was recorded for.
+    let mut noted = Vec::new();
     let mut policy = WaitPolicy::new(&group.stop, Deadline::In(Duration::MAX), group.wait_mode);
     loop {
         let mut queue = if active.is_empty() {
@@ -379,6 +382,10 @@ fn run_p2p(shared: &ExecutorState, group: &CpuGroup) {
             moved = true;
         }
         if moved || active.is_empty() {
+            if !noted.is_empty() {
+                group.mesh.links().end_wait(&noted);
+                noted.clear();
+            }
             policy.refresh();
             continue;
         }
@@ -398,9 +405,16 @@ fn run_p2p(shared: &ExecutorState, group: &CpuGroup) {
                 std::thread::sleep(time);
             }
             lock(&shared.queue).asleep = None;
+            let idle_time = policy.idle();
+            if let Some(oldest) = active.first().filter(|_| idle_time >= LONG_WAIT) {
+                noted = group.p2p.missing(&oldest.requests);
+                let waiting = group.waiting(&oldest.call);
+                let links = group.mesh.links();
+                links.note_wait(&noted, idle_time, Some(waiting));
+            }
             for task in &active {
                 let mut policy = WaitPolicy::new(&group.stop, task.call.deadline, group.wait_mode);
-                if policy.idle() > Duration::from_millis(50)
+                if idle_time > Duration::from_millis(50)
                     && let Err(Failure::Gone(rank, _)) =
                         group.p2p.check_peers_now(&task.requests, &mut policy)
                 {

@@ -24,6 +24,10 @@ impl CpuGroup {
     /// Turns a failure into the error for the caller. Unless the ranks are still in step, it stops the
     /// group and publishes the reason to the others.
     pub(crate) fn fail(&self, failure: Failure) -> Error {
+        if let Failure::Gone(rank, Some(cause)) = &failure {
+            self.mesh.links().note_error(*rank, cause);
+        }
+        self.mesh.links().sample_now();
         let in_step = matches!(failure, Failure::Mismatch(..) | Failure::Argument(_));
         let error = self.explain(failure);
         if in_step {

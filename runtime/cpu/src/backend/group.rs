@@ -16,7 +16,7 @@ use rcomm_core::Result;
 use rcomm_core::backend::{AbortReason, Call, Done};
 use rcomm_core::store::Store;
 use rcomm_core::tuning::Topology;
-use rcomm_recorder::model::Rank;
+use rcomm_recorder::model::{GroupId, Rank, WaitingOperation};
 use sha2::{Digest, Sha256};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -24,6 +24,8 @@ use std::time::Duration;
 /// The state that the threads of a group share.
 pub(crate) struct CpuGroup {
     pub(crate) name: String,
+    /// Its number in this process.
+    pub(crate) id: GroupId,
     pub(crate) rank: usize,
     pub(crate) ranks: Arc<[Rank]>,
     pub(crate) mesh: Arc<Mesh>,
@@ -134,7 +136,17 @@ impl CpuGroup {
 
     pub(crate) fn policy(&self, call: &Call) -> WaitPolicy<'_> {
         let wait_mode = self.wait_mode.hinted(call.hints.wait);
-        WaitPolicy::new(&self.stop, call.deadline, wait_mode)
+        WaitPolicy::new(&self.stop, call.deadline, wait_mode).of(self.waiting(call))
+    }
+
+    /// The operation of this call, for the record of what waits.
+    pub(crate) fn waiting(&self, call: &Call) -> WaitingOperation {
+        WaitingOperation {
+            group: self.id,
+            seq: call.seq,
+            // Sends and receives take no turn.
+            is_p2p: call.turn == 0,
+        }
     }
 
     /// Makes all pending and later operations fail with this reason.

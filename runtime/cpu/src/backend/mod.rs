@@ -153,6 +153,7 @@ impl CpuBackend {
             Channels::new(mesh.clone(), id, kind, ranks.clone(), sockets.clone())
         };
         let mut group = CpuGroup {
+            id: group.info.id,
             name: group.info.name,
             rank,
             store: group.store,

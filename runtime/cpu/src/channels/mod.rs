@@ -7,6 +7,7 @@ pub(crate) mod neighbours;
 mod swap;
 
 use crate::mesh::handshake::ChannelKind;
+use crate::mesh::links::LONG_WAIT;
 use crate::mesh::{ChannelRequest, Mesh};
 use crate::transport::shm::Waits;
 use crate::transport::{Channel, Interest, tcp};
@@ -219,10 +220,11 @@ impl Channels {
                 streams: self.neighbours.streams(peer, &self.mesh),
             };
             let streams = self.mesh.connect(request, policy)?;
-            let channel = self
+            let mut channel = self
                 .neighbours
                 .channel(peer, streams)
                 .map_err(Failure::Io)?;
+            self.mesh.links().add(rank, &mut channel);
             let mut sockets = self.sockets.lock().unwrap_or_else(PoisonError::into_inner);
             sockets.extend_from_slice(channel.sockets());
             *slot = Some(channel);
@@ -256,9 +258,15 @@ impl Channels {
                 self.open(peer, policy)?;
             }
         }
+        // The ranks that a wait was recorded for.
+        let mut noted = Vec::new();
         loop {
             if self.advance(transfers)? {
                 policy.refresh();
+                if !noted.is_empty() {
+                    self.mesh.links().end_wait(&noted);
+                    noted.clear();
+                }
             }
             if enough(transfers) {
                 return Ok(());
@@ -268,7 +276,14 @@ impl Channels {
                 .map_err(|why| self.interrupted(why, transfers))?;
             match pause {
                 Pause::Poll => {}
-                Pause::Sleep(time) => self.sleep(transfers, time)?,
+                Pause::Sleep(time) => {
+                    if policy.idle() >= LONG_WAIT {
+                        noted = self.missing(transfers);
+                        let links = self.mesh.links();
+                        links.note_wait(&noted, policy.idle(), policy.waiting());
+                    }
+                    self.sleep(transfers, time)?;
+                }
             }
         }
     }
@@ -315,11 +330,16 @@ impl Channels {
         if !matches!(why, Interrupted::TimedOut) {
             return why.into();
         }
+        Failure::Late(self.missing(transfers))
+    }
+
+    /// The ranks that these transfers wait for.
+    fn missing(&self, transfers: &[Transfer<'_>]) -> Vec<Rank> {
         let missing = transfers.iter().filter_map(|t| t.receives().or(t.sends()));
         let mut missing: Vec<Rank> = missing.map(|peer| self.ranks[peer]).collect();
         missing.sort_unstable();
         missing.dedup();
-        Failure::Late(missing)
+        missing
     }
 
     /// Moves what can be moved now; returns whether anything moved.

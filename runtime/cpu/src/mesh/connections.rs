@@ -3,6 +3,7 @@
 
 use super::handshake::{ANSWER_LEN, ChannelKind, End, Handshake, Identity, Verdict};
 use super::host::Host;
+use super::links::Links;
 use super::listener::{ChannelId, Listener, ListenerState, milliseconds};
 use super::{Notes, fill_random, lock};
 use crate::registered::Registry;
@@ -37,6 +38,7 @@ pub(crate) struct Mesh {
     shared: Arc<ListenerState>,
     host: Host,
     registry: Arc<Registry>,
+    links: Links,
     tuning: Tuning,
     local_ranks: u32,
     wait_mode: OnceLock<WaitMode>,
@@ -106,6 +108,7 @@ impl Mesh {
             shared,
             host,
             registry: Arc::default(),
+            links: Links::new(world),
             tuning: world.config.tuning.clone(),
             local_ranks: world.local_world_size.unwrap_or(world.world_size),
             wait_mode: OnceLock::new(),
@@ -161,6 +164,11 @@ impl Mesh {
     /// The memory that this rank shares with the others of its host.
     pub(crate) fn host(&self) -> &Host {
         &self.host
+    }
+
+    /// What is known of the connections.
+    pub(crate) fn links(&self) -> &Links {
+        &self.links
     }
 
     /// The memory that this rank has allocated for the others to reach.

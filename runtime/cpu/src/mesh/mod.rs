@@ -12,6 +12,7 @@ mod connections;
 pub(crate) mod handshake;
 mod host;
 pub(crate) mod layout;
+pub(crate) mod links;
 mod listener;
 
 pub(super) use connections::{ChannelRequest, Mesh};

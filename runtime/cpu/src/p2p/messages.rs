@@ -6,6 +6,7 @@ use super::request::{Request, Stage, outcome};
 use crate::channels::Sockets;
 use crate::channels::neighbours::Neighbours;
 use crate::mesh::handshake::ChannelKind;
+use crate::mesh::links::LONG_WAIT;
 use crate::mesh::{ChannelRequest, Mesh};
 use crate::transport::Channel;
 use crate::transport::fill::bytes_to_fill;
@@ -109,8 +110,14 @@ impl P2p {
         requests: &mut [Request],
         policy: &mut WaitPolicy<'_>,
     ) -> Result<(), Failure> {
+        // The ranks that a wait was recorded for.
+        let mut noted = Vec::new();
         loop {
             let moved = self.advance(op, &mut requests.iter_mut(), policy)?;
+            if moved && !noted.is_empty() {
+                self.mesh.links().end_wait(&noted);
+                noted.clear();
+            }
             if let Some(outcome) = outcome(requests) {
                 return outcome;
             }
@@ -122,6 +129,11 @@ impl P2p {
                 Ok(Pause::Poll) => {}
                 Ok(Pause::Sleep(time)) => {
                     self.check_peers(requests, policy)?;
+                    if policy.idle() >= LONG_WAIT {
+                        noted = self.missing(requests);
+                        let links = self.mesh.links();
+                        links.note_wait(&noted, policy.idle(), policy.waiting());
+                    }
                     self.sleep(requests.iter(), None, time)?;
                 }
                 Err(Interrupted::TimedOut) => return Err(Failure::Late(self.missing(requests))),
@@ -194,7 +206,8 @@ impl P2p {
         let Some(streams) = self.mesh.try_connect(request, policy)? else {
             return Ok(false);
         };
-        let channel = self.neighbours.channel(at, streams).map_err(Failure::Io)?;
+        let mut channel = self.neighbours.channel(at, streams).map_err(Failure::Io)?;
+        self.mesh.links().add(rank, &mut channel);
         let mut sockets = self.sockets.lock().unwrap_or_else(PoisonError::into_inner);
         sockets.extend_from_slice(channel.sockets());
         if let Channel::Shm(stream) = &channel {

@@ -92,6 +92,7 @@ fn world_context(store: Arc<dyn Store>, rank: u32, size: u32, wiring: Wiring) ->
         store,
         secret: Secret::from_text("test"),
         config: Arc::new(config),
+        recorder: None,
     }
 }
 

@@ -7,6 +7,8 @@
 pub(crate) mod fd_passing;
 #[allow(unsafe_code)]
 pub(crate) mod fill;
+#[allow(unsafe_code)]
+pub(crate) mod health;
 pub(crate) mod shm;
 #[cfg(test)]
 #[allow(unsafe_code)]

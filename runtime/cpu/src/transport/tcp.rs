@@ -6,13 +6,14 @@
 //! so no bytes are marked or reordered, and the reader finds them one after the other while more arrives on
 //! the other streams.
 
-use super::Interest;
+use super::{Interest, health};
 use rustix::event::{PollFd, PollFlags, Timespec};
-use rustix::net::{RecvFlags, recv};
+use rustix::net::{RecvFlags, recv, sockopt};
 use std::io::{self, IoSlice, Read, Write};
 use std::net::TcpStream;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 /// Small reads are served from a buffer of this many bytes, filled by one system call.
@@ -33,6 +34,22 @@ pub(crate) struct TcpChannel {
     buffer: Box<[u8]>,
     /// The unread part of `buffer`.
     unread: std::ops::Range<usize>,
+    counts: Option<Arc<Counts>>,
+}
+
+/// Bytes over all channels to one peer.
+#[derive(Default)]
+pub(crate) struct Counts {
+    received: AtomicU64,
+    sent: AtomicU64,
+}
+
+impl Counts {
+    /// Bytes received, and bytes given to the system to send.
+    pub(crate) fn bytes(&self) -> (u64, u64) {
+        let load = |count: &AtomicU64| count.load(Ordering::Relaxed);
+        (load(&self.received), load(&self.sent))
+    }
 }
 
 /// The stream that is used next in one direction.
@@ -79,7 +96,25 @@ impl TcpChannel {
             written: Turn::default(),
             buffer: vec![0; BUFFER].into_boxed_slice(),
             unread: 0..0,
+            counts: None,
         })
+    }
+
+    /// Counts the bytes of this channel here from now on.
+    pub(crate) fn count_in(&mut self, counts: Arc<Counts>) {
+        self.counts = Some(counts);
+    }
+
+    fn count_received(&self, some: usize) {
+        if let Some(counts) = &self.counts {
+            counts.received.fetch_add(some as u64, Ordering::Relaxed);
+        }
+    }
+
+    fn count_sent(&self, some: usize) {
+        if let Some(counts) = &self.counts {
+            counts.sent.fetch_add(some as u64, Ordering::Relaxed);
+        }
     }
 
     /// The sockets, so that another thread can shut them down.
@@ -107,11 +142,13 @@ impl TcpChannel {
                 let most = self.read.most(into.len(), count);
                 let got = none_if_not_ready(stream.read(&mut into[..most]), true)?;
                 self.read.pass(got, count);
+                self.count_received(got);
                 return Ok(got);
             }
             let most = self.read.most(BUFFER, count);
             let got = none_if_not_ready(stream.read(&mut self.buffer[..most]), true)?;
             self.read.pass(got, count);
+            self.count_received(got);
             self.unread = 0..got;
         }
         let some = into.len().min(self.unread.len());
@@ -130,6 +167,7 @@ impl TcpChannel {
         let mut stream = &*self.streams[self.written.stream];
         let some = none_if_not_ready(stream.write(&from[..most]), false)?;
         self.written.pass(some, count);
+        self.count_sent(some);
         Ok(some)
     }
 
@@ -142,6 +180,7 @@ impl TcpChannel {
         let mut stream = &*self.streams[self.written.stream];
         let some = none_if_not_ready(stream.write_vectored(&both), false)?;
         self.written.pass(some, count);
+        self.count_sent(some);
         Ok(some)
     }
 }
@@ -176,6 +215,29 @@ fn none_if_not_ready(result: io::Result<usize>, is_read: bool) -> io::Result<usi
         }
         Err(error) => Err(error),
     }
+}
+
+/// Makes the systems at both ends exchange a packet on this connection as often, also where the processes send
+/// nothing; makes this system send again what is not acknowledged about as often, and keep the connection for
+/// `patience` without an acknowledgement.
+///
+/// A system doubles the time between two attempts to send again. After a short cut the next attempt could come
+/// later than an operation's time-out.
+pub(crate) fn keep_alive(
+    socket: &TcpStream,
+    interval: Duration,
+    patience: Duration,
+) -> io::Result<()> {
+    sockopt::set_tcp_keepidle(socket, interval)?;
+    sockopt::set_tcp_keepintvl(socket, interval)?;
+    sockopt::set_tcp_keepcnt(socket, 127)?;
+    let patience = u32::try_from(patience.as_millis()).unwrap_or(0);
+    sockopt::set_tcp_user_timeout(socket, patience.min(i32::MAX as u32))?;
+    sockopt::set_tcp_thin_linear_timeouts(socket, true)?;
+    sockopt::set_socket_keepalive(socket, true)?;
+    // Linux before 6.15 does not know this option, and keeps its own pace.
+    let _ = health::limit_retransmission_pause(socket, interval);
+    Ok(())
 }
 
 /// Sleeps until one of the sockets is ready, something is written to `bell`, or `time` has passed.

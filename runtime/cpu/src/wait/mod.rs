@@ -12,6 +12,7 @@ pub(crate) use failure::Failure;
 use rcomm_core::Deadline;
 use rcomm_core::Error;
 use rcomm_core::WaitHint;
+use rcomm_recorder::model::WaitingOperation;
 use std::sync::Mutex;
 use std::sync::PoisonError;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -125,6 +126,7 @@ pub(crate) struct WaitPolicy<'a> {
     deadline: Deadline,
     wait_mode: WaitMode,
     polls: u32,
+    waiting: Option<WaitingOperation>,
     idle_since: Option<Instant>,
 }
 
@@ -135,8 +137,22 @@ impl<'a> WaitPolicy<'a> {
             deadline,
             wait_mode,
             polls: 0,
+            waiting: None,
             idle_since: None,
         }
+    }
+
+    /// The same wait, as that of this operation.
+    pub(crate) fn of(self, waiting: WaitingOperation) -> Self {
+        Self {
+            waiting: Some(waiting),
+            ..self
+        }
+    }
+
+    /// The operation that waits, where it is known.
+    pub(crate) fn waiting(&self) -> Option<WaitingOperation> {
+        self.waiting
     }
 
     /// Restarts the wait after progress was made.

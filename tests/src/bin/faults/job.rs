@@ -296,9 +296,16 @@ impl<'a> Job<'a> {
             Fault::Launcher(act, then) => {
                 let launcher = self.children[0].id();
                 send(launcher, signal_of(act))?;
-                let Some(then) = then else { return Ok(now) };
                 // The launcher must have stopped before the rank is hit.
                 wait_for_stop(launcher);
+                let Some(then) = then else {
+                    if act == Act::Freeze {
+                        // Longer than operations may take: none of them needs the launcher.
+                        std::thread::sleep(TIMEOUT + SLACK);
+                        send(launcher, Signal::CONT)?;
+                    }
+                    return Ok(now);
+                };
                 let now = now_ms();
                 send(self.pid_of(culprit)?, signal_of(then))?;
                 return Ok(now);

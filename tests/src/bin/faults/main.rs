@@ -30,7 +30,7 @@ use clap::{Parser, Subcommand};
 use rcomm_tests::process::free_port;
 use std::path::PathBuf;
 use std::process::{Command, ExitCode};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 #[derive(Debug, Parser)]
 #[command(about = "Does to jobs what happens to jobs, and prints what followed")]
@@ -117,12 +117,13 @@ fn table<'a>(
     slack: Duration,
 ) -> anyhow::Result<bool> {
     println!(
-        "| {:28} | {:14} | {:5} | {:46} | {:7} | {:5} | {:7} | result |",
+        "| {:28} | {:14} | {:5} | {:46} | {:7} | {:5} | {:7} | took (s) | result |",
         "fault", "told (s)", "named", "verdict", "records", "leaks", "restart"
     );
-    println!("|---|---|---|---|---|---|---|---|");
+    println!("|---|---|---|---|---|---|---|---|---|");
     let (mut tried, mut right, mut skipped) = (0, 0, 0);
     for scenario in rows {
+        let began = Instant::now();
         let row = attempt(scenario, slack);
         if let Some(why) = &row.skipped {
             skipped += 1;
@@ -131,7 +132,7 @@ fn table<'a>(
         }
         tried += 1;
         right += usize::from(row.is_right());
-        print_row(&row);
+        print_row(&row, began.elapsed());
         for detail in row.wrong.iter().chain(&row.leaks) {
             println!("    {detail}");
         }
@@ -148,7 +149,7 @@ fn table<'a>(
     Ok(right == tried)
 }
 
-fn print_row(row: &Row) {
+fn print_row(row: &Row, took: Duration) {
     let of = |of: &Option<(usize, usize)>| of.map_or("-".to_owned(), |(a, b)| format!("{a}/{b}"));
     let told = row.told.map_or("-".to_owned(), |(last, told, all)| {
         let late = if row.in_time == Some(false) {
@@ -170,11 +171,12 @@ fn print_row(row: &Row) {
         Some(false) => "NO",
     };
     println!(
-        "| {:28} | {told:14} | {:5} | {verdict:46} | {:7} | {:5} | {restart:7} | {} |",
+        "| {:28} | {told:14} | {:5} | {verdict:46} | {:7} | {:5} | {restart:7} | {:8.1} | {} |",
         row.name,
         of(&row.named),
         of(&row.records),
         row.leaks.len(),
+        took.as_secs_f64(),
         if row.is_right() { "right" } else { "WRONG" }
     );
 }

@@ -20,12 +20,14 @@ mod rank_frozen;
 mod recorded_failure;
 mod ring_too_small;
 mod shifted;
+mod store_lost;
 pub(crate) mod straggler;
 mod timeout_too_close;
 mod tiny_collectives;
 mod unbatched_sends;
 mod unequal_parts;
 mod uneven_bytes;
+mod unreachable;
 mod watchdog_stalled;
 
 use crate::judge::context::{Context, FindingDraft};
@@ -48,6 +50,7 @@ pub(crate) const ALL: &[&dyn Check] = &[
     &unequal_parts::UnequalParts,
     &odd_message::OddMessage,
     &p2p_size_mismatch::P2pSizeMismatch,
+    &unreachable::Unreachable,
     &rank_failed::ProcessGone,
     &rank_frozen::RankFrozen,
     &p2p_unmatched::P2pUnmatched,
@@ -58,6 +61,7 @@ pub(crate) const ALL: &[&dyn Check] = &[
     &missing_dump::MissingDump,
     &rank_failed::OperationFailed,
     &all_arrived_stuck::AllArrivedStuck,
+    &store_lost::StoreLost,
     &watchdog_stalled::WatchdogStalled,
     &straggler::Straggler,
     &timeout_too_close::TimeoutTooClose,

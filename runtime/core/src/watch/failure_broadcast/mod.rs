@@ -26,11 +26,11 @@ use crate::watch::dump_writer::Dumps;
 use crate::watch::pipe::DumpPipe;
 use crate::watch::status_exchange::{RankReport, StatusExchange, StatusReplies};
 use crate::watch::watchdog::Watch;
-use rcomm_recorder::model::Rank;
-use rcomm_recorder::record::FlightRecorder;
+use rcomm_recorder::model::{LinkEnd, Rank, text};
+use rcomm_recorder::record::{FlightRecorder, PeerHandle, Timestamp};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::fd::OwnedFd;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
@@ -53,8 +53,8 @@ const RECENT: Duration = Duration::from_secs(60);
 pub(crate) struct FailureBroadcastParts {
     pub(crate) rank: Rank,
     pub(crate) attempt: u32,
-    /// Whether rank 0 serves the store, and this is another rank.
-    pub(crate) store_at_rank_0: bool,
+    /// Who serves the store, if another process does.
+    pub(crate) store_end: Option<LinkEnd>,
     /// The root store, which PyTorch's ranks use too.
     pub(crate) root: Arc<dyn Store>,
     pub(crate) watch: Arc<Watch>,
@@ -71,13 +71,23 @@ pub(crate) struct FailureBroadcast {
     incidents: Mutex<Vec<Arc<Incident>>>,
     stopped: AtomicBool,
     bell: OwnedFd,
+    /// Where the store's replies are recorded.
+    store_row: Option<PeerHandle>,
+    /// Since when a request waits for the store's reply, on the clock of the records; 0 = none does.
+    asked: AtomicU64,
 }
+
+/// A store that has not answered for this long does not work: it answers in microseconds.
+const STORE_SILENT: Duration = Duration::from_secs(2);
 
 impl FailureBroadcast {
     pub(crate) fn new(parts: FailureBroadcastParts) -> Result<Arc<Self>> {
         let bell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
             .map_err(|error| Error::io("cannot make an eventfd", error))?;
+        let store_row = parts.store_end.and_then(|end| parts.recorder.peer(end));
         Ok(Arc::new(Self {
+            store_row,
+            asked: AtomicU64::new(0),
             parts,
             incidents: Mutex::default(),
             stopped: AtomicBool::new(false),
@@ -158,7 +168,22 @@ impl FailureBroadcast {
         {
             error = error.with_ranks(&answers.absent);
         }
-        if self.parts.store_at_rank_0 && incident.wait(Duration::ZERO, |_| true).store_gone {
+        let Some(LinkEnd::StoreAtRank(_)) = self.parts.store_end else {
+            return error;
+        };
+        let silence = self.store_silence();
+        if error.kind() == ErrorKind::Timeout
+            && silence >= STORE_SILENT
+            && !incident.wait(Duration::ZERO, |_| true).raised
+        {
+            // Whether the rank that this one waited for works cannot be known here; rank 0 does not.
+            let silent = format!(
+                "rank 0, which serves the store, has not answered for {}",
+                text::duration(silence)
+            );
+            error = error.with_ranks(&[0]).with_more(&silent);
+        }
+        if incident.wait(Duration::ZERO, |_| true).store_gone {
             let rank_0 = "rank 0, which serves the store, is gone";
             let is_named = error.ranks() == [0] && error.kind() == ErrorKind::PeerLost;
             return match is_named {
@@ -187,10 +212,69 @@ impl FailureBroadcast {
         })
     }
 
+    /// For how long the store has left a request without a reply; zero if it has answered.
+    fn store_silence(&self) -> Duration {
+        match self.asked.load(Ordering::Relaxed) {
+            0 => Duration::ZERO,
+            since => {
+                let now = self.parts.recorder.now().as_ns();
+                Duration::from_nanos(now.saturating_sub(since))
+            }
+        }
+    }
+
+    /// Notes that the store is asked.
+    fn store_asked(&self) {
+        let now = self.parts.recorder.now();
+        let first =
+            self.asked
+                .compare_exchange(0, now.as_ns(), Ordering::Relaxed, Ordering::Relaxed);
+        if let (Ok(_), Some(row)) = (first, self.store_row) {
+            let interval = self.parts.interval;
+            self.parts.recorder.update_peer(row, |facts| {
+                (facts.waited_since, facts.interval) = (now, interval);
+            });
+        }
+    }
+
+    /// Notes the store's reply.
+    fn store_replied(&self, reply: &Result<()>) {
+        let errno = match reply {
+            Ok(()) => 0,
+            Err(error) => errno_of(error),
+        };
+        let answered = reply.is_ok();
+        if answered {
+            self.asked.store(0, Ordering::Relaxed);
+        }
+        if let Some(row) = self.store_row {
+            let now = self.parts.recorder.now();
+            self.parts.recorder.update_peer(row, |facts| {
+                (facts.sampled, facts.errno) = (now, errno);
+                if answered {
+                    (facts.heard, facts.waited_since) = (now, Timestamp::default());
+                }
+            });
+        }
+    }
+
     fn ring(&self) {
         // The write can fail only when the counter is full, and then the thread is already awake.
         let _ = rustix::io::write(&self.bell, &1u64.to_ne_bytes());
     }
+}
+
+/// The system's number of what an error is due to; 0 if that is not known.
+fn errno_of(error: &Error) -> u32 {
+    let mut cause: Option<&(dyn std::error::Error + 'static)> = Some(error);
+    while let Some(one) = cause {
+        let io = one.downcast_ref::<std::io::Error>();
+        if let Some(errno) = io.and_then(std::io::Error::raw_os_error) {
+            return errno.unsigned_abs();
+        }
+        cause = one.source();
+    }
+    0
 }
 
 fn left_until(until: Instant) -> Duration {
@@ -328,7 +412,10 @@ impl Responder {
 
     /// Whether another rank has raised the alarm or PyTorch's flag.
     fn poll_store(&mut self) {
-        match self.read_store() {
+        self.broadcast.store_asked();
+        let reply = self.read_store();
+        self.broadcast.store_replied(&reply);
+        match reply {
             Ok(()) => self.store_lost = false,
             Err(error) => {
                 if !self.store_lost {

@@ -1,6 +1,8 @@
 use super::*;
+use crate::op::info::OpInfo;
 use crate::store::HashStore;
 use crate::watch::dump_writer::DumpWriter;
+use rcomm_recorder::model::{OpType, ProcessGroupInfo};
 use rcomm_recorder::publish::Dump;
 use rcomm_recorder::record::{Placement, RecorderConfig};
 use std::sync::mpsc;
@@ -37,7 +39,7 @@ pub(crate) fn broadcast(
     let broadcast = FailureBroadcast::new(FailureBroadcastParts {
         rank,
         attempt: 0,
-        store_at_rank_0: false,
+        store_end: Some(LinkEnd::StoreAtRank(0)),
         root: store.clone(),
         watch: Arc::new(Watch::default()),
         dumps: Arc::new(Dumps::new(recorder.clone(), Arc::default(), writer)),
@@ -200,4 +202,45 @@ fn the_first_cause_of_an_alarm_is_kept() {
     assert_eq!(store.add("rcomm/alarm/0", 0).unwrap(), 1);
     let cause = store.get("rcomm/cause/0/1", Duration::from_secs(1));
     assert_eq!(cause.unwrap(), b"rank 9: first");
+}
+
+#[test]
+fn a_time_out_names_the_rank_that_serves_the_store_once_that_has_been_silent() {
+    let store = Arc::new(HashStore::new());
+    let (broadcast, _dumped, mut thread) = broadcast(1, &store, Duration::from_secs(3600));
+    thread.stop();
+    let late =
+        || Error::new(ErrorKind::Timeout, "waited for rank 3 until the deadline").with_rank(3);
+    let info = ProcessGroupInfo {
+        id: 0,
+        name: String::new(),
+        desc: String::new(),
+        ranks: [1, 3].into(),
+    };
+    let op_info = OpInfo {
+        record_id: 1,
+        op: OpType::AllReduce,
+        seq: 1,
+        is_p2p: false,
+        takes_turn: true,
+        ends_itself: false,
+        timeout: Duration::from_secs(3),
+    };
+    let incident = Incident::new(&info, 0, &op_info, "late", &late());
+    let complete = || broadcast.complete(late(), &incident, Instant::now());
+    broadcast.store_asked();
+    assert_eq!(complete().ranks(), [3]);
+    let since = broadcast.recorder().now().as_ns() - 4_000_000_000;
+    broadcast.asked.store(since, Ordering::Relaxed);
+    let error = complete();
+    assert_eq!(error.ranks(), [0]);
+    let text = error.to_string();
+    assert!(
+        text.contains("rank 0, which serves the store, has not answered for 4."),
+        "{text}"
+    );
+    broadcast.store_replied(&Ok(()));
+    assert_eq!(complete().ranks(), [3]);
+    let [row] = <[_; 1]>::try_from(broadcast.recorder().snapshot().peers).unwrap();
+    assert!(row.end == LinkEnd::StoreAtRank(0) && row.heard_ns > 0 && row.waited_since_ns == 0);
 }

@@ -1,0 +1,181 @@
+//! What the records of connections show: who is cut off from whom, and whether the store is lost.
+
+use crate::job::{Came, alive, at, record};
+use crate::root;
+use rcomm_recorder::model::{LinkEnd, PeerLink, Rank};
+use rcomm_recorder::publish::Dump;
+use rcomm_verdict::{Code, Finding, Policy, Verdict, analyze};
+
+const RANKS: Rank = 4;
+const CUT: f64 = 2.0;
+const LOOK: f64 = 8.0;
+
+/// All members came to the second all_reduce, and none finished it.
+fn dumps() -> Vec<Dump> {
+    let waits = [(0.0, Came::Done(0.1)), (1.9, Came::Inside)];
+    let dump = |rank| {
+        let mut dump = record(rank, RANKS, &waits);
+        dump.identity.host = format!("n{rank}");
+        alive(dump, 9.0)
+    };
+    (0..RANKS).map(dump).collect()
+}
+
+/// A connection that was heard last at this moment, with nothing on its way.
+fn heard(to: Rank, then: f64) -> PeerLink {
+    PeerLink {
+        heard_ns: at(then),
+        sampled_ns: at(LOOK),
+        interval_ms: 1_000,
+        ..PeerLink::to(LinkEnd::Rank(to))
+    }
+}
+
+/// Connections between all ranks, of which those that `is_cut` names have been silent since the cut.
+fn connect(dumps: &mut [Dump], is_cut: impl Fn(Rank, Rank) -> bool) {
+    for (from, dump) in (0..).zip(dumps) {
+        let others = (0..RANKS).filter(|&to| to != from);
+        dump.peers = others
+            .map(|to| match is_cut(from, to) || is_cut(to, from) {
+                true => heard(to, CUT),
+                false => heard(to, LOOK - 0.5),
+            })
+            .collect();
+    }
+}
+
+fn first(dumps: &[Dump]) -> Finding {
+    analyze(dumps, &Policy::default()).findings.remove(0)
+}
+
+#[test]
+fn a_rank_that_the_others_do_not_hear_while_they_hear_each_other_is_cut_off() {
+    let mut dumps = dumps();
+    connect(&mut dumps, |from, _| from == 2);
+    let report = analyze(&dumps, &Policy::default());
+    assert_eq!(root(&report), (Verdict::Stuck, Code::E152, &[2][..]));
+    assert_eq!(
+        report.findings[0].sentence,
+        "rank 2 (host n2) and ranks 0, 1 and 3 had no sign of life of each other since 13:00:02 UTC, while \
+         ranks 0, 1 and 3 heard each other"
+    );
+    // The record of the rank that is cut off may be lost with its host.
+    dumps.remove(2);
+    assert_eq!(first(&dumps).culprit_ranks, [2]);
+    // The order of the files does not matter.
+    dumps.reverse();
+    assert_eq!(first(&dumps).culprit_ranks, [2]);
+}
+
+#[test]
+fn a_link_between_two_ranks_that_others_reach_accuses_neither() {
+    let mut dumps = dumps();
+    connect(&mut dumps, |from, to| (from, to) == (1, 2));
+    let finding = first(&dumps);
+    assert_eq!(
+        (finding.code, &finding.culprit_ranks[..]),
+        (Code::E152, &[][..])
+    );
+    assert_eq!(finding.alternatives, [[1], [2]]);
+}
+
+#[test]
+fn a_link_that_works_in_one_direction_is_known_by_what_arrived() {
+    let mut dumps = dumps();
+    connect(&mut dumps, |from, _| from == 2);
+    for (from, dump) in (0..).zip(&mut dumps) {
+        for link in &mut dump.peers {
+            let crosses = from == 2 || link.end == LinkEnd::Rank(2);
+            if crosses {
+                // Whatever rank 2 sent arrived; of what was sent to it, 10 bytes did not.
+                (link.sent, link.received, link.unacknowledged) = match from {
+                    2 => (100, 90, 1),
+                    _ => (100, 100, 1),
+                };
+            }
+        }
+    }
+    let finding = first(&dumps);
+    assert!(
+        finding.sentence.ends_with(
+            "what was sent from there arrived, what was sent there did not: the links work in one direction"
+        ),
+        "{}",
+        finding.sentence
+    );
+}
+
+#[test]
+fn two_ranks_alone_show_no_side() {
+    let mut dumps = dumps();
+    for dump in &mut dumps[..2] {
+        let other = 1 - dump.identity.rank.unwrap();
+        dump.peers = vec![heard(other, CUT)];
+    }
+    let finding = first(&dumps);
+    assert_eq!(
+        (finding.code, &finding.culprit_ranks[..]),
+        (Code::E152, &[][..])
+    );
+}
+
+#[test]
+fn connections_that_were_reset_at_both_ends_are_a_fault_of_the_network() {
+    let mut dumps = dumps();
+    connect(&mut dumps, |_, _| false);
+    let reset = |dumps: &mut [Dump], from: Rank, to: Rank| {
+        let links = dumps[from as usize].peers.iter_mut();
+        for link in links.filter(|link| link.end == LinkEnd::Rank(to)) {
+            (link.errno, link.sampled_ns) = (104, at(7.0));
+        }
+    };
+    for other in [0, 1, 3] {
+        reset(&mut dumps, other, 2);
+    }
+    // A process that ended would have reset its connections, too, and recorded nothing.
+    assert_ne!(first(&dumps).code, Code::E152);
+    for other in [0, 1, 3] {
+        reset(&mut dumps, 2, other);
+    }
+    assert_eq!(first(&dumps).culprit_ranks, [2]);
+}
+
+#[test]
+fn links_that_are_heard_explain_nothing() {
+    let mut dumps = dumps();
+    connect(&mut dumps, |_, _| false);
+    let without = analyze(&self::dumps(), &Policy::default());
+    assert_eq!(analyze(&dumps, &Policy::default()), without);
+    assert_eq!(without.findings[0].code, Code::E135);
+}
+
+#[test]
+fn a_store_that_leaves_most_ranks_without_an_answer_is_lost() {
+    let mut dumps = dumps();
+    let asks = |dump: &mut Dump, end| {
+        dump.peers = vec![PeerLink {
+            waited_since_ns: at(4.0),
+            ..PeerLink::to(end)
+        }];
+    };
+    let lost = |dumps: &[Dump]| {
+        let findings = analyze(dumps, &Policy::default()).findings;
+        findings.into_iter().find(|one| one.code == Code::E153)
+    };
+    asks(&mut dumps[1], LinkEnd::StoreAtRank(0));
+    assert!(lost(&dumps).is_none(), "one rank may be cut off itself");
+    for dump in &mut dumps[2..] {
+        asks(dump, LinkEnd::StoreAtRank(0));
+    }
+    let finding = lost(&dumps).unwrap();
+    assert_eq!(finding.culprit_ranks, [0]);
+    assert!(
+        finding.sentence.starts_with(
+            "the store, which rank 0 serves, had not answered 3 of the 3 ranks that asked it \
+             (ranks 1-3) since 13:00:04 UTC"
+        ),
+        "{}",
+        finding.sentence
+    );
+    assert!(finding.caused_by.is_some());
+}

@@ -1,0 +1,199 @@
+//! [`Links`]: what this rank knows of its connections to the others, recorded while operations wait.
+//!
+//! An idle connection gives signs of life, since the systems at both ends exchange keep-alive packets, whatever
+//! their processes do: a frozen process is heard, a host that is cut off is not. While an operation waits
+//! longer than usual, and when it fails, all connections are sampled into the ring.
+
+use super::lock;
+use crate::transport::Channel;
+use crate::transport::health::{SocketHealth, health};
+use crate::transport::tcp::{Counts, keep_alive};
+use rcomm_core::backend::WorldContext;
+use rcomm_recorder::model::{LinkEnd, Rank, WaitingOperation};
+use rcomm_recorder::record::{FlightRecorder, PeerFacts, PeerHandle, Timestamp};
+use std::collections::HashMap;
+use std::net::TcpStream;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, Weak};
+use std::time::Duration;
+
+/// A wait that is shorter than this is not recorded, and connections are sampled as often.
+pub(crate) const LONG_WAIT: Duration = Duration::from_millis(250);
+
+/// The connections of one rank, of all groups.
+///
+/// # Thread safety
+/// Every method may be called from any thread. None blocks on a peer.
+pub(crate) struct Links {
+    recorder: Option<Arc<FlightRecorder>>,
+    /// How often an idle connection gives a sign of life.
+    interval: Duration,
+    /// How long the system keeps a connection on which nothing is acknowledged.
+    patience: Duration,
+    peers: Mutex<HashMap<Rank, Peer>>,
+    /// When all connections were sampled last.
+    sampled: AtomicU64,
+}
+
+/// The connections to one peer.
+struct Peer {
+    row: PeerHandle,
+    counts: Arc<Counts>,
+    sockets: Vec<Weak<TcpStream>>,
+}
+
+impl Links {
+    pub(super) fn new(world: &WorldContext) -> Self {
+        let timeout = world.config.timeout;
+        let interval = (timeout / 6).clamp(Duration::from_secs(1), Duration::from_secs(60));
+        Self {
+            recorder: world.recorder.clone(),
+            interval: Duration::from_secs(interval.as_secs()),
+            // The operation's own deadline comes first, and with it an error that has the facts.
+            patience: timeout
+                .saturating_mul(2)
+                .saturating_add(Duration::from_secs(60)),
+            peers: Mutex::default(),
+            sampled: AtomicU64::new(0),
+        }
+    }
+
+    /// Takes note of a channel that was opened to `peer`.
+    pub(crate) fn add(&self, peer: Rank, channel: &mut Channel) {
+        let Channel::Tcp(channel) = channel else {
+            return;
+        };
+        for socket in channel.streams() {
+            if let Err(error) = keep_alive(socket, self.interval, self.patience) {
+                tracing::debug!(%error, peer, "the signs of life of a connection keep the system's pace");
+            }
+        }
+        let Some(recorder) = &self.recorder else {
+            return;
+        };
+        let mut peers = lock(&self.peers);
+        if !peers.contains_key(&peer) {
+            let Some(row) = recorder.peer(LinkEnd::Rank(peer)) else {
+                return;
+            };
+            peers.insert(
+                peer,
+                Peer {
+                    row,
+                    counts: Arc::default(),
+                    sockets: Vec::new(),
+                },
+            );
+        }
+        if let Some(known) = peers.get_mut(&peer) {
+            known.sockets.retain(|socket| socket.strong_count() > 0);
+            known
+                .sockets
+                .extend(channel.streams().iter().map(Arc::downgrade));
+            channel.count_in(known.counts.clone());
+        }
+    }
+
+    /// Notes that an operation has waited for these peers for this long, and samples all connections, unless
+    /// that was done a moment ago.
+    pub(crate) fn note_wait(
+        &self,
+        ranks: &[Rank],
+        waited: Duration,
+        waiting: Option<WaitingOperation>,
+    ) {
+        let Some(recorder) = self.recorder.as_deref() else {
+            return;
+        };
+        let now = recorder.now();
+        let last = self.sampled.load(Ordering::Relaxed);
+        if now.as_ns().saturating_sub(last) < nanoseconds(LONG_WAIT) {
+            return;
+        }
+        self.record_wait(recorder, ranks, before(now, waited), waiting);
+        self.sample(recorder, now);
+    }
+
+    /// Notes that no operation waits for these peers any more.
+    pub(crate) fn end_wait(&self, ranks: &[Rank]) {
+        if let Some(recorder) = self.recorder.as_deref() {
+            self.record_wait(recorder, ranks, Timestamp::default(), None);
+        }
+    }
+
+    /// Notes an error of the system on a connection to this peer.
+    pub(crate) fn note_error(&self, rank: Rank, error: &std::io::Error) {
+        let (Some(recorder), Some(errno)) = (self.recorder.as_deref(), error.raw_os_error()) else {
+            return;
+        };
+        if let Some(peer) = lock(&self.peers).get(&rank) {
+            let now = recorder.now();
+            recorder.update_peer(peer.row, |facts| {
+                facts.errno = errno.unsigned_abs();
+                facts.sampled = now;
+            });
+        }
+    }
+
+    /// Samples all connections now, since an operation has failed, with the errors that the system has for them.
+    pub(crate) fn sample_now(&self) {
+        let Some(recorder) = self.recorder.as_deref() else {
+            return;
+        };
+        let now = recorder.now();
+        self.sample(recorder, now);
+        for peer in lock(&self.peers).values() {
+            let mut sockets = peer.sockets.iter().filter_map(Weak::upgrade);
+            let error = sockets.find_map(|socket| socket.take_error().ok()?);
+            if let Some(errno) = error.and_then(|error| error.raw_os_error()) {
+                recorder.update_peer(peer.row, |facts| {
+                    (facts.errno, facts.sampled) = (errno.unsigned_abs(), now);
+                });
+            }
+        }
+    }
+
+    fn record_wait(
+        &self,
+        recorder: &FlightRecorder,
+        ranks: &[Rank],
+        since: Timestamp,
+        waiting: Option<WaitingOperation>,
+    ) {
+        let peers = lock(&self.peers);
+        for peer in ranks.iter().filter_map(|rank| peers.get(rank)) {
+            recorder.update_peer(peer.row, |facts| {
+                (facts.waited_since, facts.waiting) = (since, waiting);
+            });
+        }
+    }
+
+    fn sample(&self, recorder: &FlightRecorder, now: Timestamp) {
+        self.sampled.store(now.as_ns(), Ordering::Relaxed);
+        for peer in lock(&self.peers).values() {
+            let sockets = peer.sockets.iter().filter_map(Weak::upgrade);
+            // What has ended gives no more signs of life, and its last sample counts.
+            let open: Vec<SocketHealth> = sockets.filter_map(|socket| health(&socket)).collect();
+            let Some(heard) = open.iter().map(|socket| socket.heard).min() else {
+                continue;
+            };
+            let sample = |facts: &mut PeerFacts| {
+                facts.heard = facts.heard.max(before(now, heard));
+                facts.sampled = now;
+                facts.interval = self.interval;
+                facts.unacknowledged = open.iter().map(|socket| socket.unacknowledged).sum();
+                (facts.received, facts.sent) = peer.counts.bytes();
+            };
+            recorder.update_peer(peer.row, sample);
+        }
+    }
+}
+
+fn nanoseconds(duration: Duration) -> u64 {
+    u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
+}
+
+fn before(now: Timestamp, ago: Duration) -> Timestamp {
+    // 0 would mean "never".
+    Timestamp::from_ns(now.as_ns().saturating_sub(nanoseconds(ago)).max(1))
+}

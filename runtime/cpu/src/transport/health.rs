@@ -1,0 +1,87 @@
+//! What the system knows of a TCP connection: the two options that `rustix` does not have.
+
+use nix::libc;
+use std::io;
+use std::mem::{MaybeUninit, size_of};
+use std::net::TcpStream;
+use std::os::fd::AsRawFd;
+use std::time::Duration;
+
+/// What the system knows of a connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct SocketHealth {
+    /// How long ago the last bytes or the last acknowledgement arrived.
+    pub(crate) heard: Duration,
+    /// Packets that were sent and not acknowledged.
+    pub(crate) unacknowledged: u32,
+}
+
+/// The health of a connection; `None` if it is not open in both directions, or the system does not tell.
+pub(crate) fn health(socket: &TcpStream) -> Option<SocketHealth> {
+    const ESTABLISHED: u8 = 1;
+    let mut info = MaybeUninit::<libc::tcp_info>::zeroed();
+    let mut length = size_of::<libc::tcp_info>() as libc::socklen_t;
+    // SAFETY: the pointer and the length describe `info`, of which the system writes at most `length` bytes.
+    let done = unsafe {
+        libc::getsockopt(
+            socket.as_raw_fd(),
+            libc::IPPROTO_TCP,
+            libc::TCP_INFO,
+            info.as_mut_ptr().cast(),
+            &raw mut length,
+        )
+    };
+    // SAFETY: it was zeroed, and every field is a number of which any bits are a value.
+    let info = unsafe { info.assume_init() };
+    (done == 0 && info.tcpi_state == ESTABLISHED).then(|| {
+        let ago = info.tcpi_last_data_recv.min(info.tcpi_last_ack_recv);
+        SocketHealth {
+            heard: Duration::from_millis(ago.into()),
+            unacknowledged: info.tcpi_unacked,
+        }
+    })
+}
+
+/// Limits the pause between two attempts to send what is not acknowledged; a second is the least.
+pub(crate) fn limit_retransmission_pause(socket: &TcpStream, pause: Duration) -> io::Result<()> {
+    const TCP_RTO_MAX_MS: libc::c_int = 44;
+    let ms = libc::c_int::try_from(pause.as_millis()).unwrap_or(120_000);
+    let ms = ms.clamp(1_000, 120_000);
+    // SAFETY: the pointer and the length describe `ms`, which the system only reads.
+    let done = unsafe {
+        libc::setsockopt(
+            socket.as_raw_fd(),
+            libc::IPPROTO_TCP,
+            TCP_RTO_MAX_MS,
+            (&raw const ms).cast(),
+            size_of::<libc::c_int>() as libc::socklen_t,
+        )
+    };
+    match done {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::Write;
+    use std::net::{Shutdown, TcpListener};
+    use std::time::Instant;
+
+    #[test]
+    fn a_connection_is_heard_when_bytes_come_and_not_known_once_it_has_ended() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let near = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let (mut far, _) = listener.accept().unwrap();
+        let began = Instant::now();
+        std::thread::sleep(Duration::from_millis(30));
+        far.write_all(&[1]).unwrap();
+        near.peek(&mut [0]).unwrap();
+        let heard = health(&near).unwrap().heard;
+        assert!(heard <= began.elapsed(), "{heard:?}");
+        near.shutdown(Shutdown::Both).unwrap();
+        assert_eq!(health(&near), None);
+    }
+}

@@ -244,6 +244,12 @@ fn rooms_use_only_those_below_them() {
                     .count();
                 let above = rooms[..at].iter().filter(|it| used.contains(*it));
                 upward.extend(above.map(|above| format!("{} uses {above}", file.display())));
+                // A type that the crate's root re-exports would hide the room that it comes from.
+                let hidden = used.iter().filter(|it| it.starts_with(char::is_uppercase));
+                upward
+                    .extend(hidden.map(|name| {
+                        format!("{} uses the re-export crate::{name}", file.display())
+                    }));
             }
         }
     }

@@ -151,18 +151,6 @@ fn count(place: &Rendezvous) -> String {
     format!("count/{}", place.key_scope())
 }
 
-/// The 32 bytes of these 64 hexadecimal digits.
-pub(crate) fn from_hex(text: &str) -> Option<[u8; 32]> {
-    let mut bytes = [0; 32];
-    if text.len() != 64 || !text.is_ascii() {
-        return None;
-    }
-    for (at, byte) in bytes.iter_mut().enumerate() {
-        *byte = u8::from_str_radix(&text[2 * at..2 * at + 2], 16).ok()?;
-    }
-    Some(bytes)
-}
-
 /// The result that is published to all ranks, now that all have come.
 fn result_for_all(notes: &dyn Store, place: &Rendezvous, deadline: Deadline) -> Result<String> {
     let keys = (0..place.world_size).map(|rank| here(place, rank));

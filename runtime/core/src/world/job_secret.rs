@@ -14,7 +14,6 @@ use crate::config::rendezvous::Rendezvous;
 use crate::op::deadline::Deadline;
 use crate::op::error::{Error, ErrorKind, Result};
 use crate::store::{Store, StoreAccess, StoreChoice, TcpStore};
-use crate::world::init::from_hex;
 use rcomm_recorder::model::{Rank, text};
 use rcomm_recorder::publish::Secret;
 use std::time::Duration;
@@ -181,6 +180,18 @@ fn made() -> Result<Secret> {
 fn public_key(statement: &[u8]) -> Option<PublicKey> {
     let text = std::str::from_utf8(statement).ok()?;
     Some(PublicKey::from(from_hex(text.strip_prefix("none ")?)?))
+}
+
+/// The 32 bytes of these 64 hexadecimal digits.
+fn from_hex(text: &str) -> Option<[u8; 32]> {
+    let mut bytes = [0; 32];
+    if text.len() != 64 || !text.is_ascii() {
+        return None;
+    }
+    for (at, byte) in bytes.iter_mut().enumerate() {
+        *byte = u8::from_str_radix(&text[2 * at..2 * at + 2], 16).ok()?;
+    }
+    Some(bytes)
 }
 
 /// The key that two ranks share, of which `rank` is not 0.

@@ -120,6 +120,7 @@ fn finding(
 ) -> Finding {
     let victim_count = victims.len();
     let since = since(ctx, &draft);
+    let sentence = draft.sentence.clone() + &in_all(ctx, &draft, victim_count);
     let mut victim_ranks = victims;
     victim_ranks.truncate(ctx.policy.max_victims);
     let is_consequence = !draft.is_root && root.is_some_and(|root| root != id);
@@ -147,8 +148,30 @@ fn finding(
         frames: draft.frames,
         diff: draft.diff,
         next: draft.next,
-        ..Finding::new(draft.code, draft.culprits, draft.sentence)
+        ..Finding::new(draft.code, draft.culprits, sentence)
     }
+}
+
+/// How many ranks wait because of an error, where it reaches beyond the group that it is in.
+fn in_all(ctx: &Context<'_>, draft: &FindingDraft, waiting: usize) -> String {
+    use Code::*;
+    let tells = matches!(
+        draft.code,
+        E103 | E104 | E110 | E111 | E112 | E113 | E114 | E120 | E121 | E130 | E135
+    );
+    let group = draft.at.as_ref().map(|at| &ctx.aligned.groups[at.group]);
+    let members = group.map_or(0, |group| group.ranks.len());
+    let named = draft.culprits.len().max(draft.cycle.len());
+    // Ranks at fault wait as well, where they are in the operation, or in a cycle.
+    let waits = |rank: &&Rank| {
+        let node = ctx.graph.node(**rank);
+        node.is_some_and(|node| !ctx.graph.waits_in[node].is_empty())
+    };
+    let waiting = waiting + draft.culprits.iter().filter(waits).count();
+    if !tells || !draft.is_root || waiting <= members.max(named) {
+        return String::new();
+    }
+    format!("; {waiting} of {} ranks wait in all", ctx.graph.ranks)
 }
 
 /// The time since which ranks wait because of a finding; `None` if it is no error or no rank waits.

@@ -199,7 +199,7 @@ impl Context<'_> {
     }
 
     /// The sequence number that the records show: torchcomms numbers collectives in another way than [`Aligned`] does.
-    fn recorded_seq(&self, group: GroupIx, seq: u32) -> u64 {
+    pub(crate) fn recorded_seq(&self, group: GroupIx, seq: u32) -> u64 {
         for member in 0..self.aligned.groups[group].ranks.len() {
             let Some((record, lane)) = self.aligned.lane(group, member) else {
                 continue;

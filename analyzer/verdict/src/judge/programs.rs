@@ -102,7 +102,15 @@ pub(crate) fn orders(
 /// Whether two ranks issued the same operations over all groups around these points and after them.
 pub(crate) fn same_order(ctx: &Context<'_>, one: Point, other: Point) -> bool {
     let (one, other) = (steps_in_all(ctx, one), steps_in_all(ctx, other));
+    let (one, other) = (one.steps, other.steps);
     one.len() == other.len() && one.iter().zip(&other).all(|(a, b)| same(ctx, a, b))
+}
+
+/// A part of a rank's program.
+struct Excerpt {
+    steps: Vec<ProgramStep>,
+    /// The record shows more steps after these.
+    goes_on: bool,
 }
 
 struct ProgramStep {
@@ -125,7 +133,10 @@ fn same(ctx: &Context<'_>, a: &ProgramStep, b: &ProgramStep) -> bool {
         }
 }
 
-fn difference(ctx: &Context<'_>, usual: &[ProgramStep], odd: &[ProgramStep]) -> Vec<String> {
+fn difference(ctx: &Context<'_>, usual: &Excerpt, odd: &Excerpt) -> Vec<String> {
+    let ends = |excerpt: &Excerpt, at: usize| at == excerpt.steps.len() && excerpt.goes_on;
+    let cut = |a: usize, b: usize| ends(usual, a) || ends(odd, b);
+    let (usual, odd) = (usual.steps.as_slice(), odd.steps.as_slice());
     // `common[a][b]` is the length of the longest common subsequence of `usual[a..]` and `odd[b..]`.
     let mut common = vec![vec![0u8; odd.len() + 1]; usual.len() + 1];
     for a in (0..usual.len()).rev() {
@@ -139,7 +150,8 @@ fn difference(ctx: &Context<'_>, usual: &[ProgramStep], odd: &[ProgramStep]) -> 
     }
     let mut lines = Vec::new();
     let (mut a, mut b) = (0, 0);
-    while a < usual.len() || b < odd.len() {
+    // Where an excerpt was cut off, the other's next step may be in it as well.
+    while (a < usual.len() || b < odd.len()) && !cut(a, b) {
         if a < usual.len() && b < odd.len() && same(ctx, &usual[a], &odd[b]) {
             let text = match usual[a].text == odd[b].text {
                 true => &usual[a].text,
@@ -171,35 +183,40 @@ fn unlike(ctx: &Context<'_>, step: &ProgramStep, others: &[ProgramStep]) -> Stri
     format!("{}, {elements} elements, group of {ranks}", step.text)
 }
 
-fn steps(ctx: &Context<'_>, record: RecordIx, group: GroupIx, seq: u32) -> Vec<ProgramStep> {
-    let lane = ctx.aligned.lanes[record]
-        .iter()
-        .find(|lane| lane.group == group);
-    let Some(lane) = lane else { return Vec::new() };
-    let Ok(at) = ctx.aligned.find(record, lane, seq) else {
-        return Vec::new();
+fn steps(ctx: &Context<'_>, record: RecordIx, group: GroupIx, seq: u32) -> Excerpt {
+    let mut lanes = ctx.aligned.lanes[record].iter();
+    let lane = lanes.find(|lane| lane.group == group);
+    let found = lane.and_then(|lane| Some((lane, ctx.aligned.find(record, lane, seq).ok()?)));
+    let Some((lane, at)) = found else {
+        return Excerpt {
+            steps: Vec::new(),
+            goes_on: false,
+        };
     };
     let shown = lane.collectives[at.saturating_sub(BEFORE)..].iter();
-    let before = at.min(BEFORE);
-    shown
-        .take(before + AFTER)
+    let length = at.min(BEFORE) + AFTER;
+    let goes_on = shown.len() > length;
+    let steps = shown
+        .take(length)
         .map(|&at| {
             let op = ctx.aligned.op(record, at);
             let described = ctx.aligned.shared.calls.get(op.call).describe();
-            let text = format!("{described}{}", ctx.at_site(op));
+            let (seq, site) = (ctx.recorded_seq(group, op.seq), ctx.at_site(op));
             ProgramStep {
                 family: ctx.aligned.groups[group].family,
                 kind: op.kind,
                 call: op.call,
-                common: text.clone(),
-                text,
+                // A call that only moved reads alike on both sides but for its number.
+                text: format!("{described} #{seq}{site}"),
+                common: format!("{described}{site}"),
                 group,
             }
         })
-        .collect()
+        .collect();
+    Excerpt { steps, goes_on }
 }
 
-fn steps_in_all(ctx: &Context<'_>, point: Point) -> Vec<ProgramStep> {
+fn steps_in_all(ctx: &Context<'_>, point: Point) -> Excerpt {
     let Point { record, position } = point;
     let lanes = &ctx.aligned.lanes[record];
     let step = |op: &Op| {
@@ -220,8 +237,10 @@ fn steps_in_all(ctx: &Context<'_>, point: Point) -> Vec<ProgramStep> {
     let before = before.iter().rev().filter(is_step).take(BEFORE_IN_ALL);
     let mut steps: Vec<ProgramStep> = before.map(step).collect();
     steps.reverse();
-    steps.extend(after.iter().filter(is_step).take(AFTER_IN_ALL).map(step));
-    steps
+    let mut after = after.iter().filter(is_step);
+    steps.extend(after.by_ref().take(AFTER_IN_ALL).map(step));
+    let goes_on = after.next().is_some();
+    Excerpt { steps, goes_on }
 }
 
 /// Where in its record a rank has a collective of a group.

@@ -2,8 +2,8 @@
 
 use rcomm_recorder::model::Rank;
 use rcomm_verdict::causes::{Link, chain};
-use rcomm_verdict::format::{Ranks, group_label, group_labels, operation};
-use rcomm_verdict::{Finding, Report, Wait};
+use rcomm_verdict::format::{Ranks, format_ranks, group_label, group_labels, operation};
+use rcomm_verdict::{Finding, GroupRef, Report, Wait};
 
 /// The lines for one finding; without a wait-for graph, the list of victims.
 pub(super) fn format(finding: &Finding, report: &Report) -> Vec<String> {
@@ -30,7 +30,12 @@ pub(super) fn format(finding: &Finding, report: &Report) -> Vec<String> {
 }
 
 fn format_link(link: &Link) -> String {
-    let labels: Vec<String> = link.groups.iter().map(group_label).collect();
+    let groups = match link.groups.as_slice() {
+        [one] => label(one),
+        // Numbers alone could be ranks.
+        several if several.iter().all(is_undescribed) => format!("groups {}", labels(several)),
+        several => labels(several),
+    };
     let seq = match link.seq {
         (first, last) if first == last => format!("#{first}"),
         (first, last) => format!("#{first} to #{last}"),
@@ -45,8 +50,26 @@ fn format_link(link: &Link) -> String {
             "wait"
         },
         link.op,
-        group_labels(&labels),
+        groups,
     )
+}
+
+fn labels(groups: &[GroupRef]) -> String {
+    let labels: Vec<String> = groups.iter().map(group_label).collect();
+    group_labels(&labels)
+}
+
+fn is_undescribed(group: &GroupRef) -> bool {
+    group.desc.is_empty() || group.desc == "undefined"
+}
+
+/// A group that has no description is known by its ranks.
+fn label(group: &GroupRef) -> String {
+    if is_undescribed(group) && !group.ranks.is_empty() {
+        format!("group {} ({})", group.name, format_ranks(&group.ranks))
+    } else {
+        group_label(group)
+    }
 }
 
 /// One line for each rank of a cycle, with the operation in which it waits for the next.

@@ -393,7 +393,7 @@ fn verdict(
             E103 | E104 | E105 | E110 | E111 | E112 | E113 | E114 | E121 => Verdict::Mismatch,
             E150 if ctx.life.end.is_some() => Verdict::Crashed,
             // Running operations do not need the store.
-            E153 if ctx.policy.snapshot && !ctx.graph.is_anything_overdue() => Verdict::Running,
+            E153 if ctx.policy.snapshot && !ctx.is_anything_overdue() => Verdict::Running,
             _ => Verdict::Stuck,
         };
     }

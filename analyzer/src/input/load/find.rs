@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 /// Why a path names no file.
 #[derive(Debug, thiserror::Error)]
 pub enum FindError {
-    /// There is no such file or folder.
+    /// The file or folder does not exist or cannot be accessed.
     #[error("{}: {source}", .path.display())]
     Path {
         /// As given.
@@ -40,7 +40,7 @@ pub(super) enum InputFile {
 }
 
 impl InputFile {
-    /// Its name in problems.
+    /// Its name in messages: the path, or `standard input`.
     pub(super) fn name(&self) -> String {
         match self {
             Self::File(path) => path.display().to_string(),
@@ -51,13 +51,14 @@ impl InputFile {
 
 #[derive(Default)]
 pub(super) struct Found {
-    /// Sorted, each once.
+    /// [`find`] returns them sorted, each once.
     pub(super) inputs: Vec<InputFile>,
     /// Folders that could not be listed.
     pub(super) problems: Vec<Problem>,
 }
 
-/// Finds the files that the paths name. A path that names none is a problem, or an error if no other path names a file.
+/// Finds the files that the paths name. A path that names no file becomes a problem. It is an error if none of the
+/// paths names a file, or if a pattern is not valid.
 pub(super) fn find(paths: &[PathBuf]) -> Result<Found, FindError> {
     let mut found = Found::default();
     let mut missing = Vec::new();

@@ -1,4 +1,4 @@
-//! Reads the same paths repeatedly: each poll reads only the files that changed since the last.
+//! Reads the same paths repeatedly: each poll reads only the files that changed since the previous one.
 
 use super::find::{self, FindError, InputFile};
 use super::{LoadOptions, LoadedDump, Output, rank_name, read};
@@ -15,7 +15,7 @@ use std::time::SystemTime;
 #[derive(Debug)]
 pub struct Follower {
     paths: Vec<PathBuf>,
-    /// By name.
+    /// The files of the last poll, by name.
     seen: BTreeMap<String, FileStamp>,
 }
 
@@ -60,8 +60,8 @@ impl Follower {
         }
     }
 
-    /// Reads new and changed files and passes each change to `take` on the caller's thread: first all outdated ones,
-    /// then the records. `None` if nothing has changed.
+    /// Reads new and changed files and passes each change to `take` on the caller's thread: first the names of all
+    /// outdated files, then what the new files hold. `None` if no file has changed. Standard input (`-`) is ignored.
     ///
     /// Blocks until everything is read.
     ///

@@ -1,12 +1,12 @@
-//! Loads records from files: dumps, and the problems of files that cannot be used.
+//! Loads records from files, and with them the reports of NCCL's RAS and logs.
 //!
 //! Paths are files, folders, globs, archives (`.tar`, `.gz`, `.zst` and their combinations), ring files, partial
-//! summaries, reports of NCCL's RAS, logs, or `-` for standard input; the kind of a file is recognised by its content,
+//! summaries, reports of NCCL's RAS, logs, or `-` for standard input; the kind of a file is recognized by its content,
 //! never by its name. Files are read in parallel and passed on one by one, so memory is bounded by the files in flight
-//! and not by their total. A file that cannot be used becomes one [`Problem`]; the others are not affected.
+//! and not by their total. A file that cannot be used becomes a [`Problem`]; the others are not affected.
 //!
-//! Each file is judged alone here. Whether a dump belongs to the same job as the others, and which of several of one
-//! rank counts, is known only after all are read: the analysis decides.
+//! Each file is judged alone here. Whether a dump belongs to the same job as the others, and which one counts if a rank
+//! has several, is known only after all are read: the analysis decides.
 
 mod find;
 mod follow;
@@ -38,7 +38,7 @@ use std::thread;
 pub struct LoadOptions<'a> {
     /// The number of files read at the same time; `None` = one for each core.
     pub jobs: Option<NonZeroUsize>,
-    /// The largest file and the largest member of an archive that are read, bytes.
+    /// The largest file and the largest member of an archive that are read, bytes. A log is read at any size.
     pub max_file_bytes: u64,
     /// Called after each file, on the reading threads.
     pub progress: Option<&'a (dyn Fn(Progress) + Sync)>,
@@ -68,7 +68,8 @@ pub struct Progress {
 /// The order of the records differs from call to call. Blocks until everything is read.
 ///
 /// # Errors
-/// If no path names a file. If only some name none, these become problems, like files that cannot be used.
+/// If no path names a file, or a pattern is not valid. If only some paths name no file, they become problems, like
+/// files that cannot be used.
 pub fn load(
     paths: &[PathBuf],
     options: &LoadOptions<'_>,
@@ -191,7 +192,7 @@ enum Output {
     Dump(Box<LoadedDump>),
 }
 
-/// A reading thread.
+/// The state of a reading thread.
 struct Worker<'a> {
     reader: DumpReader,
     buffer: Vec<u8>,
@@ -221,13 +222,13 @@ impl Worker<'_> {
         self.problem(Problem::unreadable_dump(path, sentence));
     }
 
-    /// Reports a file that is none of this job's records.
+    /// Reports a file that is not one of this job's records.
     fn foreign(&self, path: &str, what: impl std::fmt::Display) {
         let sentence = format!("left aside: {what}");
         self.problem(Problem::stale_dump(path, sentence));
     }
 
-    /// Reads the buffer as a dump.
+    /// Reads the buffer as a report of NCCL's RAS, a dump or a log, and empties it.
     fn dump(&mut self, path: &str, rank_of_name: Option<Rank>) {
         if let Some(report) = RasReport::parse(&self.buffer) {
             self.buffer.clear();
@@ -250,7 +251,7 @@ impl Worker<'_> {
         self.buffer.shrink_to(KEPT_BYTES);
     }
 
-    /// Reads the buffer as a log; `false` if no line of it has a fact.
+    /// Reads the buffer as a log and sends it; `false` if it is not text or no line of it has a fact.
     fn log(&self, path: &str, rank_of_name: Option<Rank>) -> bool {
         if !log::may_begin(&self.buffer[..self.buffer.len().min(LOG_HEAD)]) {
             return false;
@@ -280,13 +281,14 @@ impl Worker<'_> {
     }
 }
 
-/// The rank in a log's name, only if the name contains the word "rank": other numbers are those of jobs and days.
+/// The rank in the name of a log's file; `None` if the name does not contain the word `rank`, since its numbers may
+/// then be those of jobs and days.
 fn log_rank(path: &str, rank_of_name: Option<Rank>) -> Option<Rank> {
     let file = path.rsplit('/').next().unwrap_or(path);
     rank_of_name.filter(|_| file.to_ascii_lowercase().contains("rank"))
 }
 
-/// The number of bytes that show whether a file is text.
+/// The number of first bytes by which a text is recognized.
 const LOG_HEAD: usize = 512;
 
 /// The memory of the file buffer that is kept from file to file, bytes.

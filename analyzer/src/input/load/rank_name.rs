@@ -106,7 +106,7 @@ fn shared_folder(names: &[String]) -> &str {
     shared
 }
 
-/// The index of the number in a series that is the rank.
+/// The index of the rank among the numbers in the names of a series; `None` if it cannot be determined.
 fn place_of_rank(members: &[usize], numbered: &[Numbered]) -> Option<usize> {
     let first = &numbered[*members.first()?].numbers;
     let is_distinct = |place: &usize| {
@@ -115,7 +115,7 @@ fn place_of_rank(members: &[usize], numbered: &[Numbered]) -> Option<usize> {
             .iter()
             .all(|&at| seen.insert(numbered[at].numbers[*place].1))
     };
-    // Among numbers of the same class, later ones take precedence.
+    // Among numbers of the same standing, later ones take precedence.
     let best = (0..first.len())
         .rev()
         .filter(is_distinct)

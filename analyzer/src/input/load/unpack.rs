@@ -1,4 +1,4 @@
-//! Reads the dumps in a file: compressed, archived, a ring, or plain.
+//! Reads the records in a file, which may be compressed, an archive, a ring, a summary, or plain.
 
 use super::find::InputFile;
 use super::zstd::Frames;
@@ -58,7 +58,7 @@ impl Kind {
     }
 }
 
-/// Reads one input of any kind.
+/// Reads one input of any kind; an error becomes a problem.
 pub(super) fn unpack(input: &InputFile, rank: Option<Rank>, worker: &mut Worker<'_>) {
     let name = input.name();
     let done = match input {
@@ -124,7 +124,8 @@ fn stdin(name: &str, worker: &mut Worker<'_>) -> io::Result<()> {
 /// as nested packings can, would take hours and hold nothing useful.
 const MOST_UNPACKED: u64 = 1000;
 
-/// The number of bytes that a file of `packed` bytes may unpack to.
+/// The number of bytes that a file of `packed` bytes may unpack to. It is larger than the largest file that is read, so
+/// that even a tiny file may unpack to that one.
 fn budget(packed: u64, worker: &Worker<'_>) -> u64 {
     let most = packed.saturating_mul(MOST_UNPACKED);
     most.max(worker.options.max_file_bytes.saturating_add(1))
@@ -281,7 +282,7 @@ fn stream(
     }
 }
 
-/// The name `archive:member`; `None` for hidden members and those that are no files.
+/// The name `archive:member`; `None` for hidden members and those that are not regular files.
 fn member_name<R: Read>(archive: &str, member: &tar::Entry<'_, R>) -> Option<String> {
     let path = member.path().ok()?;
     let hidden = path
@@ -322,7 +323,7 @@ fn plain(
         worker.buffer.clear();
         return Err(too_large(most));
     }
-    // From a packed file that ends too early, the part before is used.
+    // Of a packed file that ends too early, the part that could be unpacked is used.
     if let Err(error) = read {
         worker.unreadable(name, format!("{error}; what came before is used"));
     }
@@ -341,10 +342,11 @@ fn plain(
     Ok(())
 }
 
-/// The largest text that is held in memory, bytes: it may be a report that is read as a whole.
+/// Texts up to this size, bytes, are held in memory, since they may be a report of NCCL's RAS. Longer ones are read as
+/// logs, line by line.
 const WHOLE_LOG: u64 = 8 << 20;
 
-/// Reads a log whose beginning is in the buffer and whose rest is in `reader`.
+/// Reads a log whose beginning is in the worker's buffer and whose rest is in `reader`.
 fn long_log(
     reader: &mut dyn Read,
     name: &str,

@@ -8,12 +8,12 @@ use std::path::{Path, PathBuf};
 /// The largest depth of folders below a named one.
 const MAX_DEPTH: usize = 16;
 
-/// Calls `found` with every regular file below `folder` that is not hidden, in no particular order. Hidden files are
-/// unfinished ones.
+/// Calls `found` with every regular file below `folder` that is neither hidden nor a launch record, in no particular
+/// order. Hidden files are still being written.
 ///
 /// Links to folders are not followed, since they may form a cycle; links to files are. Pipes, sockets and devices are
-/// skipped, since they would block the reader. `unlisted` is called for what could not be listed; the other files are
-/// found nevertheless.
+/// skipped, since they would block the reader. Folders more than 16 levels down are ignored. `unlisted` is called for
+/// what could not be listed; the other files are found nevertheless.
 pub fn walk(
     folder: &Path,
     found: &mut dyn FnMut(PathBuf),

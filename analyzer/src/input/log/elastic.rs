@@ -1,4 +1,4 @@
-//! Lines of launchers: torchrun's failures, Slurm's tasks, `rcomm-run`, and the kernel's out-of-memory killer.
+//! Reads lines of launchers (torchrun, Slurm, `rcomm-run`) and of the kernel's out-of-memory killer.
 
 use super::Line;
 use super::scan::{between, leading_number, number_after};
@@ -6,7 +6,7 @@ use super::torch::Events;
 use rcomm_recorder::model::Rank;
 use rcomm_verdict::logs::{Ended, Event};
 
-/// The position of a line in torchrun's list of failures.
+/// The state of reading torchrun's list of failures: the section, and the ranks of the process whose lines are read.
 #[derive(Debug, Default)]
 pub(super) struct Summary {
     inside: Section,
@@ -27,6 +27,7 @@ pub(super) fn read_line(line: &Line<'_>, summary: &mut Summary, found: &mut Even
     in_summary(text.trim(), summary, found);
     if text.contains("failed (exitcode: ") {
         let ended = Ended {
+            // A number that cannot be read counts as 1, the usual exit code of a failure.
             code: number_after(text, "failed (exitcode: ").unwrap_or(1),
             local_rank: number_after(text, "local_rank: "),
             pid: number_after(text, "(pid: "),
@@ -43,7 +44,7 @@ pub(super) fn read_line(line: &Line<'_>, summary: &mut Summary, found: &mut Even
     }
 }
 
-/// Reads torchrun's list: a head, then `key : value` lines for each process.
+/// Reads torchrun's list: the heading of a section, then `key : value` lines for each process.
 fn in_summary(text: &str, summary: &mut Summary, found: &mut Events) {
     if text == "Failures:" {
         summary.inside = Section::Failures;
@@ -92,6 +93,7 @@ fn slurm(text: &str, found: &mut Events) {
     let Some(how) = rest.strip_prefix(':').map(str::trim) else {
         return;
     };
+    // A signal is the negative of its number.
     let code = match how {
         "Killed" => -9,
         "Terminated" => -15,

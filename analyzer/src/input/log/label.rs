@@ -18,7 +18,7 @@ pub(super) struct Label {
 const MOST_LABELS: usize = 16;
 
 impl Label {
-    /// The labels of a line, and the index where its message begins. One space after a label belongs to it.
+    /// The labels of a line, and the index where its message begins. One space after a label is part of the label.
     pub(super) fn of(line: &str) -> (Self, usize) {
         let mut label = Self::default();
         let mut at = 0;
@@ -95,7 +95,8 @@ fn bracketed(text: &str) -> Option<(usize, What)> {
         return digits.parse().ok().map(|rank| (length, What::Local(rank)));
     }
     let is_number = !inside.is_empty() && inside.bytes().all(|byte| byte.is_ascii_digit());
-    // A number alone is a label only if it is long: NCCL writes the device in this way.
+    // A number alone is a label only if it has at least four digits: NCCL writes the numbers of devices in brackets,
+    // too.
     if is_number && inside.len() >= 4 || is_time(inside) || is_glog(inside) {
         return Some((length, What::Other));
     }
@@ -164,7 +165,7 @@ struct Wrapped<'a> {
     log: Cow<'a, str>,
 }
 
-/// The line inside of the JSON of a container's logger, or the line itself.
+/// The line inside the JSON of Docker's logger, or else the line itself.
 pub(super) fn unwrap(line: &str) -> Cow<'_, str> {
     if line.starts_with(r#"{"log":"#)
         && let Ok(wrapped) = serde_json::from_str::<Wrapped<'_>>(line)

@@ -3,8 +3,8 @@
 //!
 //! A log is read as a stream of lines, so its size does not matter; each line is cut at [`MAX_LINE`] and at most
 //! [`MAX_FACTS`] facts are kept of a file. Labels before the message (torchrun's and PyTorch's `[rank3]:`, Slurm's `3:
-//! `, time stamps, a container's, colours) are removed first. A line is searched for fixed words and parsed by hand:
-//! the cost is linear in its length, and no bytes make it fail.
+//! `, time stamps, a container's, colors) are removed first. A line is searched for fixed words and parsed by hand: the
+//! cost is linear in its length, and no bytes make it fail.
 
 mod elastic;
 mod label;
@@ -27,7 +27,7 @@ pub const MAX_FACTS: usize = 50_000;
 /// The largest number of processes whose rank is stored.
 const MAX_PROCESSES: usize = 1 << 16;
 
-/// Whether a file with these first bytes can be a log: it is text and no JSON document.
+/// Whether a file with these first bytes can be a log: it is text, but not a JSON document.
 pub fn may_begin(head: &[u8]) -> bool {
     let text = head.trim_ascii_start();
     // A pickle begins with 0x80.
@@ -37,10 +37,11 @@ pub fn may_begin(head: &[u8]) -> bool {
     !is_binary && !is_document && !text.is_empty()
 }
 
-/// Reads a log to its end. `rank` is the rank of the whole file, if its name shows one.
+/// Reads a log to its end. `rank` is the rank in the name of the file; it counts only if no line has a label with a
+/// rank.
 ///
 /// # Errors
-/// Errors of `input`.
+/// If `input` cannot be read.
 pub fn read(path: &str, rank: Option<Rank>, input: impl Read) -> io::Result<Log> {
     let mut reader = LogReader::new(path);
     let mut input = io::BufReader::new(input);
@@ -86,11 +87,11 @@ pub struct LogReader {
     log: Log,
     /// The ranks of processes by `host:pid`, with which NCCL's lines begin.
     ranks: HashMap<String, Rank>,
-    /// The size of the communicator that `ranks` come from: the largest one.
+    /// The size of the communicator that `ranks` belong to: the largest one so far.
     nranks: u32,
     /// Indices of facts whose rank is known only by the process, with that process.
     of_process: Vec<(usize, String)>,
-    /// The ranks in labels.
+    /// The ranks that the labels of all lines state.
     labels: BTreeSet<Rank>,
     desync: torch::Desync,
     summary: elastic::Summary,
@@ -115,7 +116,7 @@ impl LogReader {
         }
     }
 
-    /// Takes the next line.
+    /// Takes the next line, without its line break.
     pub fn line(&mut self, bytes: &[u8]) {
         self.log.lines += 1;
         let bytes = &bytes[..bytes.len().min(MAX_LINE)];
@@ -152,7 +153,7 @@ impl LogReader {
         self.log.world_size = Some(known.max(size));
     }
 
-    /// Stores the rank of a process in a communicator; the largest communicator is the world.
+    /// Stores the rank of a process in a communicator; the largest communicator counts as the world.
     fn learn(&mut self, about: nccl::Membership) {
         if about.nranks < self.nranks {
             return;
@@ -183,7 +184,8 @@ impl LogReader {
         });
     }
 
-    /// The log that was read. `rank` is the rank of the whole file, if its name shows one.
+    /// The log that was read. `rank` is the rank in the name of the file; it counts only if no line has a label with a
+    /// rank.
     pub fn finish(mut self, rank: Option<Rank>) -> Log {
         for (at, process) in &self.of_process {
             self.log.facts[*at].rank = self.ranks.get(process).copied();
@@ -196,6 +198,7 @@ impl LogReader {
             _ => None,
         };
         for fact in &mut self.log.facts {
+            // A launcher and the kernel report the ends of any processes, not only of the one that wrote the log.
             let is_own = !matches!(fact.event, Event::Ended(_) | Event::OutOfMemory { .. });
             if fact.rank.is_none() && is_own {
                 fact.rank = own;

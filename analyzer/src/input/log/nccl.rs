@@ -1,4 +1,4 @@
-//! Lines of NCCL, and of gloo about connections.
+//! Reads lines of NCCL, and gloo's lines about connections.
 
 use super::Line;
 use super::scan::{between, leading_number, number_after, truncated};
@@ -37,7 +37,7 @@ fn process(text: &str) -> Option<String> {
     (is_number(thread) && is_number(pid)).then(|| truncated(&format!("{host}:{pid}"), 200))
 }
 
-/// Adds the event of a line of NCCL or gloo; returns the process that the line begins with.
+/// Adds the event of a line of NCCL or gloo; returns the `host:pid` that the line begins with, if any.
 pub(super) fn read_line(line: &Line<'_>, found: &mut Events) -> Option<String> {
     let text = line.text;
     let event = if text.contains("Connection closed by remote peer") {
@@ -63,7 +63,7 @@ pub(super) fn read_line(line: &Line<'_>, found: &mut Events) -> Option<String> {
     process(text)
 }
 
-/// What the operating system answers where a network does not lead to the address.
+/// The operating system's errors if no network path leads to an address.
 const NO_WAY: &[&str] = &[
     "No route to host",
     "Network is unreachable",
@@ -71,12 +71,13 @@ const NO_WAY: &[&str] = &[
     "Host is down",
 ];
 
-/// `NCCL WARN … Connect to 10.0.0.7<43731> failed : No route to host`, gloo's
-/// `… SO_ERROR: No route to host, remote=[10.0.0.7]:25266`.
+/// Reads `NCCL WARN … Connect to 10.0.0.7<43731> failed : No route to host`, or gloo's `… SO_ERROR: No route to host,
+/// remote=[10.0.0.7]:25266`.
 fn refused(text: &str) -> Option<Event> {
     let reason = NO_WAY.iter().find(|reason| text.contains(**reason))?;
     let peer = match text.split_once("remote=[") {
         Some((_, rest)) => truncated(rest.split(']').next()?, 200),
+        // Without its first letter, which may be a capital.
         None if text.contains("NCCL WARN") => peer(text, "onnect to ")?,
         None => return None,
     };

@@ -8,13 +8,13 @@ pub(super) fn between<'a>(text: &'a str, before: &str, after: &[char]) -> Option
     Some(rest.split(after).next().unwrap_or(rest))
 }
 
-/// The number that directly follows `before`, which may be signed.
+/// The number after `before` and spaces, possibly negative.
 pub(super) fn number_after<N: std::str::FromStr>(text: &str, before: &str) -> Option<N> {
     let (_, rest) = text.split_once(before)?;
     leading_number(rest.trim_start()).map(|(number, _)| number)
 }
 
-/// The number at the start, which may be signed, and the rest of the text.
+/// The number at the start, possibly negative, and the rest of the text.
 pub(super) fn leading_number<N: std::str::FromStr>(text: &str) -> Option<(N, &str)> {
     let sign = usize::from(text.starts_with('-'));
     let digits = text[sign..]
@@ -24,7 +24,8 @@ pub(super) fn leading_number<N: std::str::FromStr>(text: &str) -> Option<(N, &st
     Some((number.parse().ok()?, rest))
 }
 
-/// The ranks in a list such as `4, 5, 6`, ascending; at most 65,536 entries are read.
+/// The ranks in a list such as `4, 5, 6`, ascending; the first entry that is not a number ends the list, and at most
+/// 65,536 entries are read.
 pub(super) fn ranks(text: &str) -> Vec<Rank> {
     const MOST: usize = 1 << 16;
     let mut ranks: Vec<Rank> = text

@@ -1,5 +1,6 @@
-//! Lines of PyTorch: the watchdog of its NCCL backend, its desync report, its wrapper that compares collectives, its
-//! monitored barrier, uncaught exceptions; and the errors of rcomm's runtime.
+//! Lines of PyTorch: the watchdog of its NCCL backend, its desync report, the process group wrapper that compares
+//! collectives (`TORCH_DISTRIBUTED_DEBUG=DETAIL`), its monitored barrier, uncaught exceptions; and the errors of
+//! rcomm's runtime.
 
 use super::Line;
 use super::scan::{between, leading_number, number_after, ranks, truncated};
@@ -9,12 +10,14 @@ use rcomm_verdict::logs::{Event, Issued, Log, LoggedOp, Progress, TimedOut};
 /// The events of a line, each with its rank if known.
 pub(super) type Events = Vec<(Option<Rank>, Event)>;
 
-/// The largest number of characters of an error that are kept.
+/// At most this many characters of an error, a shape or a type are kept.
 const MOST_TEXT: usize = 200;
 
-/// The part of a desync report that is being read: sequence number and whether finished ranks are listed.
+/// The list of a desync report that is being read.
 #[derive(Debug, Default)]
 pub(super) struct Desync {
+    /// The sequence number of the listed ranks' newest operation, and whether they have finished it; `None` outside of
+    /// a list.
     listing: Option<(u64, bool)>,
 }
 
@@ -23,6 +26,7 @@ pub(super) fn read_line(line: &Line<'_>, desync: &mut Desync, found: &mut Events
     if text.contains("WorkNCCL(") {
         work(line, found);
     }
+    // The `l` of `last enqueued` may be a capital.
     if text.contains(" work") && text.contains("ast enqueued") {
         progress(line, found);
     } else if text.contains("watchdog got stuck for")
@@ -59,10 +63,11 @@ pub(super) fn world_size(text: &str) -> Option<u32> {
     size.filter(|&size| size > 0 && size <= MOST_RANKS)
 }
 
-/// No job has more ranks: a larger number has another meaning.
+/// The largest number that is taken for a number of ranks.
 pub(super) const MOST_RANKS: u32 = 1 << 22;
 
-/// The number of ranks by a desync report, which lists every rank of its group; `None` without one.
+/// The number of ranks according to the desync reports in a log: one more than the largest rank in them; `None` without
+/// a report.
 pub(super) fn size_of_desync(log: &Log) -> Option<u32> {
     let last = log.facts.iter().filter_map(|fact| match &fact.event {
         Event::Newest { ranks, .. } => ranks.last().copied(),
@@ -71,8 +76,8 @@ pub(super) fn size_of_desync(log: &Log) -> Option<u32> {
     last.max().and_then(|last| last.checked_add(1))
 }
 
-/// The global rank of a line: its label, or the rank in its message, which is a global one in the default group and if
-/// no group is named.
+/// The global rank of a line: the one in its label, or else the one in its message, which is global if the message
+/// names the default group or no group. `None` if there is neither.
 fn rank_of(line: &Line<'_>) -> Option<Rank> {
     let own = || {
         let group = group_of(line.text);
@@ -123,7 +128,8 @@ fn work(line: &Line<'_>, found: &mut Events) {
     }
 }
 
-/// Reads `last enqueued NCCL work: 1582, last completed NCCL work: 1579` and its later form.
+/// Reads `last enqueued NCCL work: 1582, last completed NCCL work: 1579` or, from later versions, `last enqueued work:
+/// 1582, last completed work: 1579`.
 fn progress(line: &Line<'_>, found: &mut Events) {
     let text = line.text;
     let Some(group) = group_of(text) else {
@@ -159,6 +165,7 @@ fn barrier(line: &Line<'_>, found: &mut Events) {
         let rank = number_after(text, "Rank ");
         found.push((rank.or(line.label.rank), Event::BarrierReached));
     } else if text.contains("failed to pass monitoredBarrier") {
+        // The list ends before the `f` of `failed to pass`.
         let list = between(text, ": Ranks ", &['f'])
             .or_else(|| between(text, ": Rank ", &['f']))
             .or_else(|| between(text, "Rank ", &['f']));
@@ -268,7 +275,7 @@ const CONSEQUENCES: &[&str] = &[
     "The client socket",
 ];
 
-/// Types of such errors, and of exceptions that are no failure.
+/// Types of exceptions that follow from another rank's failure, or that torchrun raises about its workers.
 const CONSEQUENCE_TYPES: &[&str] = &[
     "DistBackendError",
     "DistNetworkError",
@@ -281,7 +288,7 @@ const CONSEQUENCE_TYPES: &[&str] = &[
     "SignalException",
 ];
 
-/// Reads an exception like `OSError: [Errno 39] Directory not empty` at the start of a labelled message.
+/// Reads an exception like `OSError: [Errno 39] Directory not empty` at the start of a message with a label.
 fn exception(line: &Line<'_>, found: &mut Events) {
     // Without a label, the text of any program could be mistaken for the end of a rank.
     if line.label.rank.is_none() && line.label.local_rank.is_none() {
@@ -325,7 +332,7 @@ fn not_arrived(line: &Line<'_>, found: &mut Events) {
     }
 }
 
-/// The operation for a name of `c10d::OpType`.
+/// The operation for a name of `c10d::OpType`; [`OpType::Other`] with the name if it is not known.
 fn op(name: &str) -> LoggedOp {
     let kind = match name {
         "BROADCAST" => OpType::Broadcast,

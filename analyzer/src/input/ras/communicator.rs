@@ -9,7 +9,7 @@ pub struct Communicator {
     pub name: String,
     /// The number of its ranks; 0 if unknown.
     pub size: u32,
-    /// All its members, or those that differ from most.
+    /// All its members; of a report in text form only those that differ from most.
     pub members: Vec<Member>,
     /// The number of operations that most members launched, by kind, if only the members that differ are listed.
     pub others_launched: Vec<(String, u64)>,
@@ -45,9 +45,9 @@ pub enum MemberState {
     /// Nothing is wrong, or nothing was reported.
     #[default]
     Running,
-    /// It is being initialised.
+    /// It is being initialized.
     Initialising,
-    /// It is being finalised.
+    /// It is being finalized.
     Finalizing,
     /// It answered, but does not know the communicator yet or any more.
     Absent,

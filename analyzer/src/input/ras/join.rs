@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::net::IpAddr;
 
 /// Adds the facts of RAS reports to a report: as evidence for the culprits of findings, and as findings of their own
-/// for ranks that are dead or failed and that no finding names.
+/// for ranks that are dead or failed and that no error names.
 pub fn join<'a>(report: &mut Report, ras: impl IntoIterator<Item = &'a RasReport>) {
     let mut of_rank: BTreeMap<Rank, Vec<&Fact>> = BTreeMap::new();
     for fact in ras.into_iter().flat_map(|one| &one.facts) {
@@ -29,9 +29,10 @@ pub fn join<'a>(report: &mut Report, ras: impl IntoIterator<Item = &'a RasReport
     }
 }
 
-/// Facts up to this severity prove a failure: dead processes and errors. Silence and counts do not.
+/// Facts with a [`gravity`] up to this prove a failure: dead processes and errors. Silence and counts do not.
 const GRAVE: u8 = 1;
 
+/// The severity of a fact; 0 is the most severe.
 fn gravity(what: &RasState) -> u8 {
     match what {
         RasState::Dead => 0,
@@ -62,7 +63,8 @@ fn rank_of(who: &RasSubject, report: &Report) -> Option<Rank> {
             return Some(rank);
         }
     }
-    // If records name processes, a process that none of them names belongs to another job.
+    // If records name processes, a process that none of them names belongs to another job, unless the record of its
+    // rank was not read.
     if report.ranks.iter().any(|rank| rank.pid != 0) {
         let (rank, size) = who.rank?;
         let absent = |one: &&RankReport| one.rank == rank && !one.read;

@@ -1,4 +1,4 @@
-//! Reads the JSON form (`SET FORMAT json`, since NCCL 2.28.7).
+//! Reads the JSON form of RAS reports (`SET FORMAT json`, since NCCL 2.28.7).
 
 use super::communicator::{Communicator, Member, MemberState, Process};
 use serde::Deserialize;
@@ -36,7 +36,7 @@ struct Ranked {
     collective_counts: BTreeMap<String, u64>,
 }
 
-/// The list in which a rank is.
+/// The list of a report that holds a rank.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Listed {
     Present,
@@ -95,7 +95,7 @@ impl Ranked {
     }
 }
 
-/// The name of an NCCL result code as in its documentation.
+/// The name of an NCCL result code, as in NCCL's documentation.
 fn error_name(code: i64) -> String {
     let known = match code {
         1 => "unhandled CUDA error",
@@ -109,7 +109,8 @@ fn error_name(code: i64) -> String {
     known.to_owned()
 }
 
-/// Whether these bytes look like such a report. Only the keys at the top are searched, since a dump may be large.
+/// Whether these bytes look like a RAS report in JSON. Only the first 4 KiB are searched for its keys, since the bytes
+/// may be a large dump.
 pub(super) fn is_report(bytes: &[u8]) -> bool {
     let head = &bytes[..bytes.len().min(4096)];
     let holds = |key: &[u8]| head.windows(key.len()).any(|part| part == key);

@@ -2,14 +2,15 @@
 //!
 //! RAS reports what no flight recorder shows: which processes its network no longer reaches, and which communicators
 //! ended with an error. It does not show what hangs: it counts only launches, and only of five functions. So it is
-//! further evidence and never decides a verdict alone: [`join`] adds its facts to the findings on a rank, and makes a
-//! finding of its own (E150) only for a rank that is dead or failed and that no finding names.
+//! further evidence: [`join`] adds its facts to the findings on a rank. Only a rank that is dead or failed and that no
+//! error names becomes a finding of its own (E150), which turns the verdicts `healthy`, `running`, `slow` and
+//! `inconclusive` into `stuck`.
 //!
 //! `communicators` reads both forms for live views (see [`RasSource`](crate::live::source::RasSource)), [`RasReport`]
 //! for reports that are stored with dumps.
 //!
-//! Facts are joined to ranks by host and process id; if the dumps name neither (PyTorch's do not), by the rank in a
-//! communicator as large as the world.
+//! Facts are joined to ranks by host and process id; if the dumps name neither (PyTorch's do not), or the rank's record
+//! was not read, by the rank in a communicator as large as the world.
 
 mod communicator;
 mod facts;
@@ -48,7 +49,7 @@ pub struct RasSubject {
     pub pid: u32,
     /// The number of the device on the host; empty if unknown.
     pub device: String,
-    /// The rank in a communicator and the size of that communicator.
+    /// The rank in a communicator and the size of that communicator; `None` if only the process is known.
     pub rank: Option<(u32, u32)>,
 }
 
@@ -63,7 +64,7 @@ pub enum RasState {
     Error(String),
     /// It launched fewer operations than the others.
     Behind {
-        /// The function; empty if the report does not name it.
+        /// The function; `collective` if the report does not name it.
         function: String,
         /// The number of operations that it launched.
         launched: u64,

@@ -1,10 +1,10 @@
-//! Reads the text form, as `ncclras` prints it: tables, then the exceptions.
+//! Reads the text form of RAS reports, as `ncclras` prints it: tables, then the exceptions.
 //!
-//! Only communicators with exceptions are listed there, each with a line that begins with `#<group>-<number> (<hash>)`;
-//! their size is in the table of their group. Below it, a line names a rank (`Rank 5 ... -- GPU 5 managed by process
-//! 812 on node n7`) or a process (`Process 812 on node n7 managing GPU 3`). Its fault is in the same line, in the line
-//! before (`2 ranks reported ...`), or is the kind of the section. If more than a quarter of the ranks differ, NCCL
-//! lists them only in the verbose report.
+//! Only communicators with exceptions are listed in the second part, each with a line that begins with
+//! `#<group>-<number> (<hash>)`; their size is in the table of their group. Below it, a line names a rank (`Rank 5 ...
+//! -- GPU 5 managed by process 812 on node n7`) or a process (`Process 812 on node n7 managing GPU 3`). Its fault is in
+//! the same line, in the line before (`2 ranks reported ...`), or is the kind of the section. If more than a quarter of
+//! the ranks differ, NCCL lists them only in the verbose report.
 
 use super::communicator::{Communicator, Member, MemberState, Process};
 use std::collections::BTreeMap;
@@ -201,7 +201,7 @@ impl TextParser {
                 });
             }
         }
-        // This reports the size of the job and the processes that no communicator names.
+        // A communicator without a name holds the size of the job and the processes that no communicator names.
         let has_largest = communicators.iter().any(|c| c.size == largest);
         if !alone.is_empty() || (largest > 0 && !has_largest) {
             communicators.push(Communicator {
@@ -231,7 +231,7 @@ fn member(communicator: &mut Communicator, rank: u32) -> &mut Member {
     &mut members[at]
 }
 
-/// A row of the table of groups: its number and the ranks of each of its communicators.
+/// A row of the table of groups: its number and the number of ranks of each of its communicators.
 fn group_row(text: &str) -> Option<(u32, u32)> {
     let mut words = text.split_whitespace();
     let numbers: Vec<u32> = words

@@ -27,11 +27,11 @@ pub use write::{SummarizeError, Writer};
 
 /// The first bytes of every summary.
 const MAGIC: &[u8; 8] = b"rcommsum";
-/// Raised when a field of [`wire`] changes; older files remain readable.
+/// Raised when the parts in [`wire`] change; older files remain readable.
 const VERSION: u16 = 4;
 /// The oldest version that is read.
 const OLDEST: u16 = 1;
-/// The longest part, bytes: a record of a million operations.
+/// The longest part, bytes: enough for a record of a million operations.
 const MAX_PART: usize = 32 << 20;
 
 #[cfg(test)]

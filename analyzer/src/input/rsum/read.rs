@@ -52,7 +52,7 @@ pub enum Piece {
     Problem(Problem),
     /// The name of a file and the report of NCCL's RAS in it.
     Ras(String, RasReport),
-    /// The number of files that were read when it was made.
+    /// The number of files that were read when the summary was made.
     Files(u64),
 }
 
@@ -61,12 +61,13 @@ pub fn begins(head: &[u8]) -> bool {
     head.starts_with(MAGIC)
 }
 
-/// The largest number of rows of all tables of one file, and of their bytes in the file.
+/// The largest number of rows of all tables of one file.
 const MAX_ROWS: usize = 1 << 22;
+/// The largest size of the parts with these tables, bytes after unpacking.
 const MAX_TABLE_BYTES: usize = 256 << 20;
 /// The largest number of failures of one record.
 const MAX_FAILURES: usize = 64;
-/// Connections that one record may have.
+/// The largest number of connections of one record.
 const MAX_PEERS: usize = 1024;
 
 /// Reads a summary and passes each piece to `take`. Blocks until it is read.
@@ -118,7 +119,7 @@ struct PartReader<R> {
     from: GzDecoder<R>,
     tables: WireTables,
     table_bytes: usize,
-    /// Failures and end time of the next record.
+    /// The failures of the next record, and when its process closed it (ns since the epoch; 0 if unknown).
     ended: (Vec<Failure>, i64),
     /// The connections of the next record.
     peers: Vec<PeerLink>,

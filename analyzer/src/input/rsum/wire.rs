@@ -1,4 +1,5 @@
-//! The parts of a summary. The order of the fields is the format: see [`VERSION`](super::VERSION).
+//! The parts of a summary. The order of variants and fields is the format; a change of it raises
+//! [`VERSION`](super::VERSION).
 
 use crate::input::ras::RasReport;
 use rcomm_recorder::model::{
@@ -20,11 +21,11 @@ pub(super) enum Part {
     End(End),
     /// The name of a file and the report of NCCL's RAS in it.
     Ras(String, RasReport),
-    /// A record, and its operations that were captured into CUDA graphs with these graphs (since version 2).
+    /// A record, and the index and the graph of each operation that was captured into a CUDA graph (since version 2).
     Captured(Box<Record>, Vec<(u32, u64)>),
-    /// For the next record: its failures, and when its process closed it, ns, or 0 (since version 3).
+    /// The failures of the next record, and when its process closed it, ns since the epoch, or 0 (since version 3).
     Ended(Vec<Failure>, i64),
-    /// Of the next record: its connections (since 4).
+    /// The connections of the next record (since version 4).
     Peers(Vec<PeerLink>),
 }
 
@@ -60,6 +61,7 @@ pub(super) struct End {
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct Record {
     pub(super) path: String,
+    /// Whether the newest operations are missing.
     pub(super) cut: bool,
     version: (u32, u32),
     recorder: String,
@@ -89,10 +91,10 @@ struct Group {
 /// The operations, as a column for each field.
 #[derive(Debug, Default, Serialize, Deserialize)]
 struct Columns {
-    /// The difference to the one before.
+    /// The difference from the previous operation.
     record_id: Vec<i64>,
     group: Vec<u32>,
-    /// The difference to the one before in the same group; also for the next two columns.
+    /// The difference from the previous operation of the same group; also in the next two columns.
     collective_seq_id: Vec<i64>,
     p2p_seq_id: Vec<i64>,
     op_id: Vec<i64>,
@@ -100,16 +102,16 @@ struct Columns {
     stack: Vec<Option<u32>>,
     op: Vec<u8>,
     state: Vec<u8>,
-    /// [`RETIRED`], [`IS_P2P`].
+    /// Bits: [`RETIRED`], [`IS_P2P`].
     flags: Vec<u8>,
     /// 0 = none, 1 = any, else the rank plus 2.
     peer: Vec<u64>,
     root: Vec<Option<u32>>,
-    /// 0 = none, else the code plus 1.
+    /// 0 = none, else the code of the reduction plus 1.
     reduce_op: Vec<u16>,
-    /// The difference to the one before, ns.
+    /// The time of issue: the difference from the previous operation, ns.
     created: Vec<i64>,
-    /// ns since its issue; also for the next column.
+    /// The time of the start, ns after the issue; `None` if unknown. Also in the next column, for the end.
     started: Vec<Option<i64>>,
     completed: Vec<Option<i64>>,
     duration_ms: Vec<Option<f32>>,
@@ -125,7 +127,7 @@ pub(super) struct Rows {
     pub(super) signatures: Vec<u32>,
     pub(super) frames: Vec<u32>,
     pub(super) stacks: Vec<u32>,
-    /// For each group.
+    /// One for each group.
     pub(super) members: Vec<u32>,
 }
 
@@ -135,9 +137,11 @@ const ROW: &str = "a record refers to a row that no table has";
 /// the memory.
 const MAX_ITEMS: usize = 1 << 25;
 
+/// The number of items to which a record may still refer.
 struct Budget(usize);
 
 impl Budget {
+    /// A row of a table; an error if the table lacks it or the budget is exceeded.
     fn take<'a, T>(
         &mut self,
         table: &'a [T],
@@ -167,16 +171,19 @@ pub(super) fn captured(dump: &Dump) -> Vec<(u32, u64)> {
     captured.collect()
 }
 
+/// The difference from `last` to `now`, which then is the new `last`; [`walk`] undoes it. It wraps, so that any two
+/// values are restored.
 fn step(now: u64, last: &mut u64) -> i64 {
     now.wrapping_sub(std::mem::replace(last, now)) as i64
 }
 
+/// The value at this difference from `last`; it then is the new `last`.
 fn walk(step: i64, last: &mut u64) -> u64 {
     *last = last.wrapping_add(step as u64);
     *last
 }
 
-/// The ns from `created` to `then`; `None` if `then` is 0, so unknown.
+/// The time from `created` to `then`, ns; `None` if `then` is 0, which means unknown.
 fn after(then: i64, created: i64) -> Option<i64> {
     (then != 0).then(|| then.wrapping_sub(created))
 }

@@ -58,7 +58,7 @@ impl<W: Write> Writer<W> {
     /// Adds a record.
     ///
     /// # Errors
-    /// If `out` cannot be written to, or the record is longer than 32 MiB.
+    /// If `out` cannot be written to, or a part of the record (its operations, its tables) is longer than 32 MiB.
     pub fn add(&mut self, loaded: &LoadedDump) -> Result<(), SummarizeError> {
         let LoadedDump {
             dump, path, cut, ..
@@ -84,7 +84,7 @@ impl<W: Write> Writer<W> {
         self.part(&part, path)
     }
 
-    /// Ends the summary with the problems of the input and returns the destination.
+    /// Ends the summary with the problems and the RAS reports of the input, and returns the destination.
     ///
     /// # Errors
     /// If `out` cannot be written to.

@@ -51,7 +51,7 @@ impl From<Color> for anstream::ColorChoice {
     }
 }
 
-/// Inserts the sub-command `analyze` if the first argument names a file and no sub-command.
+/// Inserts the sub-command `analyze` if the first argument is `-` or an existing path, and not a sub-command.
 pub(crate) fn with_sub_command(mut args: Vec<OsString>) -> Vec<OsString> {
     let names_a_record = args.get(1).is_some_and(|first| {
         let is_flag = first.as_encoded_bytes().starts_with(b"-") && first != "-";

@@ -38,7 +38,7 @@ pub(super) fn run(args: &DiffArgs, color: ColorChoice) -> Result<ExitCode, Failu
     )
 }
 
-/// The report that was saved at this path as JSON, or that of the records there.
+/// The report that was saved at this path as JSON, or else the report on the records there.
 fn side(path: &PathBuf, args: &DiffArgs) -> Result<Report, Failure> {
     match saved_report(path) {
         Some(report) => Ok(report),

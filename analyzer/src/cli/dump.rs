@@ -59,8 +59,8 @@ pub(super) fn run(args: &DumpArgs, color: ColorChoice) -> Result<ExitCode, Failu
     })
 }
 
-/// The file `<folder>/<job>/rank_<N>`, the name that PyTorch's tools expect. Attempts after the first have a folder of
-/// their own.
+/// The file `<folder>/<job>/rank_<N>`, the name that PyTorch's tools expect, with `.json` for that format. The dumps of
+/// attempt `A` after the first are in `<folder>/<job>/attempt_<A>`.
 fn file_for(dump: &Dump, folder: &Path, format: DumpFormat) -> PathBuf {
     let identity = &dump.identity;
     let job: String = identity

@@ -32,10 +32,10 @@ pub(crate) enum Failure {
     /// The recorder could not read or remove a ring.
     #[error(transparent)]
     Ring(#[from] rcomm_recorder::Error),
-    /// There is no such ring.
+    /// No ring matches the arguments.
     #[error("no ring of {wanted} in {}", directory.display())]
     NoRing { wanted: String, directory: PathBuf },
-    /// Several rings match.
+    /// Rings of several jobs match the arguments.
     #[error("{fitting} rings are of {wanted}")]
     SeveralRings { wanted: String, fitting: usize },
     /// A dump file could not be written.

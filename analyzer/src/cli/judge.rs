@@ -18,20 +18,20 @@ const BAR_AFTER: Duration = Duration::from_secs(1);
 /// Whether to keep the records in addition to the report.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Keep {
-    /// Only the report: memory holds 56 bytes an operation.
+    /// Only the report: memory holds 56 bytes per operation.
     Report,
     /// Also the records, for formats that show them.
     Records,
 }
 
-/// A report, with its records if these were kept.
+/// A report, with its records if they were kept.
 pub(super) struct Judged {
     pub(super) report: Report,
     /// The records by rank; empty unless they were kept.
     pub(super) dumps: Vec<Dump>,
 }
 
-/// Reads all records below `paths` and judges them.
+/// Reads all records below `paths`, and further records of the same jobs on this node, and judges them.
 pub(super) fn judge(paths: &[PathBuf], args: &JudgeArgs, keep: Keep) -> Result<Judged, Failure> {
     let meter = Meter::new();
     let progress = |progress| meter.show(progress);

@@ -17,23 +17,23 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::SystemTime;
 
-/// Other records that are listed beside the newest.
+/// At most this many other records are listed beside the newest.
 const MOST_LISTED: usize = 9;
 
-/// Where a kind of records was looked for, and what was there.
+/// A path that was searched for records, and what was found there.
 struct Place {
     path: PathBuf,
     found: String,
 }
 
-/// Records of one job, or dumps with one beginning of their paths.
+/// The rings of one job, or the dumps of one place.
 struct Records {
     what: String,
     paths: Vec<PathBuf>,
-    /// What to type for the same analysis.
+    /// The command that repeats the analysis.
     typed: String,
     written: SystemTime,
-    /// A process of the job lives: what is merely pending is no finding.
+    /// Whether a process of the job is alive: a pending operation is then no finding in itself.
     alive: bool,
 }
 
@@ -107,7 +107,7 @@ fn show_newest(newest: &Records, search: &Search, color: ColorChoice) -> Result<
 }
 
 impl Search {
-    /// Rings below a directory, by job.
+    /// Adds the rings below a directory, those of each job as one item.
     fn rings(&mut self, directory: &Path) {
         let mut jobs: BTreeMap<String, (PathBuf, usize, usize, i64)> = BTreeMap::new();
         let listed = list_rings(directory).unwrap_or_default();
@@ -149,7 +149,7 @@ impl Search {
         }
     }
 
-    /// Files whose path begins so: PyTorch appends the rank.
+    /// Adds the files whose path continues `beginning` with a digit: PyTorch appends the rank.
     fn files(&mut self, what: &str, beginning: &Path) {
         let (Some(folder), Some(stem)) = (beginning.parent(), beginning.file_name()) else {
             return;
@@ -170,7 +170,7 @@ impl Search {
         self.add(what, PathBuf::from(pattern), files);
     }
 
-    /// Files below a folder.
+    /// Adds the files in a folder and in two levels of folders below it.
     fn folder(&mut self, what: &str, folder: &Path) {
         let mut files = Vec::new();
         let mut left = vec![(folder.to_owned(), 0)];
@@ -224,7 +224,8 @@ fn quoted(path: &Path) -> String {
     shlex::try_quote(&text).map_or(text.clone(), std::borrow::Cow::into_owned)
 }
 
-/// How the paths of PyTorch's dumps begin: as this environment sets it, and by default, new and old.
+/// The beginnings of the paths of PyTorch's dumps: those that the environment sets, then the defaults of newer and
+/// older versions.
 fn dump_beginnings(environment: &dyn Fn(&str) -> Option<OsString>) -> Vec<PathBuf> {
     let set = ["TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE"];
     let mut all: Vec<PathBuf> = set
@@ -243,14 +244,14 @@ fn dump_beginnings(environment: &dyn Fn(&str) -> Option<OsString>) -> Vec<PathBu
     all
 }
 
-/// A process of a distributed job on this node, by its environment.
+/// A process on this node whose environment is that of a distributed job.
 struct Process {
     pid: u32,
     rank: String,
     variables: BTreeMap<String, String>,
 }
 
-/// Processes of this user with a rank and a place to meet.
+/// The processes whose environment this user may read and has `RANK` and `MASTER_ADDR`, by rank.
 fn training_processes() -> Vec<Process> {
     let entries = std::fs::read_dir("/proc").into_iter().flatten().flatten();
     let mut all: Vec<Process> = entries
@@ -275,7 +276,7 @@ fn training_processes() -> Vec<Process> {
     all
 }
 
-/// A variable of PyTorch, and what it is for.
+/// Variables that control recording: the name, the older name (empty if there is none), the meaning.
 const VARIABLES: [(&str, &str, &str); 5] = [
     (
         "TORCH_FR_BUFFER_SIZE",
@@ -304,7 +305,7 @@ const VARIABLES: [(&str, &str, &str); 5] = [
     ),
 ];
 
-/// What to do where no records are.
+/// The text for a node without records: where they were looked for, how the variables are set, and what to do.
 fn advice(
     places: &[Place],
     processes: &[Process],

@@ -1,7 +1,8 @@
 //! The program `rcomm-fr`: command line, sub-commands, output and exit codes.
 //!
-//! [`args`] defines the command line, [`failure`] maps errors to messages and exit codes, [`output`] opens
-//! files and terminals. Every other file is a sub-command; it takes its arguments and returns an exit code.
+//! [`args`] defines the command line, [`failure`] maps errors to messages and exit codes, [`output`] opens files and
+//! terminals. [`judge`] and [`on_node`] read and judge records for several sub-commands. [`look`] runs if there is no
+//! sub-command. Every other file is a sub-command; it takes its arguments and returns an exit code.
 
 mod analyze;
 mod args;
@@ -29,7 +30,7 @@ use args::Command;
 use failure::Failure;
 use std::process::ExitCode;
 
-/// Runs the sub-command and returns the exit code.
+/// Runs the sub-command and returns the exit code. Without a sub-command, judges the newest records of this node.
 pub(crate) fn run(cli: Cli) -> Result<ExitCode, Failure> {
     let color = cli.color.into();
     let Some(command) = cli.command else {

@@ -1,5 +1,5 @@
-//! Finds further records on this node of the jobs that were read: launch records, and the rings of ranks that left no
-//! dump.
+//! For the jobs whose records were read, finds further records on this node: launch records, and the rings of ranks
+//! that left no dump.
 
 use rcomm_analyzer::load::LoadedDump;
 use rcomm_recorder::model::Rank;
@@ -8,8 +8,8 @@ use rcomm_recorder::record::default_directory;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
-/// The launch records in these folders, of the newest attempt. They are all that is left of a job whose ranks closed
-/// and removed their rings.
+/// The launch records in these folders; only those of the newest attempt in any of them. Nothing else is left of a job
+/// whose ranks closed and removed their rings.
 pub(super) fn launches_in(paths: &[PathBuf]) -> Vec<LaunchRecord> {
     let found = paths
         .iter()
@@ -26,19 +26,20 @@ pub(super) struct OnNode {
     jobs: BTreeMap<String, Job>,
 }
 
-/// One attempt of a job.
+/// The newest attempt of a job, and what was read of any of its attempts.
 #[derive(Default)]
 struct Job {
     attempt: u32,
-    /// The folders of its rings that were read.
+    /// The folders with the rings that were read.
     directories: BTreeSet<PathBuf>,
+    /// The ranks of which a record of any attempt was read.
     ranks: BTreeSet<Rank>,
-    /// When its earliest dump was taken, ns since the epoch; 0 if none was read.
+    /// When the earliest dump of any attempt was taken, ns since the epoch; 0 if no dump states it.
     taken_ns: i64,
 }
 
 impl OnNode {
-    /// Notes the job and the rank of a record that was read.
+    /// Notes the job and the rank of a record that was read; a record without a job's name is ignored.
     pub(super) fn note(&mut self, loaded: &LoadedDump) {
         let identity = &loaded.dump.identity;
         if identity.job.is_empty() {
@@ -58,7 +59,7 @@ impl OnNode {
         }
     }
 
-    /// The launch records next to the rings of these jobs and in the default ring directory.
+    /// The launch records of the jobs' newest attempts, from the folders of their rings and the default ring directory.
     pub(super) fn launches(&self) -> Vec<LaunchRecord> {
         let mut launches: Vec<LaunchRecord> = Vec::new();
         for (name, job) in &self.jobs {
@@ -77,8 +78,9 @@ impl OnNode {
         launches
     }
 
-    /// Path and dump of the rings of ranks without a dump. A ring that was created after the dumps were taken belongs
-    /// to another run of the same name and is left out.
+    /// The rings in the default ring directory of ranks of which no record was read, each with its path; only for jobs
+    /// of which a dump was read. A ring that was created after the earliest dump was taken belongs to another run of
+    /// the same name and is left out.
     pub(super) fn rings(&self) -> Vec<(String, Dump)> {
         if self.jobs.values().all(|job| job.taken_ns == 0) {
             return Vec::new();

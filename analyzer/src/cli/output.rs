@@ -1,4 +1,4 @@
-//! Writes results to standard output or to a file, with or without colour.
+//! Writes results to standard output or to a file, with or without color.
 
 use crate::cli::failure::Failure;
 use anstream::{AutoStream, ColorChoice};
@@ -16,7 +16,8 @@ const MAX_WIDTH: usize = 110;
 
 /// Writes output to `path` (`None` or `-` = standard output).
 ///
-/// A reader that stops early (`rcomm-fr analyze ... | head -1`) is no error: the exit code remains that of the verdict.
+/// A reader that stops early (`rcomm-fr analyze ... | head -1`) is not an error: the exit code remains that of the
+/// verdict.
 ///
 /// A file is written under a temporary name first, so no reader ever sees a part of it.
 pub(crate) fn write_to(
@@ -59,8 +60,7 @@ fn write_file(
     partial.persist(path).map_err(|failed| failed.error)
 }
 
-/// A temporary file next to `path`, which is removed unless it is persisted under that name. Only its owner can read
-/// it.
+/// A temporary file next to `path`, which is removed unless it is persisted as `path`. Only its owner can read it.
 pub(crate) fn partial_file(path: &Path) -> io::Result<tempfile::NamedTempFile> {
     let folder = match path.parent() {
         Some(folder) if !folder.as_os_str().is_empty() => folder,
@@ -79,7 +79,7 @@ pub(crate) fn is_stdout(path: &Path) -> bool {
     path == Path::new("-")
 }
 
-/// The width of a page on standard output, columns: from `COLUMNS`, else from the terminal.
+/// The width of a page on standard output, columns: from `COLUMNS`, else from the terminal, else 80; at most 110.
 pub(crate) fn page_width() -> usize {
     let asked = std::env::var("COLUMNS").ok();
     let asked = asked.and_then(|columns| columns.parse().ok());

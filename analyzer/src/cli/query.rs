@@ -21,7 +21,7 @@ pub(super) fn run(args: &QueryArgs) -> Result<ExitCode, Failure> {
     let mut file = Cursor::new(Vec::new());
     write(&answer, format, &mut file)?;
     let bytes = file.into_inner();
-    // Write the bytes unchanged: colours must not be stripped from a Parquet file.
+    // Write the bytes unchanged: color codes must not be stripped from a Parquet file.
     let raw = |out: &mut dyn io::Write| out.write_all(&bytes);
     output::write_to(args.output.as_deref(), ColorChoice::AlwaysAnsi, raw)?;
     Ok(ExitCode::SUCCESS)

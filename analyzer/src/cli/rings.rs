@@ -52,7 +52,7 @@ fn list(place: &RingPlace, color: ColorChoice) -> Result<ExitCode, Failure> {
         }
     }
     let layout = Layout {
-        // Paths are to be copied, so lines are not cut.
+        // No line is cut, so that paths can be copied.
         width: usize::MAX,
         ..Layout::default()
     };
@@ -137,7 +137,7 @@ fn show(args: &ShowArgs, color: ColorChoice) -> Result<ExitCode, Failure> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// The ring of the rank's newest attempt; an error if rings of several jobs match.
+/// The ring of the rank's newest attempt; an error if no ring or rings of several jobs match.
 fn newest_of(rank: u32, place: &RingPlace) -> Result<PathBuf, Failure> {
     let wanted = match &place.job {
         Some(job) => format!("rank {rank} of job {job}"),

@@ -79,7 +79,7 @@ struct Further {
     logs: BTreeMap<String, Log>,
 }
 
-/// Reads the files that arrived since the last poll and judges; `None` if none did.
+/// Reads the files that changed since the last poll and judges all records; `None` if no file changed or none is left.
 fn poll(
     follower: &mut Follower,
     analysis: &mut Analysis,

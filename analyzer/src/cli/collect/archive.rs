@@ -12,7 +12,7 @@ use std::io::{self, BufWriter, Write};
 use std::path::{Component, Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-/// The name of the manifest in an archive, which comes last.
+/// The name of the manifest, which is the last member of an archive.
 pub(super) const MANIFEST: &str = "manifest.json";
 
 /// Lists the members of an archive and what is absent.
@@ -41,11 +41,11 @@ pub(super) struct Kept {
     pub(super) host: String,
     /// Its path on that host.
     pub(super) path: String,
-    /// Its size.
+    /// Its size, bytes.
     pub(super) bytes: u64,
 }
 
-/// A record, folder or host that is absent.
+/// A record, folder, host or rank that is absent.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Absence {
     /// The host where it was expected; empty if unknown.
@@ -119,7 +119,7 @@ impl Manifest {
 
 /// An archive that is being written, to a temporary file that [`Archive::finish`] renames.
 ///
-/// For standard output it is a temporary file as well, since the records are analysed before the manifest is written.
+/// For standard output it is a temporary file as well, since the records are analyzed before the manifest is written.
 pub(super) struct Archive {
     tar: tar::Builder<BufWriter<File>>,
     target: PathBuf,

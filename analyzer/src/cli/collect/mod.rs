@@ -32,6 +32,7 @@ pub(super) fn run(args: &CollectArgs, color: anstream::ColorChoice) -> Result<Ex
     // Standard output may be the archive: messages about it go to standard error.
     let mut stderr = anstream::AutoStream::new(std::io::stderr(), color);
     let _ = writeln!(stderr, "{}", manifest.format_summary(&args.output));
+    // Twenty are printed; the manifest lists all.
     for absence in manifest.absent.iter().take(20) {
         let _ = writeln!(stderr, "absent: {}", absence.format());
     }
@@ -47,7 +48,7 @@ pub(super) fn run(args: &CollectArgs, color: anstream::ColorChoice) -> Result<Ex
     })
 }
 
-/// Adds an absence for each rank without a record that the user or the groups of other ranks state.
+/// Adds an absence for each rank that should exist, according to the user or to other ranks' groups, but has no record.
 fn note_absent_ranks(args: &CollectArgs, archive: &mut Archive) -> Result<(), Failure> {
     if archive.is_empty() {
         return Ok(());

@@ -57,7 +57,7 @@ impl RemoteCommand {
     }
 }
 
-/// The hosts of `--host` and then of `--hosts-from`, each once.
+/// The hosts of `--host` and then of `--hosts-from`, each once. In the file, `#` begins a comment.
 pub(super) fn hosts(args: &CollectArgs) -> Result<Vec<String>, Failure> {
     let mut hosts: Vec<String> = Vec::new();
     let listed = match &args.hosts_from {
@@ -179,7 +179,8 @@ fn start(host: &str, command: &RemoteCommand, timeout: Duration) -> io::Result<R
 }
 
 impl Running {
-    /// `None` while the command runs; then its success, or the reason of its failure.
+    /// `None` while the command runs; then its success, or the reason of its failure. Kills a command that is late or
+    /// prints too much.
     fn poll(&mut self) -> Option<Result<(), String>> {
         match self.child.try_wait() {
             Err(error) => Some(Err(format!("cannot wait for its command: {error}"))),
@@ -217,7 +218,7 @@ impl Running {
         let _ = self.child.wait();
     }
 
-    /// The last line on the command's standard error, after a colon; empty if there is none.
+    /// The last line in the first 64 KiB of the command's standard error, after a colon; empty if there is none.
     fn format_last_error(&mut self) -> String {
         let mut text = Vec::new();
         let read = self

@@ -1,7 +1,7 @@
 //! Judges flight recorder dumps: the same records always give the same [`Report`].
 //!
-//! Nothing here reads a clock, a file or a socket, starts a thread or prints: the time of judgement and
-//! everything else is an argument. `rcomm-analyzer` reads the records, this crate judges them:
+//! Nothing here reads a clock, a file or a socket, starts a thread or prints: the time of judgment and everything else
+//! is an argument. `rcomm-analyzer` reads the records, this crate judges them:
 //!
 //! ```
 //! use rcomm_verdict::{Policy, Verdict, analyze};
@@ -14,14 +14,13 @@
 //!
 //! | room | holds |
 //! |---|---|
-//! | `logs` | what logs show alone, and together with records |
+//! | `logs` | what a job's logs show, alone and together with its records |
 //! | `judge` | which rank waits for which and why: the wait graph, one file per check, the verdict |
 //! | `align` | the records of all ranks side by side, by group and sequence number |
 //! | `report` | what an analysis returns, and helpers to show it |
 #![forbid(unsafe_code)]
 // invariant 7: `clippy.toml` of this crate refuses clocks, files, sockets, threads and output.
 
-// invariant 7: clippy.toml and the dependencies of this crate keep the outside world out.
 mod align;
 mod judge;
 pub mod logs;

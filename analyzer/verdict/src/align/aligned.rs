@@ -2,7 +2,7 @@
 //! not show.
 //!
 //! Collectives are matched across ranks by group (name and members) and sequence number, never by record id or local
-//! group number. A *lane* holds the operations of one rank in one group: its collectives in order of sequence, its
+//! group number. A *lane* holds the operations of one record in one group: its collectives in order of sequence, its
 //! sends and receives in order of issue. A lane is a window: the ring may have dropped older operations, and a cut file
 //! may lack newer ones. [`Aligned::presence`] alone decides between "never issued", "issued" and "unknown".
 
@@ -15,12 +15,12 @@ use rcomm_recorder::publish::Recorder;
 use std::collections::{BTreeSet, HashMap};
 use std::ops::Range;
 
-/// The operations of one rank in one group.
+/// The operations of one record in one group.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Lane {
     pub(crate) group: GroupIx,
     /// Group rank; [`NONE`] if the record does not list the rank as a member, or another recorder of the process
-    /// recorded its operations in this group.
+    /// recorded the rank's operations in this group.
     pub(crate) member: u32,
     /// Collectives by sequence, as positions in the record's operations.
     pub(crate) collectives: Vec<u32>,
@@ -28,7 +28,8 @@ pub(crate) struct Lane {
     pub(crate) messages: Vec<u32>,
     /// Whether the sequence numbers of the collectives are consecutive and distinct.
     pub(crate) dense: bool,
-    /// Index in `collectives` of the first one that has not completed.
+    /// Index in `collectives` at which the pending ones begin: the one after the newest that is over, or the first that
+    /// was reopened.
     pub(crate) pending_from: usize,
 }
 
@@ -48,13 +49,14 @@ pub(crate) enum Presence {
 /// Why a record does not show a collective.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) enum UnknownReason {
-    /// There is no readable record.
+    /// No record that covers the group was read.
     NoRecord,
-    /// The file was cut before that point.
+    /// The file was cut, and the missing part may have held it.
     Cut,
-    /// The ring dropped the entries that would show it.
+    /// The ring dropped the entries that would show it, or completed operations were left out of the dump.
     HistoryLost,
-    /// The record was taken before: a peer has completed the collective since.
+    /// The record was taken too early: a peer's record shows this collective, or a later one of the group, as
+    /// completed.
     Outdated,
 }
 
@@ -74,8 +76,10 @@ pub(crate) struct Aligned<'a> {
     pub(crate) offsets_ns: Vec<i64>,
     /// For each record: whether common collectives connect its clock to the others'.
     pub(crate) clock_known: Vec<bool>,
+    /// The number of families of groups.
     pub(crate) families: usize,
-    /// For each group: the newest collective that needs every member and that some member saw complete.
+    /// For each group: the sequence number of the newest collective that needs every member and that some member saw
+    /// complete; `None` if there is none.
     completed_to: Vec<Option<u32>>,
 }
 
@@ -87,8 +91,7 @@ impl<'a> Aligned<'a> {
         aligned
     }
 
-    /// As [`Aligned::new`], but calls that do not fit reopen no retired operations: used to decide which records belong
-    /// together.
+    /// As [`Aligned::new`], but without [`Aligned::reopen`]: used to decide which records belong together.
     pub(crate) fn as_recorded(
         shared: &'a Shared,
         records: &'a [Record],
@@ -139,8 +142,8 @@ impl<'a> Aligned<'a> {
         self.by_rank.len()
     }
 
-    /// The record of a rank that covers a group; `None` if it left none, or only from recorders that do not record this
-    /// group.
+    /// The record that shows a rank's part in a group: the one with its operations; else, if recorders cover different
+    /// groups, one of the recorder that recorded a peer; else the newest. `None` if the rank left no such record.
     pub(crate) fn record_in(&self, group: GroupIx, rank: Rank) -> Option<RecordIx> {
         let mut own = self.records_of(rank);
         if self.by_rank.len() == self.records.len() {
@@ -168,7 +171,7 @@ impl<'a> Aligned<'a> {
         self.op(record, position).seq
     }
 
-    /// The record and the lane of a member; `None` if no record has its operations in the group.
+    /// The record and the lane of a member; `None` if no record of the member lists the group.
     pub(crate) fn lane(&self, group: GroupIx, member: usize) -> Option<(RecordIx, &Lane)> {
         let (record, lane) = self.groups[group].lanes[member]?;
         Some((record, &self.lanes[record][lane]))
@@ -194,7 +197,8 @@ impl<'a> Aligned<'a> {
         first..first + len
     }
 
-    /// The entry that holds the state of a whole block: its last, which is the closing marker if there is one.
+    /// The entry that holds the state of the block that begins at `first`: its last, which is the closing marker if
+    /// there is one.
     pub(crate) fn status_op(&self, record: RecordIx, lane: &Lane, first: usize) -> &Op {
         let block = self.block(record, lane, first);
         self.op(record, lane.collectives[block.end - 1])
@@ -287,8 +291,9 @@ impl<'a> Aligned<'a> {
     }
 
     /// The presence of a collective in a group of which a wrapped ring holds nothing: absent if a peer issued it after
-    /// a collective that both issued and that the ring still holds.
+    /// a collective that both issued and that the ring still holds, else unknown.
     fn by_peers(&self, group: GroupIx, record: RecordIx, seq: u32) -> Presence {
+        // The number of peers that are asked in each group, which bounds the time in large groups.
         const ASKED: usize = 16;
         let later = self.lanes[record].iter().any(|lane| {
             let Some(&oldest) = lane.collectives.first() else {
@@ -315,7 +320,8 @@ impl<'a> Aligned<'a> {
         }
     }
 
-    /// Whether this collective needs every member and no member that recorded it saw it complete.
+    /// Whether this collective needs every member and no member that recorded it saw it complete; false if none
+    /// recorded it.
     fn completes_together(&self, group: GroupIx, seq: u32) -> bool {
         let lanes = self.groups[group].lanes.iter().flatten();
         let mut entries = lanes.filter_map(|&(record, lane)| {
@@ -376,9 +382,9 @@ impl<'a> Aligned<'a> {
         lanes
     }
 
-    /// Whether the records of a group show when an operation starts on the device.
+    /// Whether the newest 64 collectives and messages of a member show when an operation starts on the device.
     ///
-    /// PyTorch's hook records start and completion at one moment and gloo records no start, so there "not started"
+    /// PyTorch's hook records start and completion at one moment and gloo records no start: for these, "not started"
     /// means nothing.
     fn starts_are_shown(&self, group: GroupIx) -> bool {
         self.groups[group]
@@ -430,7 +436,8 @@ impl<'a> Aligned<'a> {
         }
     }
 
-    /// The newest collective that needs every member and that a record shows as completed, other than by `retired`.
+    /// The sequence number of the newest collective that needs every member and that a record shows as completed, other
+    /// than by `retired`; `None` if there is none.
     fn proven_completion(&self, group: GroupIx) -> Option<u32> {
         let mut newest = None;
         for &(record, lane) in self.groups[group].lanes.iter().flatten() {
@@ -469,7 +476,7 @@ impl<'a> Aligned<'a> {
     }
 }
 
-/// No job has more ranks; a larger number in a file is damaged.
+/// No job has more ranks: a larger world size in a file is damage.
 const MAX_WORLD: u32 = 1 << 22;
 
 /// Whether `retired` is this recorder's only sign that an operation has ended.

@@ -4,8 +4,8 @@
 //! completion times is therefore the difference of their clocks plus that of the delays with which their recorders
 //! noticed. A single delay may be long, since a watchdog checks periodically, but the delays of two ranks are
 //! distributed alike, so the mean difference over all common collectives approaches that of the clocks. The scatter
-//! between stretches of the record gives its error. Without completion times, issue times are used. The estimate
-//! spreads from group to group to all ranks; the ranks of one host have one clock.
+//! between stretches of the record gives its error. For a recorder that records no completion times, issue times are
+//! used. The estimate spreads from group to group to all ranks; the ranks of one host share a clock.
 
 use crate::align::{Aligned, GroupIx, RecordIx, retiring_is_all};
 use std::cmp::Reverse;
@@ -17,7 +17,7 @@ const SAMPLES: usize = 512;
 /// The number of stretches of the record whose means are compared.
 const STRETCHES: usize = 16;
 
-/// With fewer samples the scatter is unknown: the true difference lies outside of them too often.
+/// With fewer samples their scatter says too little: the true difference too often lies outside it.
 const LEAST_SAMPLES: usize = 6;
 
 /// At most this many members of a group are compared with the others: one ring may be too short to have a collective in
@@ -29,14 +29,15 @@ const MEMBERS_ASKED: usize = 4;
 pub(crate) struct Offset {
     /// The offset to subtract to get common time, ns.
     pub(crate) ns: i64,
-    /// The spread of the samples, ns: half of the range of most of them, summed over the path from the reference clock.
-    /// `None` if the samples are too few.
+    /// The spread of the samples, ns: half of the range of their middle four fifths, summed over the path from the
+    /// reference clock. `None` if the samples are too few.
     pub(crate) spread_ns: Option<i64>,
     /// The standard error of `ns`, summed in the same way; `None` if the samples are too few.
     pub(crate) error_ns: Option<i64>,
 }
 
-/// The offset of each record's clock; `None` if no common collective connects it to most of the others.
+/// The offset of each record's clock; `None` if no common collective connects it to the largest set of connected
+/// clocks.
 pub(crate) fn offsets(aligned: &Aligned<'_>) -> Vec<Option<Offset>> {
     let records = aligned.records.len();
     let mut offsets: Vec<Option<Offset>> = vec![None; records];
@@ -61,7 +62,9 @@ pub(crate) fn offsets(aligned: &Aligned<'_>) -> Vec<Option<Offset>> {
     known
 }
 
-/// Replaces the estimates of the ranks of one host by their median, as far as they agree with it.
+/// Replaces the estimates of the ranks of one host by their median where they differ from it by at most their own
+/// spread, or 1 ms if that is more. Ranks of one host share a clock, so the error shrinks with the root of their
+/// number.
 fn share_hosts(aligned: &Aligned<'_>, offsets: &mut [Option<Offset>]) {
     let mut hosts: BTreeMap<&str, Vec<RecordIx>> = BTreeMap::new();
     for (record, whole) in aligned.records.iter().enumerate() {
@@ -140,7 +143,8 @@ fn connected_to(
     connected
 }
 
-/// The clock of `other` minus that of `one`, from their common collectives in the group; `None` if there are none.
+/// The clock of `other` minus that of `one`, from the collectives of the group that both completed; `None` if there are
+/// none.
 fn difference(
     aligned: &Aligned<'_>,
     group: GroupIx,

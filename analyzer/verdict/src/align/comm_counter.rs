@@ -1,9 +1,10 @@
 //! Sequence numbers for a recorder that has a single counter for all operations.
 //!
 //! torchcomms numbers all operations of a process together, sends and receives of all communicators included, so its
-//! `collective_seq_id` does not identify a collective across ranks. Here the collectives of each communicator are
-//! counted separately. If the ring has wrapped, the count starts at an unknown number: such a lane is shifted against a
-//! peer's until the calls agree, starting with the newest completed ones at the same number.
+//! `collective_seq_id` does not identify a collective across ranks. Here the collectives of each communicator in a
+//! record, its lane, are counted separately. If the ring has wrapped, the count starts at an unknown number: such a
+//! lane is aligned with a peer's by the newest completed collectives, and moved a few places if fewer calls differ
+//! there.
 
 use crate::align::record::{Record, Shared};
 use rcomm_recorder::publish::Recorder;
@@ -51,13 +52,14 @@ pub(crate) fn number_by_communicator(shared: &Shared, records: &mut [Record]) {
     }
 }
 
+/// The collectives of one communicator in one record.
 #[derive(Default)]
 struct Counted {
     record: usize,
     positions: Vec<usize>,
     /// The number of positions up to and including the newest completed one.
     completed: usize,
-    /// Whether the ring has dropped nothing, so the count starts at 1.
+    /// Whether the ring has dropped nothing, so that the count starts at 1.
     whole: bool,
 }
 

@@ -6,8 +6,9 @@ use rcomm_recorder::model::Rank;
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 
-/// For each group whose records state only their own group rank: the global ranks in order of group rank. Groups whose
-/// members are not certain are left out.
+/// For each group whose records state only their own group rank: the global ranks in order of group rank. A member
+/// without a record is derived if it is the only such rank of the job, or if the known members lie at equal steps.
+/// Groups with contradicting records, or with a member that cannot be derived, are left out.
 pub(crate) fn members(records: &[Record], world_size: Option<u32>) -> HashMap<u32, Arc<[Rank]>> {
     let mut groups: HashMap<u32, KnownRanks> = HashMap::new();
     for record in records {
@@ -33,11 +34,12 @@ pub(crate) fn members(records: &[Record], world_size: Option<u32>) -> HashMap<u3
 struct KnownRanks {
     size: u32,
     ranks: HashMap<u32, Rank>,
-    /// Whether two ranks state one group rank, or two sizes: several devices in a process, or a record of another run.
+    /// Whether records contradict each other or a group rank lies outside the size, as with several devices in a
+    /// process, or with a record of another run.
     in_doubt: bool,
 }
 
-/// The largest size of a communicator.
+/// No communicator is larger: a larger size in a record is damage.
 const MOST_MEMBERS: u32 = 1 << 20;
 
 impl KnownRanks {

@@ -1,7 +1,7 @@
 //! Operations that ranks of one program issue at the same point of it, and when a rank issued them.
 //!
 //! Collectives are compared between ranks by the family of the group and the sequence number; messages by their index
-//! among the messages of the two ranks.
+//! among the messages of the two ranks, or by the collective that they follow.
 
 use crate::align::p2p::{Counterpart, Messages, peer_of};
 use crate::align::record::{ANY, NONE, Op};
@@ -11,7 +11,8 @@ use rcomm_recorder::model::OpType;
 /// An operation that ranks of one program issue at the same point of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) enum ProgramEvent {
-    /// The collective `seq` on the n-th group of a family.
+    /// The collective `seq` on the n-th group of a family; `call` is the call that most members issued, or `u32::MAX`
+    /// if any call is meant.
     Collective {
         family: u32,
         nth: u32,
@@ -24,7 +25,7 @@ pub(crate) enum ProgramEvent {
     OtherHalf(Posted),
 }
 
-/// One half of a message, identified by the family of its group.
+/// One half of a message, in numbers that mean the same on every rank: of families, members and places, not of groups.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) struct Posted {
     pub(crate) family: u32,
@@ -33,15 +34,16 @@ pub(crate) struct Posted {
     pub(crate) sends: bool,
     /// Member at the other end, [`ANY`](crate::align::record::ANY), or [`NONE`] if the record names none.
     pub(crate) peer: u32,
-    /// Its index among the rank's messages to or from that peer, or [`NONE`] if the ring has wrapped: then the
-    /// collective that it follows locates it.
+    /// Its index among the rank's messages in this direction with that peer, or [`NONE`] if the record may lack earlier
+    /// ones: then `after` locates it.
     pub(crate) at: u32,
-    /// The rank's newest collective before it.
+    /// The newest collective that the rank issued before it, in any group.
     pub(crate) after: Option<After>,
     pub(crate) p2p_seq: u32,
 }
 
-/// A collective, and how many messages like this one the rank had posted to or from that peer since.
+/// A collective, and the number of messages with the same direction and peer that the rank posted between it and the
+/// message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) struct After {
     family: u32,
@@ -51,7 +53,7 @@ pub(crate) struct After {
 }
 
 impl Posted {
-    /// The collective that it follows; `None` if there is none.
+    /// The collective that the message follows; `None` if there is none.
     pub(crate) fn follows(self) -> Option<ProgramEvent> {
         let After {
             family, nth, seq, ..
@@ -68,7 +70,7 @@ impl Posted {
 /// When a rank issued an operation, according to its record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Occurrence {
-    /// Before the window of its record.
+    /// Issued, but older than what its record holds.
     Lost,
     /// Position in its operations.
     At(u32),
@@ -76,7 +78,7 @@ pub(crate) enum Occurrence {
     Never,
 }
 
-/// A collective as an event, numbered from the point of view of a member.
+/// A collective as an event; its group is numbered among those of its family in `record`.
 pub(crate) fn collective(
     aligned: &Aligned<'_>,
     record: RecordIx,
@@ -102,7 +104,7 @@ pub(crate) fn other_half(
     (posted.peer < ANY).then_some(ProgramEvent::OtherHalf(posted))
 }
 
-/// A recorded message as an event.
+/// A recorded message as an event; `None` if the record has no such group.
 pub(crate) fn message(
     aligned: &Aligned<'_>,
     record: RecordIx,
@@ -192,7 +194,8 @@ pub(crate) fn usual_call(aligned: &Aligned<'_>, group: GroupIx, seq: u32) -> Opt
         .map(|(call, _)| call)
 }
 
-/// When a rank issued an event; `None` if its record does not show it, or the rank is at another point of the program.
+/// When a rank issued an event; `None` if its record does not show it or lists no such group, or if the rank is at
+/// another point of the program.
 pub(crate) fn when(
     aligned: &Aligned<'_>,
     messages: &Messages,
@@ -238,7 +241,7 @@ pub(crate) fn when(
     }
 }
 
-/// When the peer of a message posted the other half.
+/// When the peer of a message, whose record is `record`, posted the other half; `None` if that is unknown.
 fn when_answered(
     aligned: &Aligned<'_>,
     messages: &Messages,
@@ -340,6 +343,7 @@ fn when_posted(
     }
 }
 
+/// The index of a group among those of its family in which the record's rank is a member.
 pub(crate) fn nth_of_family(aligned: &Aligned<'_>, record: RecordIx, group: GroupIx) -> u32 {
     let family = aligned.groups[group].family;
     let lanes = aligned.lanes[record].iter();
@@ -349,6 +353,7 @@ pub(crate) fn nth_of_family(aligned: &Aligned<'_>, record: RecordIx, group: Grou
         .count() as u32
 }
 
+/// The index of the lane in which a record holds the `nth` group of a family; `None` if it has fewer.
 pub(crate) fn lane_of_family(
     aligned: &Aligned<'_>,
     record: RecordIx,

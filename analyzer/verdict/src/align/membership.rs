@@ -23,10 +23,10 @@ pub(crate) struct Group {
     pub(crate) lanes: Vec<Option<(RecordIx, usize)>>,
     /// Groups that serve the same purpose for different ranks share a family.
     pub(crate) family: u32,
-    /// Whether a record names the members; else they are the ranks whose records name the group.
+    /// Whether records state the members; else they are guessed from the ranks that issued operations on the group.
     pub(crate) members_recorded: bool,
-    /// Set if two backends of one process number the operations of the group separately: then each has a group of its
-    /// own here.
+    /// The backend, if two recorders of one process number the operations of the group separately: each backend is then
+    /// one group here.
     pub(crate) backend: Option<String>,
     /// Whether starts of operations are recorded, so "not started" means "not arrived".
     pub(crate) shows_starts: bool,
@@ -140,8 +140,8 @@ fn backends_of<'a>(shared: &'a Shared, record: &Record) -> Vec<Option<&'a str>> 
     backends
 }
 
-/// Groups with operations from two recorders of one process: `cpu:gloo,cuda:nccl` is one group with two backends, and
-/// each counts its collectives separately.
+/// For each group with operations from two recorders of one process: these recorders. `cpu:gloo,cuda:nccl`, for
+/// example, is one group with two backends, each of which counts its collectives separately.
 fn parts_of_groups<'a>(
     records: &[Record],
     used: &[Vec<Option<&'a str>>],
@@ -164,7 +164,7 @@ fn parts_of_groups<'a>(
         if pair[0].rank != pair[1].rank {
             continue;
         }
-        // These are two of the rank's records.
+        // Both are records of one rank: compare the later with all of the rank's earlier ones.
         let first = records[..at]
             .iter()
             .rposition(|one| one.rank != pair[0].rank);
@@ -183,7 +183,7 @@ fn parts_of_groups<'a>(
     apart
 }
 
-/// The index of the part of a group that a record covers.
+/// The index of the part of a group that a record covers; 0 if the group has one part.
 fn part_of(parts: &[RecorderShare<'_>], record: &Record, backend: Option<&str>) -> usize {
     let same = |part: &RecorderShare<'_>| part.recorder == record.recorder.name();
     let exact =
@@ -193,7 +193,7 @@ fn part_of(parts: &[RecorderShare<'_>], record: &Record, backend: Option<&str>) 
 }
 
 /// Adds the ranks without a record to a group whose members no record describes: if exactly one group of a description
-/// is smaller than the others by the number of these ranks, they are its members.
+/// is smaller than the largest, and by the number of these ranks, they are its members.
 fn add_unread_members(
     shared: &Shared,
     records: &[Record],
@@ -232,7 +232,7 @@ fn add_unread_members(
     }
 }
 
-/// The index of a rank among the members.
+/// The index of a rank among the members; `None` if it is not one.
 pub(crate) fn position(ranks: &[Rank], rank: Rank) -> Option<usize> {
     // Members are nearly always ascending.
     if let Ok(at) = ranks.binary_search(&rank) {

@@ -15,7 +15,7 @@ use rcomm_recorder::model::{OpType, Peer, Rank};
 use rcomm_recorder::publish::Dump;
 use std::collections::{BTreeMap, HashMap, HashSet};
 
-/// Sender and receiver of a message that `member` of a group of `members` sends or receives.
+/// Sender and receiver, as group ranks, of a message that `member` of a group of `members` sends or receives.
 ///
 /// `None` if `op` is neither a send nor a receive, or the record does not name one member at the other end.
 pub(crate) fn ends(op: OpType, peer: Peer, member: Rank, members: usize) -> Option<(Rank, Rank)> {
@@ -54,7 +54,7 @@ pub struct Message {
 pub struct MessageNumbers {
     /// Record ids below this were counted; `None` = none yet.
     next: Option<u64>,
-    /// By group, source and destination.
+    /// How many messages were counted, by group, source and destination.
     counts: HashMap<(u32, Rank, Rank), u64>,
     numbers: BTreeMap<u64, Message>,
     /// Whether operations are missing, so all further numbers are unknown.
@@ -64,7 +64,8 @@ pub struct MessageNumbers {
 }
 
 impl MessageNumbers {
-    /// Counts the new operations in the record of `rank`; `dump` is its current state.
+    /// Counts the new operations in the record of `rank`; `dump` is its current state. Numbers of operations that the
+    /// ring has dropped are forgotten.
     pub fn take(&mut self, rank: Rank, dump: &Dump) {
         let Some(first) = dump.entries.first() else {
             return;
@@ -115,7 +116,8 @@ impl MessageNumbers {
         self.next = Some(next);
     }
 
-    /// The message that an operation sends or receives; `None` if its number is not certain.
+    /// The message that an operation sends or receives; `None` if it is not a message of the newest dump, or its number
+    /// is not certain.
     pub fn of(&self, record_id: u64) -> Option<Message> {
         self.numbers.get(&record_id).copied()
     }

@@ -1,8 +1,9 @@
 //! Matches the records of all ranks by group and sequence number.
 //!
-//! [`record`] holds one rank's record in compact columns, [`membership`] resolves the groups of a job, and [`aligned`]
-//! joins both into [`Aligned`], which everything else here reads: sends and their receives ([`p2p`], by the rule of
-//! [`message`]), clock offsets ([`clocks`]), and the pending operations of each rank ([`pending`]).
+//! [`record`] holds one recorder's record of a rank in compact columns, [`comm_counter`] and [`same_process`] correct
+//! what some recorders write, and [`membership`] resolves the groups of a job. [`aligned`] joins them into [`Aligned`],
+//! from which sends and their receives ([`p2p`], by the rule of [`message`]), clock offsets ([`clocks`]), and the
+//! pending operations of each rank ([`pending`]) are read.
 
 mod aligned;
 pub(crate) mod clocks;

@@ -3,10 +3,10 @@
 //! A message is identified by (group, source, destination, n-th message): each end counts its point-to-point operations
 //! separately, so sequence numbers do not match across ranks. If both rings hold everything, n is counted from the
 //! start. If one has wrapped, the two lists are shifted against each other by what both ends share: the newest
-//! collective that both completed, the newest completed message, and the sizes.
+//! completed collective that both recorded, the newest completed message, and the sizes.
 //!
-//! If NCCL's recorder wrote a closing marker for a batch, it holds the state of the members, since their own remains
-//! `scheduled`.
+//! If NCCL's recorder wrote a closing marker for a batch, the marker holds the state of the batch's messages, since
+//! their own remains `scheduled`.
 
 use crate::align::record::{NONE, Op};
 use crate::align::{Aligned, GroupIx, Lane, RecordIx, message};
@@ -30,19 +30,18 @@ pub(crate) struct Pair {
     pub(crate) receives: Vec<Half>,
     /// Receive `i` belongs to send `i + shift`.
     pub(crate) shift: i64,
-    /// Whether no other pairing is possible: neither ring has dropped a message, or what both still hold fits in one
-    /// way only.
+    /// Whether neither ring has dropped a message, or this shift fits clearly better than every other.
     pub(crate) certain: bool,
 }
 
-/// The other half of a message, as far as it is known.
+/// What the record of the other end shows of a message's other half.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Counterpart {
     /// It was posted.
     Posted(Half),
     /// The ring has dropped it.
     Lost,
-    /// It was not posted.
+    /// The record does not hold it: it was not posted, or the file was cut before it.
     Missing,
 }
 
@@ -160,7 +159,7 @@ fn other(list: &[Half], at: i64) -> Counterpart {
 
 fn status_ops_of(aligned: &Aligned<'_>, record: RecordIx, lane: &Lane) -> Vec<u32> {
     let mut status_ops = lane.messages.clone();
-    // rcomm's recorder and PyTorch's hook record the state of each member of a batch.
+    // rcomm's recorder and PyTorch's hook record the state of each message of a batch.
     if aligned.records[record].recorder != Recorder::Nccl {
         return status_ops;
     }
@@ -235,10 +234,11 @@ fn align_pair(
     };
 }
 
-/// A pairing is certain if its cost is lower than that of every other by this much.
+/// A pairing is certain if its cost is lower than that of every other by at least this much.
 const CLEAR: u64 = 2;
 
-/// The positions, on either side, of the newest collective that both completed in any group; `None` if there is none.
+/// The positions, on either side, of the newest collective that `one` completed and `other` recorded, in any group;
+/// `None` if there is none among the newest 4096 of each group.
 fn anchor(aligned: &Aligned<'_>, one: RecordIx, other: RecordIx) -> Option<(u32, u32)> {
     let mut newest: Option<(u32, u32)> = None;
     for lane in &aligned.lanes[one] {
@@ -314,14 +314,14 @@ fn misfit(
         let sent = done(aligned, sender, send);
         let index = at as i64 - shift;
         cost += u64::from(index < 0 && !sent) * 2;
-        // A few small messages complete before their receive is posted.
+        // A send rarely completes before its receive is posted: only small messages can.
         let unreceived = index >= pair.receives.len() as i64;
         cost += u64::from(unreceived && sent && !is_in_batch(aligned, sender, send)) * 3;
     }
     cost
 }
 
-/// Whether a half was posted in a batch with others.
+/// Whether a half was posted with others in a batch that a marker closes.
 fn is_in_batch(aligned: &Aligned<'_>, record: RecordIx, half: Half) -> bool {
     let seq = aligned.op(record, half.position).p2p_seq;
     let beside = [half.position.checked_sub(1), half.position.checked_add(1)];
@@ -332,7 +332,7 @@ fn is_in_batch(aligned: &Aligned<'_>, record: RecordIx, half: Half) -> bool {
         })
 }
 
-/// Whether a half has not completed. One that failed counts, since it waited before it gave up.
+/// Whether a half has not completed. One that failed counts as pending, since it waited before it gave up.
 pub(crate) fn pending(op: &Op) -> bool {
     op.state != EntryState::Completed
 }

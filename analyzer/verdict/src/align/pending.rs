@@ -9,9 +9,10 @@ use std::collections::HashMap;
 /// Whether the device of a rank has reached an operation that the rank issued.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) enum Arrival {
-    /// No: it is behind an older unfinished operation of its group.
+    /// No: it is behind an older unfinished operation of its group, and is not recorded as started.
     Queued,
-    /// Unknown: it is the first of its group, but behind an unfinished operation of another group.
+    /// Unknown: it is the first unfinished one of its group, but its start is not recorded, or it is behind an
+    /// unfinished operation of another group, or the ring may have dropped an operation before it.
     Head,
     /// Yes.
     Arrived,
@@ -27,7 +28,7 @@ pub(crate) struct Pending {
     pub(crate) arrival: Arrival,
 }
 
-/// A collective, or a batch of messages.
+/// A collective, or a batch of messages; a single message is a batch of one.
 #[derive(Clone, Debug)]
 pub(crate) enum PendingKind {
     Collective { seq: u32 },
@@ -43,7 +44,7 @@ pub(crate) fn front_is_lost(record: &Record) -> bool {
         && (!record.ops.iter().any(|op| op.completed() || op.retired) || begins_pending(record))
 }
 
-/// Whether the oldest entry of the ring has not completed; the closing marker decides for the members of a batch.
+/// Whether the oldest entry of the ring has not completed; the closing marker decides for the messages of a batch.
 fn begins_pending(record: &Record) -> bool {
     let Some(first) = record.ops.first() else {
         return false;

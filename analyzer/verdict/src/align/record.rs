@@ -1,4 +1,4 @@
-//! The record of one rank in compact columns, and the tables that all ranks share.
+//! One recorder's record of a rank in compact columns, and the tables that all ranks share.
 //!
 //! Each dump has its own tables of shapes, stacks and groups. Here these are interned over all ranks: a thousand rings
 //! of the same program cost little more than their entries, and two ranks' calls are compared by number.
@@ -119,7 +119,7 @@ pub(crate) struct Record {
     pub(crate) groups: Vec<LocalGroup>,
     /// The progress of NCCL's channels and links.
     pub(crate) communicators: Vec<Communicator>,
-    /// NCCL's numbers of the communicators of groups, by the groups' names, as rcomm's backend for NCCL records them.
+    /// NCCL's numbers of communicators, each with its group's name, as rcomm's backend for NCCL records them.
     pub(crate) comm_ids: Vec<(u64, String)>,
     /// In order of issue.
     pub(crate) ops: Vec<Op>,
@@ -127,11 +127,11 @@ pub(crate) struct Record {
     pub(crate) first_id: u64,
     /// Whether the file was cut, so the newest part is missing.
     pub(crate) cut: bool,
-    /// Whether completed operations were left out when it was written.
+    /// Whether completed operations seem to have been left out when it was written.
     pub(crate) only_active: bool,
     /// The failures that the rank's process recorded, in order.
     pub(crate) failures: Vec<Failure>,
-    /// When the process closed its record in order, ns by its own clock; 0 if it did not.
+    /// When the process closed its record, ns by its own clock; 0 if it did not.
     pub(crate) closed_ns: i64,
     /// The process's connections.
     pub(crate) peers: Vec<PeerLink>,
@@ -164,7 +164,8 @@ impl Record {
             .unwrap_or(self.identity.dump_time_ns)
     }
 
-    /// When it was taken, as far as it is recorded, ns by its own clock.
+    /// When it was taken, or its newest operation's time if that is later or the only one known; ns by its own clock, 0
+    /// if unknown.
     pub(crate) fn latest_ns(&self) -> i64 {
         self.identity.dump_time_ns.max(self.newest_ns())
     }
@@ -194,7 +195,7 @@ impl Record {
     }
 }
 
-/// A group as all ranks share it, identified by name and members.
+/// A group as all ranks share it, identified by name, members and incarnation.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct SharedGroup {
     pub(crate) name: String,
@@ -205,7 +206,7 @@ pub(crate) struct SharedGroup {
     pub(crate) desc: String,
 }
 
-/// The members of groups of one name, and how many further groups have the same.
+/// One membership among the groups of a name, and the incarnation of its newest group.
 type Namesake<'a> = (&'a Arc<[Rank]>, u32);
 
 /// Whether two lists are equal. Records that are kept share lists, so large ones are compared by address first.
@@ -311,8 +312,8 @@ impl Shared {
                 is_p2p: entry.is_p2p || ends_messages,
             });
         }
-        // Gaps in the record ids, or fewer operations than any ring holds, and none of them completed: the dump was
-        // written with onlyActive.
+        // None of the operations completed, and record ids are missing between them or a wrapped ring holds fewer than
+        // any ring would: the dump was written with onlyActive.
         let is_short = first_id > first_id_of(dump.recorder) && ops.len() < LEAST_RING;
         let none_done = !ops.iter().any(|op| op.completed() || op.retired);
         let only_active = none_done && (!ids_follow || is_short);
@@ -424,7 +425,8 @@ impl Shared {
     }
 }
 
-/// Of sections that are named after NCCL's number of a communicator, and name its group.
+/// NCCL's numbers of communicators with their groups' names, from the sections whose name is such a number in
+/// hexadecimal.
 fn comm_ids_of(dump: &Dump) -> Vec<(u64, String)> {
     let sections = dump.nccl_comm_state.iter();
     sections
@@ -456,7 +458,8 @@ fn narrow(value: u64) -> u32 {
     u32::try_from(value).unwrap_or(u32::MAX)
 }
 
-/// The µs from `created` to `then`, both ns; [`NONE`] if `then` is not positive, so unknown.
+/// The µs from `created` to `then`, both ns, and 0 if `then` is earlier; [`NONE`] if `then` is not positive, so
+/// unknown.
 fn after(created: i64, then: i64) -> u32 {
     if then <= 0 {
         return NONE;

@@ -8,14 +8,15 @@ use crate::align::{Aligned, GroupIx, RecordIx, retiring_is_all};
 use std::collections::{BTreeSet, HashMap};
 
 impl Aligned<'_> {
-    /// Reopens the operations that cannot have completed, according to the calls of all members.
+    /// Reopens the operations that cannot have completed: those with calls that do not fit, and the newest ones of
+    /// ranks that others wait for.
     pub(crate) fn reopen(&mut self) {
         for group in 0..self.groups.len() {
             if let Some(apart) = self.first_difference(group) {
                 self.reopen_retired(group, Some(apart));
             }
         }
-        // Reopened operations show which ranks are missed, and that may reopen more.
+        // Reopened operations show which ranks are missed, and that may reopen more. Eight rounds bound the time.
         for _ in 0..8 {
             if !self.reopen_newest() {
                 break;
@@ -23,8 +24,9 @@ impl Aligned<'_> {
         }
     }
 
-    /// Reopens collectives that need every member and that a member never issued, in records in which `retired` is the
-    /// only sign of an end. From number `apart` on, the members' calls do not fit.
+    /// Reopens collectives that need every member and that a member never issued, unless the job ran on while the
+    /// records were taken. With `apart`, a number under which the members' calls do not fit, reopens from that number
+    /// on in any case. Changes only records in which `retired` is the only sign of an end.
     pub(crate) fn reopen_retired(&mut self, group: GroupIx, apart: Option<u32>) {
         let mut behind: Option<u32> = None;
         for member in 0..self.groups[group].ranks.len() {
@@ -94,8 +96,8 @@ impl Aligned<'_> {
         }
     }
 
-    /// The first number under which members with such a recorder issued calls that do not fit, and so cannot have
-    /// completed.
+    /// The first sequence number under which members issued calls that do not fit, and so cannot have completed; `None`
+    /// if there is none, or if every record has other signs of an end than `retired`.
     fn first_difference(&self, group: GroupIx) -> Option<u32> {
         let lanes = || self.groups[group].lanes.iter().flatten().copied();
         if !lanes().any(|(record, _)| retiring_is_all(self.records[record].recorder)) {
@@ -135,7 +137,8 @@ impl Aligned<'_> {
                 continue;
             };
             let group = self.lanes[record][lane].group;
-            // If a member left no record, no rank has to be missed: the absent one may have made all of them stop.
+            // If a member left no record, a rank counts even if no peer waits for it: the absent member may have made
+            // all of them stop.
             let mut members = self.groups[group].ranks.iter();
             if !missed.contains(&record)
                 && members.all(|&rank| self.record_in(group, rank).is_some())
@@ -178,7 +181,7 @@ impl Aligned<'_> {
         })
     }
 
-    /// Records of such a recorder with nothing pending.
+    /// The records in which `retired` is the only sign of an end, and that have nothing pending.
     fn idle(&self) -> Vec<RecordIx> {
         let all = 0..self.records.len();
         all.filter(|&record| {
@@ -189,7 +192,7 @@ impl Aligned<'_> {
         .collect()
     }
 
-    /// Records whose rank has not issued a collective that a peer waits in.
+    /// The records of ranks that have not issued the newest collective of a group in which a peer waits.
     fn missed(&self) -> BTreeSet<RecordIx> {
         let mut missed = BTreeSet::new();
         for (at, group) in self.groups.iter().enumerate() {

@@ -1,20 +1,22 @@
-//! One process with two records: its own recorder's, and that of rcomm's plug-in for NCCL.
+//! Joins the two records of one process: its own recorder's, and that of rcomm's plug-in for NCCL.
 //!
 //! Both hold the same operations. The program's record has the groups' names, members and stacks; the plug-in's has
 //! what the device and the network did. Where a communicator of the plug-in is one of the program's groups, the
-//! program's record gets the plug-in's channels, links and times, and the plug-in's copy of the operations goes: the
-//! process is one rank, and each operation counts once. Where that is not certain, both stay as they are.
+//! program's record gets the plug-in's channels, links and times, and the plug-in's copy of the operations is dropped:
+//! the process is one rank, and each operation counts once. Where that is not certain, both records keep their
+//! operations.
 
 use crate::align::record::{LocalGroup, NONE, Op, Record, Shared};
 use rcomm_recorder::model::{Communicator, EntryState, OpType, Pattern};
 use rcomm_recorder::publish::Recorder;
 use std::collections::{BTreeMap, HashMap};
 
-/// How far the program's recorder may be ahead of NCCL: calls that have not reached it.
+/// The most calls that the program's recorder may have recorded before they reached NCCL.
 const AHEAD: usize = 4;
-/// Operations that a backend issues for itself when it makes a communicator: one, by which the ranks connect.
+/// The most operations that only the plug-in records: a backend issues one itself to connect the ranks of a new
+/// communicator.
 const OWN: usize = 1;
-/// Of records that have dropped operations: how many have to agree.
+/// If either record has dropped operations, at least this many must agree.
 const ENOUGH: usize = 8;
 
 /// Joins the plug-in's records to the programs', and drops what has been joined.
@@ -108,8 +110,9 @@ fn communicator_of<'a>(
     record.communicators.iter().find(|it| it.group == *name)
 }
 
-/// The program's group that this communicator carries: by NCCL's number where the program's record has it, else by
-/// the communicator's name; of several, the one whose operations agree.
+/// The program's group that this communicator carries, with the operations that both records hold: by NCCL's number
+/// where the program's record has it, else by the communicator's name. `None` unless exactly one such group has
+/// operations that agree.
 fn partner(
     shared: &Shared,
     plugin: &Record,
@@ -118,7 +121,7 @@ fn partner(
 ) -> Option<(usize, Vec<Pair>)> {
     let hash = communicator_of(shared, plugin, local)?.hash;
     let known = &shared.groups[plugin.groups[local].group as usize];
-    // What graphs replay has an order of its own, which no program's recorder has.
+    // Operations that CUDA graphs replay have their own order, which no program's recorder knows.
     if known.name.ends_with("-graphs") {
         return None;
     }
@@ -162,8 +165,8 @@ fn partner(
     }
 }
 
-/// What NCCL does as one collective, by what its profiler calls it; `None` for what it does as messages, and for
-/// messages.
+/// The pattern under which NCCL's profiler reports an operation that NCCL runs as one collective; `None` for messages,
+/// and for operations that NCCL runs as messages.
 fn as_collective(kind: OpType) -> Option<Pattern> {
     match kind.pattern() {
         // A barrier is an all-reduce of one element.
@@ -191,7 +194,7 @@ fn collectives(record: &Record, group: usize) -> Vec<(usize, Pattern)> {
         .collect()
 }
 
-/// The collectives that both records have, in order; `None` if there is none, or if they differ.
+/// The collectives that both records have, newest first; `None` if too few agree or they differ.
 fn pairs(plugin: &Record, local: usize, program: &Record, group: usize) -> Option<Vec<Pair>> {
     let seen = collectives(plugin, local);
     let issued = collectives(program, group);
@@ -217,8 +220,9 @@ fn pairs(plugin: &Record, local: usize, program: &Record, group: usize) -> Optio
         .map(|(_, pairs)| pairs)
 }
 
-/// The messages of a communicator that rcomm's backend for NCCL has made for those of one rank to another, `<group>/0-1`:
-/// the program's group has them.
+/// Pairs the messages of a communicator that rcomm's backend for NCCL made for those from one rank to another, and
+/// described as `<group>/0-1`, with those of the program's group. `None` if it is not such a communicator, if a ring
+/// has wrapped, or if they do not match.
 fn messages(shared: &Shared, plugin: &Record, local: usize, program: &Record) -> Option<Vec<Pair>> {
     let desc = &shared.groups[plugin.groups[local].group as usize].desc;
     let (name, ranks) = desc.rsplit_once('/')?;
@@ -228,6 +232,7 @@ fn messages(shared: &Shared, plugin: &Record, local: usize, program: &Record) ->
     let named = |local: &LocalGroup| shared.groups[local.group as usize].name == name;
     let group = program.groups.iter().position(named).filter(|_| is_whole)?;
     let own = plugin.groups[local].place?.rank;
+    // Rank 0 of such a communicator sends, rank 1 receives.
     let (peer, pattern) = match own {
         0 => (to, Pattern::Send),
         _ => (from, Pattern::Recv),
@@ -258,7 +263,8 @@ fn agree<'a>(both: impl Iterator<Item = Numbered<'a>>) -> Option<Vec<Pair>> {
     (!pairs.is_empty()).then_some(pairs)
 }
 
-/// The communicator under the program's name, with the program's numbers of operations.
+/// The communicator under the program's name, with the program's numbers of operations; kernels and links of operations
+/// that the program did not record are left out.
 fn moved(
     communicator: Communicator,
     name: &str,
@@ -290,7 +296,7 @@ fn moved(
     moved
 }
 
-/// What the device did, where the program's recorder has not seen it.
+/// Adds the plug-in's duration and start to an operation of the program that lacks them.
 fn add_times(op: &mut Op, seen: &Op) {
     if op.duration_ms < 0.0 {
         op.duration_ms = seen.duration_ms;
@@ -307,7 +313,7 @@ fn add_times(op: &mut Op, seen: &Op) {
     }
 }
 
-/// Drops these groups and their operations.
+/// Drops the joined groups with their operations and communicators.
 fn drop_groups(shared: &Shared, record: &mut Record, joined: &HashMap<usize, Vec<Pair>>) {
     let goes: Vec<bool> = (0..record.groups.len())
         .map(|local| joined.contains_key(&local))

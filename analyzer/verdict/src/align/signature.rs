@@ -10,7 +10,8 @@ use std::collections::HashMap;
 /// Operations that are the same on the wire for all variants of the call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) enum OpClass {
-    /// A known operation: all variants of all-gather share one class, and so on.
+    /// A known operation: all variants of all-gather share a class, and so on, except those that make several tensors
+    /// one operation, each of which is its own class.
     Known(OpType),
     /// An unknown operation, by the hash of its name.
     Named(u64),
@@ -20,11 +21,11 @@ pub(crate) enum OpClass {
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct MatchKey {
     pub(crate) class: OpClass,
-    /// Element type, as a hash of its names.
+    /// The element types, as a hash of their names.
     pub(crate) dtype: Option<u64>,
     /// Elements, or bytes if the type may differ.
     pub(crate) size: Option<u64>,
-    /// A hash of the elements of each tensor, if several are one operation.
+    /// A hash of the numbers of elements of each tensor, if several are one operation.
     pub(crate) tensors: Option<u64>,
     /// The root, if recorded.
     pub(crate) root: Option<u32>,
@@ -81,7 +82,7 @@ impl Call {
         }
     }
 
-    /// The operation with its relevant arguments, like `all_reduce [64] Float`; if parts differ in length, with the
+    /// The operation with its relevant arguments, like `all_reduce [64] Float`; if parts may differ in length, with the
     /// shapes of the output: `all_gather [5] into [2] [5] [9] Float`.
     pub(crate) fn describe(&self) -> String {
         let Signature {
@@ -256,7 +257,7 @@ impl Calls {
         &self.keys[id as usize]
     }
 
-    /// The most severe difference between two calls; `None` if two members may issue these.
+    /// The most severe difference between two calls; `None` if two members may issue them for one collective.
     pub(crate) fn difference(&self, a: u32, b: u32) -> Option<CallDifference> {
         if a == b {
             return None;

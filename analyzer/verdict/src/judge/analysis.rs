@@ -50,7 +50,7 @@ impl Analysis {
         }
     }
 
-    /// Adds a dump.
+    /// Adds a dump that was read to its end, without a path.
     pub fn add(&mut self, dump: &Dump) {
         self.add_from("", dump, Extent::Whole);
     }
@@ -83,13 +83,15 @@ impl Analysis {
         self.policy.world_size = self.policy.world_size.or(Some(world_size));
     }
 
-    /// Adds a problem of an input. `unread`: whether a dump of it is added, too.
+    /// Adds a problem of an input. With [`Unread::Part`], the input's dump must be added as well, since it counts the
+    /// file.
     pub fn add_problem(&mut self, problem: Problem, unread: Unread) {
         self.files += usize::from(unread == Unread::Whole);
         self.problems.push(problem);
     }
 
-    /// Removes the records and problems of a file or source; for an archive, those of its members.
+    /// Removes the records and problems of a file or source; for an archive, those of its members. The number of files
+    /// read stays.
     pub fn forget(&mut self, path: &str) {
         let is_of_it = |other: &str| {
             let rest = other.strip_prefix(path);

@@ -94,7 +94,7 @@ fn victims(ctx: &Context<'_>, draft: &FindingDraft) -> Vec<Rank> {
         .ranks(&ctx.graph.waiting_for(&targets, &ctx.reversed))
         .into_iter()
         .collect();
-    // Members of a cycle wait, too, but the finding already names them.
+    // Targets that are ranks and not culprits, such as the other members of a cycle, wait too.
     victims.extend(
         targets
             .iter()
@@ -152,7 +152,8 @@ fn finding(
     }
 }
 
-/// How many ranks wait because of an error, where it reaches beyond the group that it is in.
+/// The end of a sentence: how many ranks wait because of an error; empty if these are no more than its group has
+/// members.
 fn in_all(ctx: &Context<'_>, draft: &FindingDraft, waiting: usize) -> String {
     use Code::*;
     let tells = matches!(
@@ -174,7 +175,7 @@ fn in_all(ctx: &Context<'_>, draft: &FindingDraft, waiting: usize) -> String {
     format!("; {waiting} of {} ranks wait in all", ctx.graph.ranks)
 }
 
-/// The time since which ranks wait because of a finding; `None` if it is no error or no rank waits.
+/// The time since which ranks wait because of a finding; `None` if it is not an error or no rank waits.
 fn since(ctx: &Context<'_>, draft: &FindingDraft) -> Option<Since> {
     if draft.code.severity() != Severity::Error {
         return None;
@@ -255,7 +256,7 @@ impl Shortfall {
     }
 }
 
-/// N301 and N302 on ranks that left no complete record and that no finding blames.
+/// Adds N301 on ranks that left no complete record and that no finding blames, and notes on what records lack.
 fn note_absences(
     ctx: &Context<'_>,
     drafts: &[(FindingDraft, Vec<Rank>)],
@@ -307,7 +308,7 @@ fn note_absences(
     note_lost_history(ctx, problems);
 }
 
-/// N304 and N305: the questions that a verdict without a finding leaves open.
+/// N304 or N305: the question that a verdict without a finding leaves open; `None` if there is none.
 fn note_verdict(
     ctx: &Context<'_>,
     verdict: Verdict,
@@ -332,7 +333,8 @@ fn note_verdict(
     Some(Problem::new(code, "", sentence))
 }
 
-/// N302: it is unknown whether a rank had reached a place where others wait.
+/// Adds what the records cannot show: whether a rank whose ring dropped the entries had reached a place where others
+/// wait (N302), and where a rank with an outdated record waits now (N300).
 fn note_lost_history(ctx: &Context<'_>, problems: &mut Vec<Problem>) {
     use crate::align::UnknownReason;
     let lost: BTreeSet<Rank> = ctx

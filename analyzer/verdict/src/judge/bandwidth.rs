@@ -1,4 +1,4 @@
-//! The bus bandwidth of a group's collectives, as nccl-tests defines it.
+//! Measures the bus bandwidth of a group's collectives, as nccl-tests defines it.
 //!
 //! The rank that arrives last is in a collective only for the time of the transfer, so the shortest of the members'
 //! durations is the time of the instance. Only durations that a backend measured count: the time from issue to the
@@ -20,7 +20,7 @@ const NEWEST: usize = 512;
 #[derive(Clone, Copy)]
 struct Instance {
     shortest_ms: f32,
-    /// Bytes of the whole buffer, over the time on the bus.
+    /// The bytes that a link of the bus carries for it.
     bus_bytes: f64,
     members: usize,
 }

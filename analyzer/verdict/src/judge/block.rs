@@ -13,7 +13,7 @@ pub(crate) struct Block {
     /// The number of ranks on a host, if the block consists of whole hosts: by the hosts that records name, or by the
     /// numbers of the ranks.
     per_host: Option<u32>,
-    /// Whether records name the hosts of the other ranks.
+    /// Whether `per_host` comes from the hosts that records name, and not from the numbers of the ranks.
     named: bool,
 }
 
@@ -28,7 +28,7 @@ impl Block {
     }
 
     /// These ranks as a block: one row of consecutive ranks, or rows that whole hosts of one size would leave. `None`
-    /// if one of them left a record, or they form no block.
+    /// if they are fewer than two, if one of them left a record, or if they form no block.
     pub(crate) fn of(ctx: &Context<'_>, ranks: &[Rank]) -> Option<Self> {
         let mut ranks = ranks.to_vec();
         ranks.sort_unstable();
@@ -126,7 +126,8 @@ impl Block {
     }
 }
 
-/// The number of ranks on a host by the names of hosts in the records; `None` if these do not hold consecutive ranks.
+/// The number of ranks on a host by the names of hosts in the records; `None` if it is 1 or unknown, or if the ranks of
+/// a host do not lie in one such row.
 fn ranks_per_host(ctx: &Context<'_>) -> Option<u32> {
     let mut hosts: BTreeMap<&str, Vec<Rank>> = BTreeMap::new();
     for record in ctx.aligned.records {
@@ -145,8 +146,8 @@ fn ranks_per_host(ctx: &Context<'_>) -> Option<u32> {
     (size > 1 && in_row).then_some(size)
 }
 
-/// The largest size greater than 1 of which all rows are multiples; the last row of the world may be shorter. `None` if
-/// there is none.
+/// The largest size greater than 1 at whose multiples all rows begin and end; the last row of the world may be shorter.
+/// `None` if there is none.
 fn common_size(rows: &[&[Rank]], world: Rank) -> Option<u32> {
     let divisor = |a: u32, b: u32| {
         let (mut a, mut b) = (a, b);

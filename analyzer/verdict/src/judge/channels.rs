@@ -1,5 +1,5 @@
-//! The channel and peer on which an operation of NCCL makes no progress. Only NCCL's profiler interface reports this;
-//! no recorder above NCCL can see it.
+//! Finds the channel and peer on which an operation of NCCL makes no progress. Only NCCL's profiler interface reports
+//! this; no recorder above NCCL can see it.
 
 use crate::align::{GroupIx, Presence};
 use crate::judge::context::Context;
@@ -108,7 +108,8 @@ fn held_up(
     held
 }
 
-/// The transfer with less progress than all others; `None` if several are equally far behind.
+/// The transfer with less progress than all others; `None` if there is none, or if several links are equally far
+/// behind.
 fn blocked(held: &[StuckTransfer]) -> Option<StuckTransfer> {
     let &first = held.first()?;
     // Several transfers are equally far: none of them alone holds up the rest.

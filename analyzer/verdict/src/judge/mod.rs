@@ -2,7 +2,7 @@
 //!
 //! [`analysis`] is the entry point. It selects the records of one job ([`provenance`]), aligns them, builds the graph
 //! of waits ([`wait_graph`]) and finds its roots ([`wait_root`]); every file of [`check`] drafts findings from one
-//! [`ctx`], and [`assemble`] ranks the drafts and writes the report.
+//! [`context`], and [`assemble`] ranks the drafts and writes the report.
 
 mod analysis;
 mod assemble;

@@ -1,4 +1,4 @@
-//! W270: ranks reach the same numbers of a group from different places of the source, in crossed order.
+//! W270: ranks issue the same sequence numbers of a group from different places of the source, in crossed order.
 //!
 //! Two threads that share a group, or two branches of the program, issue in an order that differs from rank
 //! to rank. Where the operations agree, no backend notices: the data of the one operation meet those of the
@@ -7,8 +7,8 @@
 //!
 //! * both places are known as places that all ranks come through together: under other numbers every member
 //!   issued from the one, and from the other;
-//! * from the first number that differs on, the odd ranks issue from the same places as the others, each as
-//!   often, and afterwards all are together again. A rank that left an operation out never is.
+//! * from the first number that differs on, the odd ranks issue from the same places as the others, each as often, and
+//!   afterwards all issue from the same place again. This never happens to a rank that left an operation out.
 
 use super::Check;
 use crate::align::record::NONE;
@@ -34,7 +34,7 @@ impl Check for CallSiteOrder {
         let places = Places::new(ctx);
         let groups = 0..ctx.aligned.groups.len();
         let crossings = groups.filter_map(|group| crossing(ctx, &places, group));
-        // Where the operations themselves differ, that is the finding.
+        // Where the operations themselves differ, a mismatch is reported instead.
         let differs = |one: &Crossing| {
             let mut known = ctx.disagreements.iter();
             known.any(|it| it.group == one.group && it.seq <= one.last)
@@ -46,13 +46,14 @@ impl Check for CallSiteOrder {
     }
 }
 
-/// How many callers outwards a place is looked for: the call itself is often in a wrapper that all share.
+/// A place is looked for in this many frames, from the call outwards: the call itself is often in a wrapper that all
+/// share.
 const DEPTH: usize = 4;
 
 /// The longest stretch of numbers that counts as one crossing.
 const LONGEST: u32 = 64;
 
-/// Of each stack: the frames of the program, innermost first.
+/// For each stack: its innermost frames of the program, [`NONE`] where it has fewer.
 struct Places(Vec<[u32; DEPTH]>);
 
 impl Places {
@@ -74,7 +75,7 @@ impl Places {
     }
 }
 
-/// One number of a group: the stack of each member's call, [`NONE`] where its record has none.
+/// One number of a group: the stack of each member's call, [`NONE`] where its record has none or has several calls.
 struct Row {
     seq: u32,
     stacks: Vec<u32>,
@@ -83,9 +84,9 @@ struct Row {
 /// The numbers of a group that several members issued.
 #[derive(Default)]
 struct Rows {
-    /// Those with several stacks, and the ones in a row with them, ascending.
+    /// Those that members issued from different stacks, ascending.
     differ: Vec<Row>,
-    /// Stacks under which all members issued some number.
+    /// Stacks from which all members issued some number.
     alike: HashSet<u32>,
     /// The numbers that all members issued under one stack.
     together: HashMap<u32, u32>,
@@ -94,7 +95,7 @@ struct Rows {
 fn rows(ctx: &Context<'_>, group: GroupIx, members: &[(RecordIx, &Lane)]) -> Option<Rows> {
     let (low, high) = ctx.aligned.window(group)?;
     let entries: usize = members.iter().map(|(_, lane)| lane.collectives.len()).sum();
-    // Numbers with gaps between them: damaged, or only what is active.
+    // There are more numbers than entries: the dumps are damaged, or hold only active operations.
     if (high - low) as usize > entries {
         return None;
     }
@@ -124,15 +125,16 @@ fn rows(ctx: &Context<'_>, group: GroupIx, members: &[(RecordIx, &Lane)]) -> Opt
 /// Where ranks cross.
 struct Crossing {
     group: GroupIx,
-    /// The first number, and the one under which the odd ranks issue from where the others issued the first.
+    /// The first number that is crossed, and the one under which the odd ranks issue from where the others issued the
+    /// first.
     seqs: [u32; 2],
     /// The last number of the stretch.
     last: u32,
-    /// Records of the ranks that most are like, and of the odd ones.
+    /// Records of the ranks that agree with most, and of the odd ones.
     sides: [Vec<RecordIx>; 2],
     /// More than half of the members are on the first side.
     decided: bool,
-    /// How many callers outwards the places are.
+    /// The frame in which the places differ, counted from the call outwards.
     depth: usize,
 }
 
@@ -170,7 +172,7 @@ fn crossing_at(
     if apart.is_empty() || common.len() < 2 {
         return None;
     }
-    // Where most members are under a number, and where this one is; `None` if the records do not show it.
+    // The place from which most members issued a number, and this member's place; `None` if the records do not show it.
     let of = |seq: u32, member: usize| -> Option<[u32; 2]> {
         if let Some(row) = apart.get(&seq) {
             return Some([row.usual, row.places[member]?]);
@@ -213,9 +215,9 @@ fn crossing_at(
 
 /// A number that members issued from several places.
 struct Apart {
-    /// Of each member; `None` where its record has none.
+    /// The place of each member's call; `None` where its record has none.
     places: Vec<Option<u32>>,
-    /// Where most are; among equals, where the first of the members is.
+    /// The place of most calls; of equally frequent ones, the one that comes first in the order of members.
     usual: u32,
 }
 
@@ -228,14 +230,15 @@ impl Apart {
                 None => counts.push((place, 1)),
             }
         }
-        // The last of equal ones is taken.
+        // `max_by_key` returns the last of equal ones, which in reverse order is the first.
         let &(usual, _) = counts.iter().rev().max_by_key(|(_, count)| *count)?;
         Some(Self { places, usual })
     }
 }
 
-/// Follows a member from the first number at which it is elsewhere until it has been everywhere as often as
-/// the others: the number under which it first is where they were at the beginning, and the last number.
+/// Follows a member from the first number at which its place differs until it has issued from every place as often as
+/// the others. Returns this number, the one under which it first issues from where the others issued the first, and the
+/// last number; `None` if that is not a crossing within [`LONGEST`] numbers.
 fn stretch(
     first: u32,
     common: &HashSet<u32>,
@@ -260,7 +263,8 @@ fn stretch(
         if balance.values().any(|&open| open != 0) {
             continue;
         }
-        // What all issue from one place in between belongs to another part of the program.
+        // If all issued from another place in between, the calls are in different parts of the program, which is not a
+        // crossing.
         let inside = agreed.iter().all(|place| moved.contains(place));
         let known = moved.iter().all(|place| common.contains(place));
         let [after, own] = of(seq.checked_add(1)?)?;
@@ -341,7 +345,8 @@ fn draft(ctx: &Context<'_>, one: &Crossing) -> FindingDraft {
     draft
 }
 
-/// `train.py:88`: where a rank issued a number, at the depth at which the places cross.
+/// The place from which a rank issued a number, like `train.py:88`, in the frame in which the places differ; empty if
+/// unknown.
 fn place_of(ctx: &Context<'_>, one: &Crossing, seq: u32, record: RecordIx) -> String {
     let position = programs::position_of(ctx, record, one.group, seq);
     let frames = position.map(|at| ctx.own_frames(ctx.aligned.op(record, at)));

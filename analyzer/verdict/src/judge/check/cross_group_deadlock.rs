@@ -54,9 +54,11 @@ impl Check for CrossGroupDeadlock {
 pub(super) struct MinorityRank {
     pub(super) node: Node,
     votes: Votes,
-    /// The votes were even, and only the rank's own past decided.
+    /// Whether the votes were even, and only the rank's own past decided.
     by_past: bool,
+    /// Place where the rank is missed.
     pub(super) instead: usize,
+    /// Place where it waits instead.
     at: usize,
 }
 
@@ -190,7 +192,7 @@ fn left_out(ctx: &Context<'_>, one: &MinorityRank) -> bool {
     }
 }
 
-/// Index of a place among the pending operations of a record.
+/// Index of a place among the pending operations of a record; `None` if it is not pending there.
 fn position_of(ctx: &Context<'_>, record: usize, place: usize) -> Option<usize> {
     let pending = &ctx.graph.pending[record];
     pending
@@ -230,7 +232,7 @@ fn sides(ctx: &Context<'_>, ranks: &[Node], places: &[usize]) -> Vec<Vec<Rank>> 
     sides
 }
 
-/// The oldest operation of a rank that waits in one of these places.
+/// The operation in which a rank waits in one of these places; `None` if it waits in none of them.
 fn waits_at(ctx: &Context<'_>, rank: Rank, places: &[usize]) -> Option<Point> {
     let node = ctx.graph.node(rank)?;
     let mut at = ctx.graph.waits_in[node].iter();
@@ -320,8 +322,8 @@ fn minority_ranks(ctx: &Context<'_>, ranks: &[Node], places: &[usize]) -> Vec<Mi
                     *counted.entry((expected, done)).or_insert_with(count)
                 };
                 let mut votes = votes_before(done);
-                // Too few ranks have messages like this one: the collective that it follows has its place in the
-                // program too.
+                // If the votes on this message are even, those on the collective that it follows decide: it has its
+                // place in the program too, and more ranks issue it.
                 if votes.first == votes.second
                     && let (ProgramEvent::Collective { .. }, ProgramEvent::Message(posted)) =
                         (expected, done)

@@ -1,8 +1,8 @@
-//! E105: ranks state different members for one group, or made their groups in another order.
+//! E105: ranks state different members for one group, or made their groups in different orders.
 //!
 //! Every record states the members of the groups that its rank made. All ranks make a group together, so a member that
 //! states other members under the same name has made another group: the two communicators never meet, and a recorder
-//! that starts with the communicator shows no operation of them at all. The statements are proof by themselves, also if
+//! that starts with the communicator shows no operation of them. The statements are proof by themselves, even if
 //! nothing is pending.
 //!
 //! Two statements contradict each other only if rank `a` names `b` as a member and `b` states other members under that
@@ -138,8 +138,8 @@ fn made(ctx: &Context<'_>, record: &Record) -> Option<Vec<String>> {
     Some(numbered.into_iter().map(|(_, desc)| desc).collect())
 }
 
-/// The finding on ranks that made their groups in another order than most; `None` if that does not explain all
-/// conflicts.
+/// The finding on ranks that made their groups in another order than most; `None` if the orders are not recorded or do
+/// not explain all conflicts.
 fn by_order(ctx: &Context<'_>, conflicts: &[Conflict]) -> Option<FindingDraft> {
     let mut ranks_of: BTreeMap<Vec<String>, BTreeSet<Rank>> = BTreeMap::new();
     for record in ctx.aligned.records {
@@ -188,7 +188,8 @@ fn by_order(ctx: &Context<'_>, conflicts: &[Conflict]) -> Option<FindingDraft> {
     Some(draft)
 }
 
-/// The finding on ranks that state other members than most of the ranks concerned.
+/// The finding on ranks that state other members than most of the ranks concerned; without a majority it names no
+/// culprit.
 fn by_members(ctx: &Context<'_>, conflicts: &[Conflict]) -> FindingDraft {
     let all_pairs: BTreeSet<(Rank, Rank)> = conflicts
         .iter()

@@ -1,8 +1,8 @@
-//! W280: while the job still runs, some ranks use two groups in the inverted order.
+//! W280: some ranks use two groups in inverted order, and no error was found.
 //!
-//! Operations of a device's groups may run one after the other. Where a rank issues number `s` of one group
-//! before number `t` of another and a rank that is in both groups does the opposite, each of the two can come
-//! to wait for the other: a deadlock that has not happened yet. Once it has, E130 names it.
+//! A device may run the operations of all its groups one after the other. Where a rank issues number `s` of one group
+//! before number `t` of another and a rank that is in both groups does the opposite, each of the two can come to wait
+//! for the other: a deadlock that has not happened yet. Once it has, E130 names it.
 //!
 //! Only operations that need every member are compared, and only those of groups on a device: threads of a
 //! host that use a group each wait for nothing but their own.
@@ -25,7 +25,7 @@ impl Check for GroupOrder {
     }
 
     fn run(&self, ctx: &Context<'_>, so_far: &[FindingDraft]) -> Vec<FindingDraft> {
-        // Order in a job that hangs is what E130 and E113 are about.
+        // If an error was found, E130 and E113 report the order.
         let stuck = |draft: &FindingDraft| draft.code.severity() == Severity::Error;
         if so_far.iter().any(stuck) {
             return Vec::new();
@@ -47,7 +47,7 @@ impl Check for GroupOrder {
 /// A rank's lanes in both groups.
 type Lanes<'a> = (RecordIx, [&'a Lane; 2]);
 
-/// More groups of one rank are not compared with each other.
+/// At most this many groups of a rank are compared with each other.
 const MOST_GROUPS: usize = 32;
 
 /// Pairs of groups on a device that have two ranks in common, and these ranks' lanes in them.
@@ -81,11 +81,13 @@ fn shared_pairs<'a>(ctx: &'a Context<'_>) -> BTreeMap<[GroupIx; 2], Vec<Lanes<'a
 struct Inversion {
     groups: [GroupIx; 2],
     seqs: [u32; 2],
-    /// The ranks that put the first group's first, then those that put it last: where they issued the two.
+    /// The records in which the first group's operation comes before the second's, then those in which it comes after,
+    /// each with the positions of the two.
     sides: [Vec<(RecordIx, [Option<u32>; 2])>; 2],
 }
 
-/// Of each operation of the first group: its number, and the newest number of the second group before it.
+/// For each operation of the first group: its number, and the newest number of the second group before it, 0 if there
+/// is none. Operations are left out while a wrapped ring does not show that number.
 fn order_of(ctx: &Context<'_>, &(record, [one, other]): &Lanes<'_>) -> Vec<(u32, u32)> {
     let aligned = ctx.aligned;
     let meets = |&&at: &&u32| aligned.op(record, at).kind.needs_all_members();
@@ -98,7 +100,7 @@ fn order_of(ctx: &Context<'_>, &(record, [one, other]): &Lanes<'_>) -> Vec<(u32,
             newest = Some(aligned.seq(record, before));
         }
         let seq = aligned.seq(record, at);
-        // Of a block, the first.
+        // Of a coalesced block, only the first entry counts.
         if let Some(newest) = newest
             && found.last().is_none_or(|&(last, _)| last < seq)
         {

@@ -1,9 +1,10 @@
-//! E102: a rank left no readable record, and the operations that the others wait in point to it.
+//! E102: a rank left no readable record, or one that ends too early, and the operations that the others wait in point
+//! to it.
 //!
 //! Absence is weak evidence: the file may be lost while the rank waits like the others. So the rank is a culprit only
 //! if no readable rank explains the waits. With several such ranks, the one that was missed first is named, and the
-//! others remain alternatives. A readable rank that left the order of the program explains the waits too: the rank
-//! without a record may complete a cycle.
+//! others remain alternatives. A readable rank that left the order of the program explains the waits too, and is
+//! reported first, as E103 or E130: the rank without a record may complete a cycle.
 
 use super::Check;
 use super::cross_group_deadlock::{blamed, strongest_minority};
@@ -97,7 +98,8 @@ fn is_lost(ctx: &Context<'_>, node: Node) -> bool {
     !missed.is_empty() && missed.iter().all(|&(_, why)| why == lost)
 }
 
-/// The rank that waited first at each of two places, and the ns between the two.
+/// A rank that waits at each of two places, and the ns between the beginnings of the two waits; `None` if these are
+/// unknown.
 fn gap(ctx: &Context<'_>, first: usize, second: usize) -> Option<([Rank; 2], i64)> {
     let rank = |place: usize| ctx.graph.arrived[place].first().map(|&node| ctx.rank(node));
     let gap = ctx
@@ -109,6 +111,7 @@ fn gap(ctx: &Context<'_>, first: usize, second: usize) -> Option<([Rank; 2], i64
 /// The finding on a readable rank that left the order of the program: it explains the waits for a rank without a
 /// record, which may itself wait for the readable one.
 fn out_of_order(ctx: &Context<'_>) -> Option<FindingDraft> {
+    // With more waits than this, the orders are not compared: it would take too long.
     const MOST: usize = 1 << 14;
     let asked: usize = ctx.graph.missing.iter().map(Vec::len).sum();
     // torchcomms records no peers, so the order of its messages proves nothing.

@@ -1,7 +1,8 @@
 //! The checks: each looks for one kind of fault in the aligned records and the wait-for graph.
 //!
 //! A check returns drafts of findings; [`assemble`](crate::judge::assemble) ranks them, lists consequences under their
-//! causes and counts victims. Adding a check means adding a file and a line in [`ALL`].
+//! causes and counts victims. Adding a check means adding a file, a line in [`ALL`] after the checks whose findings it
+//! needs to see, and, for a new kind of finding, a [`Code`].
 
 mod all_arrived_stuck;
 mod call_site_order;
@@ -33,7 +34,7 @@ mod watchdog_stalled;
 use crate::judge::context::{Context, FindingDraft};
 use crate::report::Code;
 
-/// A check for one kind of fault.
+/// One check; it keeps no state between runs.
 pub(crate) trait Check: Sync {
     /// The codes of the findings that it may return.
     fn codes(&self) -> &'static [Code];
@@ -42,7 +43,9 @@ pub(crate) trait Check: Sync {
     fn run(&self, ctx: &Context<'_>, so_far: &[FindingDraft]) -> Vec<FindingDraft>;
 }
 
-/// All checks, in the order in which they run: each sees the findings of those before it.
+/// All checks, in the order in which they run: each sees the findings of those before it. Faults that the records prove
+/// come first, then those that explain waits, then those that count only if nothing before explains the waits, and last
+/// the warnings.
 pub(crate) const ALL: &[&dyn Check] = &[
     &group_mismatch::GroupMismatch,
     &mismatch::Mismatch,

@@ -139,7 +139,8 @@ fn confidence(ctx: &Context<'_>, arrived: usize, nodes: &[(Node, Missing)]) -> f
     if lossy { sure * 0.9 } else { sure }
 }
 
-/// Gloo's own recorder records no sends and no receives: a rank that seems to wait for nothing may be in one.
+/// Whether one of these ranks has a record by gloo's own recorder, which records no sends and no receives: a rank that
+/// seems to wait for nothing may be in one.
 fn records_no_messages(ctx: &Context<'_>, nodes: &[(Node, Missing)]) -> bool {
     nodes.iter().any(|&(node, _)| {
         let mut records = ctx.aligned.records_of(ctx.rank(node));

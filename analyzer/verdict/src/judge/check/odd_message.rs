@@ -1,5 +1,6 @@
-//! E120, and E121 if the rings no longer show which halves belong together: the siblings of a rank show that it left
-//! out a send or a receive, posted one too many, or went to another step first.
+//! E120, and E121 if the rings no longer show which halves belong together: a rank left out a send or a receive, posted
+//! one too many, or went to another step first. Its siblings, the ranks with the same part in groups of the same
+//! family, show this.
 //!
 //! The records of the two ends are not enough: each waits for the other, and later messages of the two, of other sizes,
 //! are matched in place of the one left out. So this check runs before those that compare the ends.
@@ -71,13 +72,13 @@ impl Check for OddMessage {
 /// One end of a message that does not complete, as a rank and its peer.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 struct MessageEnd {
-    /// Both halves are posted and have the same size.
+    /// Whether both halves are posted and have the same size.
     met: bool,
-    /// Both halves are posted, and no other pairing is possible.
+    /// Whether both halves are posted, and their pairing is certain.
     paired: bool,
     group: GroupIx,
     record: RecordIx,
-    /// Member of the group.
+    /// The peer, as a member of the group.
     peer: u32,
     /// Record and position of the half that waits, whichever end posted it.
     waiting: (RecordIx, u32),
@@ -141,7 +142,7 @@ fn ends_of(
     [Some(mine), theirs]
 }
 
-/// Whether the other half is posted and has the same size.
+/// Whether the other half is posted, certainly belongs to this one, and has the same size.
 fn fits(ctx: &Context<'_>, group: GroupIx, record: RecordIx, half: Half) -> bool {
     let size = |(record, half): (RecordIx, Half)| {
         let call = ctx.aligned.op(record, half.position).call;

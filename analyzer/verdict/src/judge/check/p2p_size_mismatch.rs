@@ -59,8 +59,7 @@ impl Check for P2pSizeMismatch {
     }
 }
 
-/// The record and half of the sender, then of the receiver; `None` unless both are posted and no other pairing is
-/// possible.
+/// The record and half of the sender, then of the receiver; `None` unless both are posted and their pairing is certain.
 pub(super) fn both_ends(
     ctx: &Context<'_>,
     group: usize,

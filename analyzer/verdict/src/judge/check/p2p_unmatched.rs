@@ -58,7 +58,8 @@ impl Check for P2pUnmatched {
     }
 }
 
-/// The finding on a cycle within one group with a message whose other half is missing; `None` for any other cycle.
+/// The finding on a cycle within one group with a message whose other half is missing; `None` for any other cycle, or
+/// if a rank may have left out a collective instead.
 pub(super) fn in_cycle(
     ctx: &Context<'_>,
     ranks: &[Node],
@@ -100,7 +101,7 @@ pub(super) fn in_cycle(
     }
     let decided = !odd.is_empty() && odd.len() < ranks.len();
     // Others are missed in a collective of the same cycle. If this message does not follow what such messages followed
-    // before, its rank may have left that collective out.
+    // before, its rank may have left out the collective.
     if !decided
         && absent(places) != culprits
         && (is_out_of_turn(ctx, first) || comes_too_early(ctx, first, places))
@@ -238,7 +239,8 @@ fn posted_first(ctx: &Context<'_>, place: usize) -> Option<String> {
     ))
 }
 
-/// Whether the receiver of a message takes it from any source.
+/// Whether the receiver of a message may take it from any source: the receive says so, or the receiver of a send has
+/// posted such receives.
 fn is_from_any(ctx: &Context<'_>, place: usize, op: &Op) -> bool {
     let receives = |member: u32| {
         let key = (ctx.group_at(place), member);

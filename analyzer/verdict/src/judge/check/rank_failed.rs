@@ -19,7 +19,7 @@ use crate::report::format::{count_ranks, format_ranks, format_time};
 use crate::report::{Code, Finding};
 use rcomm_recorder::model::{EntryState, Rank};
 
-/// The process of a ring is gone, and others wait for it.
+/// Reports ranks whose process is gone and for which others wait.
 pub(super) struct ProcessGone;
 
 impl Check for ProcessGone {
@@ -43,8 +43,8 @@ impl Check for ProcessGone {
     }
 }
 
-/// All members arrived, and the processes of some are gone, so no member finishes. `None` if more than half are gone:
-/// those were killed together, because of the hang.
+/// All members arrived, and the processes of some are gone, so no member finishes. `None` if none is gone, or more than
+/// half are: those were killed together, because of the hang.
 fn gone_inside(ctx: &Context<'_>, place: usize) -> Option<FindingDraft> {
     let inside = &ctx.graph.arrived[place];
     let record = |node: Node| ctx.record_at(place, node);
@@ -140,8 +140,9 @@ fn gone_draft(ctx: &Context<'_>, node: Node) -> Option<FindingDraft> {
     Some(draft)
 }
 
-/// Processes are gone that no other rank waits for: they were in an operation, or the others have gone on without them
-/// for longer than the threshold for overdue operations, or they were the first to end in a job that is over.
+/// Reports processes that are gone although no other rank waits for them: they were in an operation, or the others have
+/// gone on without them for longer than the threshold for overdue operations, or they were the first to end in a job
+/// that is over.
 pub(super) struct Unmissed;
 
 impl Check for Unmissed {
@@ -199,7 +200,7 @@ fn is_noticed(ctx: &Context<'_>, record: usize) -> bool {
         && since.is_some_and(|since| u128::try_from(since).is_ok_and(|since| since >= overdue))
 }
 
-/// The newest operation that a process was in when it ended.
+/// The newest operation that a process was in when it ended; `None` if every operation had ended.
 fn unfinished<'a>(ctx: &'a Context<'_>, record: usize) -> Option<&'a Op> {
     let mut ops = ctx.aligned.records[record].ops.iter().rev();
     ops.find(|op| !op.retired && op.state < EntryState::Completed)
@@ -242,7 +243,7 @@ fn how_they_ended(ctx: &Context<'_>, ranks: &[Rank]) -> String {
     }
 }
 
-/// An operation ended with an error although no member was missing.
+/// Reports an operation that ended with an error although no member was missing.
 pub(super) struct OperationFailed;
 
 /// An operation that ended within this share of its time-out was not ended by the time-out.
@@ -285,7 +286,8 @@ impl Check for OperationFailed {
     }
 }
 
-/// The first operation of a record that failed long before its time-out, and after which its group completed no other.
+/// The first operation of a record that failed long before its time-out, among those that are overdue and after which
+/// their group completed no other.
 pub(super) fn first_failure(ctx: &Context<'_>, record: usize) -> Option<Failure> {
     let pending = ctx.graph.pending[record].iter().enumerate();
     pending

@@ -62,7 +62,8 @@ fn frozen(ctx: &Context<'_>, record: usize) -> Option<Frozen> {
     let records = ctx.aligned.records.iter().enumerate();
     let others = records.filter(|(_, other)| other.rank != whole.rank);
     let mut others = others.filter_map(|(at, _)| silence(ctx, at)).peekable();
-    // Of a process that was killed the last sign of life is older than its end, for all alike.
+    // In a job that is over, the last round of every watchdog is older than the end of its process, so the limits are
+    // closer.
     let (limit, awake) = match ctx.life.end {
         Some(_) => (SILENT_NS - STOPPED_NS, STOPPED_NS * 2),
         None => (SILENT_NS, STOPPED_NS),

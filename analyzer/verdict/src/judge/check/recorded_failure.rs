@@ -53,7 +53,7 @@ struct Recorded<'a> {
 }
 
 /// When the first rank gave up at a time-out or aborted a group, common time, ns; `i64::MAX` if none did. Ranks that
-/// are lost later left because of that.
+/// are lost later left because the first gave up.
 fn given_up_ns(recorded: &[Recorded<'_>]) -> i64 {
     let mut all = recorded.iter();
     let first = all.find(|one| match one.failure.kind {
@@ -68,7 +68,7 @@ pub(super) fn gave_up_before(ctx: &Context<'_>, at_ns: i64) -> bool {
     given_up_ns(&recorded(ctx)) < at_ns
 }
 
-/// All failures that can be judged, ordered by time.
+/// All recorded failures that are settled, ordered by time.
 fn recorded<'a>(ctx: &'a Context<'_>) -> Vec<Recorded<'a>> {
     let mut all: Vec<Recorded<'a>> = Vec::new();
     for (record, whole) in ctx.aligned.records.iter().enumerate() {
@@ -126,8 +126,8 @@ fn gone(ctx: &Context<'_>, failures: &[Recorded<'_>]) -> Option<FindingDraft> {
     Some(draft)
 }
 
-/// A rank that loses a peer ends. Where it left no record, and others did not either, one of those may have gone
-/// before it: then no rank is blamed.
+/// Blames no rank if all culprits left no record and other ranks did not either: a rank that loses a peer ends, so one
+/// of the others may have gone before.
 fn leave_open(ctx: &Context<'_>, draft: &mut FindingDraft) {
     let is_unread = |rank: &Rank| ctx.aligned.record_of(*rank).is_none();
     let expected = ctx.aligned.expected.iter().copied();
@@ -319,7 +319,8 @@ fn absent_elsewhere(
     draft
 }
 
-/// E101 where the others waited outside of any operation: for the start of the job or for its end.
+/// E101 where no recorded operation timed out: the others waited for the start of the job or for its end, or the ring
+/// no longer holds the operation.
 fn never_came(
     ctx: &Context<'_>,
     witness: &Recorded<'_>,
@@ -344,8 +345,8 @@ fn never_came(
     draft
 }
 
-/// The end of a sentence: how long after the time-out the culprit's own record shows the operation. Empty if that is
-/// unknown or there are several culprits.
+/// The end of a sentence: how long after the time-out the culprit issued the operation, or that its record does not
+/// show it. Empty if that is unknown or there are several culprits.
 fn came_after(ctx: &Context<'_>, witness: &Recorded<'_>, culprits: &[Rank]) -> String {
     let &[rank] = culprits else {
         return String::new();
@@ -429,7 +430,7 @@ fn text(failure: &Failure) -> String {
     }
 }
 
-/// The operation that a failure ended, with its group.
+/// The operation that a failure ended, with its group; `None` if the record does not hold it.
 fn operation<'a>(ctx: &'a Context<'_>, one: &Recorded<'_>) -> Option<(usize, &'a Op)> {
     let failed = one.failure.operation?;
     let whole = &ctx.aligned.records[one.record];

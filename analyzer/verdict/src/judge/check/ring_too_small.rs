@@ -76,7 +76,7 @@ fn short_rings(ctx: &Context<'_>) -> Option<FindingDraft> {
     Some(draft)
 }
 
-/// The number of operations in one step of the program; `None` if the program reports no steps.
+/// The number of operations in one step of the program; `None` if the program has not reported at least two steps.
 ///
 /// A job that resumed from a checkpoint counts steps that this record never saw: then the number is too small, never
 /// too large.

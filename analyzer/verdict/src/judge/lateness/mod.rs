@@ -1,9 +1,9 @@
-//! Which ranks arrive late, what that costs, and whether it is more than chance.
+//! Finds which ranks arrive late, what that costs, and whether it is more than chance.
 //!
-//! In a collective that needs every member, all leave together, so the last to arrive waits least. If durations are
-//! recorded, a member's *lag* is the longest duration in the instance minus its own; this needs neither a common clock
-//! nor a watchdog. Otherwise lags come from issue times in common time ([`rows`]), and differences below the error of
-//! the clocks are ignored.
+//! In a collective that needs every member, all leave together, so the last to arrive waits least. One such collective
+//! over all its members is an *instance*. If durations are recorded, a member's *lag* is the longest duration in the
+//! instance minus its own; this needs neither a common clock nor a watchdog. Otherwise lags come from issue times in
+//! common time ([`rows`]), and differences below the error of the clocks are ignored.
 //!
 //! The *loss* of an instance is how much earlier it would have begun if its last member had arrived together with the
 //! second last. A rank may be late only because it waited for another rank before, in a message or on another group,
@@ -32,7 +32,8 @@ use std::collections::BTreeMap;
 const SAMPLES: usize = 1024;
 /// Smaller losses never count, ms, if devices measure the waits.
 const LEAST_DEVICE_MS: f32 = 0.2;
-/// The same if hosts measure them: the members of a collective do not leave it at exactly the same time.
+/// Smaller losses never count, ms, if hosts measure the waits: the members of a collective do not leave it at exactly
+/// the same time.
 const LEAST_HOST_MS: f32 = 1.0;
 /// A loss counts from this many times the usual spread.
 const STANDS_OUT: f32 = 3.0;
@@ -87,7 +88,7 @@ pub(crate) enum Pattern {
 /// The lateness of all ranks.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Lateness {
-    /// By record, at the first record of a rank.
+    /// By record: `lost` is at the first record of a rank, the rest at each record that took part.
     pub(crate) ranks: Vec<RankLateness>,
     /// Names of the hosts, ascending.
     pub(crate) hosts: Vec<String>,
@@ -99,7 +100,7 @@ pub(crate) struct Lateness {
     pub(crate) by_host: Tally,
     /// For each host, the number of instances in which it was last as a whole, beyond the usual spread.
     pub(crate) host_losses: BTreeMap<usize, usize>,
-    /// By group: the worst lag of each instance, ms.
+    /// By group: the worst lag of each instance, ms, for at most [`SAMPLES`] instances.
     groups: Vec<Vec<f32>>,
     /// The usual spread: the median difference between the second and the third last to arrive, ms. `None` if no
     /// instance had three members that compare.
@@ -163,7 +164,7 @@ impl Lateness {
     }
 
     /// The share of the job's time that was lost because of a rank, 0..1; the shares of all ranks add up to the share
-    /// that was lost in all. `None` if the rank took part in no instance.
+    /// that was lost in all. `None` if the rank took part in no instance, or the job's time is unknown.
     pub(crate) fn share(&self, aligned: &Aligned<'_>, rank: Rank) -> Option<f64> {
         let mut records = aligned.records_of(rank);
         let first = records.start;
@@ -266,8 +267,9 @@ impl Lateness {
     }
 
     /// The host that was last as a whole and the loss that it caused, ms. A host is late if all its ranks are, so its
-    /// earliest rank counts; a rank of it that had to wait for another rank since excuses the host. `None` if a host
-    /// has only one rank in the instance, or the order is within the error of the clocks.
+    /// earliest rank counts; a rank of it that had to wait for another rank since excuses the host. `None` if a host is
+    /// unknown or has only one rank in the instance, if there are fewer than two hosts or more than [`MOST_HOSTS`], or
+    /// if the order is within the error of the clocks.
     fn late_host(
         &self,
         aligned: &Aligned<'_>,
@@ -348,7 +350,8 @@ impl Lateness {
         let before: Vec<usize> = (0..self.hosts.len()).filter(was_late).collect();
         let mut hosts = self.by_host.late(self.hosts.len(), least_ms, &before);
         hosts.retain(|late| ranks_of_host(aligned, &self.hosts[late.unit]).len() > 1);
-        // One late rank makes the others of its host late. If the host is late as a whole, its ranks share the cost.
+        // A host counts only if it cost more than twice as much as any rank of it: one late rank alone can make its
+        // host late. The ranks of a late host share its cost.
         hosts.retain(|late| {
             let ranks = ranks_of_host(aligned, &self.hosts[late.unit]).into_iter();
             let costs = ranks.map(|rank| self.by_rank.price(aligned.records_of(rank).start));

@@ -32,15 +32,15 @@
 //! | `p2p` | tagged messages |
 //! | `algorithm` | which bytes go to which rank |
 //! | `channels` | all streams of a group, and transfers that run over them at once |
-//! | `mesh` | how ranks find each other, which share memory, and how strangers are kept out |
-//! | `registered` | ranks' own memory in which the others work directly |
+//! | `mesh` | how ranks find each other, which of them share memory, and how connections without the job's secret are refused |
+//! | `registered` | memory that a rank has allocated and that other ranks of its host access directly |
 //! | `collective` | operations split into patterns, and what ranks compare before data moves |
 //! | `transport` | streams of bytes between two ranks; memory shared by those of a host |
 //! | `wait` | how a thread waits, whether ranks have a processor each, and why a wait fails |
 //!
-//! A blocking collective runs on its caller's thread as soon as it is its turn. Issued ones run on the
-//! group's thread `rcomm/cpu/<group>`, issued sends and receives on `rcomm/p2p/<group>`; both start
-//! with the first operation that needs them.
+//! A blocking operation runs on its caller's thread; a collective first waits there until the group's
+//! earlier collectives have ended. Issued collectives run on the group's thread `rcomm/cpu/<group>`, issued
+//! sends and receives on `rcomm/p2p/<group>`; both threads start with the first operation that needs them.
 
 // invariant 8
 #![deny(unsafe_code)]

@@ -10,23 +10,24 @@ use crate::channels::{Channels, Transfer};
 use crate::collective::op_header::{OP_HEADER_LEN, OpHeader};
 use crate::wait::{Failure, WaitPolicy};
 
-/// The fields before the blocks of a message: magic, the operation's count, distance, number of blocks,
-/// bytes.
+/// Bytes of the fields before the blocks of a message: magic, number of the exchange, distance, number of
+/// blocks, and the bytes of the blocks.
 const HEAD: usize = 24;
-/// A message of one header, without the data that follow it.
+/// Bytes of a message of one header, without the data that follows the header.
 const HEADER_MESSAGE: usize = HEAD + OP_HEADER_LEN;
+/// `rcm1` in ASCII: marks a message of this layout.
 const MAGIC: u32 = 0x7263_6d31;
-/// A limit above the length of every valid message. Headers with lists for about ten thousand ranks fit.
+/// The longest message that is accepted, in bytes. Headers with lists for about ten thousand ranks fit.
 const MAX_MESSAGE: usize = 1 << 30;
 
 /// The headers of all ranks for one operation.
 #[derive(Default)]
 pub(super) struct Agreement {
     op_headers: Vec<OpHeader>,
-    /// Number of messages sent so far. It is equal on all ranks and is checked, so that a lost step is
-    /// detected.
+    /// Number of exchanges so far. It is the same on all ranks and is checked in every message, so that a lost
+    /// step is detected.
     count: u64,
-    /// The head of the next message, then blocks.
+    /// Room for the head of the next message, then the blocks that this rank has so far.
     outgoing: Vec<u8>,
     incoming: Vec<u8>,
     /// Where the n-th block of `outgoing` starts. It has one element more than there are blocks.
@@ -164,19 +165,19 @@ impl Agreement {
         Ok(sent)
     }
 
-    /// The header of each rank.
+    /// The header of each participant in the last exchange.
     pub(super) fn op_headers(&self) -> &[OpHeader] {
         &self.op_headers
     }
 
-    /// The inline data that came with this rank's header.
+    /// The inline data that came with the header of the participant `rank` in [`exchange`](Self::exchange).
     pub(super) fn inline(&self, rank: usize) -> &[u8] {
         let size = self.op_headers.len();
         let block = (rank + size - self.rank) % size;
         &self.outgoing[self.starts[block] + OP_HEADER_LEN..self.starts[block + 1]]
     }
 
-    /// The list of counts that came with this rank's header.
+    /// The list of counts that came with the header of the participant `rank` in [`exchange`](Self::exchange).
     pub(super) fn counts(&self, rank: usize) -> Vec<u64> {
         let bytes = self.inline(rank).chunks_exact(8);
         bytes
@@ -185,7 +186,7 @@ impl Agreement {
     }
 }
 
-/// Reads the head of a message from `peer`: how many bytes follow it.
+/// Checks the head of a message from `peer`, and returns how many bytes follow it.
 fn length(
     channels: &Channels,
     peer: usize,

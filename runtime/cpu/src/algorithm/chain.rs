@@ -1,7 +1,7 @@
 //! Broadcast along a chain: each rank forwards what it has received so far while more arrives.
 //!
-//! The chain starts at the root and follows the ranks. Every rank sends the data once, and all channels
-//! of the chain are busy at the same time.
+//! The chain starts at the root and follows the ranks. Every rank but the last sends the data once, and all
+//! channels of the chain are busy at the same time.
 
 use crate::channels::{Channels, Transfer};
 use crate::collective::{Data, Position};

@@ -20,7 +20,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// An issued operation, in the form that its caller's handle uses.
+/// The state of an issued operation, which its thread and the caller's handle share.
 pub(crate) struct Issued {
     state: Mutex<State>,
     ended: Condvar,
@@ -127,7 +127,7 @@ pub(crate) enum ExecutorKind {
 
 struct ExecutorState {
     queue: Mutex<Queue>,
-    /// Number of operations issued. A polling thread watches this count.
+    /// Counts the operations issued, and the closing of the queue. A polling thread watches this count.
     issued: AtomicU64,
     /// Notified for the thread that waits for tasks.
     task_queued: Condvar,
@@ -154,7 +154,7 @@ struct Queue {
 enum Sleep {
     /// The condition variable `task_queued`.
     Condvar,
-    /// Sockets, and the doorbell's file descriptor.
+    /// Sockets, and the file descriptor `wake`.
     Sockets,
 }
 
@@ -176,7 +176,10 @@ impl Executor {
         })
     }
 
-    /// Hands an operation to the thread.
+    /// Hands an operation to the thread, and starts the thread first if it does not run yet.
+    ///
+    /// # Errors
+    /// `Closed` after [`close`](Self::close); `Io` if the thread cannot be started.
     pub(crate) fn issue(
         &self,
         group: &Arc<CpuGroup>,
@@ -231,7 +234,7 @@ impl Executor {
         Ok(())
     }
 
-    /// Waits until everything issued has ended; returns whether it has.
+    /// Waits until everything issued has ended; returns whether it ended before the deadline.
     pub(crate) fn drain(&self, deadline: Deadline) -> bool {
         let deadline = deadline.started();
         let mut queue = lock(&self.shared.queue);
@@ -412,6 +415,7 @@ fn run_p2p(shared: &ExecutorState, group: &CpuGroup) {
                 let links = group.mesh.links();
                 links.note_wait(&noted, idle_time, Some(waiting));
             }
+            // Finding out whether a peer is gone costs system calls, so it is done only in longer waits.
             for task in &active {
                 let mut policy = WaitPolicy::new(&group.stop, task.call.deadline, group.wait_mode);
                 if idle_time > Duration::from_millis(50)

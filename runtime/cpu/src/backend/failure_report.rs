@@ -1,4 +1,4 @@
-//! How a group ends: the error for its caller, and the reason that its peers read from the store.
+//! How a group fails: the error for its caller, and the reason that its peers read from the store.
 
 use super::group::CpuGroup;
 use crate::channels::cut;
@@ -9,15 +9,16 @@ use rcomm_core::{Error, ErrorKind};
 use rcomm_recorder::model::Rank;
 use std::time::{Duration, Instant};
 
-/// How long a rank waits until the store has stored its reason for giving up.
+/// How long a rank waits for the store to take its reason for giving up.
 const NOTE_TIME: Duration = Duration::from_millis(400);
 /// How long a rank whose peer has closed its channels looks in the store for that peer's reason.
 const REASON_TIME: Duration = Duration::from_millis(500);
 /// How long a rank waits for the reason of a rank that has given up the operation: that rank may itself
 /// first look for its peer's reason.
 const GIVEN_UP_TIME: Duration = Duration::from_millis(1500);
-/// How long a rank that has lost a peer checks whether others are gone; and how many it checks at a time.
+/// How long a rank that has lost a peer checks whether other members are gone too.
 const OTHERS_TIME: Duration = Duration::from_millis(150);
+/// The largest number of other members that are checked; if the group has more, none is checked.
 const MAX_CHECKED: usize = 64;
 
 impl CpuGroup {
@@ -41,7 +42,7 @@ impl CpuGroup {
     /// for it.
     ///
     /// # Blocking
-    /// Until the store has the reason for the peers, [`NOTE_TIME`] at most.
+    /// Until the store has the reason for the peers, at most [`NOTE_TIME`].
     pub(crate) fn stop_for(&self, error: Error) {
         let own = self.mesh.rank();
         let note = error.to_note(own);
@@ -103,17 +104,20 @@ impl CpuGroup {
         }
     }
 
-    /// A peer's channel has ended: its process exited, or it gave up and reported why.
+    /// Returns the error for a channel that `rank` has closed: the reason from its note if it gave up, else
+    /// that
+    /// its process is gone, or still running, or that this could not be found out.
     ///
     /// # Blocking
-    /// For [`REASON_TIME`] at most, whether or not the store answers.
+    /// For about [`REASON_TIME`], whether or not the store answers, and [`OTHERS_TIME`] more if the process is
+    /// gone. A host that does not answer may add the time-out of one attempt to connect.
     pub(crate) fn explain_gone(&self, rank: Rank, cause: Option<std::io::Error>) -> Error {
         let stop = Stop::default();
         let deadline = Instant::now() + REASON_TIME;
         let mut policy = WaitPolicy::new(&stop, Deadline::At(deadline), self.wait_mode);
         loop {
-            // This check comes before the note is read: a peer that is gone now has written its note
-            // before.
+            // The peer is checked before its note is read: a peer that is gone has already written any
+            // note that it leaves.
             let gone = self.mesh.find_gone(rank, &mut policy);
             let left = deadline.saturating_duration_since(Instant::now());
             if let Some(note) = self.note_of(rank, left) {
@@ -160,8 +164,8 @@ impl CpuGroup {
         Error::new(ErrorKind::PeerLost, message).with_ranks(&lost)
     }
 
-    /// Other members of the group that are gone, of those that can be checked quickly. A member that has
-    /// left a note did not die: it gave up.
+    /// Returns the other members that were found to be gone within [`OTHERS_TIME`]; none if the group has more
+    /// than [`MAX_CHECKED`] others. A member that has left a note did not die: it gave up.
     fn other_lost(&self, rank: Rank) -> Vec<Rank> {
         let stop = Stop::default();
         let deadline = Instant::now() + OTHERS_TIME;
@@ -180,7 +184,8 @@ impl CpuGroup {
         others
     }
 
-    /// Error for an operation that has failed on all ranks, since this one gave it up.
+    /// Returns the error for an operation that has failed on all ranks, since `rank` gave up this or an earlier
+    /// one.
     fn explain_given_up(&self, rank: Rank) -> Error {
         let key = note_key(rank);
         let note = StoreQuery::ask_within(&self.store, GIVEN_UP_TIME, move |store| {
@@ -211,7 +216,7 @@ impl CpuGroup {
     }
 }
 
-/// `rank 3`, or `ranks 1, 2`.
+/// Formats ranks as `rank 3` or `ranks 1, 2`.
 fn list(ranks: &[Rank]) -> String {
     let words: Vec<String> = ranks.iter().map(Rank::to_string).collect();
     match ranks {

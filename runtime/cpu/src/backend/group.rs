@@ -24,7 +24,7 @@ use std::time::Duration;
 /// The state that the threads of a group share.
 pub(crate) struct CpuGroup {
     pub(crate) name: String,
-    /// Its number in this process.
+    /// The group's number in this process.
     pub(crate) id: GroupId,
     pub(crate) rank: usize,
     pub(crate) ranks: Arc<[Rank]>,
@@ -34,7 +34,7 @@ pub(crate) struct CpuGroup {
     pub(crate) stop: Stop,
     pub(crate) sequencer: Sequencer,
     pub(crate) engine: Mutex<CollectiveEngine>,
-    /// Ends the waits of ranks that share memory with this one.
+    /// Ends the waits of ranks that share memory with this one; `None` if none does.
     pub(crate) close_guard: Option<CloseGuard>,
     pub(crate) p2p: P2p,
     pub(crate) sockets: Sockets,
@@ -46,7 +46,7 @@ pub(crate) enum CollectiveEngine {
     ShmExchange(ShmEngine),
     /// None of its ranks share memory.
     Channels(Box<ChannelEngine>),
-    /// The ranks of each host share memory.
+    /// There are several hosts, and at least one has several ranks, which share memory.
     Hosts(Box<HostsEngine>),
 }
 
@@ -67,9 +67,9 @@ impl CollectiveEngine {
 }
 
 impl CpuGroup {
-    /// The group's parts that use shared memory, where some of its ranks share memory with this one or
-    /// with each other: the engine of its collectives, and the peers that its messages reach through
-    /// memory. `None` if none do.
+    /// Opens the parts of the group that use shared memory: the engine of its collectives, and the peers that
+    /// its messages reach through memory. `None` if no two ranks of the group are on one host, or if all are on
+    /// this one and its segment has no room for the group.
     pub(crate) fn share(
         &mut self,
         id: u64,
@@ -144,7 +144,7 @@ impl CpuGroup {
         WaitingOperation {
             group: self.id,
             seq: call.seq,
-            // Sends and receives take no turn.
+            // Only collectives have a turn, a place in the order of the group; turns count from 1.
             is_p2p: call.turn == 0,
         }
     }
@@ -154,8 +154,8 @@ impl CpuGroup {
         self.stop_for(reason.error.clone());
     }
 
-    /// How a thread of the group polls for more to do. It yields between polls, since the rank's own
-    /// thread may need its processor.
+    /// How a thread of the group polls for more to do. It yields between polls, since the thread that calls
+    /// the operations may need its processor.
     pub(crate) fn idle_policy(&self) -> WaitPolicy<'_> {
         WaitPolicy::new(&self.stop, Deadline::In(Duration::MAX), WaitMode::Helper)
     }
@@ -170,7 +170,7 @@ impl CpuGroup {
         }
     }
 
-    /// Runs a collective in its turn. Calls `started(waited)` as soon as the turn begins.
+    /// Runs a collective in its turn. Calls `started` as soon as the turn begins, with whether it had to wait.
     pub(crate) fn run_collective(
         &self,
         op: &mut Op<'_>,
@@ -224,7 +224,7 @@ impl CpuGroup {
     }
 }
 
-/// The end of an operation that may have received.
+/// The result of an operation that received from `source`, a rank of the group; `None` if it received nothing.
 fn received_from(source: Option<usize>) -> Done {
     // Ranks are `u32`.
     let source = source.map(|source| source as u32);

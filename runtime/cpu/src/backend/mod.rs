@@ -37,16 +37,19 @@ pub struct CpuFactory {
 }
 
 impl CpuFactory {
-    /// Opens this rank's port and publishes its address in the store. Makes no connection yet.
+    /// Opens this rank's port, opens the memory that the ranks of this host share, and publishes the address in
+    /// the store. Makes no connection to other hosts yet.
     ///
     /// The port is opened on one address: that of the interface
     /// [`Config::socket_ifname`](rcomm_core::Config); else the source address of this host's route to the
-    /// configuration's rendezvous; else that of the loopback interface.
+    /// configuration's rendezvous, or the host's first address beyond the loopback interface if other hosts
+    /// could not reach that one; else, without a rendezvous, that of the loopback interface.
     ///
     /// # Errors
     /// `InvalidArgument` if the configured interface cannot be used (it lists those of the host);
-    /// `Rendezvous` if there is no route to the store; `Io` if no port can be opened; `Store` if the
-    /// address cannot be published.
+    /// `Rendezvous` if there is no route to the store; `Io` if no port can be opened, or memory cannot be
+    /// shared
+    /// although the configuration requires it; `Store` if the store fails.
     pub fn open(world: &WorldContext) -> Result<Self> {
         let mut factory = Self::prepare(world)?;
         let notes = std::mem::take(&mut factory.notes);
@@ -58,19 +61,19 @@ impl CpuFactory {
         Ok(factory)
     }
 
-    /// As [`open`](Self::open), but publishes nothing in the store: the caller writes the
-    /// [announcement](BackendFactory::announcement).
+    /// Works as [`open`](Self::open), but does not publish the address: the caller writes the
+    /// [announcement](BackendFactory::announcement) to the store.
     ///
     /// # Errors
-    /// As [`open`](Self::open), except for those of the store.
+    /// Those of [`open`](Self::open).
     pub fn prepare(world: &WorldContext) -> Result<Self> {
         let address = address::choose(&world.config)?;
         let (mesh, notes) = Mesh::open(world, address)?;
         Ok(Self { mesh, notes })
     }
 
-    /// Number of connections to this rank's port that were refused, because the caller did not prove the
-    /// job's secret or belonged to another job.
+    /// Number of connections to this rank that were refused, since the caller did not prove the job's secret,
+    /// belonged to another job or spoke another protocol, or that ended or expired during the handshake.
     pub fn refused(&self) -> u64 {
         self.mesh.refused()
     }
@@ -194,7 +197,8 @@ impl Backend for CpuBackend {
     }
 
     /// An operation ends at its deadline. Its error is ready once the store has the note for the peers, or
-    /// has not answered in time. The rest of this time is for a busy machine.
+    /// has not answered in time, which takes less than a second. The rest of the three seconds is for a busy
+    /// machine.
     fn ends_overdue_within(&self) -> Duration {
         Duration::from_secs(3)
     }

@@ -1,10 +1,10 @@
-//! The order in which a group's collectives run.
+//! [`Sequencer`]: the order in which a group's collectives run.
 
 use crate::wait::{Interrupted, Pause, WaitPolicy};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
-/// The order of the collectives of a group: one runs at a time.
+/// Runs the collectives of a group one at a time. Each has a *turn*: its number in order of issue, from 1.
 pub(crate) struct Sequencer {
     current: AtomicU64,
     sleepers: Mutex<()>,

@@ -1,6 +1,7 @@
 //! All channels of one group and one kind, and the transfers that run over them at the same time.
 //!
-//! A *transfer* is bytes to or from one peer. Transfers over one channel in one direction happen in the
+//! A *transfer* moves bytes to a peer, from a peer, or both. Transfers over one channel in one direction happen
+//! in the
 //! order of the list; all others proceed as the channels allow, so no order of the list can deadlock.
 
 pub(crate) mod neighbours;
@@ -19,7 +20,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 pub(super) use swap::Swap;
 
-/// Bytes that are being sent to or received from one peer.
+/// Bytes that are being sent, received or both, and how many have moved so far.
 pub(super) enum Transfer<'a> {
     /// To `peer`: `head`, then `bytes`.
     Send {
@@ -34,7 +35,7 @@ pub(super) enum Transfer<'a> {
         bytes: &'a mut [u8],
         done: usize,
     },
-    /// From one peer, forwarded to another as the bytes arrive.
+    /// From one peer, forwarded to another as the bytes arrive, or only received if `to` is `None`.
     Relay {
         from: usize,
         to: Option<usize>,
@@ -150,7 +151,7 @@ pub(super) struct Channels {
     neighbours: Neighbours,
     /// Every socket of this group, for [`cut`].
     sockets: Sockets,
-    /// The directions that an earlier transfer of the list occupies, in one pass.
+    /// For each peer, whether an earlier transfer of the list occupies this direction in the current pass.
     receiving: Vec<bool>,
     sending: Vec<bool>,
 }
@@ -189,7 +190,7 @@ impl Channels {
         }
     }
 
-    /// The same channels, for a group of which some members share memory.
+    /// Returns these channels, not opened yet, for a group of which some members share memory.
     pub(super) fn with_neighbours(self, neighbours: Neighbours) -> Self {
         Self { neighbours, ..self }
     }
@@ -243,7 +244,7 @@ impl Channels {
         })
     }
 
-    /// Runs the transfers until `enough` returns true; the others may be continued later.
+    /// Runs the transfers until `enough` returns true. Those that are not done then may be continued later.
     pub(super) fn drive_until(
         &mut self,
         transfers: &mut [Transfer<'_>],
@@ -301,7 +302,7 @@ impl Channels {
             };
             for (peer, interest) in [receives, sends].into_iter().flatten() {
                 match &mut self.channels[peer] {
-                    // The doorbell reports both bytes and room.
+                    // The one socket of a stream in memory, its doorbell, reports both bytes and room.
                     Some(Channel::Shm(stream)) => {
                         let waits = Waits {
                             to_read: interest == Interest::Read,
@@ -370,7 +371,7 @@ impl Channels {
                     .map_err(|error| Failure::Gone(self.ranks[peer], Some(error)))?;
                 *done += some;
                 moved |= some > 0;
-                // This transfer is done, so the next one of the list may use the channel in this pass.
+                // If this transfer is done, the next one of the list may use the channel in this pass.
                 self.receiving[peer] = *done < bytes.len();
             }
             if let Some(peer) = transfer.sends()

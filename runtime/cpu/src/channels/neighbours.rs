@@ -16,7 +16,8 @@ pub(crate) struct Neighbours {
 }
 
 impl Neighbours {
-    /// For a group of `size`, of which `ranks`, in this order, have these streams between each other.
+    /// Makes the value for a group of `size` ranks, of which `ranks`, in this order, have these streams
+    /// between each other.
     pub(crate) fn new(streams: Streams, ranks: &[usize], size: usize) -> Self {
         let mut places = vec![None; size];
         for (place, &rank) in ranks.iter().enumerate() {
@@ -32,8 +33,8 @@ impl Neighbours {
         Some((streams, places[peer]?))
     }
 
-    /// How many sockets the channel to `peer` has. A channel through memory needs one, only for its
-    /// doorbell.
+    /// How many sockets the channel to `peer` has. A channel through memory needs one as its doorbell, by which
+    /// the two ranks wake each other.
     pub(crate) fn streams(&self, peer: usize, mesh: &Mesh) -> usize {
         match self.place_of(peer) {
             Some(_) => 1,

@@ -33,7 +33,7 @@ pub(crate) struct Swap<'a> {
 
 impl<'a> Swap<'a> {
     /// The first `sent` of `bytes` were sent already. Received bytes are stored in `scratch`, which has
-    /// room for a few thousand bytes at least, or for all.
+    /// room for at least two blocks, or for all.
     pub(crate) fn new(
         peer: usize,
         bytes: &'a mut [u8],
@@ -77,7 +77,7 @@ impl<'a> Swap<'a> {
         self.received < self.bytes.len() && self.end() < self.scratch.len()
     }
 
-    /// How many bytes may have been sent by now.
+    /// How many bytes, from the first one, may be sent before more is received.
     fn may_send(&self) -> usize {
         self.bytes.len().min(self.received + MAX_AHEAD)
     }

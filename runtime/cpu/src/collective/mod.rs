@@ -1,8 +1,8 @@
-//! Splits a public operation into the patterns that the transports implement.
+//! Splits a public operation into the patterns that the engines ([`algorithm`](crate::algorithm)) implement.
 //!
-//! There are many collectives, but few patterns: all ranks' bytes reduced, one rank's bytes to all, all
-//! ranks' bytes to all, a part for each pair. Each [`Op`](rcomm_core::Op) is one or (coalesced) several
-//! [`Collective`]s, each with the [`OpHeader`] that all ranks compare first.
+//! There are many operations, but few patterns: those of [`Collective`]. Each [`Op`](rcomm_core::Op) is one
+//! `Collective`, or several if it is coalesced or has several buffers; all ranks compare the [`OpHeader`] of
+//! each of them first.
 
 mod lists;
 pub(crate) mod op_header;
@@ -107,20 +107,20 @@ impl Data<'_> {
     }
 }
 
-/// A transport's task. Ranks are ranks of the group.
+/// One collective, as the engines run it. Ranks are ranks of the group.
 pub(super) enum Collective<'a> {
     Barrier,
     AllReduce {
         data: &'a mut [u8],
         by: Combination,
     },
-    /// The root's data are `Write`, the others' `Read`.
+    /// The root's data is `Write`, the others' `Read`.
     Reduce {
         data: Data<'a>,
         by: Combination,
         root: usize,
     },
-    /// The root's data are `Read`, the others' `Write`.
+    /// The root's data is `Read`, the others' `Write`.
     Broadcast {
         data: Data<'a>,
         root: usize,
@@ -177,7 +177,8 @@ impl<'a> Step<'a> {
     }
 }
 
-/// Where an operation runs.
+/// This rank's position in an operation: its rank in the group, the group's size, and the operation's
+/// `collective_seq_id`.
 #[derive(Clone, Copy)]
 pub(super) struct Position {
     pub(super) rank: usize,

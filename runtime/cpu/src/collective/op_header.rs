@@ -1,15 +1,16 @@
 //! The description of an operation that each rank sends before data moves, and its comparison.
 //!
-//! Every collective begins with an exchange of [`OpHeader`]s between all ranks. So all ranks find a
-//! disagreement before data is sent that could be misread, and report it with the same message. The streams
-//! between the ranks stay in step.
+//! Every collective begins with an exchange of [`OpHeader`]s, or of their signatures, between all ranks. All
+//! ranks therefore detect a disagreement before data is sent that a peer could misread, report it with the
+//! same message, and keep the streams between them in step.
 
 use rcomm_recorder::model::{DType, OpType, Pattern, ReduceOp};
 
 /// Bytes of a header on the wire.
 pub(crate) const OP_HEADER_LEN: usize = 64;
+/// `rcn1` in ASCII: marks a header of this layout.
 const MAGIC: u32 = 0x7263_6e31;
-/// Value of the root or reduction of an operation that has none.
+/// Code of the root of an operation that has none.
 const NONE: u32 = u32::MAX;
 
 /// One rank's view of one collective. Counts are in elements.
@@ -29,7 +30,7 @@ pub(crate) struct OpHeader {
     pub(crate) own: u64,
     /// A hash of the lists of counts that all ranks must agree on.
     pub(crate) lists: u64,
-    /// Bytes that follow this header.
+    /// Number of bytes of data that directly follow this header.
     pub(crate) inline: u32,
 }
 
@@ -99,6 +100,8 @@ impl OpHeader {
     /// compared.
     #[inline]
     pub(crate) fn signature(&self) -> u64 {
+        // The multiplier is 2^64 divided by the golden ratio, which spreads every bit; the salt keeps equal
+        // values of different fields apart.
         let word = |value: u64, salt: u64| {
             (value ^ salt)
                 .wrapping_mul(0x9e37_79b9_7f4a_7c15)
@@ -141,12 +144,12 @@ impl std::fmt::Display for OpHeader {
     }
 }
 
-/// Ranks whose headers differ.
+/// A disagreement between the ranks of a group, for the error of the operation.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Disagreement {
-    /// The rank of the group whose header differs from the others', or the first such rank.
+    /// The first rank of the group whose header differs from that of most ranks, or whose counts do not match.
     pub(crate) rank: usize,
-    /// Its header and the others', for the error.
+    /// The headers or counts that differ.
     pub(crate) message: String,
 }
 
@@ -184,7 +187,7 @@ pub(crate) fn compare(op_headers: &[OpHeader]) -> Result<(), Disagreement> {
     Err(Disagreement { rank: odd, message })
 }
 
-/// A hash of counts, for [`OpHeader::lists`].
+/// A hash of counts, for [`OpHeader::lists`]. It starts from the offset basis of FNV, so that zeros count.
 pub(crate) fn hash_counts(counts: impl Iterator<Item = u64>) -> u64 {
     counts.fold(0xcbf2_9ce4_8422_2325, |hash: u64, count| {
         (hash ^ count)
@@ -229,7 +232,7 @@ mod tests {
             }
             if let Some(op_header) = OpHeader::decode(&bytes) {
                 prop_assert_eq!(OpHeader::decode(&op_header.encode()), Some(op_header));
-                // Whatever this field holds, the comparison names the rank that differs.
+                // Whatever the fields hold, the comparison finds the rank that differs.
                 let other = all_reduce(8);
                 prop_assert!(compare(&[other, op_header, other]).is_err() || op_header.agrees_with(&other));
             }

@@ -2,8 +2,10 @@
 
 use std::ops::Range;
 
-/// The bytes of `rank`'s part of `len` bytes.
+/// Returns the range of `rank`'s part of `len` bytes, in whole elements of `element` bytes. The parts of all
+/// `size` ranks differ by at most one element.
 pub(crate) fn part_of(rank: usize, size: usize, len: usize, element: usize) -> Range<usize> {
+    // The product with a rank may exceed 64 bits.
     let count = (len / element) as u128;
     let edge = |rank: usize| (count * rank as u128 / size as u128) as usize * element;
     edge(rank)..edge(rank + 1)

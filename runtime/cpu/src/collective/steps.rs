@@ -55,8 +55,8 @@ pub(crate) fn for_each_step(
     Ok(())
 }
 
-/// Runs the step of an operation that consists of one step. Valid operations have as many buffers as their
-/// kind requires.
+/// Makes one step of these buffers and passes it to `perform`. Indexing cannot fail, since a valid operation
+/// has as many buffers as its kind requires.
 #[inline]
 fn perform_one(
     kind: OpType,
@@ -257,7 +257,7 @@ fn listed(op_header: OpHeader, own: &Buffer<'_>, parts: &[Buffer<'_>]) -> OpHead
 }
 
 fn parted(op_header: OpHeader, at: usize, count: usize) -> OpHeader {
-    // A `u32` suffices: four thousand million buffers do not fit in memory.
+    // A `u32` suffices: four billion buffers do not fit in memory.
     OpHeader {
         part: (at as u32, count as u32),
         ..op_header
@@ -321,7 +321,7 @@ fn all_outputs<'a>(
     Ok(Outputs::Even(bytes, size))
 }
 
-/// The parts of these numbers of elements, one after the other.
+/// Splits the buffer into consecutive parts of these numbers of elements, which must fit.
 fn cut<'a>(buffer: &'a Buffer<'_>, counts: &[usize]) -> Result<Vec<&'a [u8]>, Failure> {
     let element = buffer.dtype().size().unwrap_or(1);
     let mut rest = buffer.as_bytes().map_err(bad)?;
@@ -333,7 +333,7 @@ fn cut<'a>(buffer: &'a Buffer<'_>, counts: &[usize]) -> Result<Vec<&'a [u8]>, Fa
     Ok(parts.collect())
 }
 
-/// Works as [`cut`], but gives parts to write to.
+/// Works as [`cut`], but returns parts to write to.
 fn cut_mut<'a>(buffer: &'a mut Buffer<'_>, counts: &[usize]) -> Result<Vec<&'a mut [u8]>, Failure> {
     let element = buffer.dtype().size().unwrap_or(1);
     let mut rest = bytes_to_fill(buffer).map_err(bad)?;
@@ -353,7 +353,8 @@ fn combination(buffer: &Buffer<'_>, reduction: Reduction) -> Combination {
     }
 }
 
-/// Multiplies this rank's own input first, if the reduction requires it; the remaining reduction is a sum.
+/// Multiplies `data`, this rank's input, by `factor` if the reduction is `PremulSum`. Returns what remains to
+/// be done: a sum in that case, else `by`.
 fn premultiply(by: Combination, data: &mut [u8], factor: f64) -> Combination {
     if by.op != ReduceOp::PremulSum {
         return by;
@@ -365,7 +366,7 @@ fn premultiply(by: Combination, data: &mut [u8], factor: f64) -> Combination {
     }
 }
 
-/// Works as [`premultiply`], on a copy.
+/// Works as [`premultiply`], on a copy of `data`; the copy is `None` if nothing was multiplied.
 fn premultiplied(by: Combination, data: &[u8], factor: f64) -> (Combination, Option<Vec<u8>>) {
     if by.op != ReduceOp::PremulSum {
         return (by, None);

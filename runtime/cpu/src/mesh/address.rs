@@ -2,7 +2,8 @@
 //!
 //! By default this is the source address of this host's route to the store: an address that reaches the
 //! store most likely reaches the other ranks too, and a job whose store is on the loopback interface stays
-//! there. If the configuration names a network interface, it is that interface's address.
+//! there. If that address is one that other hosts of the job cannot reach, it is the first address that is
+//! not a loopback one. If the configuration names a network interface, it is that interface's address.
 
 use nix::net::if_::InterfaceFlags;
 use rcomm_core::backend::support::addresses_of;
@@ -18,7 +19,7 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 ///
 /// # Errors
 /// `InvalidArgument` if the interface that the configuration names cannot be used, `Rendezvous` if
-/// there is no route to the store. Both list the host's interfaces.
+/// there is no route to the store: both list the host's interfaces. `Io` if the interfaces cannot be listed.
 pub(crate) fn choose(config: &Config) -> Result<IpAddr> {
     match (&config.socket_ifname, &config.rendezvous) {
         (Some(name), place) => {
@@ -98,7 +99,7 @@ fn is_usable_by_others(address: IpAddr) -> bool {
         }
 }
 
-/// A network interface, with those of its addresses that are known.
+/// A network interface, with those of its addresses that other hosts can use.
 struct Interface {
     name: String,
     is_up: bool,

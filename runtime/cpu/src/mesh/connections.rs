@@ -1,5 +1,4 @@
-//! [`Mesh`]: one rank's end of all connections; which rank dials which, and whether the peer is still
-//! alive.
+//! [`Mesh`]: the connections of one rank: which rank dials which, and whether a peer is still alive.
 
 use super::handshake::{ANSWER_LEN, ChannelKind, End, Handshake, Identity, Verdict};
 use super::host::Host;
@@ -28,7 +27,7 @@ const LIVENESS_CHECK: Duration = Duration::from_millis(50);
 /// The time-out of one attempt to connect.
 const CONNECT_TIME: Duration = Duration::from_secs(2);
 
-/// This rank's end of all connections of the world.
+/// This rank's connections to the other ranks of the world.
 ///
 /// # Thread safety
 /// Every method may be called from any thread.
@@ -48,17 +47,18 @@ pub(crate) struct Mesh {
     thread: Mutex<Option<JoinHandle<()>>>,
 }
 
-/// A requested channel.
+/// The channel that a caller wants to have opened.
 #[derive(Clone, Copy)]
 pub(crate) struct ChannelRequest {
     pub(crate) group: u64,
     pub(crate) kind: ChannelKind,
     pub(crate) peer: Rank,
-    /// How many sockets it has; equal at both ends.
+    /// Number of the channel's sockets; both ranks must request the same number.
     pub(crate) streams: usize,
 }
 
-/// A connection whose end shows that its peer is gone.
+/// State of the connection by which this rank detects that a peer is gone. It carries no data and is closed
+/// when the peer's process ends.
 enum WatchedPeer {
     /// A thread is opening the connection. Only one thread does so at a time: of two connections, the peer
     /// keeps the later one, which need not be the one that this rank keeps.
@@ -67,11 +67,12 @@ enum WatchedPeer {
 }
 
 impl Mesh {
-    /// Starts to listen. Returns the keys and values that the caller publishes in the store for the other
-    /// ranks.
+    /// Starts the listening thread and opens the memory that the ranks of this host share. Returns the keys and
+    /// values that the caller publishes in the store for the other ranks.
     ///
     /// # Errors
-    /// `Io` if the address cannot be listened on; `Store` if the store fails.
+    /// `Io` if the address cannot be listened on, the thread cannot be started, or memory cannot be shared
+    /// although the configuration requires it; `Store` if the store fails.
     pub(crate) fn open(world: &WorldContext, address: IpAddr) -> Result<(Arc<Self>, Notes)> {
         let listener = TcpListener::bind((address, 0))
             .map_err(|e| Error::io(format!("cannot listen on {address} for other ranks"), e))?;
@@ -129,7 +130,7 @@ impl Mesh {
         self.identity.rank
     }
 
-    /// Number of connections that were refused: from strangers, other jobs or other protocols.
+    /// Number of connections that were refused, or that ended or expired before their handshake was complete.
     pub(crate) fn refused(&self) -> u64 {
         self.shared.refused.load(Ordering::Relaxed)
     }
@@ -154,29 +155,30 @@ impl Mesh {
         &self.tuning
     }
 
-    /// Whether the ranks of this host have a core each, as far as this is known without shared memory:
-    /// computed on the first call, which takes a dozen system calls.
+    /// Whether this host has a core for each of its ranks, judged by their number alone. It is computed on the
+    /// first call, which takes a dozen system calls.
     pub(crate) fn wait_mode(&self) -> WaitMode {
         let find_out = || WaitMode::of(self.local_ranks as usize);
         *self.wait_mode.get_or_init(find_out)
     }
 
-    /// The memory that this rank shares with the others of its host.
+    /// What this rank knows about its host, with the memory that it shares there.
     pub(crate) fn host(&self) -> &Host {
         &self.host
     }
 
-    /// What is known of the connections.
+    /// The connections of all groups, which are sampled into the ring while operations wait.
     pub(crate) fn links(&self) -> &Links {
         &self.links
     }
 
-    /// The memory that this rank has allocated for the others to reach.
+    /// The memory that this rank has allocated and that other ranks of the host can map.
     pub(crate) fn registry(&self) -> &Arc<Registry> {
         &self.registry
     }
 
-    /// Returns the sockets of a channel, and connects them first if they are not connected yet.
+    /// Opens the sockets of a channel and returns them: the higher rank dials them, the lower one waits until
+    /// the peer has connected. Every call of the higher rank opens new sockets.
     pub(crate) fn connect(
         &self,
         request: ChannelRequest,
@@ -201,8 +203,9 @@ impl Mesh {
             .collect()
     }
 
-    /// Works as [`connect`](Self::connect), but does not wait for the peer to connect: `None` if the peer
-    /// has not connected yet.
+    /// Works as [`connect`](Self::connect), but the lower rank does not wait: it gets `None` if the peer has
+    /// not
+    /// connected all sockets yet. The higher rank dials and waits for the handshakes in either case.
     pub(crate) fn try_connect(
         &self,
         request: ChannelRequest,
@@ -224,7 +227,9 @@ impl Mesh {
         Ok(Some(ids.filter_map(|id| arrived.remove(&id)).collect()))
     }
 
-    /// Whether `peer` is known to be gone. If there is no connection to `peer`, opens one to find out.
+    /// Whether `peer` is known to be gone. If no connection to `peer` is watched, opens one to find out.
+    /// `false`
+    /// if the store fails, or another thread is already opening the connection.
     pub(crate) fn is_gone(&self, peer: Rank, policy: &mut WaitPolicy<'_>) -> Result<bool, Failure> {
         match self.find_gone(peer, policy) {
             Err(Failure::Store(_)) => Ok(false),
@@ -232,7 +237,7 @@ impl Mesh {
         }
     }
 
-    /// Whether `peer` is gone; `Failure::Store` if only the store could show it and failed.
+    /// Works as [`is_gone`](Self::is_gone), but fails with `Failure::Store` if the store was needed and failed.
     pub(crate) fn find_gone(
         &self,
         peer: Rank,
@@ -275,8 +280,8 @@ impl Mesh {
         }
     }
 
-    /// Opens a connection to `peer` that is only watched for its end; `None` if the peer has never
-    /// published an address.
+    /// Opens a connection to `peer` that carries no data and only shows when the peer's process ends. `None` if
+    /// the peer has never published an address.
     fn dial_to_watch(
         &self,
         peer: Rank,
@@ -347,8 +352,8 @@ impl Mesh {
         let address = self.address_of(handshake.to, policy)?;
         let gone = |error| Failure::Gone(handshake.to, Some(error));
         let mut tries = 0;
-        // One attempt is enough: a rank listens before it publishes its address, so a refusal means that it
-        // has ended.
+        // Only time-outs are retried: a rank listens before it publishes its address, so a refusal means that
+        // it has ended.
         let stream = loop {
             policy.check()?;
             match TcpStream::connect_timeout(&address, CONNECT_TIME) {
@@ -407,7 +412,7 @@ impl Mesh {
         }
     }
 
-    /// Sends a request to the store, which may not answer: the wait ends as the policy says.
+    /// Sends a request to the store and waits for the answer, until the policy's deadline or stop.
     fn ask<T: Send + 'static>(
         &self,
         policy: &mut WaitPolicy<'_>,
@@ -456,7 +461,7 @@ fn address_key(rank: Rank) -> String {
     format!("cpu/addr/{rank}")
 }
 
-/// A handshake over a socket, under a wait policy.
+/// Sends and receives the bytes of a handshake over a non-blocking socket, until the policy ends the wait.
 struct HandshakeStream<'a, 'p> {
     stream: &'a TcpStream,
     peer: Rank,

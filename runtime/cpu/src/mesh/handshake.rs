@@ -3,13 +3,13 @@
 //! | from | bytes | what |
 //! |---|---|---|
 //! | dialer | 88 | [`Handshake`]: magic, version, kind, world size, ranks, stream, group, job, nonce |
-//! | acceptor | 68 | [`Verdict`], a nonce of its own, HMAC over the handshake and that nonce |
-//! | dialer | 32 | HMAC over the same under another label |
+//! | acceptor | 68 | [`Verdict`], the acceptor's nonce, HMAC over the handshake and this nonce |
+//! | dialer | 32 | HMAC over the same bytes with another label |
 //! | acceptor | 4 | [`Verdict`] |
 //!
 //! Numbers are little-endian. Both ends prove that they know the job's secret before either trusts the
-//! other; the labels prevent that one end's proof is replayed as the other's. The bytes that follow are not
-//! encrypted: the secret keeps strangers out, but does not protect against eavesdropping.
+//! other; the labels prevent one end's proof from being replayed as the other's. The bytes that follow are
+//! neither encrypted nor authenticated: the secret only restricts who can connect.
 
 use rcomm_core::tuning::MAX_STREAMS;
 use rcomm_core::{ErrorKind, Secret};
@@ -34,7 +34,7 @@ pub(crate) enum ChannelKind {
     Collective = 1,
     /// Messages between two ranks of one group.
     P2p = 2,
-    /// No data are sent; the connection ends when the process does.
+    /// No data is sent; the connection ends when the acceptor's process does.
     Watch = 3,
     /// A request for the host's shared memory, over a unix socket.
     Segment = 4,
@@ -84,8 +84,8 @@ impl Verdict {
         (self as u32).to_le_bytes()
     }
 
-    /// Returns the reason for a refusal, for an error message; `None` means that the answer was no valid
-    /// verdict.
+    /// Returns the reason for a refusal, for an error message. A `verdict` of `None` means that the answer was
+    /// not a valid verdict.
     pub(crate) fn reason_of(verdict: Option<Self>) -> &'static str {
         match verdict {
             None => "it is no rank",
@@ -97,7 +97,7 @@ impl Verdict {
         }
     }
 
-    /// Returns the kind of the error for a refusal.
+    /// Returns the kind of the error for a refusal; `verdict` as in [`reason_of`](Self::reason_of).
     pub(crate) fn kind_of(verdict: Option<Self>) -> ErrorKind {
         match verdict {
             Some(Self::WrongSecret) => ErrorKind::Unauthorized,
@@ -108,7 +108,8 @@ impl Verdict {
     }
 }
 
-/// The part of this rank's identity that a handshake carries.
+/// What this rank claims in a handshake (its rank, the world's size, a hash of the job's name), and the
+/// secret by which it proves that it belongs to the job.
 #[derive(Clone)]
 pub(crate) struct Identity {
     pub(crate) rank: Rank,
@@ -133,7 +134,7 @@ impl Identity {
         }
     }
 
-    /// This end's proof.
+    /// Returns the HMAC by which `end` proves that it knows the secret.
     pub(crate) fn prove(
         &self,
         end: End,
@@ -178,7 +179,7 @@ pub(crate) struct Handshake {
     pub(crate) from: Rank,
     pub(crate) to: Rank,
     pub(crate) group: u64,
-    /// Index of this stream among those between the two ranks.
+    /// Index of this socket among those of the channel.
     pub(crate) stream: u32,
 }
 

@@ -45,11 +45,12 @@ pub(crate) struct Host {
     name: String,
     /// The note that the other ranks read: the name, and where this rank runs.
     note: Note,
-    /// Number of ranks of this machine, as far as this rank has found them.
+    /// Number of ranks of this machine according to the launcher; the world's size if it gave none.
     local_ranks: usize,
-    /// Whether no (further) report is due that ranks of the same machine cannot share memory.
+    /// Whether it was already reported that ranks of this machine cannot share memory, or no such report is
+    /// wanted.
     is_separation_reported: AtomicBool,
-    /// The notes of other ranks, as far as they were read.
+    /// The notes of other ranks that were read from the store.
     notes: Mutex<HashMap<Rank, Note>>,
     segment: Option<Arc<Segment>>,
     /// The launcher has declared that all ranks are on one host.
@@ -61,7 +62,8 @@ pub(crate) struct Host {
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Note {
     name: String,
-    /// The machine and its processors; `None` if the system does not report them.
+    /// The machine, and the processors on which the rank may run; `None` if the kernel's boot id cannot be
+    /// read.
     machine: Option<(String, Processors)>,
 }
 
@@ -217,9 +219,9 @@ impl Host {
         Ok(Layout::new(&names, rank))
     }
 
-    /// Whether each rank of this machine has a processor, from the notes of ranks that share no memory. If
-    /// these notes do not show it, returns `counted`, which is based on the number of ranks and not on
-    /// where each runs.
+    /// Whether each rank of this machine has a processor, according to the notes of ranks that share no memory.
+    /// Returns `counted`, which is based on the number of ranks and not on where each may run, if this rank
+    /// shares memory, a quota limits its processors, or the notes do not cover all ranks of the machine.
     pub(crate) fn wait_mode(&self, rank: Rank, counted: WaitMode) -> WaitMode {
         let Some((machine, own)) = self.note.machine.as_ref() else {
             return counted;
@@ -289,8 +291,9 @@ impl Host {
         u64::from_le_bytes(start).max(1)
     }
 
-    /// Returns the exchange area of these ranks of this host; `rank` is this one's place among them. `None`
-    /// on all of them if there is no exchange area.
+    /// Returns the exchange area of these ranks of this host: the part of the segment over which they run their
+    /// collectives. `rank` is this rank's index in `ranks`. `None` on all of them if they share no memory, if
+    /// there is only one, or if the segment has no room for another group.
     pub(crate) fn shm_exchange(
         &self,
         key: u64,
@@ -342,7 +345,8 @@ fn name(boot: &str, id: Option<&str>) -> io::Result<String> {
     Ok(name)
 }
 
-/// A socket of this host that the others can find only by its published name.
+/// Listens on an abstract unix socket with a random name, and returns both: other processes can find the
+/// socket only by its published name.
 fn listen() -> io::Result<(String, UnixListener)> {
     let mut random = [0; 16];
     fill_random(&mut random)?;

@@ -1,6 +1,6 @@
 //! Which ranks of a group share memory with each other.
 
-/// The ranks of a group by host. It is equal on all ranks except for the rank's own position.
+/// The ranks of a group by host. All ranks compute the same layout, except for the field `rank`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Layout {
     /// Ranks of the group, in order; hosts in the order of their first ranks.
@@ -33,12 +33,12 @@ impl Layout {
         }
     }
 
-    /// How many hosts there are.
+    /// Number of hosts.
     pub(crate) fn hosts(&self) -> usize {
         self.hosts.len()
     }
 
-    /// This rank's host.
+    /// Index of this rank's host.
     pub(crate) fn host(&self) -> usize {
         self.places[self.rank].0
     }
@@ -48,7 +48,7 @@ impl Layout {
         self.places[self.rank].1
     }
 
-    /// The host of a rank, and its place there.
+    /// The index of a rank's host, and the rank's place there.
     pub(crate) fn place_of(&self, rank: usize) -> (usize, usize) {
         self.places[rank]
     }
@@ -68,7 +68,7 @@ impl Layout {
         self.hosts.iter().map(|host| host[0]).collect()
     }
 
-    /// Ranks of the host that has the fewest.
+    /// Number of ranks of the host that has the fewest.
     pub(crate) fn fewest(&self) -> usize {
         self.hosts.iter().map(Vec::len).min().unwrap_or(0)
     }

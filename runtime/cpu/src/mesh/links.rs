@@ -2,7 +2,7 @@
 //!
 //! An idle connection gives signs of life, since the systems at both ends exchange keep-alive packets, whatever
 //! their processes do: a frozen process is heard, a host that is cut off is not. While an operation waits
-//! longer than usual, and when it fails, all connections are sampled into the ring.
+//! longer than [`LONG_WAIT`], and when it fails, all connections are sampled into the ring.
 
 use super::lock;
 use crate::transport::Channel;
@@ -17,7 +17,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
-/// A wait that is shorter than this is not recorded, and connections are sampled as often.
+/// A wait that is shorter than this is not recorded. During a longer wait, connections are sampled at most
+/// this often.
 pub(crate) const LONG_WAIT: Duration = Duration::from_millis(250);
 
 /// The connections of one rank, of all groups.
@@ -31,7 +32,7 @@ pub(crate) struct Links {
     /// How long the system keeps a connection on which nothing is acknowledged.
     patience: Duration,
     peers: Mutex<HashMap<Rank, Peer>>,
-    /// When all connections were sampled last.
+    /// Time of the recorder at which all connections were last sampled, in nanoseconds; 0 if never.
     sampled: AtomicU64,
 }
 
@@ -49,7 +50,8 @@ impl Links {
         Self {
             recorder: world.recorder.clone(),
             interval: Duration::from_secs(interval.as_secs()),
-            // The operation's own deadline comes first, and with it an error that has the facts.
+            // Longer than any operation's time-out, so that the operation fails first, with an error that
+            // names the group and the ranks.
             patience: timeout
                 .saturating_mul(2)
                 .saturating_add(Duration::from_secs(60)),
@@ -58,7 +60,8 @@ impl Links {
         }
     }
 
-    /// Takes note of a channel that was opened to `peer`.
+    /// Sets how often the sockets of a new channel to `peer` give signs of life, and includes the sockets in
+    /// later samples. Does nothing for a channel over shared memory.
     pub(crate) fn add(&self, peer: Rank, channel: &mut Channel) {
         let Channel::Tcp(channel) = channel else {
             return;
@@ -94,8 +97,8 @@ impl Links {
         }
     }
 
-    /// Notes that an operation has waited for these peers for this long, and samples all connections, unless
-    /// that was done a moment ago.
+    /// Records that an operation has waited for these peers for this long, and samples all connections. Does
+    /// nothing if they were sampled less than [`LONG_WAIT`] ago.
     pub(crate) fn note_wait(
         &self,
         ranks: &[Rank],
@@ -114,14 +117,14 @@ impl Links {
         self.sample(recorder, now);
     }
 
-    /// Notes that no operation waits for these peers any more.
+    /// Records that no operation waits for these peers any more.
     pub(crate) fn end_wait(&self, ranks: &[Rank]) {
         if let Some(recorder) = self.recorder.as_deref() {
             self.record_wait(recorder, ranks, Timestamp::default(), None);
         }
     }
 
-    /// Notes an error of the system on a connection to this peer.
+    /// Records an error of the system on a connection to this peer.
     pub(crate) fn note_error(&self, rank: Rank, error: &std::io::Error) {
         let (Some(recorder), Some(errno)) = (self.recorder.as_deref(), error.raw_os_error()) else {
             return;
@@ -135,7 +138,8 @@ impl Links {
         }
     }
 
-    /// Samples all connections now, since an operation has failed, with the errors that the system has for them.
+    /// Samples all connections now, since an operation has failed, and records the errors that are pending on
+    /// their sockets.
     pub(crate) fn sample_now(&self) {
         let Some(recorder) = self.recorder.as_deref() else {
             return;
@@ -172,7 +176,7 @@ impl Links {
         self.sampled.store(now.as_ns(), Ordering::Relaxed);
         for peer in lock(&self.peers).values() {
             let sockets = peer.sockets.iter().filter_map(Weak::upgrade);
-            // What has ended gives no more signs of life, and its last sample counts.
+            // A socket that has ended is skipped; if none is open, the last sample remains.
             let open: Vec<SocketHealth> = sockets.filter_map(|socket| health(&socket)).collect();
             let Some(heard) = open.iter().map(|socket| socket.heard).min() else {
                 continue;

@@ -26,11 +26,11 @@ pub(super) struct ChannelId {
     pub(super) group: u64,
     pub(super) kind: ChannelKind,
     pub(super) peer: Rank,
-    /// Index of this stream among those between the two ranks.
+    /// Index of this socket among those of the channel.
     pub(super) stream: u32,
 }
 
-/// The state that the listening thread shares with the others.
+/// The state that the listening thread shares with the threads that open channels.
 pub(super) struct ListenerState {
     pub(super) arrived: Mutex<HashMap<ChannelId, TcpStream>>,
     pub(super) changed: Condvar,
@@ -45,7 +45,8 @@ pub(super) fn milliseconds(count: i64) -> Timespec {
     }
 }
 
-/// The listening thread: performs the handshake with every caller, so that no caller delays another.
+/// The listening thread: performs the handshakes of all callers at the same time, so that no caller delays
+/// another.
 pub(super) struct Listener {
     identity: Identity,
     shared: Arc<ListenerState>,
@@ -92,7 +93,7 @@ struct PendingHandshake {
     stream: Caller,
     since: Instant,
     received: Vec<u8>,
-    /// The handshake, its bytes, and the nonce of the reply.
+    /// The handshake, its bytes, and the nonce of the reply; `None` until the reply was sent.
     answered: Option<(Handshake, [u8; HANDSHAKE_LEN], [u8; 32])>,
 }
 
@@ -140,6 +141,7 @@ impl Listener {
                     PollFlags::IN,
                 ));
             }
+            // A pending handshake may expire without any further event.
             let policy = if self.pending.is_empty() {
                 None
             } else {
@@ -303,7 +305,7 @@ impl PendingHandshake {
         }
     }
 
-    /// Answers the handshake; returns whether it was addressed to this rank.
+    /// Answers the handshake; returns whether the caller may go on and send its proof.
     fn answer(&mut self, identity: &Identity) -> bool {
         let mut first = [0; HANDSHAKE_LEN];
         first.copy_from_slice(&self.received);

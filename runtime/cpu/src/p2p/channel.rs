@@ -1,4 +1,4 @@
-//! One peer's channel: what is read and written on it, and to which request each message goes.
+//! [`PeerChannel`]: what is read and written on one peer's channel, and to which request each message goes.
 
 use super::frame::{FRAME, Frame, FrameKind};
 use super::request::{Request, Stage};
@@ -7,7 +7,7 @@ use crate::wait::Failure;
 use rcomm_recorder::model::{DType, Rank};
 use std::collections::VecDeque;
 
-/// Bytes of messages from one peer that are kept for receives to come.
+/// When more bytes than this of messages from one peer are kept for later receives, no further message is read.
 pub(super) const MAX_KEPT: usize = 64 << 20;
 
 /// A message, or an offer of one, that arrived before its receive was posted.
@@ -44,7 +44,7 @@ pub(super) enum Incoming {
     Skip { left: u64 },
 }
 
-/// The request, if any, that has written part of its message.
+/// The send, by its id, that has written part of its message, if any.
 #[derive(PartialEq, Eq)]
 pub(super) enum Outgoing {
     Free,
@@ -73,6 +73,7 @@ pub(super) struct PeerChannel {
     pub(super) waiting: VecDeque<Waiting>,
     /// Offers that were cleared, with the receive that each is for.
     pub(super) cleared: Vec<(Frame, u64)>,
+    /// What arrived before its receive was posted, in order.
     pub(super) kept: VecDeque<UnexpectedMessage>,
     pub(super) kept_bytes: usize,
     /// Sends that have not started, in order.
@@ -84,7 +85,7 @@ pub(super) struct PeerChannel {
 }
 
 impl PeerChannel {
-    /// Not connected yet.
+    /// Makes the state of a peer whose channel is not open yet.
     pub(super) fn new() -> Self {
         Self {
             channel: None,
@@ -105,7 +106,8 @@ impl PeerChannel {
         }
     }
 
-    /// Writes replies as far as the channel has room; returns whether any byte moved.
+    /// Writes replies as far as the channel has room, unless a message is partly written; returns whether any
+    /// byte moved.
     pub(super) fn reply(&mut self) -> std::io::Result<bool> {
         let mut moved = false;
         if self.outgoing != Outgoing::Free {
@@ -145,7 +147,7 @@ impl PeerChannel {
         self.replies.push_back(answer.encode());
     }
 
-    /// The first kept message that `request` may take.
+    /// Removes and returns the first kept message or offer that `request` may take.
     fn take_unexpected(&mut self, request: &Request) -> Option<UnexpectedMessage> {
         if self.kept.is_empty() || !self.is_first(request) {
             return None;
@@ -159,7 +161,7 @@ impl PeerChannel {
         Some(kept)
     }
 
-    /// Whether a message is kept that a posted receive may take as soon as its turn has come.
+    /// Whether a message is kept that one of the posted receives may take.
     fn has_match_for_waiting(&self) -> bool {
         let is_waited_for =
             |kept: &UnexpectedMessage| self.waiting.iter().any(|w| w.tag == kept.frame.tag);
@@ -233,8 +235,9 @@ impl PeerChannel {
         Ok(moved)
     }
 
-    /// Reads what has arrived, for `mine` or for the request that it belongs to. Stops at bytes that
-    /// another request must read itself.
+    /// Reads what has arrived, for `mine` or for the request that it belongs to; returns whether any byte
+    /// moved.
+    /// Stops at bytes that another request must read itself, and while more than [`MAX_KEPT`] bytes are kept.
     pub(super) fn read_on(
         &mut self,
         mut mine: Option<(&mut Request, &mut [u8], usize)>,

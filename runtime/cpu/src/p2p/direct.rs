@@ -1,8 +1,9 @@
 //! One send or receive that meets no other request on its peer's channel: it completes at once, without
 //! queueing.
 //!
-//! A send writes its message if no other send writes or waits to write, and leaves the rest of it to
-//! [`advance`](P2p::advance) if the message does not fit completely. A receive takes its message if that
+//! A send of at most [`EAGER`] bytes on an open channel writes its message if no other send writes or waits
+//! to write, and leaves the rest of it to [`advance`](P2p::advance) if the message does not fit completely. A
+//! receive takes its message if that
 //! message is next, is complete, and no receive was posted before. Until then the receive is queued like
 //! any other, so that other threads leave its message to it. If any other message or request comes first,
 //! it continues as an ordinary request.
@@ -18,8 +19,8 @@ use rcomm_core::Op;
 use rcomm_recorder::model::DType;
 
 impl PeerChannel {
-    /// Reads the message that follows `head` for the receive `id`, if the message is next on the channel
-    /// and no receive was posted before `id`.
+    /// Reads a message with exactly this head for the receive `id`, if it is next on the channel and no receive
+    /// was posted before `id`.
     #[inline]
     fn take_next(&mut self, id: u64, head: &[u8; FRAME], into: &mut [u8]) -> Found {
         let is_next = self.waiting.front().is_some_and(|w| w.receive == id)
@@ -39,7 +40,7 @@ impl PeerChannel {
 }
 
 impl P2p {
-    /// Runs one send or receive to its end; returns the source of what was received.
+    /// Runs one send or receive to its end; returns the rank of the group from which a receive got its message.
     pub(crate) fn run_one(
         &self,
         op: &mut Op<'_>,
@@ -72,7 +73,9 @@ impl P2p {
         Ok(requests.iter().find_map(Request::source))
     }
 
-    /// Sends a message. Returns the request that is left, queued if nothing was sent yet.
+    /// Sends a message as far as possible. Returns the request for the rest, which is queued if nothing was
+    /// sent;
+    /// `None` if the message was sent.
     #[inline]
     fn send_at_once(
         &self,
@@ -112,7 +115,9 @@ impl P2p {
         Ok(Some(Request::new(id, tag, dtype, stage)))
     }
 
-    /// Receives a message. Returns the request that is left, queued.
+    /// Receives a message if it is next on the channel; polls for it if the channel goes through memory.
+    /// Returns
+    /// the queued request if it did not come; `None` if it was received.
     #[inline]
     fn receive_at_once(
         &self,

@@ -1,20 +1,22 @@
-//! The header before a message on the wire.
+//! [`Frame`]: the header of a message, of an offer or of its answer on the wire.
 
 use crate::wait::Failure;
 use rcomm_recorder::model::{DType, Rank};
 
 /// The largest message that is sent before its receive is posted, in bytes.
 pub(super) const EAGER: usize = 64 << 10;
+/// Bytes of an encoded [`Frame`].
 pub(super) const FRAME: usize = 32;
+/// `rcp1` in ASCII: marks a frame of this layout.
 const MAGIC: u32 = 0x7263_7031;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum FrameKind {
     /// The message follows.
     Eager = 1,
-    /// A message is ready.
+    /// A message of this length is ready; the sender waits for `Clear` or `Refuse`.
     Offer = 2,
-    /// Send the message offered under this id.
+    /// The receiver is ready for the message offered under this id.
     Clear = 3,
     /// The message offered under this id follows.
     Data = 4,

@@ -17,7 +17,7 @@ use rcomm_recorder::model::Rank;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
-/// One group's messages.
+/// The state of one group's messages: a channel to each peer, and the requests queued on it.
 pub(crate) struct P2p {
     pub(super) mesh: Arc<Mesh>,
     pub(super) group: u64,
@@ -50,12 +50,12 @@ impl P2p {
         }
     }
 
-    /// As [`new`](Self::new), where some of the ranks share memory.
+    /// Returns this value for a group of which some ranks share memory. No channel may be open yet.
     pub(crate) fn with_neighbours(self, neighbours: Neighbours) -> Self {
         Self { neighbours, ..self }
     }
 
-    /// Queues each send or receive of `op`, in order.
+    /// Queues each send or receive of `op`, in order, and appends their requests to `requests`.
     pub(crate) fn post(&self, op: &Op<'_>, requests: &mut Vec<Request>) {
         if let Op::Coalesced(ops) = op {
             ops.iter().for_each(|op| self.post(op, requests));
@@ -63,7 +63,7 @@ impl P2p {
         requests.extend(self.post_one(op));
     }
 
-    /// Works as [`post`](Self::post), if `op` is one send or receive.
+    /// Queues `op` and returns its request; `None` if `op` is not one send or receive.
     pub(crate) fn post_one(&self, op: &Op<'_>) -> Option<Request> {
         let (buffer, tag, stage) = if let Op::Send { buffer, peer, tag } = op {
             let peer = *peer as usize;
@@ -142,7 +142,7 @@ impl P2p {
         }
     }
 
-    /// Advances each request as far as possible now; returns whether anything moved.
+    /// Advances the requests of `op`, in its order, as far as possible now; returns whether anything moved.
     pub(crate) fn advance(
         &self,
         op: &mut Op<'_>,

@@ -1,5 +1,5 @@
 //! Messages between two ranks of a group: tags, order, and the sending of large messages only when they are
-//! expected. Messages use shared memory if all ranks of the group share it, and a socket otherwise.
+//! expected. Messages use shared memory if the two ranks share it, and sockets otherwise.
 //!
 //! A message of up to [`EAGER`] bytes is sent at once; if no receive is posted for it yet, the receiver
 //! keeps it. A larger message is *offered* first, and sent when the receiver has *cleared* it, so a rank

@@ -10,7 +10,7 @@ pub(crate) struct Request {
     pub(super) tag: u32,
     pub(super) dtype: DType,
     pub(super) stage: Stage,
-    /// Why it ended without its message, while the others of its batch may continue.
+    /// Why it ended without its message, while the other requests of its operation may continue.
     pub(super) failure: Option<Failure>,
 }
 
@@ -35,7 +35,8 @@ pub(super) enum Stage {
     Done { source: Option<usize> },
 }
 
-/// Returns how a batch ended, once all of its requests have ended.
+/// Returns how an operation ended once all of its requests have ended, with the first failure if there is one;
+/// `None` before.
 pub(crate) fn outcome(requests: &mut [Request]) -> Option<Result<(), Failure>> {
     let done = |request: &Request| matches!(request.stage, Stage::Done { .. });
     if !requests.iter().all(done) {
@@ -56,7 +57,9 @@ impl Request {
         }
     }
 
-    /// A message that does not fit ends its own request only.
+    /// Ends this request if `result` is a mismatch, and keeps the failure: a message that does not fit ends
+    /// only
+    /// its own request. Returns any other result unchanged.
     pub(super) fn keep_mismatch(&mut self, result: Result<bool, Failure>) -> Result<bool, Failure> {
         match result {
             Err(failure @ Failure::Mismatch(..)) => {
@@ -68,7 +71,7 @@ impl Request {
         }
     }
 
-    /// The rank that sent the message, once a receive is done.
+    /// The rank of the group that sent the message, once a receive is done; `None` for a send.
     pub(crate) fn source(&self) -> Option<usize> {
         match self.stage {
             Stage::Done { source } => source,

@@ -10,11 +10,11 @@ use rcomm_recorder::model::Rank;
 use std::os::fd::OwnedFd;
 use std::time::Duration;
 
-/// How often a request whose channel is not open yet checks whether the peer is still alive.
+/// How long requests wait before they check whether peers that have not connected are still alive.
 const LIVENESS_CHECK: Duration = Duration::from_millis(50);
 
 impl P2p {
-    /// The ranks that these requests wait for.
+    /// The ranks that these requests wait for. A receive from any rank adds none.
     pub(crate) fn missing(&self, requests: &[Request]) -> Vec<Rank> {
         let mut missing: Vec<Rank> = requests
             .iter()
@@ -26,7 +26,8 @@ impl P2p {
         missing
     }
 
-    /// Checks whether peers that have not connected are still alive.
+    /// Fails with `Failure::Gone` if a peer that has not connected is gone. Does nothing in a wait shorter than
+    /// [`LIVENESS_CHECK`].
     pub(super) fn check_peers(
         &self,
         requests: &[Request],
@@ -83,6 +84,7 @@ impl P2p {
                 let mut peer = lock(&self.peers[at]);
                 let peer = &mut *peer;
                 let Some(channel) = &mut peer.channel else {
+                    // No socket shows when the peer connects.
                     shortest = shortest.min(Duration::from_millis(1));
                     continue;
                 };
@@ -101,7 +103,7 @@ impl P2p {
                     to_write: writes || !peer.replies.is_empty(),
                 };
                 if let Channel::Shm(stream) = channel {
-                    // The doorbell reports both bytes and room.
+                    // The one socket of a stream in memory, its doorbell, reports both bytes and room.
                     if stream.prepare_sleep(waits).map_err(Failure::Io)? {
                         return Ok(());
                     }

@@ -43,7 +43,7 @@ pub(crate) struct DirectAccess<'a> {
     own: Exposed<'a>,
     rank: usize,
     rule: Rule,
-    /// The places that the terms name.
+    /// Where the bytes of each rank are; `None` for a rank whose bytes the terms do not name.
     places: Vec<Option<MappedBytes>>,
 }
 
@@ -128,7 +128,8 @@ impl<'a> DirectAccess<'a> {
         (self.of(rank), own)
     }
 
-    /// Returns the bytes of the part that this rank works on for all ranks.
+    /// Returns the range of the bytes that this rank works on for all ranks; empty unless the rule is
+    /// [`Rule::Share`].
     pub(crate) fn share(&self) -> Range<usize> {
         if self.rule != Rule::Share {
             return 0..0;

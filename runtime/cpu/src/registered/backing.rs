@@ -52,7 +52,7 @@ impl LiveBackings {
     }
 }
 
-/// Memory of a buffer.
+/// The memory of one allocated buffer.
 pub(crate) struct Backing {
     region: Region,
     live: Weak<LiveBackings>,
@@ -83,7 +83,10 @@ impl Backing {
         &self.region
     }
 
-    /// Makes a buffer of all of it, as elements of one type, for the caller that has just made it.
+    /// Makes a buffer of the first `len` elements, for the caller that has just made the backing.
+    ///
+    /// # Errors
+    /// `InvalidArgument` if the memory is smaller, or there is another reference to the backing.
     pub(super) fn into_buffer(
         self: Arc<Self>,
         dtype: DType,
@@ -107,8 +110,9 @@ impl Backing {
         unsafe { Buffer::from_raw(start, len, dtype, Device::Cpu, Access::Write, self) }
     }
 
-    /// Returns where other ranks find all of a buffer's memory for a window, if the memory is a backing and
-    /// begins with the file.
+    /// Returns where other ranks find a buffer's memory for a window. `None` if the buffer was not allocated
+    /// for
+    /// other ranks, does not begin with the file, or has lost some pages by [`cut_off`](Self::cut_off).
     pub(crate) fn for_window(memory: &Buffer<'_>) -> Option<RegionHandle> {
         let backing = memory.owner()?.downcast_ref::<Self>()?;
         let begins = std::ptr::eq(backing.region.start().as_ptr(), memory.as_ptr());
@@ -119,8 +123,8 @@ impl Backing {
         Some(backing.region.handle())
     }
 
-    /// Returns where other ranks find these bytes, to map them: `None` unless their pages hold nothing
-    /// else.
+    /// Returns where other ranks find these bytes, to map them. `None` if there are none, if their pages hold
+    /// anything else, or if some pages were [cut off](Self::cut_off).
     pub(super) fn whole_pages(&self, bytes: &Range<usize>) -> Option<RegionHandle> {
         let page = rustix::param::page_size();
         let is_whole = bytes.start.is_multiple_of(page)
@@ -138,7 +142,7 @@ impl Backing {
     /// the file mapped cannot change them any more. The region is not offered again.
     ///
     /// # Safety
-    /// `place` is the loan of so many bytes of the region, which are [whole pages](Self::whole_pages), and
+    /// `place` is the loan of `len` bytes of the region, which are [whole pages](Self::whole_pages), and
     /// no thread of this process writes to them during the call.
     pub(super) unsafe fn cut_off(&self, place: NonNull<u8>, len: usize) {
         self.is_cut.store(true, Ordering::Release);

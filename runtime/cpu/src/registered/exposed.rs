@@ -2,7 +2,7 @@
 //!
 //! A caller must never get memory back that another rank may still access, however the operation ends. A
 //! rank that gives up an operation does not wait for the others, which may be stopped in the middle of it.
-//! Instead, it replaces what it had exposed by memory of its own ([`Backing::cut_off`]). The others
+//! Instead, it replaces the exposed memory with private memory ([`Backing::cut_off`]). The others
 //! continue to use the file, which this rank does not read any more, and which exists for as long as they
 //! have it mapped.
 
@@ -16,7 +16,7 @@ use std::ops::Range;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-/// A loan that other ranks may get access to.
+/// A *loan*: bytes that a caller lent to an operation, and to which other ranks may get access.
 pub(crate) struct Exposed<'a> {
     start: NonNull<u8>,
     len: usize,
@@ -79,7 +79,8 @@ impl<'a> Exposed<'a> {
         }
     }
 
-    /// Returns the offer that the other ranks see. From now on they may access these bytes.
+    /// Returns the offer for the other ranks, which may access these bytes from now on. `None` if the others
+    /// cannot map exactly these bytes; then they get no access.
     pub(super) fn open(&mut self) -> Option<Offer> {
         let (backing, bytes) = self.backing.as_ref()?;
         let region = backing.whole_pages(bytes)?;
@@ -111,7 +112,7 @@ impl<'a> Exposed<'a> {
         self.is_open
     }
 
-    /// Ends the access: all ranks know that none accesses these bytes any more.
+    /// Ends the access. The caller knows that no other rank accesses these bytes any more.
     pub(super) fn close(&mut self) {
         self.is_open = false;
     }

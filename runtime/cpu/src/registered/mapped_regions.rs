@@ -2,8 +2,8 @@
 //!
 //! Every rank shows what it offers; all ranks see the same offers and come to the same decision. A region
 //! that was not used in the group before is mapped by all ranks, which then show whether the mapping
-//! succeeded. So the ranks of a group always have the same list of regions, and for each region whether it
-//! can be used.
+//! succeeded. The ranks of a group therefore always have the same list of regions, and agree for each region
+//! on whether it can be used.
 
 use super::access::{DirectAccess, MappedRegion, RegionBytes};
 use super::exposed::Exposed;
@@ -35,7 +35,7 @@ struct KnownRegion {
     mapped: Option<Arc<MappedRegion>>,
     /// Whether all others have mapped it.
     is_mapped: bool,
-    /// The last operation that used it.
+    /// Number of the last operation that used it, of those counted by `operations`.
     used: u64,
 }
 
@@ -43,13 +43,13 @@ struct KnownRegion {
 pub(crate) struct MappedRegions {
     rank: usize,
     registry: Arc<Registry>,
-    /// By rank, and by id.
+    /// The known regions, by rank and then by the region's id.
     known: Vec<HashMap<u64, KnownRegion>>,
     operations: u64,
 }
 
 impl MappedRegions {
-    /// Makes the regions of `rank` in a group of `size`.
+    /// Makes the view of `rank` in a group of `size` ranks, with no known region.
     pub(crate) fn new(rank: usize, size: usize, registry: Arc<Registry>) -> Self {
         Self {
             rank,
@@ -69,10 +69,11 @@ impl MappedRegions {
         self.known.iter_mut().for_each(HashMap::clear);
     }
 
-    /// Agrees with the others on mutual access, by the first of these terms that all ranks can fulfil.
+    /// Agrees with the others on mutual access, by the first of these terms that all ranks can fulfill.
     ///
     /// # Errors
-    /// Those of the phases; `Io` if a region that was mapped before cannot be mapped again.
+    /// Those of the phases; `Io` if a region that was mapped before cannot be mapped again, or a rank offers
+    /// more bytes than its region has.
     pub(crate) fn agree<'a>(
         &mut self,
         mut own: Exposed<'a>,
@@ -182,7 +183,7 @@ impl MappedRegions {
         })
     }
 
-    /// The other ranks' bytes.
+    /// Returns the chosen bytes of the other ranks, and maps their regions again if they were unmapped.
     fn map_chosen(
         &mut self,
         chosen: &[Option<ChosenBytes>],

@@ -1,12 +1,12 @@
 //! Memory that a group has allocated, and in which the other ranks work directly.
 //!
-//! Data of an ordinary buffer move from rank to rank through slots of shared memory. A buffer that was
+//! Data of an ordinary buffer moves from rank to rank through slots of shared memory. A buffer that was
 //! allocated by [`Backend::allocate`](rcomm_core::backend::Backend::allocate) is in a file that the other
 //! processes of this host can map. In a long operation all ranks show where their bytes are. If all ranks
 //! have such bytes, each rank reads, or reads and writes, the others' bytes where they are, without
 //! avoidable copies. Otherwise the operation runs as with ordinary buffers. [`algorithm`](crate::algorithm)
-//! divides the work; this module decides what the ranks agree on, and ensures that no caller gets memory
-//! back which other ranks may still access.
+//! divides the work; this module decides what the ranks agree on, and ensures that no caller gets back
+//! memory that other ranks may still access.
 //!
 //! | file | holds |
 //! |---|---|

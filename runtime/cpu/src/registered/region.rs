@@ -18,11 +18,11 @@ pub(crate) struct RegionHandle {
     pub(crate) number: i32,
     /// The inode of its file, which no other region of the host has as long as this one exists; never 0.
     pub(crate) id: u64,
-    /// Bytes.
+    /// Length in bytes.
     pub(crate) len: usize,
 }
 
-/// A mapping of such a file, from its beginning.
+/// A sealed memfd and its mapping in this process, from its beginning.
 pub(crate) struct Region {
     file: OwnedFd,
     id: u64,
@@ -99,7 +99,7 @@ impl Region {
         })
     }
 
-    /// Where the others find it, if this process made it.
+    /// Where other processes find the region; only for a region that this process made.
     pub(crate) fn handle(&self) -> RegionHandle {
         RegionHandle {
             pid: std::process::id(),
@@ -109,12 +109,12 @@ impl Region {
         }
     }
 
-    /// Its first byte here.
+    /// Address of the first byte in this process.
     pub(crate) fn start(&self) -> NonNull<u8> {
         self.start
     }
 
-    /// Bytes.
+    /// Length in bytes.
     pub(crate) fn len(&self) -> usize {
         self.len
     }

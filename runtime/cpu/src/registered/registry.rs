@@ -1,4 +1,4 @@
-//! The memory that this rank has allocated for others to map, and what was reported about refused memory.
+//! [`Registry`]: the memory that this rank has allocated for others to map.
 
 use super::backing::{Backing, LiveBackings};
 use rcomm_core::Buffer;
@@ -69,13 +69,13 @@ impl Registry {
         Ok(buffer)
     }
 
-    /// Whether all of it was allocated here.
+    /// Whether all of `memory` was allocated here, for others to map.
     pub(crate) fn has(&self, memory: &Buffer<'_>) -> bool {
         let start = memory.as_ptr().addr();
         self.find(start..start + memory.size_bytes()).is_some()
     }
 
-    /// Records whether huge pages could be requested.
+    /// Logs once that the system refused huge pages, if `asked` is an error.
     pub(crate) fn note_huge_pages(&self, asked: io::Result<()>) {
         if let Err(error) = asked
             && !self.reported.small_pages.swap(true, Ordering::Relaxed)
@@ -88,7 +88,7 @@ impl Registry {
         }
     }
 
-    /// Records that another rank's memory could not be mapped.
+    /// Logs once that another rank's memory could not be mapped.
     pub(super) fn note_unreachable(&self, error: &io::Error) {
         if !self.reported.unreachable.swap(true, Ordering::Relaxed) {
             tracing::warn!(
@@ -105,8 +105,8 @@ impl Registry {
     }
 }
 
-/// Whether the system does not allow this process to make such memory, or not so much of it. Running out of
-/// memory is not a refusal.
+/// Whether the error means that the system does not let this process create memory that others can map, or
+/// not of this size. Running out of memory is not a refusal.
 fn is_refusal(error: &io::Error) -> bool {
     let known = [
         Errno::PERM,

@@ -26,7 +26,7 @@ pub(super) fn share_of(rank: usize, size: usize, len: usize) -> Range<usize> {
 /// Bytes of a rank that the terms name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Need {
-    /// How many.
+    /// Number of bytes.
     pub(crate) len: usize,
     /// The access that the rule grants to them.
     pub(crate) access: Access,
@@ -41,12 +41,12 @@ pub(crate) struct AccessTerms {
     pub(crate) rule: Rule,
 }
 
-/// A way for all ranks to exchange a few bytes at once.
+/// A way for all ranks to exchange a few bytes at once, in one *phase* after another.
 pub(crate) trait Phases {
-    /// Shows these bytes to all other ranks, and waits for theirs.
+    /// Shows these bytes, at most [`INLINE`], to all other ranks, and waits for theirs.
     fn show(&mut self, bytes: &[u8]) -> Result<(), Failure>;
 
-    /// Returns what `rank` has shown, followed by the rest of its line.
+    /// Returns what `rank` has shown in the last phase; the bytes after it are unspecified.
     fn shown(&self, rank: usize) -> &[u8; INLINE];
 }
 

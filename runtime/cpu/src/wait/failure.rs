@@ -1,4 +1,4 @@
-//! Why a channel could not be opened, or broke.
+//! [`Failure`], the error type inside this crate.
 
 use super::Interrupted;
 use rcomm_core::{Error, ErrorKind};
@@ -6,14 +6,14 @@ use rcomm_recorder::model::Rank;
 use std::io;
 use std::net::SocketAddr;
 
-/// Why a channel could not be opened, or broke. Ranks are ranks of the world.
+/// Why an operation failed, or a channel could not be opened. Ranks are ranks of the world.
 #[derive(Debug)]
 pub(crate) enum Failure {
     /// The deadline passed, or the group was stopped.
     Interrupted(Interrupted),
     /// The peer's process has ended, or cannot be reached.
     Gone(Rank, Option<io::Error>),
-    /// The operation has failed on all ranks, since this rank gave up this operation or an earlier one.
+    /// The operation has failed on all ranks, since the rank in the field gave up it or an earlier one.
     GivenUp(Rank),
     /// A connection to the peer's address was answered, but refused, or not by the peer.
     Refused {
@@ -24,7 +24,7 @@ pub(crate) enum Failure {
     },
     /// The peer's entry in the store is not an address.
     Address { peer: Rank, text: String },
-    /// The deadline passed, and these had not answered.
+    /// The deadline passed, and these ranks had not answered.
     Late(Vec<Rank>),
     /// This rank's own buffers cannot be used for this operation.
     Argument(Error),

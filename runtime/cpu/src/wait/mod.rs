@@ -1,8 +1,8 @@
 //! How a thread waits for a peer: it polls, then yields, then sleeps.
 //!
 //! A waiter polls for about as long as waking up would cost. If ranks outnumber cores, the peer may need
-//! this core, so the waiter yields at once instead. After that it sleeps, a few milliseconds at most, so
-//! that it detects a stop, a deadline or a dead peer soon even without a wake-up.
+//! this core, so the waiter yields at once instead. After that it sleeps, at most ten milliseconds at a time,
+//! so that it detects a stop, a deadline or a dead peer soon even without a wake-up.
 
 mod failure;
 pub(crate) mod processors;
@@ -18,13 +18,13 @@ use std::sync::PoisonError;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-/// The approximate time to wake a sleeping thread.
+/// How long a rank that has a core to itself polls before it sleeps: about the time to wake a sleeping thread.
 const SPIN: Duration = Duration::from_micros(50);
 /// How long a rank of an oversubscribed host yields before it sleeps: longer than the ranks of a host take
 /// to wake each other one by one. If this were shorter, ranks that have once fallen asleep would arrive so
 /// late that the others fall asleep in turn, in every later operation.
 const YIELD: Duration = Duration::from_millis(1);
-/// How long a helper thread yields to the rank's own before it sleeps.
+/// How long a helper thread yields to the other threads of its rank before it sleeps.
 const HELPER_YIELD: Duration = Duration::from_micros(200);
 /// Polls between two reads of the clock.
 const POLLS_PER_CHECK: u32 = 64;
@@ -33,7 +33,8 @@ const POLLS_BEFORE_HINT: u32 = 48;
 /// The longest sleep between two checks of stop, deadline and peers.
 const LONGEST_SLEEP: Duration = Duration::from_millis(10);
 
-/// Whether each rank of this host has a core to itself.
+/// How a waiter polls, yields and sleeps. For a rank, it depends on whether each rank of the host has a core
+/// to itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum WaitMode {
     /// There is a core for each rank: a waiter that spins slows no other rank.
@@ -48,7 +49,7 @@ pub(crate) enum WaitMode {
 }
 
 impl WaitMode {
-    /// The mode for an operation whose expected wait is known.
+    /// The mode for an operation with this hint of its caller; `self` if the caller gave none.
     #[inline]
     pub(crate) fn hinted(self, hint: WaitHint) -> Self {
         match hint {
@@ -58,7 +59,7 @@ impl WaitMode {
         }
     }
 
-    /// Compares the ranks of this host with the cores that this process may use.
+    /// The mode for this number of ranks on the host, compared with the cores that this process may use.
     pub(crate) fn of(local_ranks: usize) -> Self {
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         if local_ranks <= cores {
@@ -86,13 +87,13 @@ impl Stop {
         first
     }
 
-    /// Whether it was raised.
+    /// Whether the stop was raised.
     #[inline]
     pub(crate) fn is_raised(&self) -> bool {
         self.raised.load(Ordering::Acquire)
     }
 
-    /// The reason, once it was raised.
+    /// The reason, once the stop was raised.
     pub(crate) fn reason(&self) -> Option<Error> {
         if !self.is_raised() {
             return None;
@@ -107,7 +108,7 @@ impl Stop {
 pub(crate) enum Pause {
     /// Check again.
     Poll,
-    /// Sleep until a wake-up, for this long at most.
+    /// Sleep until a wake-up, but at most for this long.
     Sleep(Duration),
 }
 
@@ -142,7 +143,7 @@ impl<'a> WaitPolicy<'a> {
         }
     }
 
-    /// The same wait, as that of this operation.
+    /// Returns this policy as that of the operation `waiting`, for the record of what a rank waits for.
     pub(crate) fn of(self, waiting: WaitingOperation) -> Self {
         Self {
             waiting: Some(waiting),
@@ -150,7 +151,7 @@ impl<'a> WaitPolicy<'a> {
         }
     }
 
-    /// The operation that waits, where it is known.
+    /// The operation that waits; `None` if the policy was made without one.
     pub(crate) fn waiting(&self) -> Option<WaitingOperation> {
         self.waiting
     }
@@ -176,7 +177,7 @@ impl<'a> WaitPolicy<'a> {
         self.check_and_pause()
     }
 
-    /// How long this wait has polled without success.
+    /// How long this wait has polled without success; zero until it has read the clock for the first time.
     pub(crate) fn idle(&self) -> Duration {
         self.idle_since
             .map_or(Duration::ZERO, |since| since.elapsed())
@@ -219,7 +220,8 @@ impl<'a> WaitPolicy<'a> {
             }
             return Ok(Pause::Poll);
         }
-        // The sleep is short at first, since most waits are short.
+        // The sleep is short at first, since most waits are short, but not so short that going to sleep and
+        // waking up take longer.
         let sleep = idle.min(LONGEST_SLEEP);
         let left = deadline - now;
         Ok(Pause::Sleep(

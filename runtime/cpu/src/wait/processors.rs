@@ -2,7 +2,7 @@
 
 use super::WaitMode;
 
-/// Number of 64-bit words of a set.
+/// Number of 64-bit words of a set: room for 1024 processors, as in the C library's `cpu_set_t`.
 pub(crate) const SET: usize = 16;
 
 /// A set of processors, with one bit for each.
@@ -20,7 +20,8 @@ pub(crate) fn own_processors() -> Processors {
     own
 }
 
-/// Whether there is a processor for each of the ranks that may run on these sets.
+/// Whether there is a processor for each rank; `sets` has the processors on which each rank may run. Ranks are
+/// compared with processors within each set and in all sets together, not in every combination of sets.
 pub(crate) fn wait_mode_of(sets: &[Processors]) -> WaitMode {
     let is_within = |inner: &Processors, outer: &Processors| {
         inner
@@ -43,13 +44,13 @@ pub(crate) fn wait_mode_of(sets: &[Processors]) -> WaitMode {
     }
 }
 
-/// A set as text, for [`parse`].
+/// Formats a set as hexadecimal words with commas between them, for [`parse`].
 pub(crate) fn format(set: &Processors) -> String {
     let words: Vec<String> = set.iter().map(|word| format!("{word:x}")).collect();
     words.join(",")
 }
 
-/// Reads what [`format`] wrote.
+/// Reads a set that [`format`] wrote; `None` if the text is not one.
 pub(crate) fn parse(words: &str) -> Option<Processors> {
     let words = words.split(',').map(|word| u64::from_str_radix(word, 16));
     let words: Vec<u64> = words.collect::<Result<_, _>>().ok()?;

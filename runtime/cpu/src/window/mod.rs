@@ -1,11 +1,13 @@
 //! One-sided windows: memory of every member that the other members read and write without its
 //! participation.
 //!
-//! A window has a backend of its own, separate from its group's. When it is opened, the members exchange
+//! A window has a second backend of the same members, for its messages only. When it is opened, the members
+//! exchange
 //! where their memory is. A member of the same host maps another's memory if it was allocated for that
 //! ([`Backend::allocate`]); every other member sends requests by message, and a thread on each rank
 //! (`rcomm/win/<group>`, started only if a member needs it) answers them ([`service`]). Signals are
-//! counters, one for each sender, in shared memory if the ranks share any.
+//! counters, one for each sender: a sender that has mapped the member's memory increments its counter there,
+//! every other sends a message.
 
 mod service;
 #[allow(unsafe_code)]
@@ -104,12 +106,12 @@ impl PartDescription {
     }
 }
 
-/// How this rank reaches the part of another.
+/// How this rank reaches the part of a member.
 struct PeerPart {
     bytes: usize,
-    /// Its memory, if that is mapped here.
+    /// The member's memory, if it is mapped here.
     data: Option<RemoteMemory>,
-    /// Its counters, if these are mapped here.
+    /// The member's counters, if they are mapped here.
     counters: Option<RemoteMemory>,
     /// Ensures that only one exchange of messages at a time runs with a part that is not mapped.
     exchange: Mutex<()>,
@@ -129,6 +131,8 @@ struct WindowState {
 }
 
 impl WindowState {
+    /// Runs an operation of the window's backend. `turn` is its number among the window's collectives, from
+    /// 1; 0 for a message.
     fn run(&self, op: &mut Op<'_>, turn: u64, deadline: Deadline) -> Result<Done> {
         let call = Call {
             seq: turn,
@@ -149,7 +153,7 @@ impl WindowState {
     fn count_signal(&self, memory: &RemoteMemory, from: usize) -> Result<()> {
         let counter = self.counter(memory, from)?;
         counter.fetch_add(1, Ordering::Release);
-        // It does not matter whether any thread sleeps on this word.
+        // The result only says how many threads slept on this word.
         let _ = futex::wake(counter, futex::Flags::empty(), i32::MAX as u32);
         Ok(())
     }
@@ -296,7 +300,7 @@ impl CpuWindow {
     }
 }
 
-/// The part of a peer, if these bytes are in it.
+/// Returns the part of a peer, which must contain these bytes.
 fn range(parts: &[PeerPart], peer: u32, offset: usize, len: usize) -> Result<&PeerPart> {
     let part = part(parts, peer)?;
     if offset.checked_add(len).is_none_or(|end| end > part.bytes) {

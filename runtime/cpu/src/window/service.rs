@@ -1,8 +1,9 @@
 //! Windows by message: a rank's requests for a part that it cannot map, and the thread that answers them.
 //!
-//! A request is a head, with its own tag, from any member. Bytes to be put follow the head, and bytes that
-//! were requested are sent back, each under their own tag. Pieces have at most [`PIECE`] bytes, so that no
-//! rank has to keep more. The thread handles requests in the order in which they arrive, so the requests of
+//! A request begins with a head, a message that any member may send to the thread. Bytes to be put follow the
+//! head, and bytes that were requested are sent back. Heads, bytes to be put and requested bytes have different
+//! tags. A request is for at most [`PIECE`] bytes, so that no rank has to keep more; longer accesses are
+//! several requests. The thread handles requests in the order in which they arrive, so the requests of
 //! one sender are carried out in the order in which they were made. The thread ends when every other member
 //! has announced its end.
 
@@ -19,11 +20,12 @@ use std::time::Duration;
 const HEAD_TAG: u32 = 1;
 const PUT_TAG: u32 = 2;
 const GET_TAG: u32 = 3;
+/// Bytes of a head: kind, offset and length.
 const HEAD: usize = 24;
 /// The largest number of bytes of one request.
 const PIECE: usize = 4 << 20;
 
-/// The kinds of request for a part.
+/// A request to the service of a part; `End` announces that its sender makes no more requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum WindowRequest {
     Put { offset: usize, len: usize },
@@ -162,7 +164,7 @@ pub(super) struct Service {
     shared: Arc<WindowState>,
     /// This rank's part.
     own: RemoteMemory,
-    /// Members that have not announced their end.
+    /// Number of other members that have not announced their end.
     left: usize,
     piece: Vec<u8>,
 }

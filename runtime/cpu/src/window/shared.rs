@@ -22,7 +22,7 @@ impl SharedMemory {
         Region::attach(at).map(Self)
     }
 
-    /// Where the others find it, if this process made it.
+    /// Where other processes find this memory; only for memory that this process made.
     pub(super) fn handle(&self) -> RegionHandle {
         self.0.handle()
     }
@@ -39,10 +39,11 @@ impl SharedMemory {
 pub(super) struct WindowBuffer(Buffer<'static>);
 
 impl WindowBuffer {
-    /// Keeps the buffer as long as there is access to its memory.
+    /// Takes a buffer, and returns it with the access of the window to its memory. The buffer is kept as long
+    /// as this access exists.
     ///
     /// # Errors
-    /// `InvalidArgument` if it may only be read.
+    /// `InvalidArgument` if the buffer is read-only.
     pub(super) fn from_buffer(mut memory: Buffer<'static>) -> Result<(Arc<Self>, RemoteMemory)> {
         let start = memory.as_mut_ptr()?;
         let start = NonNull::new(start).unwrap_or_else(NonNull::dangling);

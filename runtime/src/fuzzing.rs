@@ -1,3 +1,3 @@
-//! The functions for the fuzz targets: all that read bytes which another rank has sent.
+//! Functions for the fuzz targets: those of the CPU backend that read bytes which another rank has sent.
 
 pub use rcomm_cpu::fuzzing::{read_handshakes, receive_any_bytes};

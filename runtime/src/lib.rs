@@ -20,11 +20,12 @@
 //! | [`World`], [`Config`], [`Rendezvous`] | one process's place in a job |
 //! | [`ProcessGroup`], [`Work`], [`Window`] | groups of ranks, and operations in flight |
 //! | [`Op`], [`Buffer`], [`Reduction`] | operations as data |
-//! | [`store`] | key-value stores, that of PyTorch's dialect among them |
-//! | [`backend`] | the CPU and NCCL backends, and the traits for one of your own |
+//! | [`store`] | key-value stores, one of which speaks the protocol of PyTorch's TCPStore |
+//! | [`backend`] | the CPU and NCCL backends, and the traits for writing another |
 //! | [`data_parallel`] | gradients, averaged in buckets |
 //!
-//! Everything except the backends is in the crate `rcomm-core`; only this crate depends on the backends.
+//! Everything except the CPU and NCCL backends is in the crate `rcomm-core`; only this crate depends on
+//! these backends.
 #![deny(unsafe_code)]
 
 mod backends;
@@ -51,18 +52,18 @@ pub use rcomm_nccl::NcclBackend;
 
 /// One process's place in a job, with the backends of this crate.
 pub type World = rcomm_core::World<Backends>;
-/// Makes a [`World`] from parts of the caller's own.
+/// Builds a [`World`] with a store, backends or a dump writer that the program supplies.
 pub type WorldBuilder = rcomm_core::WorldBuilder<Backends>;
 
-/// The backends, and the traits for one of your own.
+/// The backends, and the traits for writing another.
 ///
-/// [`Config::backend`] names those of a world: `cpu`, the default, or `cpu:cpu,cuda:nccl`. The effect of
-/// [`Hints`] on each backend:
+/// [`Config::backend`] names the backends of a world: `cpu`, which is the default, or `cpu:cpu,cuda:nccl`.
+/// The effect of each field of [`Hints`] on each backend (— means none):
 ///
 /// | hint | [`cpu`](backend::cpu) | [`nccl`](backend::nccl) | [`fake`](backend::fake) |
 /// |---|---|---|---|
-/// | `wait` | how a blocking call, or the thread of issued collectives, waits | — | — |
-/// | `own` | — | — | — |
+/// | `wait` | selects how a blocking call, or the thread that runs issued collectives, waits | — | — |
+/// | `own`, which is for other backends | — | — | — |
 pub mod backend {
     pub use rcomm_core::backend::{
         AbortReason, Agreement, Backend, BackendFactory, BackendSet, BackendWindow, Call,
@@ -73,7 +74,7 @@ pub mod backend {
     pub use rcomm_nccl as nccl;
 }
 
-/// Which algorithm is used for what.
+/// The table from which the CPU backend takes the algorithm of each collective.
 pub mod tuning {
     pub use rcomm_core::tuning::{Algorithm, Choice, MAX_STREAMS, Pattern, Topology, Tuning};
 }

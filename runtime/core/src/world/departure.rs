@@ -1,15 +1,16 @@
-//! The shutdown of a world: each rank publishes in the store that it leaves, and waits until all ranks have.
+//! The shutdown of a world: each rank publishes in the store that it leaves, and waits until all ranks
+//! have published that.
 //!
 //! | key, below `rcomm/<attempt>` | holds | writer |
 //! |---|---|---|
 //! | `gone/<left>/<rank>` | an empty value | each rank that leaves |
 //! | `gone_count/<left>` | how many ranks have left | each rank that leaves |
 //! | `all gone/<left>` | `1`, once all ranks have left | the last rank that leaves |
-//! | `lost/<left>` | the first rank that reported a lost rank, in four bytes, and its error | a rank that finds another lost |
-//! | `seen/<left>` | how many ranks have read how the shutdown ended | every rank that does not serve the store |
+//! | `lost/<left>` | the first rank that reported a failed shutdown, in four bytes, and its error | a rank that finds another lost, or whose wait has timed out |
+//! | `seen/<left>` | how many ranks have read how the shutdown ended | every rank that does not serve the store, once it has read that |
 //!
-//! `<left>` is the number of ranks that the program has not excluded. If the store does not reply, no rank
-//! waits longer than the time in which it would wait for the other ranks.
+//! `<left>` is the number of ranks that the program has not excluded. A store that does not reply does not
+//! make a rank wait longer than absent ranks would.
 
 use super::WorldShared;
 use crate::op::error::{Error, ErrorKind, Result};
@@ -33,10 +34,12 @@ impl WorldShared {
     /// Publishes that this rank leaves, and waits for the others. `ranks` holds all ranks, this one included.
     ///
     /// # Blocking
-    /// For `limit` at most.
+    /// Until all ranks have left, for `limit` and a few seconds of last checks at most. The rank that serves
+    /// the store then waits up to [`STORE_KEPT`] for the others to read the result.
     ///
     /// # Errors
-    /// `PeerLost` names the ranks whose processes have ended, `Timeout` those that have not come.
+    /// `PeerLost` names the ranks whose processes have ended, `Timeout` those that have not left. If the
+    /// store fails or does not reply, these name rank 0 if it serves the store. Otherwise the store's error.
     pub(super) fn depart(&self, ranks: &[Rank], limit: Duration) -> Result<()> {
         let deadline = Instant::now() + limit;
         match self.count_departure(limit) {
@@ -90,14 +93,15 @@ impl WorldShared {
         }
     }
 
-    /// As [`depart`](Self::depart), without waiting for the others.
+    /// Publishes that this rank leaves, without waiting for the others; waits for the store for `limit` at
+    /// most. A failure is only logged.
     pub(super) fn announce_departure(&self, limit: Duration) {
         if !matches!(self.count_departure(limit), Some(Ok(()))) {
             tracing::debug!("the store may not have this rank's shutdown notice");
         }
     }
 
-    /// Runs a request to the store; `None` if it has not replied within this time.
+    /// Runs a request to the store; `None` if it has not replied within `limit`.
     fn ask<T: Send + 'static>(
         &self,
         limit: Duration,
@@ -147,7 +151,8 @@ impl WorldShared {
         }
     }
 
-    /// The error that another rank has published, if it found a lost rank before this one did.
+    /// The error with which another rank has published that the shutdown failed; `None` if there is none, or
+    /// if the store does not reply.
     fn published_loss(&self) -> Option<Error> {
         let key = self.lost_key();
         let look = move |notes: &PrefixStore<dyn Store>| match notes.check(&[&key])? {
@@ -163,14 +168,14 @@ impl WorldShared {
         ))
     }
 
-    /// The ranks that have not published that they leave; `None` if the store does not reply.
+    /// The ranks that have not published that they leave; `None` if the store fails or does not reply.
     fn missing(&self, ranks: &[Rank]) -> Option<Vec<Rank>> {
         let left = self.left.load(Ordering::Relaxed);
         let ranks = ranks.to_vec();
         let found = self.ask(POLL_INTERVAL, move |notes| {
             let keys: Vec<String> = ranks.iter().map(|&rank| gone(left, rank)).collect();
             let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
-            // If the store does not reply, return the error: the ranks must not be taken for missing.
+            // This request returns the error of a store that fails: the ranks must not be taken for missing.
             notes.check(&keys[..1])?;
             let arrived = which_are_set(notes, &keys, Instant::now() + POLL_INTERVAL);
             let missing = ranks.iter().zip(arrived).filter(|(_, arrived)| !arrived);
@@ -179,7 +184,8 @@ impl WorldShared {
         found?.ok()
     }
 
-    /// The error for those of these ranks whose processes have ended, if any.
+    /// The error that names those of the `missing` ranks whose processes have ended; only the first
+    /// [`MAX_RANKS`] are checked. `None` if none has ended, or if the store does not reply.
     fn lost_among(&self, missing: &[Rank]) -> Option<Error> {
         let asked = missing.iter().copied().take(MAX_RANKS);
         let lost = |rank: &Rank| {
@@ -229,7 +235,7 @@ impl WorldShared {
         error
     }
 
-    /// Whether another rank, the first, serves the store.
+    /// Whether rank 0 serves the store, and this rank is not rank 0.
     fn is_at_rank_0(&self) -> bool {
         self.place.rank != 0 && !self.place.uses_agent_store
     }

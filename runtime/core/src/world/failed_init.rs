@@ -12,8 +12,9 @@ pub(super) struct FailedInit {
 }
 
 impl FailedInit {
-    /// Ends the attempt to make the world. A ring that holds the reason of a failure is kept; that of a rank
-    /// that was refused before anything happened is removed.
+    /// Ends the attempt to make the world. An error is recorded in the ring, which is closed and kept; but
+    /// the ring is removed after `InvalidArgument` or `Unsupported`, which are mistakes in the call and no
+    /// failure of the job. Without an error the ring stays as it is.
     pub(super) fn end(&mut self, error: Option<&Error>) {
         let Some(recorder) = self.recorder.take() else {
             return;
@@ -29,7 +30,8 @@ impl FailedInit {
         }
         let mut failure = error.failure(self.rank);
         if !error.ranks().is_empty() && failure.kind == FailureKind::Backend {
-            // The ranks did not arrive, which is recorded like ranks that do not arrive at an operation.
+            // Ranks that did not arrive at the rendezvous are recorded like ranks that do not arrive at an
+            // operation.
             failure.kind = FailureKind::Timeout;
         }
         recorder.note_failure(&failure);
@@ -39,7 +41,7 @@ impl FailedInit {
 
 impl Drop for FailedInit {
     fn drop(&mut self) {
-        // The world was not made because of a panic.
+        // `end` was not called, so making the world has panicked.
         if let Some(recorder) = &self.recorder {
             recorder.mark_closed();
         }

@@ -78,6 +78,7 @@ impl GroupMaker for WorldShared {
 }
 
 impl WorldShared {
+    /// Makes a group of `ranks`, of which this rank is one. All members pass the same `name`.
     pub(crate) fn make_group(
         self: &Arc<Self>,
         name: String,
@@ -170,7 +171,9 @@ impl WorldShared {
         Ok(ProcessGroup::over(Group::new(parts)))
     }
 
-    /// Wraps this backend so that ranks compare what they issue to it, if the configuration asks for that.
+    /// If the configuration asks for a debug level or for a check for NaN, wraps this backend: ranks then
+    /// compare what they issue to it, and check for NaN where configured. Otherwise returns the backend as it
+    /// is.
     fn wrap(
         &self,
         backend: Arc<dyn Backend>,
@@ -205,6 +208,10 @@ impl WorldShared {
     }
 
     /// The factories that a list such as `NAME` or `DEVICE:NAME,DEVICE:NAME` names.
+    ///
+    /// # Errors
+    /// `InvalidArgument` if a backend is not known, is for another kind of memory than the list says, or is
+    /// the second one for a kind of memory.
     fn factories_of(&self, spec: &str) -> Result<Vec<&Arc<dyn BackendFactory>>> {
         let mut chosen: Vec<&Arc<dyn BackendFactory>> = Vec::new();
         for part in spec.split(',') {
@@ -242,7 +249,7 @@ impl WorldShared {
     }
 }
 
-/// The values that a backend needs to connect in its group, besides the members.
+/// The parameters of the backend that `wrap` wraps, besides its members.
 struct BackendParams<'a> {
     name: &'static str,
     group_rank: u32,
@@ -250,7 +257,8 @@ struct BackendParams<'a> {
     deadline: Deadline,
 }
 
-/// Distinguishes the traffic of groups on shared connections.
+/// The number by which the traffic of groups is told apart on shared connections: the beginning of a hash of
+/// the attempt, the name and the members, so that all members compute the same number.
 fn wire_id(name: &str, ranks: &[Rank], attempt: u32) -> u64 {
     let mut hash = Sha256::new();
     hash.update(attempt.to_le_bytes());

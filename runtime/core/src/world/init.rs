@@ -1,6 +1,6 @@
 //! How a process joins its job: it waits for the other ranks and obtains the secret.
 //!
-//! Its rank is known before that ([`Rendezvous`]).
+//! The process already knows its rank ([`Rendezvous`]).
 
 use crate::config::rendezvous::{ALL_HERE, Rendezvous};
 use crate::config::{Config, RingDir};
@@ -19,8 +19,8 @@ use rcomm_recorder::record::{
 use std::time::{Duration, Instant, SystemTime};
 
 /// Clears PyTorch's flag if an earlier attempt of the job left it in the store, which an agent that outlives
-/// its ranks serves: this attempt would make needless dumps, and its own flag would be overlooked. PyTorch's
-/// key carries no attempt number.
+/// its ranks serves. Otherwise this attempt would make needless dumps, and a flag that it raises would be
+/// overlooked: PyTorch's key carries no attempt number.
 ///
 /// The last rank to check in calls this before it publishes that all have come, and every rank reads the flag
 /// only after that: so no flag of this attempt's own ranks is cleared.
@@ -38,10 +38,10 @@ fn clear_earlier_flag(root: &dyn Store, notes: &dyn Store, place: &Rendezvous) -
 /// same secret, or none, and reads the settings that rank 0 writes for all.
 ///
 /// Each rank writes a statement on its secret to the store, and rank 0 its settings; the last to check in
-/// compares the statements and publishes the result, so that all ranks fail where one is wrong. The request
-/// that waits for the result also reads rank 0's settings. A rank writes all its keys in one request, before
-/// it knows whether it may check in. A refused rank's keys do no harm: keys contain the job and the world
-/// size, and of two ranks with one number the first to check in is accepted.
+/// compares the statements and publishes the result, so that all ranks fail if one statement differs. The
+/// request that waits for the result also reads rank 0's settings. A rank writes all its keys in one request,
+/// before it knows whether it may check in. A refused rank's keys do no harm: keys contain the job and the
+/// world size, and of two ranks with one number the first to check in is accepted.
 pub(crate) fn rendezvous(
     root: &dyn Store,
     notes: &PrefixStore<dyn Store>,
@@ -133,25 +133,29 @@ pub(crate) fn rendezvous(
     Err(Error::new(ErrorKind::Rendezvous, message).with_ranks(&ranks))
 }
 
+/// The beginning of a published result that lets the ranks continue, before rank 0's settings. Any other
+/// result is an error message.
 const YES: &str = "yes\n";
 /// The most ranks that a message lists.
 const MAX_RANKS: usize = 16;
 
+/// The key of a rank's statement on its secret.
 fn here(place: &Rendezvous, rank: Rank) -> String {
     format!("here/{}/{rank}", place.key_scope())
 }
 
-/// The key of rank 0's settings, until all ranks have come.
+/// The key of rank 0's settings, which the last rank to check in copies into the result.
 fn run(place: &Rendezvous) -> String {
     format!("run/{}", place.key_scope())
 }
 
-/// The key that counts the ranks that have come.
+/// The key that counts the ranks that have arrived.
 fn count(place: &Rendezvous) -> String {
     format!("count/{}", place.key_scope())
 }
 
-/// The result that is published to all ranks, now that all have come.
+/// The result that is published once all ranks have arrived: [`YES`] and rank 0's settings, or an error
+/// message.
 fn result_for_all(notes: &dyn Store, place: &Rendezvous, deadline: Deadline) -> Result<String> {
     let keys = (0..place.world_size).map(|rank| here(place, rank));
     let keys: Vec<String> = std::iter::once(run(place)).chain(keys).collect();
@@ -164,7 +168,8 @@ fn result_for_all(notes: &dyn Store, place: &Rendezvous, deadline: Deadline) -> 
     Ok(compare_secrets(given).unwrap_or_else(|| format!("{YES}{text}")))
 }
 
-/// The part of a rank's statement on its secret that is compared with the others'.
+/// The part of a rank's statement on its secret that is compared with the others': without the public key of
+/// a rank that has no secret, which is different on each rank.
 fn comparable(statement: &[u8]) -> &[u8] {
     match statement.starts_with(b"none ") {
         true => b"none",
@@ -172,12 +177,12 @@ fn comparable(statement: &[u8]) -> &[u8] {
     }
 }
 
-/// Whether the rank of this statement was given its secret.
+/// Whether this statement is that of a rank whose configuration has a secret.
 fn was_given(statement: &[u8]) -> bool {
     !statement.starts_with(b"none") && !statement.starts_with(b"user ")
 }
 
-/// The error if the secrets that the ranks were given differ.
+/// The error message if the secrets that the ranks were given differ; `None` if they agree.
 fn compare_secrets(statements: &[Vec<u8>]) -> Option<String> {
     let first = statements.first()?;
     let other =
@@ -219,7 +224,7 @@ fn list(ranks: &[Rank]) -> String {
     format!("{noun} {}{more}", shown.join(", "))
 }
 
-/// The error that names the ranks that did not come; its second line has their numbers alone.
+/// The error message that names the ranks that did not arrive; its second line has only their numbers.
 fn name_absent(notes: &PrefixStore<dyn Store>, place: &Rendezvous) -> String {
     let keys = (0..place.world_size).map(|rank| here(place, rank));
     let keys: Vec<String> = keys.collect();
@@ -240,7 +245,8 @@ fn name_absent(notes: &PrefixStore<dyn Store>, place: &Rendezvous) -> String {
     )
 }
 
-/// The store's note on clients that did not prove the secret, as a part of a sentence.
+/// A part of an error message that tells how many clients the store has refused, from the store's note on
+/// them.
 fn refusals(noted: &str) -> String {
     let (times, last) = noted.split_once(' ').unwrap_or((noted, "an unknown host"));
     let times: String = times.chars().filter(char::is_ascii_digit).collect();
@@ -251,7 +257,7 @@ fn refusals(noted: &str) -> String {
     )
 }
 
-/// The result of the rendezvous, equal on all ranks.
+/// The result of the rendezvous, the same on all ranks.
 pub(crate) struct RendezvousResult {
     pub(crate) secret: Secret,
     pub(crate) settings: Settings,
@@ -274,7 +280,8 @@ impl Settings {
         }
     }
 
-    /// The settings as text: a line with the run, and the table unless it is the built-in one.
+    /// The settings as text: a line with the name of the run, then the table of algorithms unless it is the
+    /// built-in one.
     fn to_text(&self) -> String {
         let table = match self.tuning == Tuning::default() {
             true => String::new(),
@@ -296,12 +303,13 @@ impl Settings {
     }
 }
 
-/// Opens this rank's ring. If the configured place cannot be used, it tries the next one: a job without a
-/// record is better than none.
+/// Opens this rank's ring, and removes the rings of old jobs beside it as configured. If the configured place
+/// cannot be used, other places and finally this process's memory are tried: a job must not fail because it
+/// cannot be recorded. Returns `None` if another living process records as this rank, unless `on_conflict`
+/// allows another place for the ring.
 ///
 /// # Errors
-/// Those of an invalid configuration. Where another living process records as this rank, the result is
-/// `None`, unless `on_conflict` allows another place for the ring.
+/// `Io` if the recorder refuses the configuration.
 pub(crate) fn open_recorder(
     place: &Rendezvous,
     config: &Config,
@@ -337,7 +345,8 @@ pub(crate) fn open_recorder(
     }
 }
 
-/// Writes one line to standard error, so that users of a program without a log see it too.
+/// Reports on standard error that the ring is not where, or as large as, it was configured to be: users of a
+/// program without a log must see that too.
 #[expect(
     clippy::print_stderr,
     reason = "users must learn where the record is, even without a log"
@@ -353,7 +362,7 @@ fn report_place(rank: Rank, recorder: &FlightRecorder, why: &str) {
     );
 }
 
-/// Writes keys and values to the store, all at once.
+/// Writes keys and values to the store in one request; none if there are none.
 pub(crate) fn write_notes(store: &dyn Store, notes: Vec<(String, Vec<u8>)>) -> Result<()> {
     if notes.is_empty() {
         return Ok(());
@@ -365,6 +374,7 @@ pub(crate) fn write_notes(store: &dyn Store, notes: Vec<(String, Vec<u8>)>) -> R
     store.multi_set(&notes)
 }
 
+/// The place of the ring, for the log.
 pub(crate) fn ring_place(recorder: &FlightRecorder) -> String {
     match recorder.storage() {
         Storage::File(path) => path.display().to_string(),
@@ -373,7 +383,8 @@ pub(crate) fn ring_place(recorder: &FlightRecorder) -> String {
     }
 }
 
-/// A directory name for this run, safe for any job name.
+/// The name of this run's directory: at most 64 characters of the job's name, of which all but letters,
+/// digits, `.`, `-` and `_` are replaced, and the run.
 pub(crate) fn run_name(job: &str, run: &str) -> String {
     let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '-' | '_');
     let job: String = job

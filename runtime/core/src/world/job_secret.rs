@@ -1,13 +1,14 @@
-//! The source of a rank's job secret, and the access to the rank's store that follows from it.
+//! The source of a rank's job secret, and whether the store of the job requires a proof of it.
 //!
-//! | the rank was given | all ranks on one host | between hosts |
+//! | `RCOMM_JOB_SECRET` | all ranks on one host | ranks on several hosts |
 //! |---|---|---|
-//! | a secret (`RCOMM_JOB_SECRET`) | that | that |
-//! | none | derived from the [user's](Secret::of_user), a file of mode 0600 | rank 0 makes one and seals it for each rank |
+//! | set | the given secret | the given secret |
+//! | not set | derived from the [user's secret](Secret::of_user), a file of mode 0600 | rank 0 generates a secret and seals it for each other rank |
 //!
-//! The store never holds the secret itself. A sealed secret is encrypted with a key that the two ranks agree
-//! on (X25519, RFC 7748): an attacker who reads the store does not get it. An attacker who *writes* to the
-//! store while the job starts can replace the ranks' keys; only a given secret is safe from that.
+//! The store never holds the secret itself. To *seal* it is to encrypt it with a key that rank 0 and one
+//! other rank agree on (X25519, RFC 7748): an attacker who reads the store does not learn the secret. An
+//! attacker who *writes* to the store while the job starts can replace the ranks' public keys; only a given
+//! secret is safe from that attack.
 
 use crate::config::Config;
 use crate::config::rendezvous::Rendezvous;
@@ -19,7 +20,7 @@ use rcomm_recorder::publish::Secret;
 use std::time::Duration;
 use x25519_dalek::{PublicKey, StaticSecret};
 
-/// Bytes of a sealed secret: the secret, encrypted, and a proof that it is whole.
+/// Bytes of a sealed secret: the encrypted secret, then a tag over it.
 const SEALED: usize = 32 + Secret::TAG_LEN;
 
 /// The source of a rank's job secret.
@@ -28,13 +29,18 @@ pub(crate) enum JobSecret {
     Given(Secret),
     /// The user's secret on this host: the store's key, and the job's secret derived from it.
     OfUser { user: Secret, job: Secret },
-    /// The ranks agree on it once all have come: rank 0 makes and seals it.
+    /// No secret yet: rank 0 generates one and seals it once all ranks have arrived. Holds this rank's
+    /// private key.
     ToAgree(Box<StaticSecret>),
 }
 
 impl JobSecret {
+    /// Determines the source for this rank: the configuration, the user's secret, or an agreement of the
+    /// ranks.
+    ///
     /// # Errors
-    /// `Io` if the user's secret can neither be read nor made.
+    /// `Io` if the user's secret can neither be read nor generated, or if the system's random source cannot
+    /// be read.
     pub(crate) fn of(config: &Config, place: &Rendezvous) -> Result<Self> {
         if let Some(secret) = &config.secret {
             return Ok(Self::Given(secret.clone()));
@@ -52,10 +58,10 @@ impl JobSecret {
         Ok(Self::OfUser { user, job })
     }
 
-    /// The access that this rank requires of its store's clients, or has as a client.
+    /// The access that this rank requires of clients if it serves the store, or offers as a client.
     ///
     /// # Errors
-    /// `InvalidArgument` if a proof is required and there is no secret yet.
+    /// `InvalidArgument` if the configuration requires a proof and the ranks have yet to agree on a secret.
     fn store_access(&self, config: &Config, place: &Rendezvous) -> Result<StoreAccess> {
         let known = match self {
             Self::Given(secret) => Some(secret),
@@ -64,7 +70,7 @@ impl JobSecret {
         };
         match (config.store, known) {
             (StoreChoice::Open, _) => Ok(StoreAccess::Open),
-            // In that case torchrun serves the store, or another launcher that sets that variable.
+            // The launcher's agent serves the store (as torchrun's does), and asks for no proof.
             (StoreChoice::Auto, _) if place.uses_agent_store => Ok(StoreAccess::Open),
             (StoreChoice::Auto, None) => Ok(StoreAccess::Open),
             (_, Some(secret)) => Ok(StoreAccess::Secret(secret.clone())),
@@ -76,8 +82,8 @@ impl JobSecret {
         }
     }
 
-    /// Connects to the store at the rendezvous, or serves it there and warns on standard error if it requires
-    /// no proof.
+    /// Connects to the store at the rendezvous, and serves it if this rank has to; warns on standard error if
+    /// the served store requires no proof.
     ///
     /// # Errors
     /// As [`store_access`](Self::store_access) and [`Rendezvous::connect_store`].
@@ -95,7 +101,9 @@ impl JobSecret {
         Ok(store)
     }
 
-    /// This rank's statement on its secret for the store, from which a different secret is detected.
+    /// What this rank writes to the store about its secret, so that the ranks can detect that theirs differ:
+    /// a fingerprint of a given secret; `user ` and the fingerprint of a derived one; or, without a secret,
+    /// `none ` and this rank's public key.
     pub(crate) fn statement(&self, place: &Rendezvous) -> String {
         let fingerprint =
             |secret: &Secret| text::hex(&secret.derive("fingerprint").tag(&[place.job.as_bytes()]));
@@ -106,11 +114,16 @@ impl JobSecret {
         }
     }
 
-    /// The job's secret, now that all ranks have come and none differs. `statements` are the keys that hold
-    /// theirs, by rank; `sealed` names the key of what rank 0 seals for a rank.
+    /// The job's secret. Called once all ranks have arrived and their statements have been found to agree.
+    /// `statements` are the keys of the ranks' [statements](Self::statement), by rank; `sealed` returns the
+    /// key under which rank 0 publishes the secret sealed for a rank.
     ///
     /// # Blocking
-    /// Where it is to be agreed on: until rank 0 has sealed it, or the deadline.
+    /// If the ranks have yet to agree on the secret: until rank 0 has sealed it, or the deadline.
+    ///
+    /// # Errors
+    /// Those of the store. `Unauthorized` if the sealed secret cannot be opened, `Rendezvous` if a statement
+    /// holds no public key, `Io` if the system's random source cannot be read.
     pub(crate) fn agree(
         self,
         notes: &dyn Store,
@@ -171,18 +184,20 @@ fn warn_open(host: &str, port: u16) {
     );
 }
 
+/// Generates a secret from the system's random source.
 fn made() -> Result<Secret> {
     Secret::generate().map_err(|error| {
         Error::new(ErrorKind::Io, "no secret can be made for the job").with_source(error)
     })
 }
 
+/// The public key in the statement of a rank without a secret; `None` for any other statement.
 fn public_key(statement: &[u8]) -> Option<PublicKey> {
     let text = std::str::from_utf8(statement).ok()?;
     Some(PublicKey::from(from_hex(text.strip_prefix("none ")?)?))
 }
 
-/// The 32 bytes of these 64 hexadecimal digits.
+/// The 32 bytes that `text` holds as 64 hexadecimal digits; `None` if it is anything else.
 fn from_hex(text: &str) -> Option<[u8; 32]> {
     let mut bytes = [0; 32];
     if text.len() != 64 || !text.is_ascii() {
@@ -194,7 +209,8 @@ fn from_hex(text: &str) -> Option<[u8; 32]> {
     Some(bytes)
 }
 
-/// The key that two ranks share, of which `rank` is not 0.
+/// The key that rank 0 and `rank` share, computed by either of them; `None` if the public key of the other is
+/// invalid.
 fn shared(own: &StaticSecret, theirs: &PublicKey, rank: Rank) -> Option<Secret> {
     let shared = own.diffie_hellman(theirs);
     // With a public key of small order, the shared key would be publicly known.
@@ -204,7 +220,8 @@ fn shared(own: &StaticSecret, theirs: &PublicKey, rank: Rank) -> Option<Secret> 
     Some(shared.derive(&format!("sealed for rank {rank}")))
 }
 
-/// Each key is used once, so a pad from it encrypts.
+/// Encrypts or decrypts 32 bytes: XORs them with a pad derived from `key`. Secure because each key encrypts
+/// only one secret.
 fn pad(key: &Secret, bytes: &[u8]) -> [u8; 32] {
     let mut padded = *key.derive("pad").as_bytes();
     padded
@@ -214,8 +231,9 @@ fn pad(key: &Secret, bytes: &[u8]) -> [u8; 32] {
     padded
 }
 
+/// Encrypts `secret` with the key that rank 0 (`own`) and `rank` (`theirs`) share.
 fn seal(own: &StaticSecret, theirs: &PublicKey, rank: Rank, secret: &Secret) -> Vec<u8> {
-    // A sealed secret of zeroes cannot be opened: a rank with such a key gets this one.
+    // A rank whose public key is invalid gets zeros in place of the secret, which it cannot open.
     let Some(key) = shared(own, theirs, rank) else {
         return vec![0; SEALED];
     };
@@ -223,6 +241,7 @@ fn seal(own: &StaticSecret, theirs: &PublicKey, rank: Rank, secret: &Secret) -> 
     [padded, key.derive("whole").tag(&[&padded])].concat()
 }
 
+/// Decrypts what [`seal`] returned for `rank`; `None` if a key or the envelope is invalid.
 fn open(own: &StaticSecret, theirs: &PublicKey, rank: Rank, envelope: &[u8]) -> Option<Secret> {
     let key = shared(own, theirs, rank)?;
     let envelope: &[u8; SEALED] = envelope.try_into().ok()?;
@@ -252,7 +271,7 @@ mod tests {
         changed[3] ^= 1;
         assert!(open(&keys[1], &public[0], 1, &changed).is_none());
         assert!(open(&keys[1], &public[0], 1, &envelope[1..]).is_none());
-        // The point of order 1: with it, anybody could compute the shared key.
+        // With this public key, a point of small order, anybody could compute the shared key.
         let known = PublicKey::from([0; 32]);
         assert!(shared(&keys[0], &known, 1).is_none());
         assert!(open(&keys[1], &known, 1, &seal(&keys[0], &known, 1, &secret)).is_none());

@@ -1,7 +1,8 @@
 //! [`World`]: one process's place in a job; it owns the groups, the threads, the ring and the store.
 //!
-//! Making a world finds the other ranks, agrees with them on the secret and the name of this run, opens the
-//! ring, and starts the threads. It has no global state: dropping the world frees everything.
+//! Making a world opens the ring, finds the other ranks, agrees with them on the secret and the name of this
+//! run, and starts the threads. A world has no global state: dropping it frees everything but the ring's
+//! file.
 
 mod departure;
 mod failed_init;
@@ -57,11 +58,11 @@ const DROP_TIME: Duration = Duration::from_secs(1);
 ///
 /// Call [`shutdown`](Self::shutdown) at the end. A world that is dropped without it (on an early return, in a
 /// panic) aborts its groups, logs that, and leaves its ring for others to read. On the rank that serves the
-/// store, dropping waits until the worlds of the other ranks are dropped or shut down, for
-/// [`Config::status_wait`] at most, since these ranks exchange their status through the store.
+/// store, dropping waits until the worlds of the other ranks are dropped or shut down, since these ranks
+/// exchange their status through the store: for [`Config::status_wait`] at most, then up to 10 s until they
+/// have read that all have left.
 ///
-/// `B` is the set of backends that it can open by itself; more come with
-/// [`WorldBuilder::backend`].
+/// `B` is the set of backends that every world of this type can open; [`WorldBuilder::backend`] adds others.
 ///
 /// # Thread safety
 /// May be shared between threads.
@@ -93,13 +94,13 @@ pub(crate) struct WorldShared {
     /// agree on values.
     pub(crate) factories: Vec<Arc<dyn BackendFactory>>,
     pub(crate) next_id: AtomicU32,
-    /// Ranks that the program has not excluded.
+    /// How many ranks the program has not excluded.
     left: AtomicU32,
     /// How many groups were made with each name and list of members.
     pub(crate) made: Mutex<HashMap<(String, Vec<Rank>), u32>>,
 }
 
-/// Makes a world from parts of the caller's own.
+/// Builds a [`World`] with a store, backends or a dump writer that the program supplies.
 pub struct WorldBuilder<B> {
     config: Config,
     store: Option<Arc<dyn Store>>,
@@ -109,14 +110,14 @@ pub struct WorldBuilder<B> {
 }
 
 impl<B: BackendSet> WorldBuilder<B> {
-    /// Uses this store in place of one at the rendezvous.
+    /// Uses this store instead of connecting to one at the address of the rendezvous.
     #[must_use]
     pub fn store(mut self, store: Arc<dyn Store>) -> Self {
         self.store = Some(store);
         self
     }
 
-    /// Adds a backend, to be asked for by name in [`Config::backend`].
+    /// Adds a backend, which [`Config::backend`] and [`GroupOptions::backend`] select by its name.
     #[must_use]
     pub fn backend(
         mut self,
@@ -126,7 +127,7 @@ impl<B: BackendSet> WorldBuilder<B> {
         self
     }
 
-    /// Hands dumps to this writer in place of files.
+    /// Hands dumps to this writer instead of writing them to files.
     #[must_use]
     pub fn dump_writer(mut self, writer: impl DumpWriter + 'static) -> Self {
         self.dump_writer = Some(Box::new(writer));
@@ -136,11 +137,13 @@ impl<B: BackendSet> WorldBuilder<B> {
     /// Makes the world.
     ///
     /// # Blocking
-    /// Until all ranks have come, or [`Config::init_timeout`] has passed.
+    /// Until all ranks have arrived, for [`Config::init_timeout`] at most; then until the backends have
+    /// connected, for the same time at most.
     ///
     /// # Errors
-    /// `Rendezvous` names the ranks that did not come, or what they do not agree on: two ranks of one number,
-    /// two jobs at one store, world sizes or job secrets that differ.
+    /// `Rendezvous` names the ranks that did not arrive, or says what the ranks disagree on: two ranks with
+    /// the same number, two jobs at one store, different world sizes or job secrets. Otherwise the error of
+    /// the part that failed: the configuration, the store, the ring, a backend or a thread.
     pub fn init(self) -> Result<World<B>> {
         let mut config = self.config.clone();
         let place = config.rendezvous()?;
@@ -159,7 +162,8 @@ impl<B: BackendSet> WorldBuilder<B> {
         made
     }
 
-    /// Makes the world with the ring that was opened before; that is `None` if another process uses its name.
+    /// Makes the world. `early` is the ring that `init` opened; `None` if another living process records as
+    /// this rank.
     fn make(
         self,
         place: Rendezvous,
@@ -188,8 +192,8 @@ impl<B: BackendSet> WorldBuilder<B> {
         });
         let recorder = match early {
             Some(recorder) => recorder,
-            // The rendezvous has succeeded, so this process is the rank. A process that records under its
-            // name belongs to another job, or is left over from an earlier one.
+            // The rendezvous has succeeded, so this process is the rank. Another process that records as this
+            // rank belongs to another job, or is left over from an earlier one.
             None => open_recorder(&place, &config, OnConflict::NextPlace)?
                 .map(Arc::new)
                 .ok_or_else(|| Error::new(ErrorKind::Io, "no place for the ring"))?,
@@ -241,7 +245,8 @@ impl<B: BackendSet> WorldBuilder<B> {
             endpoint::serve(&place, &config, &context.secret, &recorder, &dumps, &root).unzip();
         #[cfg(not(feature = "endpoint"))]
         let announcement = None;
-        // One request carries all keys by which others find this rank.
+        // One request carries the keys by which others find this rank: those of the first backend
+        // and of the endpoint. A second one carries those of the other backends, which are opened later.
         let full_name = |key: String| backends.inner().name(&backends.name(&key));
         let notes_of = |factory: &Arc<dyn BackendFactory>| {
             let notes = factory.announcement().into_iter();
@@ -310,7 +315,8 @@ impl<B: BackendSet> WorldBuilder<B> {
     }
 }
 
-/// The FIFOs that ask for dumps. One that cannot be made is logged, and the job continues.
+/// Makes the FIFOs by which dumps can be requested. If one cannot be made, that is logged, and the job
+/// continues.
 fn open_pipes(stems: &[PathBuf], rank: Rank) -> Vec<DumpPipe> {
     let open = |stem: &PathBuf| match DumpPipe::create(stem, rank) {
         Ok(pipe) => Some(pipe),
@@ -326,31 +332,31 @@ impl<B: BackendSet> World<B> {
     /// Joins the job that the configuration, or the launcher's environment, describes.
     ///
     /// # Blocking
-    /// Until all ranks have come, or [`Config::init_timeout`] has passed.
+    /// As [`WorldBuilder::init`].
     ///
     /// # Errors
-    /// See [`WorldBuilder::init`].
+    /// As [`WorldBuilder::init`].
     pub fn init(config: Config) -> Result<Self> {
         Self::builder(config).init()
     }
 
-    /// Connects to the store at the rendezvous as [`init`](Self::init) does, with a proof of the secret where
-    /// one is asked for. Rank 0 serves it, unless the launcher's agent does; if the rendezvous has port 0, the
-    /// kernel chooses a port ([`TcpStore::port`]). For [`WorldBuilder::store`], by programs that put their
-    /// keys under a prefix.
+    /// Connects to the store at the rendezvous as [`init`](Self::init) does, with a proof of the secret if
+    /// the store requires one. Rank 0 serves the store, unless the launcher's agent does; if the rendezvous
+    /// has port 0, the kernel chooses a port ([`TcpStore::port`]). Programs that put their keys under a
+    /// prefix pass the store to [`WorldBuilder::store`].
     ///
     /// # Blocking
-    /// Up to `timeout`, which is also that of later calls to the store that do not wait for other ranks.
+    /// For `timeout` at most. Later calls to the store that do not wait for other ranks have the same limit.
     ///
     /// # Errors
-    /// As [`Rendezvous::connect_store`]. `Io` if the user's secret can neither be read nor made,
-    /// `InvalidArgument` if a proof is asked for and there is no secret.
+    /// As [`Rendezvous::connect_store`]. `Io` if a secret can neither be read nor generated,
+    /// `InvalidArgument` if [`Config::store`] requires a proof and there is no secret.
     pub fn connect_store(config: &Config, timeout: Duration) -> Result<TcpStore> {
         let place = config.rendezvous()?;
         JobSecret::of(config, &place)?.connect_store(config, &place, timeout)
     }
 
-    /// A builder, for choosing more than the configuration: the store, backends, the dump writer.
+    /// A builder, by which a program can supply a store, backends and a dump writer.
     pub fn builder(config: Config) -> WorldBuilder<B> {
         WorldBuilder {
             config,
@@ -388,7 +394,8 @@ impl<B> World<B> {
         &self.group
     }
 
-    /// The store at which the ranks met. PyTorch's ranks of a mixed job see the same keys.
+    /// The store through which the ranks have met. In a job that also has ranks of PyTorch, these see the
+    /// same keys.
     pub fn store(&self) -> &Arc<dyn Store> {
         &self.shared.root
     }
@@ -405,7 +412,7 @@ impl<B> World<B> {
         endpoint.map(Endpoint::address)
     }
 
-    /// Where this run's dump files go.
+    /// The directory for this run's dump files, which is made for the first dump.
     pub fn dump_dir(&self) -> &std::path::Path {
         &self.shared.dump_dir
     }
@@ -428,27 +435,29 @@ impl<B> World<B> {
     /// first group that each member makes is the same one, then the second, and so on.
     ///
     /// # Blocking
-    /// Not for other ranks, unless a backend connects at once.
+    /// Waits for other members only if a backend connects at once.
     ///
     /// # Errors
-    /// `InvalidArgument` if the list is empty, has a rank twice or one that is not there, or omits the
-    /// caller. `Rendezvous` if another member wants another backend.
+    /// `InvalidArgument` if the list is empty, repeats a rank, holds a rank that is not in the world, or
+    /// omits the caller. `Rendezvous` if another member wants other backends. Otherwise the error of a
+    /// backend that cannot connect.
     pub fn new_group(&self, ranks: &[Rank], options: &GroupOptions) -> Result<ProcessGroup> {
         self.shared.clone().new_group(ranks, options, Origin::New)
     }
 
     /// Continues without these ranks, after they were lost: from now on [`group`](Self::group) is the group
-    /// of the remaining ranks. All of these call this with the same list
-    /// ([`find_absent`](ProcessGroup::find_absent) makes one). Ranks keep their numbers in the world.
+    /// of the remaining ranks. Every remaining rank calls this with the same list
+    /// ([`find_absent`](ProcessGroup::find_absent) returns one). Ranks keep their numbers in the world.
     ///
-    /// Groups with a member that is lost are aborted; others continue. The store must still be there: a
-    /// world without rank 0 can shrink only if another process serves its store.
+    /// Groups with a lost member are aborted; others continue. The store must still be there: a world without
+    /// rank 0 can shrink only if another process serves its store.
     ///
     /// # Blocking
-    /// Until all that are left have come, or the world's time-out has passed.
+    /// Until all remaining ranks have called this, or the time-out of [`group`](Self::group) has passed.
     ///
     /// # Errors
-    /// As [`ProcessGroup::shrink`]; the world is then unchanged, and the call may be repeated.
+    /// As [`ProcessGroup::shrink`]. [`group`](Self::group) is then the old one, groups with a lost member
+    /// stay aborted, and the call may be repeated.
     pub fn shrink(&mut self, excluding: &[Rank]) -> Result<()> {
         for group in self.shared.watch.groups() {
             let lost = excluding
@@ -487,27 +496,30 @@ impl<B> World<B> {
         self.shared.dumps.try_make("requested by the program")
     }
 
-    /// Flushes and closes all groups, the newest first, then the threads, the ring and the store.
+    /// Waits for pending operations and closes all groups, the newest first; then waits for the other ranks,
+    /// and ends the threads, the ring and the store.
     ///
     /// All ranks call it, and each waits for the others: so a rank that was lost after its last operation is
     /// noticed, and no rank finds the store closed.
     ///
     /// # Blocking
-    /// Until what is pending has ended and all have come: for the world's time-out at most, and no longer once
-    /// the process of a rank that has not come is known to be gone.
+    /// Until pending operations have ended, then until all ranks have called this: for the world's time-out
+    /// at most in each case. The second wait ends early once the process of a missing rank is known to have
+    /// ended. If a group has failed, it lasts for [`Config::status_wait`] at most. The rank that serves the
+    /// store may wait 10 s longer, until the others have read that all have left.
     ///
     /// # Errors
-    /// The first error that a group reports; else `PeerLost` or `Timeout`, which names the ranks that did not
-    /// come. After the failure of a group these are not errors. Everything is closed in any case; after an
-    /// error the ring is kept.
+    /// The first error that a group reports. If no group has failed, `PeerLost` or `Timeout` names the ranks
+    /// that did not call this. Everything is closed in any case; after an error, or if a group has failed,
+    /// the ring is kept.
     pub fn shutdown(self) -> Result<()> {
         let timeout = self.shared.config.timeout;
         self.shutdown_within(timeout)
     }
 
-    /// As [`shutdown`](Self::shutdown), within this time in place of the world's time-out: for programs in
-    /// which not every rank shuts down at the same time. Ranks that use a store which this rank serves
-    /// find it gone afterwards.
+    /// As [`shutdown`](Self::shutdown), with `timeout` in place of the world's time-out: for programs in
+    /// which not every rank shuts down at the same time. If this rank serves the store, ranks that shut down
+    /// later no longer find it.
     ///
     /// # Errors
     /// As [`shutdown`](Self::shutdown).
@@ -525,7 +537,7 @@ impl<B> World<B> {
         }
         let mut failed = result.is_err() || self.shared.has_failed();
         let limit = if failed {
-            // After a failure some ranks will not come.
+            // After a failure some ranks may never call `shutdown`.
             self.shared.config.status_wait.min(timeout)
         } else {
             timeout

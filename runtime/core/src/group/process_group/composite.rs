@@ -1,11 +1,14 @@
-//! Operations that are not a single [`Op`] of a backend: made of several, carried by a window, or
-//! settled through the store. They are numbered and recorded as all others are.
+//! Operations that are not a single [`Op`] of a backend: they consist of several, access a window, or go
+//! through the store. They are numbered and recorded like all others.
 //!
-//! An operation that is made of collectives reserves its turns when it is issued, so operations issued
-//! later come later on every rank, whether it runs on the caller's thread
+//! A *lane* is one backend of a group. A *turn* is a place in the order of a lane's collectives from 1 on: the
+//! backend runs them in this order, which is the same on every rank.
+//!
+//! An operation that consists of collectives reserves its turns when it is issued, so the collectives of
+//! operations that are issued later run later on every rank. It may run on the caller's thread
 //! ([`run_recorded`](ProcessGroup::run_recorded)) or on the group's thread `rcomm/worker/<group>`
-//! ([`run_on_worker`](ProcessGroup::run_on_worker)). One that is made of messages takes no turn, and waits for
-//! no other operation ([`issue_in_steps`](ProcessGroup::issue_in_steps)).
+//! ([`run_on_worker`](ProcessGroup::run_on_worker)). An operation that consists of messages takes no turn,
+//! and waits for no collective ([`issue_in_steps`](ProcessGroup::issue_in_steps)).
 
 use super::group::Group;
 use super::handle::ProcessGroup;
@@ -33,17 +36,17 @@ pub(crate) struct OpRecord<'a> {
     pub(crate) op: OpType,
     /// The backend or service that carries it out.
     pub(crate) backend: &'a str,
-    /// The other end; `Peer::None` for what all members do together.
+    /// The rank at the other end; `Peer::None` for an operation of all members.
     pub(crate) peer: Peer,
     pub(crate) tensor: Option<Tensor<'a>>,
     pub(crate) parts: Parts,
     pub(crate) end: End,
 }
 
-/// What an operation is made of, over host memory.
+/// The [`Op`]s that an operation consists of. Their buffers are in host memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Parts {
-    /// No [`Op`].
+    /// None: the operation uses a window or the store.
     None,
     /// Sends or receives.
     Messages,
@@ -51,23 +54,25 @@ pub(crate) enum Parts {
     Collectives(u64),
 }
 
-/// Which part ends an operation at its deadline.
+/// The part of this process that ends an operation whose deadline has passed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum End {
-    /// The watchdog, and its group with it.
+    /// The watchdog, which aborts the whole group.
     Watched,
-    /// The operation itself: it checks the deadline and the state of its group, and waits only for operations
-    /// that do so too.
+    /// The operation itself: it checks its deadline and whether its group was aborted. The watchdog never
+    /// treats it as overdue.
     Own,
 }
 
-/// An operation's access to its group's backend: the collectives that were reserved for it, or
-/// messages.
+/// The access of one operation to its lane: it may run as many collectives as turns were reserved for it, or
+/// issue messages.
 pub(crate) struct Share {
     group: Arc<Group>,
+    /// Index in the group's lanes.
     lane: usize,
-    /// The turn of the next collective, and the first turn that belongs to another operation.
+    /// The turn of this operation's next collective.
     next: u64,
+    /// The turn after the last one that was reserved: it belongs to another operation.
     end: u64,
     seq: u64,
     timeout: Duration,
@@ -82,22 +87,22 @@ impl Share {
         self.deadline
     }
 
-    /// Its sequence number.
+    /// The operation's sequence number in its group.
     pub(crate) fn seq(&self) -> u64 {
         self.seq
     }
 
-    /// How long it may take.
+    /// The operation's time-out, extensions included.
     pub(crate) fn timeout(&self) -> Duration {
         self.timeout
     }
 
-    /// The moment at which that time has passed since the operation was issued.
+    /// The moment at which the time-out has passed since the operation was issued.
     pub(crate) fn due(&self) -> Instant {
         self.due
     }
 
-    /// Why its group has failed or was aborted, if so.
+    /// The error with which the group has failed or was aborted; `None` if neither.
     pub(crate) fn group_error(&self) -> Option<Error> {
         self.group.group_error()
     }
@@ -106,7 +111,8 @@ impl Share {
         &self.group
     }
 
-    /// Starts messages.
+    /// Starts a send, a receive, or a coalesced block of them. Returns the backend's handle on it; `observer`
+    /// is notified of its start and end.
     pub(super) fn issue(
         &self,
         op: Op<'static>,
@@ -115,6 +121,7 @@ impl Share {
         op.validate(self.group.group_rank, self.group.size())?;
         let call = Call {
             seq: self.seq,
+            // Messages have no turn.
             turn: 0,
             deadline: self.deadline,
             hints: self.hints,
@@ -126,7 +133,10 @@ impl Share {
             .issue(op, call, observer)
     }
 
-    /// Runs the next of the collectives.
+    /// Runs a collective in the next reserved turn.
+    ///
+    /// # Errors
+    /// `Backend` if no reserved turn is left; otherwise those of the collective.
     pub(crate) fn run(&mut self, op: &mut Op<'_>) -> Result<Done> {
         if self.next == self.end {
             return Err(Error::new(
@@ -149,8 +159,8 @@ impl Share {
         result
     }
 
-    /// Runs `body`. After an error on which all ranks agree, the collectives left over run as barriers,
-    /// so that operations that wait for a later turn get it.
+    /// Runs `body`. Unless it fails with an error after which the group is unusable, uses the turns that it
+    /// has left over for barriers: operations with later turns wait for them.
     fn run_body<R>(mut self, body: impl FnOnce(&mut Self) -> Result<R>) -> Result<R> {
         let result = body(&mut self);
         match &result {
@@ -164,7 +174,7 @@ impl Share {
     }
 }
 
-/// The observer of collectives whose operation has its own record: they need none.
+/// The observer of the collectives that a recorded operation consists of: they have no records themselves.
 struct NoObserver;
 
 impl Observer for NoObserver {
@@ -174,7 +184,11 @@ impl Observer for NoObserver {
 }
 
 impl Group {
-    /// Gives the operation a number and a record, and reserves the turns of its collectives.
+    /// Gives the operation a sequence number and a record, and reserves the turns of its collectives.
+    ///
+    /// # Errors
+    /// `Unsupported` if the group has no backend for the operation's memory; otherwise the reason why the
+    /// group takes no more operations.
     pub(crate) fn begin_op(
         self: &Arc<Self>,
         op_record: &OpRecord<'_>,
@@ -182,6 +196,7 @@ impl Group {
         site: &'static Location<'static>,
     ) -> Result<(OpInfo, Tickets, Share)> {
         let lane = match op_record.parts {
+            // Not used: any lane will do.
             Parts::None => Some(0),
             Parts::Messages | Parts::Collectives(_) => {
                 let mut lanes = self.lanes.iter();
@@ -234,6 +249,7 @@ impl Group {
             op: op_record.op,
             seq,
             is_p2p,
+            // `Share::run` counts the turns of the operation's collectives.
             takes_turn: false,
             ends_itself: op_record.end == End::Own,
             timeout,
@@ -261,7 +277,7 @@ impl Group {
 }
 
 impl ProcessGroup {
-    /// Numbers and records `body` as an operation, runs it, and settles its error.
+    /// Numbers and records `body` as an operation, and runs it on the caller's thread.
     pub(crate) fn run_recorded<R>(
         &self,
         op_record: &OpRecord<'_>,
@@ -286,7 +302,8 @@ impl ProcessGroup {
         result
     }
 
-    /// Numbers and records an operation that ends by itself, and adds it to the watchdog's list.
+    /// Numbers and records an operation that polling `pending` carries out, and adds it to the watchdog's
+    /// list. Returns at once.
     pub(crate) fn watch_pending(
         &self,
         op_record: &OpRecord<'_>,
@@ -301,8 +318,8 @@ impl ProcessGroup {
         Ok(Work::pending_job(in_flight, || Some(())))
     }
 
-    /// As [`run_recorded`](Self::run_recorded), but returns at once: `body` runs on the group's own thread,
-    /// after all that were queued there before it.
+    /// As [`run_recorded`](Self::run_recorded), but returns at once: `body` runs on the group's thread
+    /// `rcomm/worker/<group>`, after the operations that were queued there before it.
     pub(crate) fn run_on_worker<R: Send + 'static>(
         &self,
         op_record: &OpRecord<'_>,
@@ -332,8 +349,9 @@ impl ProcessGroup {
         }))
     }
 
-    /// Starts an operation that is made of messages: `first`, and those that `then` returns after each. Waits
-    /// for none of them. In `queue` the operation comes after those that were started before it.
+    /// Starts an operation that consists of messages, and returns at once. The messages are `first`, then the
+    /// one that `then` returns after each has ended, until `then` returns [`Next::Done`]. If a `queue` is
+    /// given, the operation begins once those that entered the queue before it have ended.
     pub(crate) fn issue_in_steps<R: Send + 'static>(
         &self,
         op_record: &OpRecord<'_>,
@@ -345,7 +363,8 @@ impl ProcessGroup {
         let group = &self.group;
         group.sequencer().start(group.label())?;
         let (op_info, tickets, mut share) = group.begin_op(op_record, self.options(), site)?;
-        // As in `run_on_worker`: the watchdog ends the operation, and the deadline only if the watchdog cannot.
+        // As in `run_on_worker`: the watchdog ends the operation, and the deadline only if the watchdog
+        // cannot.
         share.deadline = Deadline::At(share.due + group.cleanup_time());
         let in_flight = InFlightOp::new(group.clone(), op_info, tickets);
         let steps = Steps::new(share, &in_flight, queue, first, then);

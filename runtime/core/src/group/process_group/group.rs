@@ -19,14 +19,16 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError, Weak};
 use std::time::Duration;
 
-/// One backend of a group.
+/// One backend of a group, and the kind of memory that it takes. The collectives of each lane have their own
+/// order.
 pub(crate) struct Lane {
     pub(crate) device: DeviceKind,
     pub(crate) backend: Arc<dyn Backend>,
 }
 
-/// The operation in which a group failed, and its error.
+/// The error with which a group failed or was aborted.
 struct GroupFailure {
+    /// The record of the operation that failed; `None` if the group was aborted for another reason.
     record_id: Option<u64>,
     error: Error,
 }
@@ -44,7 +46,7 @@ pub(crate) struct Group {
     config: Arc<Config>,
     timeout_ms: AtomicU64,
     pub(super) issue: Mutex<Issue>,
-    /// Collectives that have ended.
+    /// How many collectives have ended, in all lanes.
     pub(super) ended: AtomicU64,
     worker: Worker,
     sequencer: StepSequencer,
@@ -54,6 +56,7 @@ pub(crate) struct Group {
     /// The error that refuses later operations; set once.
     closed: OnceLock<Error>,
     failure: Mutex<Option<GroupFailure>>,
+    /// Notified once `failure` is set.
     judged: Condvar,
 }
 
@@ -119,10 +122,10 @@ impl Group {
         &self.watch
     }
 
-    /// The world that made the group and makes further ones.
+    /// The world that made the group, to make further groups.
     ///
     /// # Errors
-    /// `Closed` once the world was shut down.
+    /// `Closed` once the world was shut down or dropped.
     pub(crate) fn maker(&self) -> Result<Arc<dyn GroupMaker>> {
         self.maker.upgrade().ok_or_else(|| {
             let gone = Error::new(ErrorKind::Closed, "the world was shut down");
@@ -140,29 +143,29 @@ impl Group {
         self.recorder.set_group_timeout(self.handle, timeout);
     }
 
-    /// The error with which the group has failed or was aborted, if so.
+    /// The error with which the group has failed or was aborted; `None` if neither.
     pub(crate) fn group_error(&self) -> Option<Error> {
         let failure = self.failure.lock().unwrap_or_else(PoisonError::into_inner);
         failure.as_ref().map(|failure| failure.error.clone())
     }
 
-    /// How long after its deadline an operation may still be in clean-up.
+    /// The longest time that the clean-up of an operation takes after its deadline.
     pub(crate) fn cleanup_time(&self) -> Duration {
         // Time for the flag in the store, the status exchange, the dump, and a margin.
         self.config.status_wait * 2 + Duration::from_secs(20)
     }
 
-    /// Runs the group's queued jobs.
+    /// The thread that runs the group's queued jobs.
     pub(super) fn worker(&self) -> &Worker {
         &self.worker
     }
 
-    /// Runs the group's operations that consist of steps.
+    /// The thread and the queues of the group's operations that consist of steps.
     pub(super) fn sequencer(&self) -> &StepSequencer {
         &self.sequencer
     }
 
-    /// An operation has ended, and its turn with it.
+    /// Counts an operation that has ended, if it took a turn.
     pub(crate) fn note_end(&self, op_info: &OpInfo) {
         if op_info.takes_turn {
             self.ended.fetch_add(1, Ordering::Release);
@@ -193,11 +196,12 @@ impl Group {
         Error::new(kind, message).in_group(self.label()).during(op)
     }
 
-    /// The error that a failed operation's caller gets, after the group has been cleaned up.
+    /// Handles the error of a failed operation, and returns the error for its caller. An error that leaves
+    /// the group usable is only recorded; any other is reported to the watchdog, which aborts the group.
     ///
     /// # Blocking
-    /// Waits for the watchdog to make the dump, read the other ranks' status and abort; for `cleanup_time` at
-    /// most.
+    /// After an error that is reported: until the watchdog has made the dump, read the other ranks' status
+    /// and aborted the group, for `cleanup_time` at most.
     pub(crate) fn settle_error(&self, op_info: &OpInfo, error: Error) -> Error {
         if error.is_recoverable() {
             self.record_failure(Some(op_info), &error);
@@ -226,7 +230,8 @@ impl Group {
     }
 
     fn record_failure(&self, op_info: Option<&OpInfo>, error: &Error) {
-        // No fault: the group was closed in order, or an argument was refused before anything was sent.
+        // These are not failures: the group was shut down or the world dropped, or an argument was refused
+        // before anything was sent.
         let is_none = matches!(
             error.kind(),
             ErrorKind::Closed | ErrorKind::InvalidArgument | ErrorKind::Unsupported
@@ -331,7 +336,7 @@ impl WatchedGroup for Group {
         if self.closed.set(closed).is_err() {
             return Ok(());
         }
-        // Waits for an operation that holds the lock; one that is issued after this sees the closed group.
+        // Waits for a call that is issuing an operation; later calls find the group closed.
         drop(self.lock());
         let deadline = deadline.started();
         if !self.worker.drain(deadline) || !self.sequencer.drain(deadline) {

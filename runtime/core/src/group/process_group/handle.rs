@@ -23,17 +23,18 @@ use std::time::Duration;
 /// order. Ranks in arguments are ranks of the group.
 ///
 /// # Blocking
-/// Methods named after an operation return when its result is there, or with an error at its time-out
-/// at the latest. Methods ending in `_async` return at once with a [`Work`].
+/// Methods named after an operation return when its result is there. If that takes longer than the time-out,
+/// they return an error once this rank has written its dump and asked the other ranks for their status.
+/// Methods ending in `_async` return at once with a [`Work`].
 ///
 /// # Errors
-/// After an error that [`is_recoverable`](Error::is_recoverable), found before anything was sent in most
-/// cases, the group is still usable. Any other has aborted the group on this rank: pending and later
-/// operations fail with its reason.
+/// After an error that [`is_recoverable`](Error::is_recoverable), which in most cases was found before
+/// anything was sent, the group is still usable. Any other error has aborted the group on this rank: pending
+/// and later operations fail with its reason.
 ///
 /// # Thread safety
-/// Any thread may issue. Operations of one group happen in the order of issue, so threads that issue
-/// collectives must agree on one order, the same on all ranks.
+/// Any thread may issue operations. Collectives of one group run in the order in which they are issued, so
+/// threads that issue them must keep to one order, the same on all ranks.
 #[derive(Clone)]
 pub struct ProcessGroup {
     pub(crate) group: Arc<Group>,
@@ -55,12 +56,13 @@ impl ProcessGroup {
         }
     }
 
-    /// The name, equal on all members.
+    /// The group's name, the same on all members.
     pub fn name(&self) -> &str {
         &self.group.info.name
     }
 
-    /// The purpose of the group.
+    /// The purpose of the group ([`GroupOptions::desc`](crate::GroupOptions::desc)); `undefined` if it was
+    /// not given.
     pub fn desc(&self) -> &str {
         &self.group.info.desc
     }
@@ -101,30 +103,31 @@ impl ProcessGroup {
         self.group.status()
     }
 
-    /// How long an operation of this handle may take.
+    /// The time-out of operations that are called through this handle, without
+    /// [extensions](Self::extend_timeout).
     pub fn timeout(&self) -> Duration {
         self.timeout.unwrap_or_else(|| self.group.timeout())
     }
 
-    /// Sets the group's time-out for operations issued from now on, on this rank.
+    /// Sets the group's time-out for operations issued from now on, on this rank. A handle from
+    /// [`within`](Self::within) keeps its own.
     pub fn set_timeout(&self, timeout: Duration) {
         self.group.set_timeout(timeout);
     }
 
     /// Adds this much time to the time-out of operations issued from now on, until the first collective among
     /// them has ended: for a step that is known to be slow, such as the first one. Several calls add up. The
-    /// time comes on top of the time-out of the group or call, on this rank only.
+    /// time is added to the time-out of the group or the handle, on this rank only.
     pub fn extend_timeout(&self, extra: Duration) {
         self.group.extend_timeout(extra);
     }
 
-    /// How much more time than its time-out the next operation has, by
-    /// [`extend_timeout`](Self::extend_timeout).
+    /// How much time [`extend_timeout`](Self::extend_timeout) adds to the next operation's time-out.
     pub fn timeout_extension(&self) -> Duration {
         self.group.timeout_extension()
     }
 
-    /// The same group with another time-out for what is called through the handle returned:
+    /// The same group, with another time-out for operations that are called through the returned handle:
     /// `group.within(Duration::from_secs(5)).barrier()`.
     #[must_use]
     pub fn within(&self, timeout: Duration) -> Self {
@@ -144,10 +147,10 @@ impl ProcessGroup {
         }
     }
 
-    /// The same group, with this place recorded for what is called through the returned handle: for callers
-    /// in other languages, whose source line Rust cannot determine.
+    /// The same group, with this call site recorded for operations that are called through the returned
+    /// handle: for callers in other languages, whose source line Rust cannot determine.
     ///
-    /// `site` is one that this world's recorder interned
+    /// `site` must be one that this world's recorder has interned
     /// ([`intern_call_site`](rcomm_recorder::record::FlightRecorder::intern_call_site)).
     #[must_use]
     pub fn called_at(&self, site: CallSiteId) -> Self {
@@ -157,7 +160,7 @@ impl ProcessGroup {
         }
     }
 
-    /// The options of each call of this handle.
+    /// The options of the calls through this handle.
     pub(crate) fn options(&self) -> CallOptions<'_> {
         CallOptions {
             timeout: self.timeout(),
@@ -171,20 +174,23 @@ impl ProcessGroup {
         self.group.refusal()
     }
 
-    /// Makes everything pending fail soon, and everything later at once, with this reason.
+    /// Aborts the group for this reason: pending operations fail soon, later ones at once.
     ///
-    /// May be called from any thread, while others are stuck in the group. The members that wait for this
-    /// rank, or come to it later, get an error with the same reason, of which at most 704 bytes are kept.
+    /// May be called from any thread, while others are stuck in the group. Members that wait for this
+    /// rank, now or later, get an error with the same reason, of which at most 704 bytes are kept.
     pub fn abort(&self, reason: &str) {
         let error = Error::aborted(self.group.global_rank(), reason);
         tracing::warn!(group = self.group.label(), reason, "group aborted");
         self.group.close(None, error.in_group(self.group.label()));
     }
 
-    /// Waits for what is pending, then frees the group's connections. Later operations are refused.
+    /// Waits for pending operations, then frees the group's connections. Later operations are refused.
+    ///
+    /// # Blocking
+    /// For [`timeout`](Self::timeout) at most.
     ///
     /// # Errors
-    /// `Timeout` if something is still pending after the group's time-out; it can still be aborted.
+    /// `Timeout` if an operation is still pending then; another handle can still abort the group.
     pub fn destroy(self) -> Result<()> {
         let timeout = self.timeout();
         self.group.shut_down(Deadline::In(timeout).started())

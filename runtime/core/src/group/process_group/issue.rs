@@ -1,5 +1,6 @@
-//! The path of every operation: check, take the issue lock, give the sequence number, record, hand to
-//! the backend, release the lock.
+//! The path of every operation that is a single [`Op`]: check, take the issue lock, give the sequence number,
+//! record, hand to the backend. A blocking call releases the lock before the backend runs the operation, an
+//! asynchronous one after the backend has accepted it.
 
 use super::group::Group;
 use crate::backend::{Call, Done, Observer};
@@ -27,7 +28,7 @@ use std::time::Duration;
 pub(crate) struct CallOptions<'a> {
     pub(crate) timeout: Duration,
     pub(crate) hints: &'a Hints,
-    /// The call site, where it is not the caller's line in Rust.
+    /// The call site to record; `None` for the caller's line in Rust.
     pub(crate) site: Option<CallSite>,
 }
 
@@ -39,7 +40,7 @@ impl CallOptions<'_> {
     }
 }
 
-/// How an operation is issued.
+/// The values that the records of an operation need in addition to the operation itself.
 struct IssueParams {
     lane: usize,
     is_p2p: bool,
@@ -48,7 +49,7 @@ struct IssueParams {
     start: Start,
 }
 
-/// The sequence numbers of an operation in its group.
+/// An operation's sequence number, and its place in the order of its lane's collectives (0 for messages).
 struct SeqIds {
     seq: u64,
     turn: u64,
@@ -68,7 +69,7 @@ pub(super) struct Issue {
     pub(super) collective_seq: u64,
     pub(super) p2p_seq: u64,
     pub(super) op_id: u64,
-    /// One for each lane.
+    /// The last turn that was given in each lane: the number of its collectives so far.
     pub(super) turns: Vec<u64>,
     extension: Extension,
     signatures: SignatureCache,
@@ -80,13 +81,13 @@ pub(super) struct Issue {
 #[derive(Clone, Copy, Debug, Default)]
 struct Extension {
     extra: Duration,
-    /// The number of the first collective that has the additional time, counted from 1; 0 before one was
-    /// issued.
+    /// The number of the first collective that has the additional time, counted from 1 over all lanes; 0
+    /// before one was issued.
     first: u64,
 }
 
 impl Issue {
-    /// The counters of a group of this many lanes in which nothing was issued.
+    /// The counters of a new group with this many lanes.
     pub(super) fn new(lanes: usize) -> Self {
         Self {
             turns: vec![0; lanes],
@@ -125,7 +126,7 @@ impl Extension {
 }
 
 impl Group {
-    /// The lane that takes this operation's buffers.
+    /// The lane that takes this operation's buffers; the first one if it has none.
     #[inline]
     fn lane_of(&self, op: &Op<'_>) -> Result<usize> {
         let Some(first) = op.any_buffer() else {
@@ -160,7 +161,7 @@ impl Group {
         // invariant 3: from the number to the record under one lock; the turn orders what runs after it.
         let mut issue = self.lock();
         self.check_open(op.op_type())?;
-        // If no operation is before it, its turn has already come.
+        // A message has no turn to wait for, and a collective has its turn at once if no other is pending.
         let start = if is_p2p || self.ended.load(Ordering::Acquire) == issue.turns[lane] {
             Start::AtOnce
         } else {
@@ -197,7 +198,7 @@ impl Group {
         result
     }
 
-    /// Starts an operation.
+    /// Starts an operation, and returns its handle without waiting for other ranks.
     pub(crate) fn submit(
         self: &Arc<Self>,
         op: Op<'static>,
@@ -285,7 +286,8 @@ impl Group {
         }
     }
 
-    /// Records an operation, and the members of a block. The caller holds the issue lock.
+    /// Records an operation, and first its members if it is a coalesced block. The caller holds the issue
+    /// lock.
     #[inline(always)]
     fn record_all(&self, issue: &mut Issue, op: &Op<'_>, params: &IssueParams) -> Tickets {
         let members = if let Op::Coalesced(ops) = op {
@@ -308,8 +310,8 @@ impl Group {
         members.collect()
     }
 
-    /// The additional time of the operation that is issued now. `counts`: the operation is a backend's
-    /// collective. The caller holds the issue lock.
+    /// The additional time of the operation that is issued now. `counts` is whether it consists of
+    /// collectives. The caller holds the issue lock.
     #[inline]
     pub(super) fn extension(&self, issue: &mut Issue, counts: bool) -> Duration {
         if issue.extension.extra.is_zero() {
@@ -327,8 +329,8 @@ impl Group {
         issue.extension.extra
     }
 
-    /// Adds to the time that the operations issued from now on have, until the first collective among
-    /// them has ended.
+    /// Adds `extra` to the time-out of operations issued from now on, until the first collective among them
+    /// has ended.
     pub(super) fn extend_timeout(&self, extra: Duration) {
         let mut issue = self.lock();
         let left = issue.extension.after(self.ended.load(Ordering::Acquire));
@@ -338,7 +340,7 @@ impl Group {
         };
     }
 
-    /// How much more time the next operation has.
+    /// How much longer than its time-out the next operation may take.
     pub(super) fn timeout_extension(&self) -> Duration {
         let extension = self.lock().extension;
         extension.after(self.ended.load(Ordering::Acquire)).extra
@@ -409,7 +411,8 @@ impl Group {
         })
     }
 
-    /// Interns the signature of an operation that was not found among the last ones, if there is room.
+    /// Interns the signature of an operation that the cache does not hold; `None` if the recorder's table is
+    /// full.
     #[cold]
     fn intern(
         &self,
@@ -460,7 +463,7 @@ fn tensor_of<'b>(buffer: &'b Buffer<'_>) -> Tensor<'b> {
     }
 }
 
-/// Calls `then` with the operation's signature. Allocates only for long lists.
+/// Calls `then` with the operation's signature. Allocates only for more than four inputs or outputs.
 fn with_signature<R>(backend: &str, op: &Op<'_>, then: impl FnOnce(&SignatureKey<'_>) -> R) -> R {
     const FEW: usize = 4;
     let (inputs, outputs) = (op.inputs(), op.outputs());

@@ -3,11 +3,11 @@
 //!
 //! | file | holds |
 //! |---|---|
-//! | `handle` | [`ProcessGroup`]: what programs hold |
-//! | `group` | what all handles of a group share; how it fails, is aborted and closed |
-//! | `issue` | the path of every operation from call to backend |
-//! | `composite` | operations made of several, or carried another way |
-//! | `worker`, `steps` | the threads on which they can be done, or go on |
+//! | `handle` | [`ProcessGroup`]: a program's handle to a group |
+//! | `group` | the state that all handles of a group share; how a group fails, is aborted and closed |
+//! | `issue` | the path of a single [`Op`](crate::Op) from call to backend |
+//! | `composite` | operations that consist of several, or use a window or the store |
+//! | `worker`, `steps` | the threads that run operations of `composite` in the background |
 //!
 //! The operations themselves are in `collectives.rs` and `p2p.rs`. The watchdog polls operations that no
 //! caller waits for.

@@ -1,10 +1,11 @@
-//! Operations made of messages where each message determines the next: issued one after the other,
-//! without blocking a caller.
+//! Operations that consist of messages where each message determines the next. Each message is a *step*;
+//! steps are issued one after the other, without blocking a caller.
 //!
-//! The thread `rcomm/steps/<group>` issues the messages after the first and waits for no peer. A thread that
-//! sees a step end (the backend, a caller, the watchdog) only queues a job there, since it may hold locks
-//! that issuing needs. Receives of one peer and tag wait in a queue, so that none takes a message that
-//! belongs to another.
+//! The caller issues the first step, unless the operation has to wait in a queue. The thread
+//! `rcomm/steps/<group>` issues all others, and waits for no peer. A thread that sees a step end (the
+//! backend's, a caller's, the watchdog) only queues a job for it, since it may hold locks that issuing needs.
+//! Receive operations with the same peer and tag wait in a queue, so that none takes a message that belongs
+//! to another.
 
 use super::composite::Share;
 use super::worker::Worker;
@@ -16,7 +17,7 @@ use crate::op::error::{Error, ErrorKind, Result};
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 
-/// What follows after a step has ended.
+/// The continuation of an operation after one of its steps has ended.
 pub(crate) enum Next<R> {
     /// Another step.
     Issue(Op<'static>),
@@ -31,10 +32,10 @@ pub(crate) struct TagQueue {
     pub(crate) tag: u32,
 }
 
-/// One group's operations in steps.
+/// The thread and the queues of one group's operations in steps.
 pub(super) struct StepSequencer {
     thread: Worker,
-    /// The operations of each queue; the first is under way.
+    /// The operations of each queue, of which the first is under way.
     queues: Mutex<HashMap<TagQueue, VecDeque<Arc<dyn QueuedSteps>>>>,
 }
 
@@ -46,12 +47,13 @@ impl StepSequencer {
         }
     }
 
-    /// Starts the thread, if it does not run yet.
+    /// Starts the thread, if it is not running yet.
     pub(super) fn start(&self, group: &str) -> Result<()> {
         self.thread.start(group)
     }
 
-    /// Waits until all have ended; returns whether they have.
+    /// Waits until all operations in steps have ended, or until the deadline; returns whether they have
+    /// ended.
     pub(super) fn drain(&self, deadline: Deadline) -> bool {
         self.thread.drain(deadline)
     }
@@ -93,14 +95,14 @@ pub(super) struct Steps<R> {
     ended: Condvar,
     then: Mutex<Then<R>>,
     made: Mutex<Option<R>>,
-    /// `Some` until the end, since the observer holds this operation in turn.
+    /// `None` after the end, since the observer also holds this operation: a cycle would never be freed.
     observer: Mutex<Option<Arc<dyn Observer>>>,
 }
 
 enum Stage {
     /// In a queue, with its first step not issued.
     Waiting(Option<Op<'static>>),
-    /// Between steps, or in one.
+    /// In the step with this handle; `None` between two steps.
     UnderWay(Option<Arc<dyn Pending>>),
     Ended(Progress),
 }
@@ -130,7 +132,8 @@ impl<R: Send + 'static> Steps<R> {
         })
     }
 
-    /// Enters its queue, or begins if it has none or is the first there.
+    /// Enters the operation in its queue, if it has one. Issues the first step unless another operation is
+    /// before it in the queue.
     pub(super) fn enter(self: &Arc<Self>) {
         self.sequencer().thread.hold();
         let queue = self.queue;
@@ -139,7 +142,8 @@ impl<R: Send + 'static> Steps<R> {
         }
     }
 
-    /// Its result, once.
+    /// The operation's result; `None` before its end, after an error, and after the first call that returned
+    /// it.
     pub(super) fn take(&self) -> Option<R> {
         lock(&self.made).take()
     }
@@ -162,7 +166,7 @@ impl<R: Send + 'static> Steps<R> {
         }
     }
 
-    /// Queues the next step if one has ended; returns the progress. Never blocks.
+    /// Queues the next step if the current one has ended; returns the operation's progress. Never blocks.
     fn poll_step(&self) -> Progress {
         let step = match &*lock(&self.stage) {
             Stage::Waiting(_) => return Progress::Queued,
@@ -179,6 +183,7 @@ impl<R: Send + 'static> Steps<R> {
         }
     }
 
+    /// Asks the thread `rcomm/steps/<group>` to issue the next step.
     fn leave_word(&self) {
         if let Some(own) = self.own.upgrade() {
             self.sequencer()
@@ -187,7 +192,7 @@ impl<R: Send + 'static> Steps<R> {
         }
     }
 
-    /// Issues the next step if one has ended. Called on the group's thread only.
+    /// Issues the next step if the current one has ended. Called on the thread `rcomm/steps/<group>` only.
     fn issue_next(&self) {
         let step = match &*lock(&self.stage) {
             Stage::UnderWay(Some(step)) => step.clone(),
@@ -223,8 +228,8 @@ impl<R: Send + 'static> Steps<R> {
             observer.ended();
         }
         if let Some(next) = self.queue.and_then(|queue| self.sequencer().leave(queue)) {
-            // `issue_first` is queued and not called: in an aborted queue each call would nest in the one
-            // before.
+            // `issue_first` is queued, not called: after an abort it fails at once and ends its operation, so
+            // direct calls would nest as deep as the queue is long.
             self.sequencer()
                 .thread
                 .push(Box::new(move || next.issue_first()));

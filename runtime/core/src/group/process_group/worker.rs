@@ -1,8 +1,8 @@
 //! The thread `rcomm/worker/<group>`: runs a group's queued jobs, one after the other.
 //!
-//! These jobs are operations that no backend can issue, since they are made of several collectives, or are an
-//! exchange with a window or the store. The thread starts with the first of them, and is joined when the group
-//! ends.
+//! These jobs are operations that no backend can issue, since they consist of several collectives, or use a
+//! window or the store. [`steps`](super::steps) uses a second such thread. A thread starts with the first
+//! job, and is joined when the group is dropped.
 
 use crate::backend::{Done, Observer, Pending, Progress};
 use crate::op::Op;
@@ -14,7 +14,7 @@ use std::thread::JoinHandle;
 
 type Job = Box<dyn FnOnce() + Send>;
 
-/// The job queue of one group and its thread.
+/// A job queue of one group, and the thread that runs its jobs.
 pub(super) struct Worker {
     /// The thread's name between `rcomm/` and the group.
     kind: &'static str,
@@ -31,7 +31,7 @@ struct JobQueue {
 #[derive(Default)]
 struct Queue {
     jobs: VecDeque<Job>,
-    /// Jobs that are queued or running.
+    /// How many jobs are queued, running, or [held](Worker::hold).
     open: usize,
     closed: bool,
 }
@@ -50,7 +50,7 @@ impl Worker {
         }
     }
 
-    /// Starts the thread, if it does not run yet.
+    /// Starts the thread, if it is not running yet.
     pub(super) fn start(&self, group: &str) -> Result<()> {
         let mut thread = lock(&self.thread);
         if thread.is_some() {
@@ -73,7 +73,7 @@ impl Worker {
         self.job_queue.bell.notify_all();
     }
 
-    /// Counts a job that has begun as not done until [`release`](Self::release).
+    /// Makes [`drain`](Self::drain) wait for work outside of the queue, until [`release`](Self::release).
     pub(super) fn hold(&self) {
         lock(&self.job_queue.queue).open += 1;
     }
@@ -84,7 +84,7 @@ impl Worker {
         self.job_queue.bell.notify_all();
     }
 
-    /// Waits until all jobs are done; returns whether they are.
+    /// Waits until all jobs are done, or until the deadline; returns whether they are done.
     pub(super) fn drain(&self, deadline: Deadline) -> bool {
         let deadline = deadline.started();
         let queue = lock(&self.job_queue.queue);
@@ -98,8 +98,8 @@ impl Worker {
 }
 
 impl Drop for Worker {
-    /// Joins the thread, unless this runs on it: if that thread held the last reference to the group, it ends
-    /// by itself.
+    /// Joins the thread, unless this runs on the thread itself, which then held the last reference to the
+    /// group and ends soon.
     fn drop(&mut self) {
         lock(&self.job_queue.queue).closed = true;
         self.job_queue.bell.notify_all();
@@ -134,7 +134,7 @@ impl JobQueue {
 pub(super) struct PendingJob {
     progress: Mutex<Progress>,
     ended: Condvar,
-    /// Dropped at the end, since the observer holds this operation in turn.
+    /// Taken when the job begins, since the observer also holds this operation: a cycle would never be freed.
     observer: Mutex<Option<Arc<dyn Observer>>>,
 }
 
@@ -147,7 +147,7 @@ impl PendingJob {
         })
     }
 
-    /// Runs the job and notifies its observer.
+    /// Runs `body`, and notifies the observer of its start and end.
     pub(super) fn run(&self, body: impl FnOnce() -> Result<()>) {
         *lock(&self.progress) = Progress::Started;
         let observer = lock(&self.observer).take();

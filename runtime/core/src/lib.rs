@@ -2,7 +2,7 @@
 //! it uses only through traits.
 //!
 //! Programs depend on the crate `rcomm`, which combines this crate with the backends and re-exports what
-//! programs use. A backend depends on this crate alone. It implements [`BackendFactory`], [`Backend`] and
+//! programs use. A backend implements [`BackendFactory`], [`Backend`] and
 //! [`Pending`], and [`Stream`] and [`BackendWindow`] where its device has these.
 //!
 //! | room | holds |
@@ -15,7 +15,7 @@
 //! | `group` | [`ProcessGroup`] and its operations, [`Work`], [`Window`] |
 //! | `watch` | watchdog, failure propagation, dumps, heartbeat, endpoint |
 //! | [`backend`] | the traits, a fake backend, and a wrapper that compares what ranks issue |
-//! | [`tuning`] | which algorithm is used for what |
+//! | [`tuning`] | which algorithm carries out which collective, by size and number of ranks |
 //! | [`data_parallel`] | gradients, averaged in buckets |
 //!
 //! Items that only backends use are public here and not re-exported by `rcomm`: [`arithmetic`],

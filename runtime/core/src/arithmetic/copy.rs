@@ -4,26 +4,29 @@
 //! stores, so that what they do to the caches is known.
 //!
 //! To write to a cache line that another core has, a core must first take it from that core's caches, and few
-//! such requests are under way at once. Cores that share a last-level cache do that at 8 to 10 GB/s (an EPYC
-//! of 2024), and at 40 GB/s once the line has left the other core's own caches, which is why slots are used
-//! in a long round; the reader reads at 30 GB/s. Cores that share none write at 2 GB/s either way. There,
-//! streaming stores, which need no answer, write at 28 GB/s and are read at 25; between cores that share a
-//! cache they write at 16 and are read at 15. No table tells which of the two cases applies to a pair of
-//! cores, and under a hypervisor this changes: [`AdaptiveCopy`] measures it.
+//! such requests are under way at once. Measured on an EPYC of 2024:
+//!
+//! | | through the caches | past the caches (streaming stores) |
+//! |---|---|---|
+//! | cores that share a last-level cache | written at 8 to 10 GB/s, read at 30; written at 40 once the line has left the other core's caches | written at 16 GB/s, read at 15 |
+//! | cores that do not | written at 2 GB/s | written at 28 GB/s, read at 25 |
+//!
+//! Slots are reused only after a long round, so that lines have left the reader's caches. No table tells which
+//! case applies to a pair of cores, and under a hypervisor this changes: [`AdaptiveCopy`] measures it.
 
 use super::Level;
 use std::time::{Duration, Instant};
 
-/// Bytes below which the library's copy is a few vector moves as well.
+/// Below this many bytes the C library's copy is a few vector moves as well.
 const LIBRARY_COPY_MAX: usize = 1 << 10;
 
-/// Copies for another core, which reads it next: through the caches, or past them as long as that was
-/// found to be faster.
+/// Copies for another core that reads the copy next: through the caches, or past them for a while after copies
+/// through the caches were slow.
 #[derive(Debug, Default)]
 pub struct AdaptiveCopy {
     /// Pieces copied since the last one that was timed.
     untimed: u32,
-    /// Bytes of consecutive slow pieces.
+    /// Bytes of consecutive slow pieces; those that were not timed are counted as slow as the next timed one.
     slow: usize,
     /// Bytes still to be streamed before the caches are tried again.
     streamed: usize,
@@ -35,7 +38,7 @@ impl AdaptiveCopy {
     /// A copy slower than this, in bytes/ns, counts as slow. It lies between the slow and the fast rates that
     /// the module comment lists.
     const SLOW: f64 = 3.5;
-    /// One piece of this many is timed, since reading the clock twice has a cost.
+    /// How many pieces are copied untimed between two timed ones, since reading the clock twice has a cost.
     const TIMED_INTERVAL: u32 = 8;
     /// After this many slow bytes, copies change to streaming. Fewer slow bytes may come from a preempted
     /// thread, or from the first round through memory that was not used for a while.
@@ -78,7 +81,7 @@ impl AdaptiveCopy {
             self.slow = 0;
             return;
         }
-        // The pieces before it were not timed; they are assumed to have been as slow.
+        // The pieces before this one were not timed; they are assumed to have been as slow.
         self.slow += len * (Self::TIMED_INTERVAL as usize + 1);
         if self.slow >= Self::SLOW_BYTES_LIMIT {
             self.slow = 0;
@@ -87,7 +90,7 @@ impl AdaptiveCopy {
     }
 }
 
-/// Copies for this core.
+/// Copies `from` to `to` through the caches, for this core to use next.
 ///
 /// # Panics
 /// If the lengths differ.
@@ -102,7 +105,7 @@ pub fn copy(to: &mut [u8], from: &[u8]) {
     }
 }
 
-/// Copies for a reader that reads only after many more bytes have passed.
+/// Copies `from` to `to` past the caches, for a reader that reads only after many more bytes were copied.
 ///
 /// # Panics
 /// If the lengths differ.
@@ -126,7 +129,7 @@ enum Stores {
 unsafe fn copy_at(level: Level, to: &mut [u8], from: &[u8], stores: Stores) {
     /// Bytes that one iteration of the loops moves.
     const BLOCK: usize = 256;
-    // Streaming stores are to aligned addresses.
+    // Streaming stores need aligned addresses.
     let head = to.as_ptr().align_offset(64).min(to.len());
     let (to_head, to) = to.split_at_mut(head);
     let (from_head, from) = from.split_at(head);
@@ -137,7 +140,7 @@ unsafe fn copy_at(level: Level, to: &mut [u8], from: &[u8], stores: Stores) {
     let (target, source, blocks) = (to.as_mut_ptr(), from.as_ptr(), whole / BLOCK);
     // SAFETY: `target` and `source` each have `blocks` blocks left, one in a slice borrowed for writing and
     // one in a slice borrowed for reading, so that they do not overlap. The target begins at a multiple of
-    // 64, or there is no block (`head`). The caller lets no level be passed that the processor lacks.
+    // 64, or there is no block (`head`). The caller passes only a level that the processor has.
     unsafe {
         match (level, stores) {
             #[cfg(target_arch = "x86_64")]

@@ -9,10 +9,10 @@ use rcomm_recorder::model::{DType, ReduceOp};
 /// The most bytes that are combined this way.
 pub(super) const MAX_BYTES: usize = 64;
 
-/// Combines `other` into `out` for the usual reductions, `out` being the first of the two operands or
-/// the second; returns whether it did.
+/// Combines `other` into `out`, which is the first or the second of the two operands. Does only sum, min and
+/// max of 32- and 64-bit floats and signed integers; returns whether it did, and leaves `out` as it was if not.
 ///
-/// Both are equally long.
+/// `out` and `other` have the same length.
 #[inline]
 pub(super) fn combine(
     op: ReduceOp,

@@ -15,7 +15,7 @@ pub(super) struct FoldJob<'a> {
     pub(super) out: *mut u8,
     /// Further outputs for the result; they may be sources as well.
     pub(super) also: &'a [*mut u8],
-    /// Elements.
+    /// The number of elements of each source and each output.
     pub(super) count: usize,
     /// The divisor of an average: the number of sources, unless these already hold sums.
     pub(super) terms: usize,
@@ -52,7 +52,8 @@ macro_rules! combine_integers {
             fn combine(left: $t, right: $t) -> $t { left.wrapping_add(right) }
             #[inline(always)]
             fn finish(value: $t, terms: usize) -> $t {
-                // If the type cannot hold the number of ranks, the quotient is 0 whatever the sum.
+                // If the type cannot hold the number of ranks, the quotient is 0: no sum that the type can
+                // hold is as large. (Only `MIN` over `MAX + 1` ranks is exactly -1, and becomes 0 too.)
                 <$t>::try_from(terms).map_or(0, |terms| value.wrapping_div(terms))
             }
         }
@@ -219,10 +220,12 @@ unsafe fn pick<I: Isa>(op: ReduceOp, dtype: DType, job: &FoldJob<'_>) {
             }
         };
     }
-    // SAFETY: sources and outputs hold `count` elements of `dtype`, as this function's caller has to see
-    // to, and the `SIZE` of each row's format is the size of its `dtype`; a complex number is two of its
-    // parts, and twice as many. What `fold` asks of overlaps, sources and the processor, this function asks
-    // too.
+    // The number in each row is the elements of a block: 64 to 256 bytes in the type in which they are combined,
+    // which fit the vector registers.
+    //
+    // SAFETY: the caller guarantees that sources and outputs hold `count` elements of `dtype`, and the `SIZE` of
+    // each row's format is the size of its `dtype`; `count` complex numbers are twice as many parts. What `fold`
+    // requires of overlaps, sources and the processor, this function requires too.
     unsafe {
         match dtype {
             DType::F32 => arithmetic!(Plain<f32>, 64),
@@ -280,8 +283,8 @@ unsafe fn run_avx2(op: ReduceOp, dtype: DType, job: &FoldJob<'_>) {
 /// either overlaps no output or is exactly one; the outputs do not overlap. There is at least one source,
 /// and the processor has `level`.
 pub(super) unsafe fn run(level: Level, op: ReduceOp, dtype: DType, job: &FoldJob<'_>) {
-    // SAFETY: the caller answers for the job's ranges. It lets no level be passed that the processor lacks,
-    // so that the functions for AVX2 and AVX-512 are called where these exist.
+    // SAFETY: the caller answers for the job's ranges, and passes only a level that the processor has, so the
+    // functions for AVX2 and AVX-512 are called only where these exist.
     unsafe {
         match level {
             Level::Portable => pick::<Portable>(op, dtype, job),
@@ -293,7 +296,7 @@ pub(super) unsafe fn run(level: Level, op: ReduceOp, dtype: DType, job: &FoldJob
     }
 }
 
-/// Multiplies `count` elements at `data` by `factor`.
+/// Multiplies `count` elements at `data` by `factor`; `Bool` elements stay as they are.
 ///
 /// # Safety
 /// `count` elements of `dtype` at `data` are readable and writable, and nothing else accesses them.
@@ -352,9 +355,9 @@ unsafe fn convert_all<F: Format<Acc = f32>, I: Isa, const N: usize>(
 ) {
     let (narrow, wide) = (F::SIZE, <Plain<f32>>::SIZE);
     let mut at = 0;
-    // SAFETY: in both loops all elements are below `count`: the caller lets so many be read at `from` and
-    // written at `to`, with the widths of the narrow type and of `f32`, and the two do not overlap. Its
-    // processor has `I`.
+    // SAFETY: in both loops all elements are below `count`, and the caller guarantees that `count` elements are
+    // readable at `from` and writable at `to`, with the widths of the narrow type and of `f32`, that the two do
+    // not overlap, and that the processor has `I`.
     unsafe {
         while at + N <= count {
             match conversion {
@@ -451,8 +454,8 @@ pub(super) unsafe fn convert(
     to: *mut u8,
     count: usize,
 ) {
-    // SAFETY: the caller answers for both ranges. It lets no level be passed that the processor lacks, so
-    // that the functions for AVX2 and AVX-512 are called where these exist.
+    // SAFETY: the caller answers for both ranges, and passes only a level that the processor has, so the
+    // functions for AVX2 and AVX-512 are called only where these exist.
     unsafe {
         match level {
             Level::Portable => pick_convert::<Portable>(conversion, dtype, from, to, count),

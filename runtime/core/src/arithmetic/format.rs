@@ -4,14 +4,14 @@ use super::narrow;
 
 /// Conversions that a processor may have instructions for.
 pub(super) trait Isa {
-    /// Sixteen `f16` at `from`.
+    /// Loads sixteen `f16` at `from` as `f32`.
     ///
     /// # Safety
     /// 32 bytes at `from` are readable, and the processor has this instruction set.
     #[inline(always)]
     unsafe fn load_f16(from: *const u8) -> [f32; 16] {
-        // SAFETY: the caller lets 32 bytes at `from` be read, which is sixteen `u16`, of which every bit
-        // pattern is one; the read asks for no alignment.
+        // SAFETY: the caller guarantees 32 readable bytes at `from`, the size of sixteen `u16`, of which every
+        // bit pattern is a value; the read needs no alignment.
         let bits = unsafe { from.cast::<[u16; 16]>().read_unaligned() };
         bits.map(narrow::widen::<5, 10, false>)
     }
@@ -96,11 +96,11 @@ impl Isa for Avx512 {
     }
 }
 
-/// One element type in memory, and the type it is combined in.
+/// One element type in memory, and the type in which its elements are combined.
 pub(super) trait Format {
-    /// What elements are combined in.
+    /// The type in which elements are combined.
     type Acc: Copy;
-    /// Bytes of one element.
+    /// The size of one element in bytes.
     const SIZE: usize;
 
     /// One element at `from`, which need not be aligned.

@@ -2,7 +2,8 @@
 //!
 //! The order of combination is always the order of the inputs, and narrow floats (`f16`, `bf16`, fp8) are
 //! widened to `f32`, combined there over all inputs, and rounded once. So the same inputs give the same bits
-//! on every rank, on every processor, over every transport.
+//! on every rank, on every processor, over every transport; only which of two NaNs a sum keeps is up to the
+//! processor.
 //!
 //! Loops are written once (`fold`) and compiled for AVX-512, for AVX2 with F16C, and for any
 //! processor; the choice is made at run time. A few bytes of two ranks need no loop (`few`). `copy` has
@@ -58,7 +59,7 @@ impl Level {
 }
 
 impl Level {
-    /// The level to use for `len` bytes: `Portable` for a few, since detection would take longer than the
+    /// The level to use for this many bytes: `Portable` for a few, since detection would take longer than the
     /// work.
     #[inline]
     fn for_len(bytes: usize) -> Self {
@@ -70,7 +71,7 @@ impl Level {
     }
 }
 
-/// Whether elements of this type can be combined this way.
+/// Whether this module can combine elements of type `dtype` by `op`.
 ///
 /// Complex numbers have no order, floats have no bitwise reductions, and truth values no average.
 pub const fn is_supported(op: ReduceOp, dtype: DType) -> bool {
@@ -88,6 +89,10 @@ pub const fn is_supported(op: ReduceOp, dtype: DType) -> bool {
 /// Combines `inputs` in their order into `out`, and into `also` where there is one.
 ///
 /// Lengths are in bytes, equal, and a multiple of the element's size.
+///
+/// # Panics
+/// If lengths differ or are not a multiple of the element's size, if there is no input, or if the reduction
+/// is not [supported](is_supported).
 #[inline]
 pub fn combine(
     op: ReduceOp,
@@ -136,7 +141,7 @@ fn combine_by_loops(
     }
 }
 
-/// As [`combine`], with `out` itself as input number `own` among `others`.
+/// As [`combine`], with `out` itself as input number `own`, counted from 0, among `others`.
 #[inline]
 pub fn combine_in_place(
     op: ReduceOp,
@@ -225,7 +230,8 @@ fn also_at(also: Option<&mut [u8]>, len: usize) -> Option<*mut u8> {
     })
 }
 
-/// Multiplies every element by `factor`, in the element's own type; integers take its whole part.
+/// Multiplies every element by `factor`: integers by its whole part, floats of up to 32 bits in `f32`. `Bool`
+/// elements stay as they are.
 pub fn scale(dtype: DType, data: &mut [u8], factor: f64) {
     let Some(size) = dtype.size() else { return };
     // SAFETY: `data` is borrowed for writing, and `len / size` elements of `dtype` are not longer than it.
@@ -272,7 +278,7 @@ impl Sources {
     }
 }
 
-/// Combines what is at `sources` into `out`, and into all of `also`.
+/// Combines the elements at `sources` into `out`, and into all of `also`.
 ///
 /// # Safety
 /// Every source is readable over as many bytes as `out` has, which are writable there and at all of `also`. A

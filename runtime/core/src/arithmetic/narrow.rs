@@ -1,11 +1,14 @@
 //! Floats of 8 and 16 bits to `f32` and back, rounding to nearest even.
 //!
-//! One pair of functions for all formats that are an `f32` with fewer bits. The way back below the
-//! smallest normal number lets the processor's own addition round: a constant is added whose last
+//! One pair of functions serves all formats that are an `f32` with fewer bits. A value below the smallest normal
+//! number of the narrow format is rounded by the processor's own addition: a constant is added whose last
 //! mantissa bit is worth one unit of the narrow format's subnormals.
+//!
+//! In an `f32`, 0x7f80_0000 is infinity, larger magnitudes are NaN, and bit 22 marks a quiet NaN, as 0x40 does
+//! in a `bf16`.
 
-/// Converts from `EXP` bits of exponent and `MAN` bits of mantissa to `f32`. `FINITE`: the format has no
-/// infinity, and all ones is NaN.
+/// Converts from `EXP` bits of exponent and `MAN` bits of mantissa to `f32`. With `FINITE` the format has no
+/// infinity, and only a magnitude of all ones is NaN.
 #[inline(always)]
 pub(super) fn widen<const EXP: u32, const MAN: u32, const FINITE: bool>(bits: u16) -> f32 {
     let sign = u32::from(bits >> (EXP + MAN)) << 31;

@@ -41,7 +41,7 @@ impl Partial {
     /// `scratch` keeps its memory from call to call.
     ///
     /// # Panics
-    /// If the lengths do not fit, or there is nothing to combine.
+    /// If the lengths do not match, or there is nothing to combine.
     pub fn step(
         self,
         before: Option<&[u8]>,
@@ -71,7 +71,8 @@ impl Partial {
         }
     }
 
-    /// Converts the partial result of all `ranks` into the final one.
+    /// Converts the partial result of `ranks` inputs into the final one. This overwrites `travelled` with the
+    /// quotient if the reduction is an average.
     ///
     /// # Panics
     /// If the length of `out` does not match the number of elements in `travelled`.
@@ -117,7 +118,7 @@ impl Partial {
 /// Divides every element by `terms`, as an average does.
 fn divide(dtype: DType, data: &mut [u8], terms: usize) {
     let Some(size) = dtype.size() else { return };
-    // Read and written by one pointer.
+    // One pointer for reading and writing, since a reference would promise exclusive access.
     let start = data.as_mut_ptr();
     let job = FoldJob {
         sources: &[start.cast_const()],

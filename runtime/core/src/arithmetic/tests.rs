@@ -19,8 +19,7 @@ fn levels() -> Vec<Level> {
     levels
 }
 
-/// Bytes that hit every class of number: the low bits of a counter mixed well, so that small formats
-/// see all their codes, NaN and infinity among them.
+/// Pseudo-random bytes (xorshift), so that small formats see all their codes, NaN and infinity among them.
 fn random_bytes(seed: u64, len: usize) -> Vec<u8> {
     let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
     (0..len)

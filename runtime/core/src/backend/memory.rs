@@ -41,13 +41,13 @@ impl RemoteMemory {
     /// `len` bytes at `start`.
     ///
     /// # Safety
-    /// The bytes are initialised, readable and writable as long as `owner` is alive, and for that time
+    /// The bytes are initialized, readable and writable as long as `owner` is alive, and for that time
     /// this process accesses them only by atomic operations.
     pub unsafe fn new(start: NonNull<u8>, len: usize, owner: Arc<dyn Any + Send + Sync>) -> Self {
         Self { start, len, owner }
     }
 
-    /// Bytes.
+    /// The size in bytes.
     pub fn len(&self) -> usize {
         self.len
     }
@@ -62,7 +62,7 @@ impl RemoteMemory {
         self.start.as_ptr()
     }
 
-    /// Copies from `offset` on into `into`.
+    /// Copies the bytes from `offset` on to `into`.
     ///
     /// # Errors
     /// `InvalidArgument` if the range ends beyond the memory.
@@ -110,7 +110,7 @@ impl RemoteMemory {
         Ok(())
     }
 
-    /// The four bytes at `offset`, if they are inside and aligned.
+    /// The four bytes at `offset`; `None` unless they are inside the memory and aligned.
     pub fn word(&self, offset: usize) -> Option<&AtomicU32> {
         let at = self.range(offset, 4).ok()?.cast::<u32>();
         // SAFETY: `range` has checked that four bytes lie inside the memory, which `owner` keeps mapped as
@@ -119,7 +119,7 @@ impl RemoteMemory {
         at.is_aligned().then(|| unsafe { AtomicU32::from_ptr(at) })
     }
 
-    /// The eight bytes at `offset`, if they are inside and aligned.
+    /// The eight bytes at `offset`; `None` unless they are inside the memory and aligned.
     pub fn long(&self, offset: usize) -> Option<&AtomicU64> {
         let at = self.range(offset, 8).ok()?.cast::<u64>();
         // SAFETY: `range` has checked that eight bytes lie inside the memory, which `owner` keeps mapped as
@@ -129,6 +129,9 @@ impl RemoteMemory {
     }
 
     /// Another handle for a part of this memory.
+    ///
+    /// # Errors
+    /// `InvalidArgument` if the part ends beyond the memory.
     pub fn part(&self, offset: usize, len: usize) -> Result<Self> {
         let start = self.range(offset, len)?;
         Ok(Self {

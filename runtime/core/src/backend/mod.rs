@@ -33,7 +33,7 @@ use std::time::Duration;
 pub struct WorldContext {
     /// This process's rank in the world.
     pub rank: Rank,
-    /// Ranks in the world.
+    /// The number of ranks in the world.
     pub world_size: u32,
     /// Rank among the processes of this host, if the launcher sets it.
     pub local_rank: Option<u32>,
@@ -45,9 +45,9 @@ pub struct WorldContext {
     pub attempt: u32,
     /// The world's store, under a prefix for backends.
     pub store: Arc<dyn Store>,
-    /// The job secret, which every data connection must prove to know.
+    /// The job secret. Both ends of every data connection must prove that they know it.
     pub secret: Secret,
-    /// All options.
+    /// The configuration of the world.
     pub config: Arc<Config>,
     /// The rank's flight recorder, for what a backend knows of its connections; `None` in tests.
     pub recorder: Option<Arc<FlightRecorder>>,
@@ -68,7 +68,7 @@ pub struct GroupContext {
 }
 
 impl GroupContext {
-    /// Ranks in the group.
+    /// The number of ranks in the group.
     pub fn size(&self) -> u32 {
         // Ranks are `u32`, so a group of distinct ranks has at most that many.
         self.info.ranks.len() as u32
@@ -100,7 +100,7 @@ pub trait BackendFactory: Send + Sync {
     }
 
     /// Compares the `value` of all members of a group, under the number `wire_id`: the value of the first
-    /// member that calls counts. Returns `None` where this backend has no faster way for that than the store.
+    /// member that calls counts. Returns `None` where this backend cannot compare faster than the store.
     /// The world calls this on its first backend, whichever backend the group will use.
     ///
     /// # Blocking
@@ -120,10 +120,10 @@ pub trait BackendFactory: Send + Sync {
         Ok(None)
     }
 
-    /// Whether the process of a rank of the world is known to have ended. Provided: it is not known.
+    /// Whether the process of a rank of the world is known to have ended. The default returns `false`.
     ///
     /// # Blocking
-    /// For `limit` at most.
+    /// For at most `limit`.
     fn is_lost(&self, rank: Rank, limit: Duration) -> bool {
         let _ = (rank, limit);
         false
@@ -166,7 +166,7 @@ pub struct Call {
     pub hints: Hints,
 }
 
-/// The result of an operation besides what it wrote.
+/// The result of an operation besides the contents of its buffers.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Done {
     /// How long it ran, where the backend measures.
@@ -218,10 +218,10 @@ impl<S: Stream + ?Sized> Stream for Arc<S> {
 /// # Thread safety
 /// The caller and the watchdog use it at the same time.
 pub trait Pending: Send + Sync {
-    /// Its state. Never waits.
+    /// The state of the operation. Never waits.
     fn progress(&self) -> Progress;
 
-    /// Waits until it has ended or the deadline has passed; returns its state then.
+    /// Waits until the operation has ended or the deadline has passed; returns the state at that moment.
     fn wait(&self, deadline: Deadline) -> Progress;
 
     /// Makes a stream of a device wait for the end of the operation. The host does not wait.
@@ -243,15 +243,17 @@ pub trait Pending: Send + Sync {
 /// A listener for the progress of an issued operation.
 ///
 /// # Blocking
-/// Called on the backend's thread: implementations are short and wait for no other thread.
+/// Called on a thread of the backend or on the one that issues, possibly under the backend's locks:
+/// implementations are short and wait for no other thread.
 pub trait Observer: Send + Sync {
-    /// It has started.
+    /// The operation has started.
     fn started(&self);
 
-    /// It has ended: [`Pending::progress`] returns how.
+    /// The operation has ended: [`Pending::progress`] returns how.
     fn ended(&self);
 
-    /// Where the program issued it, if that is recorded. For errors and debugging: it allocates.
+    /// Where the program issued the operation; `None` if that is not recorded. For errors and debugging: this
+    /// allocates.
     fn call_site(&self) -> Option<Frame> {
         None
     }
@@ -273,8 +275,8 @@ impl fmt::Display for AbortReason {
 
 /// Carries out the operations of one group.
 ///
-/// Every turn is used once, by `issue` or by `run`. One that ends with an error has passed, and a
-/// backend that refuses an operation lets its turn pass.
+/// Every turn is used once, by `issue` or by `run`. It has passed also if its operation ends with an error or
+/// the backend refuses it.
 ///
 /// # Thread safety
 /// `issue` is called in order of turns, one at a time. `run` may be called by several threads at once
@@ -285,7 +287,7 @@ pub trait Backend: Send + Sync {
 
     /// Starts `op`.
     ///
-    /// A backend calls `observer` if it can; of one that does not, the group polls the progress.
+    /// A backend calls `observer` if it can. If it does not, the group polls [`Pending::progress`].
     ///
     /// # Blocking
     /// Waits for no peer.
@@ -327,8 +329,8 @@ pub trait Backend: Send + Sync {
     fn shutdown(&self, deadline: Deadline) -> Result<()>;
 
     /// How long after its deadline an operation that was [`issue`](Self::issue)d may take to fail, with what
-    /// the backend knows of the ranks that it waited for. Later than that the group's watchdog ends it, with
-    /// an error that names no rank. Provided: at once, for a backend that leaves deadlines to the watchdog.
+    /// the backend knows of the ranks that it waited for. After this time the group's watchdog ends the operation,
+    /// with an error that names no rank. The default is zero, for a backend that leaves deadlines to the watchdog.
     fn ends_overdue_within(&self) -> Duration {
         Duration::ZERO
     }
@@ -391,17 +393,17 @@ pub trait Backend: Send + Sync {
         Err(self.refuse(OpType::NewWindow.name()))
     }
 
-    /// Where the first NaN in memory of its device is, as an element; `None` if there is none, or the
-    /// backend cannot look. For debugging: the host waits for the operations that run on that memory.
+    /// The index of the first element of `memory` that is a NaN; `None` if there is none, or the backend cannot
+    /// look. For debugging: the host waits for the operations that run on this memory.
     fn find_nan(&self, memory: &Buffer<'_>) -> Result<Option<u64>> {
         let _ = memory;
         Ok(None)
     }
 
-    /// The state of its communicators, as far as it is known, for a dump.
+    /// The known state of the backend's communicators, for a dump.
     ///
     /// # Blocking
-    /// For a second at most, and for no peer.
+    /// For at most a second; waits for no peer.
     fn comm_state(&self) -> Vec<CommState> {
         Vec::new()
     }
@@ -412,7 +414,7 @@ pub trait Backend: Send + Sync {
         false
     }
 
-    /// The error for what this backend cannot do.
+    /// The error `Unsupported` for a function, `what`, that this backend does not offer.
     fn refuse(&self, what: &str) -> Error {
         Error::new(
             ErrorKind::Unsupported,
@@ -424,7 +426,7 @@ pub trait Backend: Send + Sync {
 /// The state of one of a backend's communicators.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct CommState {
-    /// Identifies it among all communicators; the same on all its ranks.
+    /// The communicator's identity among all; every rank of the communicator reports the same value.
     pub id: String,
     /// The facts, as names and values.
     pub facts: Vec<(String, String)>,
@@ -447,7 +449,7 @@ pub struct Registration {
 /// # Errors
 /// `InvalidArgument` for a peer or a range that does not exist.
 pub trait BackendWindow: Send + Sync {
-    /// Bytes in the part of this rank of the group.
+    /// The size in bytes of the part of rank `group_rank`.
     fn size_bytes(&self, group_rank: u32) -> usize;
 
     /// Writes into the part of `peer`. Returns when `from` may be used again.
@@ -526,7 +528,7 @@ fn run_on_copies<B: Backend + ?Sized>(
     }
 }
 
-/// Reports the progress of an operation to a caller that waits for it.
+/// Wakes a caller that waits for an operation to leave the queue.
 #[derive(Default)]
 struct StartObserver {
     has_changed: Mutex<bool>,

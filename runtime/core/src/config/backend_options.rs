@@ -26,7 +26,7 @@ trait Options: Any + fmt::Debug + Send + Sync {}
 impl<T: Any + fmt::Debug + Send + Sync> Options for T {}
 
 impl BackendOptions {
-    /// Puts these options in, in place of others of their type.
+    /// Adds these options, or replaces those of the same type.
     pub fn set<T: Any + fmt::Debug + Send + Sync>(&mut self, options: T) {
         self.0.retain(|it| !(&**it as &dyn Any).is::<T>());
         self.0.push(Arc::new(options));

@@ -1,4 +1,4 @@
-//! Every option with its default, and the one place that reads the environment.
+//! Every option with its default, and the one place of this crate that reads options from the environment.
 //!
 //! [`Config::default`] reads nothing; [`Config::from_environment`] adds the variables that are set.
 //!
@@ -10,10 +10,10 @@
 //! | `RCOMM_TRANSPORT` | [`transport`](Config::transport): `auto`, `shm`, `tcp` | `auto` |
 //! | `RCOMM_SOCKET_IFNAME`, `GLOO_SOCKET_IFNAME` | [`socket_ifname`](Config::socket_ifname) | the one that leads to the store |
 //! | `RCOMM_HOST_ID` | [`host_id`](Config::host_id) | none |
-//! | `RCOMM_TUNING_FILE`, and before its lines those of `RCOMM_TUNING` | [`tuning`](Config::tuning) | measured where this was written |
+//! | `RCOMM_TUNING_FILE`, and before its lines those of `RCOMM_TUNING` | [`tuning`](Config::tuning) | as measured on the developers' machine |
 //! | `RCOMM_SOCKET_STREAMS` | [`Tuning::streams`](crate::tuning::Tuning::streams) | 1 |
 //! | `RCOMM_JOB_SECRET` | [`secret`](Config::secret) | on one host from a file of the user, else made by rank 0 and sealed for each rank |
-//! | `RCOMM_STORE` | [`store`](Config::store) | `secret` where the store is ours and there is a secret, else `open` |
+//! | `RCOMM_STORE` | [`store`](Config::store) | `secret` where rcomm serves the store and there is a secret, else `open` |
 //! | `RCOMM_RING_DIR` | [`ring_dir`](Config::ring_dir); `memory` for none | `/dev/shm/rcomm-<uid>` |
 //! | `RCOMM_RING_ENTRIES`, `TORCH_FR_BUFFER_SIZE`, `TORCH_NCCL_TRACE_BUFFER_SIZE`, `TORCHCOMM_FR_BUFFER_SIZE` | [`ring_entries`](Config::ring_entries) | 16,384 |
 //! | `RCOMM_RING_KEEP_JOBS`, `RCOMM_RING_KEEP_MIB` | [`kept_jobs`](Config::kept_jobs) | 32, 1,024 |
@@ -60,7 +60,7 @@ pub struct Config {
     /// Network interface whose address this rank announces to the others; `None` = the one that leads to the
     /// store. If `GLOO_SOCKET_IFNAME` holds a list, its first entry is used.
     pub socket_ifname: Option<String>,
-    /// Identity of this host, added to the one that the system reports: ranks whose ids differ share no
+    /// Identity of this host, added to the one that the system reports: ranks whose identities differ share no
     /// memory, and are taken to be on different hosts. This separates containers, and simulates several hosts
     /// on one machine.
     pub host_id: Option<String>,
@@ -79,12 +79,12 @@ pub struct Config {
     pub store: StoreChoice,
     /// Where the ring file goes.
     pub ring_dir: RingDir,
-    /// Operations that the ring holds.
+    /// How many operations the ring holds.
     pub ring_entries: u32,
     /// How many dead jobs keep their rings beside this job's, and how much memory those may take: older ones are
     /// removed when this rank has made its ring.
     pub kept_jobs: KeptJobs,
-    /// Where dumps go. Made when the first dump is written.
+    /// The directory of the dumps. It is made when the first dump is written.
     pub dump_dir: PathBuf,
     /// The form of dump files.
     pub dump_format: DumpFormat,
@@ -98,11 +98,11 @@ pub struct Config {
     pub endpoint: EndpointChoice,
     /// The token that clients send to an endpoint over TCP; `None` = [`Secret::endpoint_token`].
     pub endpoint_token: Option<EndpointToken>,
-    /// How often the watchdog polls pending work that did not report by itself.
+    /// The interval at which the watchdog polls pending work that does not report its end by itself.
     pub watchdog_interval: Duration,
-    /// How long the watchdog may make no round before its monitor makes a dump.
+    /// How long the watchdog may go without a round before its monitor makes a dump.
     pub heartbeat_timeout: Duration,
-    /// How often a rank polls for an alarm of another rank. Shorter than `status_wait`.
+    /// The interval at which a rank polls for an alarm of another rank. It should be shorter than `status_wait`.
     pub signal_interval: Duration,
     /// How long a rank that timed out waits for the status of the others.
     pub status_wait: Duration,
@@ -147,10 +147,10 @@ pub enum DebugLevel {
 /// [`DebugLevel::Detail`] and reads all inputs: it is for finding errors.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum NanCheck {
-    /// Such inputs are accepted.
+    /// Inputs are not checked.
     #[default]
     Off,
-    /// Such inputs are refused.
+    /// Inputs that hold a NaN are refused.
     On,
 }
 
@@ -185,7 +185,7 @@ pub enum DumpFormat {
     /// JSON, which people and other programs read.
     #[default]
     Json,
-    /// Pickle, which PyTorch's analyser reads; with stacks.
+    /// Pickle, which PyTorch's analyzer reads; with stacks.
     Pickle,
     /// One file of each.
     Both,
@@ -273,7 +273,7 @@ impl Config {
             }
             Ok(())
         };
-        // The variables of rcomm have precedence over PyTorch's, which are in other units.
+        // PyTorch's variables are read first, in their own units: rcomm's are read later and so have precedence.
         let seconds = |name: &str| -> Result<Option<Duration>> {
             let value = text(name).map(|value| number(name, &value)).transpose()?;
             Ok(value.filter(|value| *value > 0).map(Duration::from_secs))
@@ -399,7 +399,7 @@ impl Config {
                 };
             }
         }
-        // The first that is set counts.
+        // Of the two variables, the first that is set counts.
         let propagates = ["RCOMM_NCCL_PROPAGATE_ERROR", "TORCH_NCCL_PROPAGATE_ERROR"];
         let set = propagates
             .into_iter()

@@ -12,10 +12,11 @@ impl<'a> Op<'a> {
         self.map_buffers(&|buffer| buffer.to_owned())
     }
 
-    /// Copies what `filled`, an owned twin of this operation, has written into this one's outputs.
+    /// Copies the outputs of `filled`, a copy of this operation that was carried out, to the outputs of this
+    /// operation. Outputs that may only be read are left as they are.
     ///
     /// # Errors
-    /// `InvalidArgument` if it is no twin.
+    /// `InvalidArgument` if two outputs differ in type or length, or one is not in host memory.
     pub fn copy_outputs_from(&mut self, filled: &Op<'_>) -> Result<()> {
         if let (Self::Coalesced(ops), Op::Coalesced(filled)) = (&mut *self, filled) {
             let mut pairs = ops.iter_mut().zip(filled);

@@ -4,8 +4,8 @@ use std::time::{Duration, Instant};
 
 /// The latest moment at which a wait ends. Every wait of this crate has one.
 ///
-/// A deadline made from a duration reads the clock only when a wait begins: an operation of a tenth
-/// of a microsecond cannot afford to read it.
+/// A deadline made from a duration reads the clock only when a wait begins: an operation that takes a tenth
+/// of a microsecond cannot afford to read the clock.
 #[derive(Clone, Copy, Debug)]
 pub enum Deadline {
     /// At this moment.
@@ -15,7 +15,7 @@ pub enum Deadline {
 }
 
 impl Deadline {
-    /// The moment, counted from now on if it was given as a duration.
+    /// The moment of the deadline; a duration counts from now.
     ///
     /// Call it once, when a wait turns out to be more than a few spins, and keep the answer.
     #[inline]
@@ -26,13 +26,14 @@ impl Deadline {
         }
     }
 
-    /// The same deadline as a moment.
+    /// The deadline as [`At`](Self::At) a moment; a duration counts from now.
     #[inline]
     pub fn started(self) -> Self {
         Self::At(self.start())
     }
 
-    /// How long there is still to wait; zero if it has passed.
+    /// How long there is still to wait: zero if the moment has passed, the whole duration if the wait has not
+    /// begun.
     #[inline]
     pub fn remaining(self) -> Duration {
         match self {
@@ -41,7 +42,7 @@ impl Deadline {
         }
     }
 
-    /// Whether it has passed.
+    /// Whether no time remains.
     #[inline]
     pub fn has_passed(self) -> bool {
         self.remaining().is_zero()

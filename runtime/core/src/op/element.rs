@@ -11,13 +11,13 @@ mod sealed {
     pub trait Sealed {}
 }
 
-/// A type that buffers hold.
+/// A type that the elements of a [`Buffer`] may have.
 ///
 /// Sealed, since a [`DType`] must correspond to exactly one Rust type.
 pub trait Element:
     sealed::Sealed + Copy + Default + Send + Sync + std::fmt::Debug + 'static
 {
-    /// The element type that this is.
+    /// The [`DType`] of this Rust type.
     const DTYPE: DType;
 }
 
@@ -45,7 +45,7 @@ macro_rules! elements {
     };
 }
 
-/// An error in place of the abort with which a vector answers a length that does not fit into memory.
+/// `len` zeros; an error where `vec!` would abort the process, since so many do not fit into memory.
 fn zeros<T: Element>(len: usize) -> Result<Vec<T>> {
     let mut elements = Vec::new();
     elements.try_reserve_exact(len).map_err(|e| {

@@ -1,14 +1,13 @@
 //! The error type of the whole runtime: a kind to match on, the facts as fields, and a sentence for people.
 //!
-//! Every error that reaches a caller names the operation and the group that failed, and its sentence
-//! states what to do. Errors are cheap to clone, since every waiter of an aborted group gets the same
-//! one.
+//! The error of an operation names the operation and its group. Errors can be cloned, since every waiter of
+//! an aborted group gets the same one.
 
 use rcomm_recorder::model::{Failure, OpType, Rank};
 use std::fmt;
 use std::sync::Arc;
 
-/// What this crate's functions return.
+/// The result of a function of this crate that can fail.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// The class of an error. The codes are fixed, since the C binding returns them.
@@ -34,7 +33,7 @@ pub enum ErrorKind {
     Rendezvous = 8,
     /// The operating system returned an error.
     Io = 9,
-    /// A peer did not prove to know the job's secret.
+    /// A peer did not prove that it knows the job's secret.
     Unauthorized = 10,
     /// The backend's library reported an error.
     Backend = 11,
@@ -89,7 +88,7 @@ impl Error {
         }))
     }
 
-    /// An error of the operating system, in `what`.
+    /// An error of the operating system; `what` is a lower-case fragment that says what failed.
     pub fn io(what: impl Into<String>, source: impl Into<std::io::Error>) -> Self {
         let source = source.into();
         Self::new(ErrorKind::Io, what).with_source(source)
@@ -131,14 +130,14 @@ impl Error {
         self
     }
 
-    /// Keeps the record that it was made from.
+    /// Keeps the failure record that the error was made from.
     #[must_use]
     pub(super) fn with_failure(mut self, failure: Failure) -> Self {
         self.0.failure = Some(failure);
         self
     }
 
-    /// Adds facts that were learnt later; nothing if they are empty.
+    /// Appends facts that were learned later to the sentence; an empty string adds nothing.
     #[must_use]
     pub fn with_more(mut self, facts: &str) -> Self {
         if !facts.is_empty() {
@@ -148,7 +147,7 @@ impl Error {
         self
     }
 
-    /// Keeps the cause.
+    /// Keeps the cause, which the sentence then contains.
     #[must_use]
     pub fn with_source(mut self, source: impl std::error::Error + Send + Sync + 'static) -> Self {
         self.0.source = Some(Arc::new(source));
@@ -162,22 +161,22 @@ impl Error {
         self
     }
 
-    /// The class.
+    /// The class of the error.
     pub fn kind(&self) -> ErrorKind {
         self.0.kind
     }
 
-    /// The group in which it happened, if any.
+    /// The group in which the error happened; `None` if the error names none.
     pub fn group(&self) -> Option<&str> {
         self.0.group.as_deref()
     }
 
-    /// The sequence number of the operation that failed.
+    /// The sequence number of the operation that failed; `None` if the error names none.
     pub fn seq(&self) -> Option<u64> {
         self.0.seq
     }
 
-    /// The operation that failed.
+    /// The operation that failed; `None` if the error names none.
     pub fn op(&self) -> Option<OpType> {
         self.0.op
     }
@@ -212,8 +211,9 @@ impl Error {
         self.0.source.as_deref()
     }
 
-    /// Whether the group is still usable: the ranks still agree on what comes next, since nothing was
-    /// sent, or since all of it was (a monitored barrier that failed, a value of another type).
+    /// Whether the group is still usable, because the ranks still agree on what comes next: nothing was sent
+    /// (`InvalidArgument`, `Unsupported`), or the exchange was complete when the error was found (a monitored
+    /// barrier that failed, an object of another type).
     pub fn is_recoverable(&self) -> bool {
         let before_it_was_sent = matches!(
             self.0.kind,
@@ -258,7 +258,7 @@ impl fmt::Debug for Error {
 }
 
 impl std::error::Error for Error {
-    /// The cause's own source: the sentence already contains the cause, and would repeat it.
+    /// The source of the cause: the sentence of this error already contains the cause.
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
         self.0.source.as_ref()?.source()
     }

@@ -4,11 +4,11 @@
 use super::error::{Error, ErrorKind};
 use rcomm_recorder::model::{Failure, FailureKind, Rank};
 
-/// The longest note of another rank that is read.
+/// How many bytes of another rank's note are read. A longer note is cut, and then cannot be parsed.
 const MAX_NOTE_BYTES: usize = 64 << 10;
 
 impl ErrorKind {
-    /// The kind of failure to record for an error of this kind, where nothing else is known.
+    /// The kind of failure to record for an error of this kind that was not made from a failure record.
     const fn as_failure(self) -> FailureKind {
         match self {
             Self::Timeout => FailureKind::Timeout,
@@ -54,7 +54,7 @@ impl Error {
     }
 
     /// The error of an operation that failed on rank `own` (this rank), because rank `from` had ended the
-    /// group's operations and left this note.
+    /// group's operations and left this note. If the note cannot be read, the error says so.
     pub fn from_note(note: &[u8], from: Rank, own: Rank) -> Self {
         let read = serde_json::from_slice::<Failure>(&note[..note.len().min(MAX_NOTE_BYTES)]);
         let Ok(mut failure) = read else {

@@ -25,7 +25,7 @@ impl F8E4M3 {
         self.0
     }
 
-    /// The nearest value, ties to even; NaN beyond 464 and for NaN.
+    /// The nearest value, ties to even; NaN for NaN and for magnitudes above 464.
     pub fn from_f32(value: f32) -> Self {
         let magnitude = round::<3>(value.abs(), -6);
         // 0x7F is NaN, and everything that would round above the largest value ends there.
@@ -59,9 +59,10 @@ impl F8E5M2 {
         self.0
     }
 
-    /// The nearest value, ties to even; infinite from 61,440 on.
+    /// The nearest value, ties to even; infinite for magnitudes from 61,440 on, NaN for NaN.
     pub fn from_f32(value: f32) -> Self {
         let magnitude = round::<2>(value.abs(), -14);
+        // 0x7C is infinity, and everything that would round above the largest value ends there; 0x7F is NaN.
         Self(
             sign(value)
                 | if value.is_nan() {
@@ -87,22 +88,27 @@ fn sign(value: f32) -> u8 {
     if value.is_sign_negative() { 0x80 } else { 0 }
 }
 
-/// Exponent and mantissa of `magnitude` with `MANTISSA` bits, as one number that a carry out of the
-/// mantissa keeps right. `least` is the exponent of the smallest normal value.
+/// The code of `magnitude` in a format with `MANTISSA` bits of mantissa, where `least` is the exponent of the
+/// smallest normal value. Exponent and mantissa are one number, so that rounding may carry from the mantissa
+/// into the exponent. The code of a magnitude that is too large exceeds those of the format.
 fn round<const MANTISSA: u32>(magnitude: f32, least: i32) -> u32 {
     let bits = magnitude.to_bits();
+    // An `f32` has 23 bits of mantissa, and its exponent has a bias of 127.
     let exponent = (bits >> 23) as i32 - 127;
     if exponent < least {
         // Subnormal: count in units of the smallest value. Scaling by a power of two is exact here.
         let units = magnitude * f32::from_bits(((MANTISSA as i32 - least + 127) as u32) << 23);
         return units.round_ties_even() as u32;
     }
+    // Half a unit less one, and one more if the last bit that is kept is odd, rounds ties to even.
     let shift = 23 - MANTISSA;
     let half = (1u32 << (shift - 1)) - 1 + ((bits >> shift) & 1);
     let rounded = (bits + half) >> shift;
+    // From the bias of `f32` to that of the format.
     rounded - ((least - 1 + 127) as u32) * (1 << MANTISSA)
 }
 
+/// The value of a code that is neither infinite nor NaN; `MANTISSA` and `least` as for [`round`].
 fn expand<const MANTISSA: u32>(bits: u8, least: i32) -> f32 {
     let magnitude = u32::from(bits & 0x7F);
     let exponent = magnitude >> MANTISSA;

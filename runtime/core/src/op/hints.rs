@@ -1,4 +1,4 @@
-//! Facts that the caller of an operation knows and its backend cannot determine.
+//! [`Hints`]: what the caller of an operation tells the backend.
 
 /// Facts that the caller of an operation knows and its backend cannot determine.
 ///
@@ -11,7 +11,7 @@
 pub struct Hints {
     /// How long the wait for other ranks will be.
     pub wait: WaitHint,
-    /// Names and values for a backend of the program's own.
+    /// Names and values for a backend that the program itself supplies.
     pub own: &'static [(&'static str, &'static str)],
 }
 
@@ -22,19 +22,19 @@ impl Hints {
         own: &[],
     };
 
-    /// These, with this hint about waiting.
+    /// These hints, with `wait` as the hint about waiting.
     #[must_use]
     pub const fn wait(self, wait: WaitHint) -> Self {
         Self { wait, ..self }
     }
 
-    /// These, with these names and values for a backend of the program's own.
+    /// These hints, with these names and values for a backend that the program itself supplies.
     #[must_use]
     pub const fn own(self, own: &'static [(&'static str, &'static str)]) -> Self {
         Self { own, ..self }
     }
 
-    /// The value of this name among the program's own.
+    /// The value of `name` in the field `own`; `None` if it is not there.
     pub fn get(&self, name: &str) -> Option<&'static str> {
         let mut own = self.own.iter();
         own.find(|(known, _)| *known == name)

@@ -23,9 +23,10 @@ pub(crate) struct OpInfo {
     pub(crate) op: OpType,
     pub(crate) seq: u64,
     pub(crate) is_p2p: bool,
-    /// Whether it is one of its backend's collectives, which have turns.
+    /// Whether it is a collective that its backend carries out. Such collectives of a group have *turns*: they
+    /// happen in order of issue.
     pub(crate) takes_turn: bool,
-    /// Whether it ends by itself whatever its group does: the watchdog never treats it as overdue.
+    /// Whether the operation checks its deadline itself: the watchdog never treats it as overdue.
     pub(crate) ends_itself: bool,
     pub(crate) timeout: Duration,
 }

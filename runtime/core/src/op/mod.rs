@@ -1,9 +1,9 @@
-//! Operations as data. They are one enum, so that a backend needs one function for all of them, and a wrapper
-//! of backends too.
+//! [`Op`]: one operation of a group as data. All operations are one enum, so that a backend, or a wrapper of
+//! a backend, handles them in one function.
 //!
-//! No memory that an operation writes may be used by another of its buffers: in-place forms are those with
-//! one buffer. Rust ensures that for slices and vectors; overlaps of foreign memory are checked for and
-//! refused.
+//! Memory that an operation writes must not be part of another of its buffers. An operation works in place
+//! only where one buffer is its input and its output. Rust ensures this for slices and vectors;
+//! [`Op::validate`] refuses foreign memory that overlaps.
 //!
 //! An [`Op`] holds what to do and the buffers, but neither order nor deadline nor group: these come with the
 //! [`Call`](crate::backend::Call). Errors in a rank's own arguments are found by [`Op::validate`] before

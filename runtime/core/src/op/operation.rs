@@ -1,7 +1,7 @@
 //! [`Op`]: what to do, and with which buffers.
 //!
-//! The table of operations, [`OpType`], has the kind of each variant: what it moves, how, and which ranks
-//! wait for which. This module defines the fields, each with its role; all accessors follow from the roles.
+//! The table of operations, [`OpType`], says of each variant what moves, how, and which ranks wait for which.
+//! This module defines the fields, each with its role; all accessors are generated from the roles.
 
 #![deny(clippy::wildcard_enum_match_arm)]
 
@@ -40,7 +40,7 @@ impl<'a> Side<'a> for Vec<Buffer<'a>> {
     }
 }
 
-/// Maps a field to the one of the same operation over other buffers.
+/// A field of [`Op`] that can be copied with other buffers in place of its own.
 trait OpField<'a> {
     type Over<'b>;
 
@@ -79,14 +79,14 @@ macro_rules! fields_without_buffers {
 }
 fields_without_buffers!(Reduction, u32, Option<u32>, Vec<usize>);
 
-/// The inputs of an operation that are no outputs, and its outputs.
+/// The inputs of an operation that are not outputs as well, its outputs, and its splits.
 #[derive(Debug)]
 pub struct Sides<'o, 'a> {
-    /// Buffers that are read only.
+    /// Buffers that are only read.
     pub inputs: &'o [Buffer<'a>],
     /// Buffers that are written; where the operation works in place they hold its inputs.
     pub outputs: &'o mut [Buffer<'a>],
-    /// Elements sent to and received from each rank, where the caller gave them.
+    /// Numbers of elements sent to and received from each rank; `None` for an operation without splits.
     pub splits: Option<(&'o [usize], &'o [usize])>,
 }
 
@@ -124,9 +124,9 @@ macro_rules! pick {
     ($what:ident in $it:ident $role:ident $($rest:tt)*) => { pick!($what in $($rest)*) };
 }
 
-/// Declares [`Op`] and what follows from the roles of its fields:
-/// `both`, `input` or `output` of buffers, `reduction`, `root`, `to` and `from` of the other end, `tag`,
-/// and `input_splits` followed by `output_splits`.
+/// Declares [`Op`], and its accessors from the roles of its fields: `both`, `input` or `output` for buffers,
+/// `reduction`, `root`, `to` or `from` for the other end, `tag`, and `input_splits` followed by
+/// `output_splits`.
 macro_rules! operations {
     (
         $(#[$head:meta])*
@@ -165,7 +165,8 @@ macro_rules! operations {
                 }
             }
 
-            /// The buffers that are read. A lone `buffer` is here and in [`outputs`](Self::outputs).
+            /// The buffers that are read; none for a coalesced block. A buffer that is input and output is here and
+            /// in [`outputs`](Self::outputs).
             #[inline]
             pub fn inputs(&self) -> &[Buffer<'a>] {
                 match self {
@@ -174,7 +175,7 @@ macro_rules! operations {
                 }
             }
 
-            /// The buffers that are read and not written.
+            /// The buffers that are inputs and not outputs; none for a coalesced block.
             #[inline]
             pub(super) fn inputs_only(&self) -> &[Buffer<'a>] {
                 match self {
@@ -185,7 +186,8 @@ macro_rules! operations {
                 }
             }
 
-            /// The buffers that are written.
+            /// The buffers that are outputs; none for a coalesced block. Some ranks do not write theirs: the
+            /// root of a broadcast, and all ranks but the root of a reduce.
             #[inline]
             pub fn outputs(&self) -> &[Buffer<'a>] {
                 match self {
@@ -194,13 +196,13 @@ macro_rules! operations {
                 }
             }
 
-            /// The buffers that are written, to write to.
+            /// As [`outputs`](Self::outputs), to write to.
             #[inline]
             pub fn outputs_mut(&mut self) -> &mut [Buffer<'a>] {
                 self.sides().outputs
             }
 
-            /// Both sides at once, the outputs to write to.
+            /// Inputs and outputs at once, the outputs to write to; none for a coalesced block.
             #[inline]
             pub fn sides(&mut self) -> Sides<'_, 'a> {
                 match self {
@@ -213,7 +215,7 @@ macro_rules! operations {
                 }
             }
 
-            /// The root of a rooted operation.
+            /// The root of a rooted operation; `None` for others.
             #[inline]
             pub const fn root(&self) -> Option<u32> {
                 match self {
@@ -222,7 +224,7 @@ macro_rules! operations {
                 }
             }
 
-            /// The reduction of a reducing operation.
+            /// The reduction of a reducing operation; `None` for others.
             #[inline]
             pub const fn reduction(&self) -> Option<Reduction> {
                 match self {
@@ -233,7 +235,7 @@ macro_rules! operations {
                 }
             }
 
-            /// The other end of a send or receive.
+            /// The other end of a send or receive; [`Peer::None`] for others.
             #[inline]
             pub const fn peer(&self) -> Peer {
                 match self {
@@ -242,7 +244,7 @@ macro_rules! operations {
                 }
             }
 
-            /// The tag of a send or receive.
+            /// The tag of a send or receive; `None` for others.
             #[inline]
             pub const fn tag(&self) -> Option<u32> {
                 match self {
@@ -251,7 +253,7 @@ macro_rules! operations {
                 }
             }
 
-            /// Elements sent to and received from each rank, where the caller gave them.
+            /// Numbers of elements sent to and received from each rank; `None` for an operation without splits.
             #[inline]
             pub fn splits(&self) -> Option<(&[usize], &[usize])> {
                 match self {
@@ -286,7 +288,7 @@ operations! {
     /// One operation of a group. Ranks in it are ranks **of the group**.
     ///
     /// Where the fields are `inputs` or `outputs`, there is one buffer for each rank of the group, unless
-    /// noted otherwise. Inputs are only read; outputs, and a lone `buffer`, are written.
+    /// noted otherwise. Inputs are only read, and outputs are written; the field `buffer` says which it is.
     pub enum Op<'a> {
         /// Every rank's `buffer` ends as the reduction of all.
         AllReduce {
@@ -297,14 +299,14 @@ operations! {
         },
         /// As `AllReduce` for each of several buffers, of any types, as one operation.
         AllReduceCoalesced {
-            /// Inputs, then results; as many as the caller likes, the same on all ranks.
+            /// Inputs, then results: any number, which is the same on all ranks.
             buffers: Vec<Buffer<'a>> as both,
             /// How to combine.
             op: Reduction as reduction,
         },
         /// The root's `buffer` ends as the reduction of all; the others' are left as they were.
         Reduce {
-            /// Input; on the root, then the result.
+            /// Input; on the root, afterwards the result.
             buffer: Buffer<'a> as both,
             /// How to combine.
             op: Reduction as reduction,
@@ -318,7 +320,7 @@ operations! {
             /// The rank whose content is sent.
             root: u32 as root,
         },
-        /// No rank leaves before every rank has come.
+        /// No rank leaves before every rank has arrived.
         Barrier,
         /// `outputs[r]` ends as rank r's `input`; all of one size.
         AllGather {
@@ -343,7 +345,7 @@ operations! {
         },
         /// As `AllGatherSingle` for each pair, as one operation.
         AllGatherCoalesced {
-            /// This rank's parts; as many as the caller likes.
+            /// This rank's parts: any number, which is the same on all ranks.
             inputs: Vec<Buffer<'a>> as input,
             /// One for each input.
             outputs: Vec<Buffer<'a>> as output,
@@ -377,7 +379,7 @@ operations! {
         },
         /// As `ReduceScatterSingle` for each pair, as one operation.
         ReduceScatterCoalesced {
-            /// As many as the caller likes.
+            /// All parts, as in `ReduceScatterSingle`: any number of buffers, which is the same on all ranks.
             inputs: Vec<Buffer<'a>> as input,
             /// One for each input.
             outputs: Vec<Buffer<'a>> as output,
@@ -391,14 +393,14 @@ operations! {
             /// What comes from each rank.
             outputs: Vec<Buffer<'a>> as output,
         },
-        /// As `AllToAll` with equal parts, one after the other.
+        /// As `AllToAll` with equal parts, which lie one after the other in `input` and in `output`.
         AllToAllSingle {
             /// What goes out.
             input: Buffer<'a> as input,
             /// What comes in; as long as `input`.
             output: Buffer<'a> as output,
         },
-        /// As `AllToAll`, the parts one after the other.
+        /// As `AllToAll`; the parts lie one after the other in `input` and in `output`.
         AllToAllVSingle {
             /// What goes out.
             input: Buffer<'a> as input,
@@ -447,7 +449,7 @@ operations! {
         },
         /// `buffer` goes to `peer`. Messages of one sender, receiver and tag arrive in order of issue.
         Send {
-            /// The message.
+            /// The message, which is only read.
             buffer: Buffer<'a> as input,
             /// Its receiver.
             peer: u32 as to,
@@ -456,17 +458,17 @@ operations! {
         },
         /// The next message from `peer` with this tag, which must have the length of `buffer`.
         Recv {
-            /// Where it goes.
+            /// The message is written here.
             buffer: Buffer<'a> as output,
-            /// Its sender; any if `None`. [`Done::source`](crate::backend::Done) names the sender.
+            /// The sender; any rank if `None`, and [`Done::source`](crate::backend::Done) then says which.
             peer: Option<u32> as from,
             /// The send must have the same tag.
             tag: u32 as tag,
         },
     }
     and
-    /// Several operations issued as one: all may proceed at once, none waits for another. Sends and
-    /// receives only, or collectives only, the same on all ranks.
+    /// Several operations issued as one: all may proceed at once, none waits for another. They are all sends
+    /// and receives, or all collectives, which then are the same on all ranks.
     Coalesced(Vec<Op<'a>>)
 }
 
@@ -481,7 +483,7 @@ impl<'a> Op<'a> {
         }
     }
 
-    /// The first buffer, if there is any: all are on one kind of device.
+    /// The first buffer; `None` if there is none.
     #[inline]
     pub fn any_buffer(&self) -> Option<&Buffer<'a>> {
         if let Self::Coalesced(ops) = self {
@@ -491,7 +493,7 @@ impl<'a> Op<'a> {
         }
     }
 
-    /// All buffers; a lone one twice.
+    /// All buffers, those that are input and output twice; none for a coalesced block.
     #[inline]
     pub(super) fn buffers(&self) -> impl Iterator<Item = &Buffer<'a>> {
         self.inputs().iter().chain(self.outputs())

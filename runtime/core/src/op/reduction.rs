@@ -20,12 +20,12 @@ impl Reduction {
         }
     }
 
-    /// Whether elements of this type can be combined by this reduction.
+    /// Whether `op` can combine elements of type `dtype`.
     ///
     /// | reduction | types |
     /// |---|---|
     /// | sum, product | all; `bool`: or, and |
-    /// | avg | all but `bool`; integers: the sum, divided towards zero |
+    /// | avg | all but `bool`; integers: the quotient of the sum is rounded toward zero |
     /// | min, max | all but complex; `bool`: and, or |
     /// | band, bor, bxor | integers, `bool` |
     /// | premul_sum | floats of 16 to 64 bits |

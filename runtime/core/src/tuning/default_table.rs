@@ -7,7 +7,7 @@ use Pattern::{
 };
 use Topology::{Hosts, Memory, Sockets};
 
-/// One stream: on the machine that was measured, more streams share one link and its two cores.
+/// One stream: on the machine that was measured, more streams would share one link and two cores.
 pub(super) const STREAMS: usize = 1;
 
 /// A line for any number of ranks and bytes.
@@ -48,7 +48,7 @@ const M: usize = 1 << 20;
 
 #[rustfmt::skip]
 pub(super) const CHOICES: &[Choice] = &[
-    // With either algorithm, two ranks read the same number of bytes from each other.
+    // Between two ranks `Whole` reads as many bytes as `Shares`, in one phase.
     among(2, 64 * K, AllReduce,     Memory,  Whole),
     up_to(   16 * K, AllReduce,     Memory,  Whole),
     up_to(   64 * K, AllReduce,     Memory,  Shares),
@@ -73,7 +73,7 @@ pub(super) const CHOICES: &[Choice] = &[
     always(          Scatter,       Memory,  Slots),
     always(          Barrier,       Memory,  Notice),
 
-    // With `Notice` every rank sends the data of all ranks.
+    // With `Notice` every rank sends the data of all ranks, so more ranks use it for fewer bytes.
     among(2,  2 * M, AllReduce,     Sockets, Swap),
     among(4,  8 * K, AllReduce,     Sockets, Notice),
     among(8,  4 * K, AllReduce,     Sockets, Notice),

@@ -32,9 +32,10 @@ use std::fmt;
 use std::ops::Range;
 use std::str::FromStr;
 
-/// The most streams that two ranks may have for one purpose.
+/// The largest value of [`Tuning::streams`].
 pub const MAX_STREAMS: usize = 16;
-/// The most bytes of data, over all ranks, that an operation's notices may carry.
+/// The most bytes of data, over all ranks, that an operation's *notices* may carry: the messages by which ranks
+/// compare what they issue.
 pub const MAX_NOTICED: usize = 128 << 10;
 
 macro_rules! words {
@@ -45,10 +46,10 @@ macro_rules! words {
         pub enum $name { $($(#[$doc])* $variant,)* }
 
         impl $name {
-            /// All of them.
+            /// All values.
             pub const ALL: &[Self] = &[$(Self::$variant),*];
 
-            /// Its name in the table.
+            /// The name in the table.
             pub const fn name(self) -> &'static str {
                 match self { $(Self::$variant => $word,)* }
             }
@@ -85,7 +86,7 @@ words! {
         Gather = "gather",
         /// Each rank gets its part of the root's bytes.
         Scatter = "scatter",
-        /// No rank leaves before all have come.
+        /// No rank leaves before all have arrived.
         Barrier = "barrier",
     }
 }
@@ -97,13 +98,13 @@ words! {
         Memory = "memory",
         /// No two ranks share memory.
         Sockets = "sockets",
-        /// On several hosts, of which one at least has several ranks, which share memory.
+        /// The ranks are on several hosts, and at least one host has several ranks, which share memory.
         Hosts = "hosts",
     }
 }
 
 words! {
-    /// The algorithm.
+    /// How ranks carry out a collective.
     Algorithm {
         /// In memory, one phase: every rank reads all inputs and combines them by itself.
         Whole = "whole",
@@ -111,13 +112,12 @@ words! {
         Shares = "shares",
         /// In memory: chunks are written to slots, from which their receivers read them.
         Slots = "slots",
-        /// In memory: ranks work in each other's buffers, where all that takes are registered
-        /// ([`ProcessGroup::allocate`](crate::ProcessGroup::allocate)); else the next line that matches is
-        /// used.
+        /// In memory: ranks work in each other's buffers. Where one of these buffers is not registered
+        /// ([`ProcessGroup::allocate`](crate::ProcessGroup::allocate)), the next line that matches is used.
         Direct = "direct",
         /// The data are sent with the notices that ranks exchange in any case, in a number of messages that
-        /// grows with the logarithm of the number of ranks (or hosts). For up to 128 KiB of all ranks
-        /// together.
+        /// grows with the logarithm of the number of ranks (or hosts). For up to [`MAX_NOTICED`] bytes of all
+        /// ranks together.
         Notice = "notice",
         /// Two ranks send each other their whole input, and both combine the two.
         Swap = "swap",
@@ -207,16 +207,16 @@ impl Tuning {
         &self.choices
     }
 
-    /// Sockets between two ranks, for the collectives of a group and for its messages each: 1 to
+    /// How many sockets two ranks have for the collectives of a group, and how many for its messages: 1 to
     /// [`MAX_STREAMS`].
     pub fn streams(&self) -> usize {
         self.streams
     }
 
-    /// Puts lines before those that are there.
+    /// Puts `lines` before those of the table; a line `streams` sets the number of streams.
     ///
     /// # Errors
-    /// `InvalidArgument` quotes the invalid line and lists what it may be.
+    /// `InvalidArgument` quotes what is invalid and says what is valid. The lines of the table are then as before.
     pub fn prepend(&mut self, lines: &str) -> Result<()> {
         let mut choices = Vec::new();
         for line in lines
@@ -235,6 +235,8 @@ impl Tuning {
         Ok(())
     }
 
+    /// Sets the number of streams from its decimal text.
+    ///
     /// # Errors
     /// `InvalidArgument` gives the valid range.
     pub(crate) fn set_streams(&mut self, count: &str) -> Result<()> {
@@ -335,7 +337,7 @@ fn size_in_words(size: Option<usize>) -> String {
 impl FromStr for Tuning {
     type Err = Error;
 
-    /// The default table with these lines before its own.
+    /// The default table with `lines` before the default ones.
     fn from_str(lines: &str) -> Result<Self> {
         let mut tuning = Self::default();
         tuning.prepend(lines)?;
@@ -376,9 +378,11 @@ pub struct Plan {
 }
 
 impl Plan {
-    /// The algorithm for this many bytes, among those that `allows` admits.
+    /// The algorithm for this many bytes, among those that `allows` admits; [`Algorithm::Exchange`] if no line
+    /// matches.
     ///
-    /// Whether the data are sent with the notices must depend only on values that the notices compare.
+    /// All ranks must agree on whether data are sent with the notices, so what `allows` says of
+    /// [`Algorithm::Notice`] must depend only on values that the notices compare.
     pub fn choose(
         &self,
         pattern: Pattern,
@@ -395,11 +399,11 @@ impl Plan {
             .iter()
             .find(fits)
             .map(|choice| choice.algorithm);
-        // The default table has a line without limits for everything.
+        // The default table has a line without limits for every pattern.
         found.unwrap_or(Algorithm::Exchange)
     }
 
-    /// The range of sizes, in bytes, for which this algorithm is the first choice.
+    /// The first range of sizes, in bytes, for which this algorithm is the first choice; empty if there is none.
     pub fn span(&self, pattern: Pattern, algorithm: Algorithm) -> Range<usize> {
         let of_pattern = self.choices.iter();
         let mut least = 0;
@@ -415,7 +419,8 @@ impl Plan {
         0..0
     }
 
-    /// The most bytes for which this algorithm is the first choice.
+    /// The most bytes up to which this algorithm is the first choice for every size; 0 if another algorithm is
+    /// the first choice for the smallest sizes.
     pub fn most(&self, pattern: Pattern, algorithm: Algorithm) -> usize {
         let of_pattern = self
             .choices

@@ -20,14 +20,14 @@ pub struct FakeBackend {
 pub(super) struct Ticket {
     state: Mutex<TicketState>,
     changed: Condvar,
-    /// `Some` until the end, which breaks the cycle: the observer holds this operation.
+    /// Taken when the operation ends, since the observer holds this ticket and the cycle would leak both.
     observer: Mutex<Option<Arc<dyn Observer>>>,
 }
 
 pub(super) struct TicketState {
     progress: Progress,
     pub(super) op: Option<Op<'static>>,
-    /// Halves of a coalesced block that still wait.
+    /// How many sends and receives of this operation have not met their other half.
     open: usize,
     done: Done,
 }
@@ -117,7 +117,7 @@ impl FakeBackend {
         }
     }
 
-    /// Matches each send or receive with its other half.
+    /// Matches each send or receive with its other half, or keeps it until the other half is issued.
     fn post(&self, state: &mut FabricState, ticket: &Arc<Ticket>, parts: usize) {
         let group_state = state.groups.entry(self.group.wire_id).or_default();
         let owner = self.group.group_rank;
@@ -290,7 +290,7 @@ fn end_of(state: &TicketState, part: usize) -> MessageEnd {
     } else {
         op
     };
-    // An operation that is no message is never in `unmatched` and matches none.
+    // An operation that is not a message is never in `unmatched` and matches none.
     let peer = op.map_or(Peer::Rank(u32::MAX), Op::peer);
     MessageEnd {
         is_send: op.is_none_or(|op| op.op_type() != OpType::Recv),
@@ -303,7 +303,8 @@ fn end_of(state: &TicketState, part: usize) -> MessageEnd {
     }
 }
 
-/// Ends both halves of a message, or notes that a half of a block has ended.
+/// Copies a message from its sender to its receiver. An operation ends when its last message has been copied, or
+/// with an error as soon as one does not fit its receiver.
 fn end_message(send: (&Arc<Ticket>, usize, u32), recv: (&Arc<Ticket>, usize, u32)) {
     let (sender, send_part, source) = send;
     let (receiver, recv_part, _) = recv;

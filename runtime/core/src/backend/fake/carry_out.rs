@@ -1,4 +1,4 @@
-//! Carries out a collective for all ranks at once.
+//! The data movement of the fake backend's collectives.
 
 #![deny(clippy::wildcard_enum_match_arm)]
 
@@ -11,7 +11,8 @@ use crate::op::{Op, Reduction};
 use rcomm_recorder::model::{Layout, OpType, Parts, Pattern, Rank, ReduceOp};
 use std::sync::Arc;
 
-/// Carries a collective out for all ranks.
+/// Carries out a collective for all ranks at once and ends it with the same result on each, unless a rank's
+/// operation has already ended.
 pub(super) fn carry_out(tickets: &[Arc<Ticket>], ranks: &[Rank]) {
     if tickets.iter().any(|ticket| ticket.has_ended()) {
         return;
@@ -126,7 +127,7 @@ fn combine(inputs: &[&Buffer<'_>], reductions: &[Reduction]) -> Result<Vec<u8>> 
     Ok(out)
 }
 
-/// Byte range of part `at` of `parts` equal ones.
+/// The bytes of part `at` of `parts` equal ones.
 fn part(bytes: &[u8], at: usize, parts: usize) -> &[u8] {
     let len = bytes.len() / parts;
     &bytes[at * len..(at + 1) * len]

@@ -9,7 +9,7 @@ use rcomm_recorder::model::Rank;
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// A fault of a rank, at the operation of its group with this sequence number.
+/// A fault of one rank at one collective of one group.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FakeFault {
     /// The rank at fault, by its number in the world.
@@ -25,9 +25,9 @@ pub struct FakeFault {
 /// The kind of a rank's fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FakeFaultKind {
-    /// Its operation never starts.
+    /// The rank's operation never starts.
     Stall,
-    /// Its operation succeeds at once, and the others wait for it.
+    /// The rank's operation succeeds at once, and the other ranks wait for the rank.
     Skip,
     /// The other ranks see another operation than the one that was issued.
     Lie,
@@ -48,7 +48,7 @@ pub(super) struct FabricState {
 /// One group as the fabric sees it.
 #[derive(Default)]
 pub(super) struct FabricGroup {
-    /// The ticket of each member that has come, for each turn.
+    /// For each turn, the tickets by group rank; `None` for a member that has not issued its operation.
     pub(super) turns: BTreeMap<u64, Vec<Option<Arc<Ticket>>>>,
     /// Sends and receives that wait for their other half, in order of issue.
     pub(super) unmatched: Vec<Message>,

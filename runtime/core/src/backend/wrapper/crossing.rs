@@ -1,15 +1,15 @@
 //! Notices ranks that issue operations of one group from the same places of the source in crossed order.
 //!
-//! Two threads that share a group, or branches that order their calls by data, do that. The operations may
-//! agree, and then no comparison of them fails, though the data of the one meet those of the other.
+//! This happens if two threads share a group, or if the data decide the order of calls. Operations of the same
+//! type and size agree, so no comparison of them fails, though the data of one call meet those of another.
 
 use super::statement::list;
 use rcomm_recorder::model::Rank;
 use std::collections::{HashSet, VecDeque};
 
-/// The newest operations that are remembered: a crossing over more of them is not noticed.
+/// How many of the newest operations are remembered: a crossing over more of them is not noticed.
 const REMEMBERED: usize = 64;
-/// The places that are remembered as places that all ranks come through together.
+/// How many places are remembered from which all ranks issued one operation.
 const MOST_COMMON: usize = 4096;
 
 /// Where the ranks of a group issued their newest operations.
@@ -17,14 +17,16 @@ const MOST_COMMON: usize = 4096;
 pub(super) struct Crossings {
     /// Places from which all ranks issued one operation.
     common: HashSet<String>,
-    /// Operations since the ranks were last together: the number, and where each rank issued it.
+    /// The operations since all ranks last issued one from the same place: the sequence number, and where each
+    /// rank issued it.
     apart: VecDeque<(u64, Vec<String>)>,
-    /// A crossing was found since then: one is reported once.
+    /// Whether a crossing was reported since all ranks last issued an operation from the same place.
     reported: bool,
 }
 
 impl Crossings {
-    /// Takes in where the ranks issued operation `seq`, on which they agree. Returns what to warn of.
+    /// Notes where the ranks issued operation `seq`, on which they agree. Returns a warning if this shows a
+    /// crossing that was not reported.
     pub(super) fn take(&mut self, seq: u64, sites: Vec<String>, ranks: &[Rank]) -> Option<String> {
         let together = sites.windows(2).all(|pair| pair[0] == pair[1]);
         if together {
@@ -52,7 +54,8 @@ impl Crossings {
         found
     }
 
-    /// Two sides that were at the same two places, each known as common, in the opposite order.
+    /// The warning if some ranks issued two operations from two places and others issued them from the same places
+    /// in the opposite order; both places must be known as ones from which all ranks issued one operation.
     fn cross(
         &self,
         (earlier, there): (u64, &[String]),

@@ -1,6 +1,6 @@
 //! [`Wrapper`]: before each collective, all ranks compare over a side group what they are about to do.
 //!
-//! The side group is a backend of its own with the same members. It runs one small `all_gather` for each
+//! The side group is a second backend with the same members. It runs one small `all_gather` for each
 //! collective; only if all statements are equal is the collective passed to the wrapped backend. So if ranks
 //! disagree, all of them get an error that names those that differ and what each of them issued, whatever the
 //! wrapped backend would have done; and the error for a rank that does not arrive names it before the
@@ -38,7 +38,7 @@ pub struct Wrapper {
     nan_check: NanCheck,
 }
 
-/// The members, and what they have stated so far.
+/// The members of the group, and where they issued their newest operations.
 struct Comparison {
     ranks: Arc<[Rank]>,
     crossings: Mutex<Crossings>,
@@ -236,7 +236,8 @@ struct ComparedOp {
     inner: Arc<dyn Backend>,
     comparison: Arc<Comparison>,
     call: Call,
-    /// `Some` until the operation is passed on, which breaks the cycle: the observer holds this.
+    /// Taken when the operation is passed on or refused, since the observer holds this `ComparedOp` and the cycle
+    /// would leak both.
     observer: Mutex<Option<Arc<dyn Observer>>>,
 }
 
@@ -350,7 +351,8 @@ impl Pending for ComparedOp {
         }
     }
 
-    /// Waits for the comparison, as the host must.
+    /// Blocks the host until the comparison has ended: only then does the wrapped backend have an operation for
+    /// which a stream can wait.
     fn wait_stream(&self, stream: &dyn Stream) -> Result<()> {
         loop {
             self.poll();

@@ -9,8 +9,8 @@ use half::{bf16, f16};
 use num_complex::Complex;
 use rcomm_recorder::model::DType;
 
-/// The position of the first NaN: the number of the input, and of the element. `backend` looks for it in
-/// memory of a device.
+/// The position of the first NaN: the number of the input (within its operation, for a coalesced block) and of
+/// the element. `None` if there is none or the check failed. `backend` looks for it in memory of a device.
 pub(super) fn find(op: &Op<'_>, backend: &dyn Backend) -> Option<(u32, u64)> {
     if let Op::Coalesced(ops) = op {
         return ops.iter().find_map(|op| find(op, backend));

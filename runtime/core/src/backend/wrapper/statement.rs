@@ -11,13 +11,14 @@ use sha2::{Digest, Sha256};
 
 /// Bytes of a statement on the wire.
 pub(super) const STATEMENT_LEN: usize = 512;
+/// Bytes before the text: hash, NaN's element, NaN's input, length of the text.
 const HEAD: usize = 24;
-/// Of these, at the end: the length of the call site, and its text.
+/// Bytes at the end of a statement: the length of the call site, and its text.
 const SITE_LEN: usize = 128;
 const SITE: usize = STATEMENT_LEN - SITE_LEN;
 /// The most ranks that an error names; it counts the rest.
 const MAX_NAMED: usize = 8;
-/// The value in a statement for "no NaN".
+/// The number of the NaN's input that stands for "no NaN".
 const NONE: u32 = u32::MAX;
 
 /// One rank's view of one collective, as text that is equal on ranks that agree.
@@ -27,7 +28,7 @@ pub(super) struct Statement {
     hash: u64,
     nan: Option<(u32, u64)>,
     text: String,
-    /// Where the program issued it, `train.py:88`; empty if that is not known. Ranks may differ in it.
+    /// Where the program issued the collective, as `train.py:88`; empty if that is not known. Ranks may differ.
     pub(super) site: String,
 }
 
@@ -182,8 +183,8 @@ pub(super) fn compare(statements: &[u8], ranks: &[Rank]) -> Result<Vec<String>> 
     }
 }
 
-/// The largest set of equal statements is presumed right; of sets of equal size, the one with the lowest
-/// rank.
+/// The error of ranks whose statements differ. The largest set of equal statements is presumed right; of sets of
+/// equal size, the one with the lowest rank.
 fn disagreement(mut sets: Vec<(Statement, Vec<Rank>)>) -> Error {
     let mut largest = 0;
     for at in 1..sets.len() {
@@ -191,7 +192,7 @@ fn disagreement(mut sets: Vec<(Statement, Vec<Rank>)>) -> Error {
             largest = at;
         }
     }
-    // One line of the source is not repeated.
+    // A call site that all ranks share is left out.
     let one_site = sets.iter().all(|(it, _)| it.site == sets[0].0.site);
     let shown = |statement: &Statement| match (one_site, statement.site.as_str()) {
         (true, _) | (_, "") => statement.text.clone(),

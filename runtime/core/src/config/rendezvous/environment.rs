@@ -83,7 +83,7 @@ const DIALECTS: [Dialect; 4] = [
     },
 ];
 
-/// The launcher's variables for the rank and the world size.
+/// The launcher's variables for the rank and the world size; plain words for a rank that no launcher gave.
 pub(super) fn names_of(launcher: Launcher) -> (&'static str, &'static str) {
     let names = DIALECTS.iter().find(|names| names.launcher == launcher);
     names.map_or(("the rank", "the world size"), |names| {
@@ -218,7 +218,8 @@ fn first_host(list: &str) -> Option<String> {
     Some(host).filter(|host| !host.is_empty())
 }
 
-/// A port that all ranks of a job derive from its id, below the range that kernels hand out (FNV-1a).
+/// A port that all ranks of a job derive from its id by a hash (FNV-1a), below the range from which kernels choose
+/// ports by themselves.
 fn port_of(job: &str) -> u16 {
     let hash = job.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
         (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)

@@ -3,7 +3,7 @@
 //! A launcher passes both in each process's environment: torchrun's variables (which `rcomm-run` sets
 //! too), those of Open MPI, of MPICH and other launchers that speak PMI, or Slurm's. [`Rendezvous`] is
 //! the answer in one form for all launchers. Nothing here reads the process's environment: the caller
-//! passes a look-up, so that `config.rs` stays the one place that does.
+//! passes a look-up function, so that `config` stays the one place that does.
 //!
 //! | | torchrun | Open MPI | MPICH, PMI | Slurm |
 //! |---|---|---|---|---|
@@ -48,7 +48,7 @@ pub enum Launcher {
     Pmi,
     /// Slurm's `srun`.
     Slurm,
-    /// The program itself.
+    /// No launcher: the program gave the rank.
     Explicit,
 }
 
@@ -85,7 +85,7 @@ impl Rendezvous {
     /// A place that the program gives, without a local rank.
     ///
     /// # Errors
-    /// [`ErrorKind::Rendezvous`] if the rank is not less than the world size or the port is 0.
+    /// [`ErrorKind::Rendezvous`] if the rank is not less than the world size, or if the port is 0.
     pub fn explicit(
         rank: Rank,
         world_size: u32,
@@ -108,7 +108,7 @@ impl Rendezvous {
         .checked()
     }
 
-    /// Whether all ranks are known to be on one host.
+    /// Whether the launcher's variables say that all ranks are on one host.
     pub fn is_single_host(&self) -> bool {
         self.local_world_size == Some(self.world_size)
     }
@@ -166,10 +166,10 @@ impl Rendezvous {
         Ok(self)
     }
 
-    /// Opens the job's store, checks in and counts the ranks. Rank 0 returns when all have come, if it
-    /// serves the store.
+    /// Opens the job's store, checks in and counts this rank. A rank 0 that serves the store returns when all
+    /// ranks are counted.
     ///
-    /// `timeout` is for all of this together, and for every later call that does not wait for ranks.
+    /// `timeout` is for all three steps together, and for every later call that does not wait for ranks.
     ///
     /// # Errors
     /// As [`connect_store`](Self::connect_store), [`check_in`](Self::check_in) and
@@ -206,7 +206,11 @@ impl Rendezvous {
         TcpStore::host_with(addr, port, timeout, access)
     }
 
-    /// Whether the store's name resolves to the loopback interface here, but not for other hosts.
+    /// Whether `master_addr` is a name that this host resolves to its loopback interface, although other hosts may
+    /// be in the job.
+    ///
+    /// # Errors
+    /// `Rendezvous` if the name has no address.
     pub fn hides_behind_loopback(&self) -> Result<bool> {
         if self.is_single_host()
             || self.master_addr == "localhost"
@@ -231,7 +235,7 @@ impl Rendezvous {
         self.checked_in(store, &own, &replies)
     }
 
-    /// The key that [`check_in`](Self::check_in) writes, for callers that write more in the same request.
+    /// The keys that [`check_in`](Self::check_in) writes, for callers that write more in the same request.
     pub(crate) fn check_in_keys(&self) -> CheckInKeys {
         let prefix = format!("rcomm/rendezvous/{}", self.attempt);
         CheckInKeys {

@@ -1,4 +1,4 @@
-//! The device on which memory is.
+//! [`Device`]: where a buffer's memory is.
 
 use std::fmt;
 
@@ -33,7 +33,7 @@ pub enum DeviceKind {
 }
 
 impl DeviceKind {
-    /// `cpu`, `cuda`.
+    /// `cpu` or `cuda`.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Cpu => "cpu",

@@ -51,8 +51,8 @@ pub enum Access {
 /// Contiguous elements of one type.
 ///
 /// # Thread safety
-/// `Send`: an operation moves to a backend's thread with its buffers. Never shared: one party holds a
-/// buffer at a time.
+/// `Send`: an operation moves to a backend's thread with its buffers. `Sync`: a shared reference gives only
+/// read access.
 pub struct Buffer<'a> {
     data: NonNull<u8>,
     len: u64,
@@ -138,7 +138,7 @@ impl<'a> Buffer<'a> {
         Ok(self)
     }
 
-    /// Elements.
+    /// The number of elements.
     #[inline]
     pub fn len(&self) -> usize {
         // Every constructor starts from a slice length, or checks.
@@ -160,7 +160,7 @@ impl<'a> Buffer<'a> {
         }
     }
 
-    /// Bytes.
+    /// The size of all elements in bytes.
     #[inline]
     pub fn size_bytes(&self) -> usize {
         self.len() * element_size(self.dtype)
@@ -230,7 +230,8 @@ impl<'a> Buffer<'a> {
 
     /// The elements as bytes, for writing, in the byte order of this machine.
     ///
-    /// A `Bool` element becomes true for any byte that is not 0.
+    /// Any byte may be written to an owned `Bool` element: [`into_vec`](Self::into_vec) and
+    /// [`as_mut_slice`](Self::as_mut_slice) turn every byte that is not 0 into true.
     ///
     /// # Errors
     /// `InvalidArgument` if the memory is not the host's, or may only be read; or if it is a loan of
@@ -242,15 +243,15 @@ impl<'a> Buffer<'a> {
                 format!("{self:?} is lent: it can be written as `bool`s, not as bytes"),
             ));
         }
-        // SAFETY: this is no loan of `bool`s (checked), so that no lender can see other bytes; an owned
-        // vector is settled before `into_vec` or `as_mut_slice` return it.
+        // SAFETY: this is not a loan of `bool`s (checked), so no lender can see other bytes than 0 and 1; an
+        // owned vector is normalized before `into_vec` or `as_mut_slice` return it.
         unsafe { self.bytes_to_fill() }
     }
 
-    /// As [`as_bytes_mut`](Self::as_bytes_mut), of any loan. For backends.
+    /// As [`as_bytes_mut`](Self::as_bytes_mut), but also for a loan of `bool`s. For backends.
     ///
     /// # Errors
-    /// As [`as_bytes_mut`](Self::as_bytes_mut), but for a loan of `bool`s.
+    /// As [`as_bytes_mut`](Self::as_bytes_mut), except that a loan of `bool`s is accepted.
     ///
     /// # Safety
     /// After other bytes than 0 and 1 were written to a loan of `bool`s, the buffer is dropped, or
@@ -262,12 +263,13 @@ impl<'a> Buffer<'a> {
         // SAFETY: `data` is valid for `size_bytes` bytes of initialised host memory as long as `self` lives
         // (as in `as_bytes`), and no other code has access to them: lent and owned memory is this buffer's
         // alone, and so is foreign memory with `Access::Write`, by the contract of `from_raw`. Every bit
-        // pattern is a value of every element type but `bool`, and the caller has loans of those settled;
-        // other buffers normalise themselves.
+        // pattern is a value of every element type but `bool`. The caller normalizes loans of `bool`s, owned
+        // vectors are normalized before they are returned, and `as_slice` checks foreign memory.
         Ok(unsafe { std::slice::from_raw_parts_mut(self.data.as_ptr(), self.size_bytes()) })
     }
 
-    /// Lets `write` write the elements as bytes of any value; `Bool` elements are normalised afterwards.
+    /// Lets `write` write the elements as bytes of any value. Afterwards `Bool` elements of lent and owned
+    /// memory are normalized: every byte that is not 0 becomes 1.
     ///
     /// # Errors
     /// As [`bytes_to_fill`](Self::bytes_to_fill), and those of `write`.
@@ -284,7 +286,8 @@ impl<'a> Buffer<'a> {
         write(unsafe { normalised.0.bytes_to_fill()? })
     }
 
-    /// The elements, if they are `T` on the host.
+    /// The elements. `None` if they are not of type `T`, not on the host or not aligned, or if a `Bool` byte is
+    /// neither 0 nor 1.
     pub fn as_slice<T: Element>(&self) -> Option<&[T]> {
         if self.dtype != T::DTYPE || self.check_host().is_err() {
             return None;
@@ -302,7 +305,8 @@ impl<'a> Buffer<'a> {
         Some(unsafe { std::slice::from_raw_parts(data.as_ptr(), self.len()) })
     }
 
-    /// The elements for writing, if they are `T` on the host and may be written.
+    /// The elements for writing. `None` where [`as_slice`](Self::as_slice) returns `None` once `Bool` elements of
+    /// lent and owned memory are normalized, and if the memory may only be read.
     pub fn as_mut_slice<T: Element>(&mut self) -> Option<&mut [T]> {
         self.normalise_bools();
         if !self.is_writable() {
@@ -318,7 +322,7 @@ impl<'a> Buffer<'a> {
     /// A copy that owns its memory.
     ///
     /// # Errors
-    /// `InvalidArgument` if the memory is not the host's.
+    /// `InvalidArgument` if the memory is not the host's, or the copy cannot be allocated.
     pub fn to_owned(&self) -> Result<Buffer<'static>> {
         let bytes = self.as_bytes()?;
         let mut copy = Buffer::zeroed(self.dtype, self.len())?;
@@ -330,7 +334,8 @@ impl<'a> Buffer<'a> {
     /// Overwrites the elements with those of `other`.
     ///
     /// # Errors
-    /// `InvalidArgument` if type or length differ, or either is not the host's.
+    /// `InvalidArgument` if type or length differ, if either memory is not the host's, or if this buffer may only
+    /// be read.
     pub fn copy_from(&mut self, other: &Buffer<'_>) -> Result<()> {
         if self.dtype != other.dtype || self.len != other.len {
             return Err(Error::new(
@@ -345,11 +350,11 @@ impl<'a> Buffer<'a> {
         })
     }
 
-    /// Another buffer over the same foreign memory, which also holds the owner; `None` for lent and owned
-    /// memory.
+    /// Another buffer over the same foreign memory on a device, which also holds the owner; `None` for lent and
+    /// owned memory and on the host.
     ///
     /// This is for backends whose device may still work on memory after the loan of this buffer has ended. On
-    /// the host that would let two buffers write to one memory, so it is for devices only.
+    /// the host, a second buffer could write to the same memory unnoticed.
     pub fn share_owner(&self) -> Option<Buffer<'static>> {
         match &self.hold {
             Memory::Kept { owner, access } if self.device.kind() != DeviceKind::Cpu => {
@@ -370,7 +375,7 @@ impl<'a> Buffer<'a> {
         }
     }
 
-    /// Leaks the memory.
+    /// Drops the buffer without freeing its memory, releasing its owner, or normalizing lent `bool`s.
     ///
     /// This is for backends that cannot prove that a device no longer uses the memory: a leak is better than
     /// corruption.
@@ -450,8 +455,8 @@ impl Buffer<'static> {
     /// # Safety
     /// * `data` is valid for `len` elements on `device` for as long as `owner` is alive, which the
     ///   buffer makes sure of; on the host, its bytes are initialised.
-    /// * On the host, nothing else writes to it as long as the buffer lives, and with [`Access::Write`]
-    ///   nothing else reads it either. On a device the order of the enqueued work decides that.
+    /// * On the host, nothing else writes to the memory as long as the buffer lives, and with [`Access::Write`]
+    ///   nothing else reads it either. On a device, enqueued work is ordered so that the same holds.
     ///
     /// # Errors
     /// `InvalidArgument` for [`DType::Other`], or if the size in bytes does not fit in `isize`.
@@ -481,7 +486,8 @@ impl Buffer<'static> {
         })
     }
 
-    /// The vector that this was made from, without copying; or itself if it is not an owned `Vec<T>`.
+    /// The vector that the buffer was made from, without copying; or, as the error, the buffer itself if it was
+    /// not made from a `Vec<T>`.
     pub fn into_vec<T: Element>(mut self) -> Result<Vec<T>, Self> {
         let Memory::Owned { capacity, .. } = self.hold else {
             return Err(self);
@@ -521,7 +527,7 @@ unsafe fn free<T: Element>(data: NonNull<u8>, capacity: usize) {
     drop(unsafe { Vec::from_raw_parts(data.cast::<T>().as_ptr(), 0, capacity) });
 }
 
-/// Bytes of one element. No buffer has the type [`DType::Other`].
+/// The size of one element in bytes; 0 for [`DType::Other`], which no buffer has.
 #[inline]
 pub const fn element_size(dtype: DType) -> usize {
     match dtype.size() {

@@ -12,7 +12,7 @@ use crate::op::error::{Error, ErrorKind, Result};
 use rcomm_recorder::model::{DType, Layout, Parts, Pattern, Peer, ReduceOp};
 
 impl<'a> Op<'a> {
-    /// Refuses wrong arguments, as far as one rank can detect them: rank `own` of a group of `size` ranks.
+    /// Refuses arguments that rank `own` of a group of `size` ranks can see to be wrong.
     ///
     /// # Errors
     /// `InvalidArgument` or `Unsupported`, naming operation and argument. Nothing was sent: the group
@@ -119,7 +119,7 @@ impl<'a> Op<'a> {
         let mut uses = Vec::new();
         self.collect_uses(own, &mut uses);
         uses.sort_by_key(|it| it.start);
-        // The use with the highest end address: of all, and of those that write.
+        // The use with the highest end address so far: of all uses, and of those that write.
         let mut furthest: [Option<&Use<'_, '_>>; 2] = [None, None];
         for next in &uses {
             let before = furthest[usize::from(!next.writes)];
@@ -172,7 +172,7 @@ impl<'a> Op<'a> {
         inputs.for_each(|buffer| add(buffer, false));
     }
 
-    /// Whether this rank's lone buffer is only read.
+    /// Whether this rank only reads the operation's one buffer, although it is an output on other ranks.
     fn reads_only(&self, own: u32) -> bool {
         let (pattern, is_root) = (self.op_type().pattern(), self.root() == Some(own));
         (pattern == Pattern::Broadcast && is_root) || (pattern == Pattern::Reduce && !is_root)
@@ -243,7 +243,8 @@ impl<'a> Op<'a> {
         }
     }
 
-    /// `ones` are this rank's parts; each of `wholes` holds the parts of `size` ranks.
+    /// Checks the parts of this rank, `ones`, against `wholes`, the buffers for the parts of `size` ranks: in a
+    /// list, one buffer for each rank; otherwise, all ranks' parts in the buffer for each of `ones`.
     fn check_parts(
         &self,
         what: &str,
@@ -325,7 +326,7 @@ impl<'a> Op<'a> {
     }
 }
 
-/// Bytes of host memory that an operation uses.
+/// The addresses of a buffer, and whether the operation writes there.
 struct Use<'b, 'a> {
     start: usize,
     end: usize,

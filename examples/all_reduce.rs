@@ -1,4 +1,4 @@
-//! Every rank contributes a vector and gets the sum of all.
+//! Every rank contributes a vector and gets the sum of all vectors.
 //!
 //! ```text
 //! rcomm-run -n 4 target/release/examples/all_reduce

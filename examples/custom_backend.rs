@@ -1,4 +1,4 @@
-//! A custom backend, which the configuration selects. It counts the operations of the CPU backend.
+//! A custom backend, which the configuration selects. It counts the operations and passes them to the CPU backend.
 //!
 //! ```text
 //! rcomm-run -n 2 target/release/examples/custom_backend
@@ -14,7 +14,7 @@ use rcomm::{
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Numbers of operations and bytes.
+/// Number of issued operations, and of their input bytes.
 #[derive(Default)]
 struct Counts {
     operations: AtomicU64,

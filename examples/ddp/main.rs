@@ -45,7 +45,7 @@ fn main() -> Result<()> {
     }
     group.all_reduce(&mut curve, ReduceOp::Avg)?;
 
-    // All ranks have the same weights, to the bit.
+    // Check that the weights of all ranks are equal, bit by bit.
     for parameter in &model.parameters {
         let own: Vec<f32> = parameter.flatten_all()?.to_vec1()?;
         let all = group.all_gather_tensor(parameter.as_tensor())?;
@@ -62,7 +62,7 @@ fn main() -> Result<()> {
     Ok(())
 }
 
-/// Names and shapes, for the comparison between the ranks.
+/// The names and shapes of the parameters, which the reducer compares between the ranks.
 fn parameters() -> Vec<Parameter> {
     let named = PARAMETERS.iter().map(|(name, shape)| {
         let shape: Vec<u64> = shape.iter().map(|&n| n as u64).collect();
@@ -71,7 +71,7 @@ fn parameters() -> Vec<Parameter> {
     named.collect()
 }
 
-/// Averages the gradients over all ranks, starting with the last parameter.
+/// Averages the gradients over all ranks. The last parameter is the first to be ready, as in backpropagation.
 fn average(
     reducer: &mut Reducer<f32>,
     model: &Model,
@@ -92,7 +92,7 @@ fn average(
     averages.collect()
 }
 
-/// The same training in one process.
+/// Runs the same training in one process; returns the loss of each step.
 fn alone() -> Result<Vec<f32>> {
     let model = Model::new(0)?;
     let mut curve = Vec::new();

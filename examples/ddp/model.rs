@@ -3,11 +3,11 @@
 use candle_core::backprop::GradStore;
 use candle_core::{Device, Result, Tensor, Var};
 
-/// Inputs of the network.
+/// Number of inputs of the network.
 const INPUTS: usize = 2;
 const HIDDEN: usize = 32;
 
-/// Names and shapes of the parameters, in order.
+/// Names and shapes of the network's parameters.
 pub(crate) const PARAMETERS: [(&str, &[usize]); 4] = [
     ("hidden.weight", &[INPUTS, HIDDEN]),
     ("hidden.bias", &[HIDDEN]),
@@ -15,13 +15,13 @@ pub(crate) const PARAMETERS: [(&str, &[usize]); 4] = [
     ("output.bias", &[1]),
 ];
 
-/// The parameters.
+/// The network, with its parameters in the order of [`PARAMETERS`].
 pub(crate) struct Model {
     pub(crate) parameters: Vec<Var>,
 }
 
 impl Model {
-    /// Small random weights.
+    /// Returns a network with pseudo-random weights between -1 and 1.
     pub(crate) fn new(seed: u64) -> Result<Self> {
         let mut noise = Noise(seed);
         let parameters = PARAMETERS.map(|(_, shape)| {
@@ -33,7 +33,7 @@ impl Model {
         Ok(Self { parameters })
     }
 
-    /// The mean squared error over these points, and the gradients.
+    /// Returns the mean squared error over the points of a batch, and the gradients.
     pub(crate) fn backward(&self, batch: &Batch) -> Result<(f32, GradStore)> {
         let [weight, bias, output, offset] = [0, 1, 2, 3].map(|at| self.parameters[at].as_tensor());
         let hidden = batch.points.matmul(weight)?.broadcast_add(bias)?.tanh()?;
@@ -42,7 +42,7 @@ impl Model {
         Ok((loss.to_scalar()?, loss.backward()?))
     }
 
-    /// One step of gradient descent.
+    /// Takes one step of gradient descent.
     pub(crate) fn descend(&self, gradients: &[Tensor], rate: f64) -> Result<()> {
         for (parameter, gradient) in self.parameters.iter().zip(gradients) {
             parameter.set(&(parameter.as_tensor() - (gradient * rate)?)?)?;
@@ -58,7 +58,7 @@ pub(crate) struct Batch {
 }
 
 impl Batch {
-    /// The points of a step, on a surface that no linear function fits.
+    /// Returns `count` points for a step, on a surface that no linear function fits.
     pub(crate) fn of_step(step: usize, count: usize) -> Result<Self> {
         let mut noise = Noise(step as u64 + 1);
         let points: Vec<[f32; INPUTS]> = (0..count).map(|_| [noise.next(), noise.next()]).collect();
@@ -69,7 +69,7 @@ impl Batch {
         })
     }
 
-    /// One of `parts` equal parts.
+    /// Returns part `at` of `parts` equal parts; a remainder is left out.
     pub(crate) fn part(&self, at: usize, parts: usize) -> Result<Self> {
         let count = self.points.dim(0)? / parts;
         let part = |tensor: &Tensor| tensor.narrow(0, at * count, count);
@@ -80,16 +80,18 @@ impl Batch {
     }
 }
 
-/// A pseudo-random generator with the same sequence on every machine.
+/// A pseudo-random generator with the same sequence on every machine: a linear congruential generator with the
+/// constants of Knuth's MMIX.
 struct Noise(u64);
 
 impl Noise {
-    /// The next number, between -1 and 1.
+    /// Returns the next number, between -1 and 1.
     fn next(&mut self) -> f32 {
         self.0 = self
             .0
             .wrapping_mul(6_364_136_223_846_793_005)
             .wrapping_add(1_442_695_040_888_963_407);
+        // The upper 24 bits: the low bits of such a generator are hardly random, and an `f32` holds 24 bits exactly.
         (self.0 >> 40) as f32 / (1u64 << 23) as f32 - 1.0
     }
 }

@@ -16,16 +16,16 @@ pub(crate) const CULPRIT: u32 = 2;
 const RANKS: u32 = 4;
 /// The time-out of operations.
 const TIMEOUT: Duration = Duration::from_secs(3);
-/// How long it may take in a job that is there to be looked at.
+/// The time-out of operations with `--hold`: so long that no operation ends while a user inspects the job.
 const LONG_TIMEOUT: Duration = Duration::from_secs(24 * 60 * 60);
-/// Time limit for the whole job, on a slow machine too.
+/// Time limit for the ranks to exit; generous, for slow machines.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// The remains of the job.
+/// The records and files that the job leaves.
 pub(crate) struct Outcome {
-    /// One record for each rank.
+    /// One dump for each rank.
     pub(crate) dumps: Vec<Dump>,
-    /// Directory of the files.
+    /// Directory of the dump files.
     pub(crate) directory: PathBuf,
 }
 
@@ -106,7 +106,8 @@ impl Job {
         })
     }
 
-    /// Prints what to look with, and waits for ctrl-c, which ends the ranks too.
+    /// Prints the commands that show the job, and waits until all ranks have ended. Ctrl-c ends this process and the
+    /// ranks.
     pub(crate) fn hold(mut self) -> Result<()> {
         let name = &self.name;
         say(&format!(
@@ -123,7 +124,8 @@ impl Job {
         Ok(())
     }
 
-    /// Waits until all other ranks have given up, then kills the stopped one, as a scheduler would.
+    /// Waits until all ranks but [`CULPRIT`] have exited, kills the culprit, as a scheduler would, and collects the
+    /// dumps.
     pub(crate) fn finish(mut self) -> Result<Outcome> {
         let deadline = Instant::now() + PATIENCE;
         for rank in self.ranks.iter_mut().filter(|rank| rank.number != CULPRIT) {
@@ -148,7 +150,7 @@ impl Job {
                 ring.path().display()
             ));
             let dump = ring.snapshot();
-            // Store the ring's record with the dumps of the other ranks, and remove the ring.
+            // Write the contents of the ring next to the dumps of the other ranks.
             let run = run_directory(&self.directory)?;
             write_dump_file(&run.join(format!("rank_{CULPRIT}.json")), &dump.to_json())?;
             dumps.push(dump);
@@ -183,7 +185,7 @@ fn say(line: &str) {
     let _ = writeln!(std::io::stdout(), "{line}");
 }
 
-/// Prints a rank's lines, each with its number.
+/// Prints each line of `from` with the number of its rank, on a new thread.
 fn repeat(rank: u32, from: impl Read + Send + 'static) -> JoinHandle<()> {
     std::thread::spawn(move || {
         for line in BufReader::new(from).lines().map_while(Result::ok) {
@@ -199,7 +201,7 @@ fn run_directory(directory: &Path) -> Result<PathBuf> {
     Ok(run?.path())
 }
 
-/// Every dump below this directory.
+/// Reads all dumps below a directory.
 fn read_dumps(directory: &Path) -> Result<Vec<Dump>> {
     let mut dumps = Vec::new();
     for run in std::fs::read_dir(directory).context("no rank wrote a dump")? {

@@ -1,8 +1,8 @@
 //! A job that hangs, and the analysis that names the cause.
 //!
-//! Four ranks, each a process of its own, train in two groups each: tensor parallel pairs and data parallel pairs. In
-//! step 5, rank 2 does not return from loading its data. The watchdogs of the other ranks fire after 3 s, every rank
-//! leaves a dump, and the analysis names the rank, the group, the operation, and what the rank was doing.
+//! Four ranks, each in a separate process, train in two groups each: tensor parallel pairs and data parallel pairs.
+//! In step 5, rank 2 does not return from loading its data. The watchdogs of the other ranks fire after 3 s, every
+//! rank leaves a dump, and the analysis names the rank, the group, the operation, and what the rank was doing.
 //!
 //! ```text
 //! cargo run --example hang              # rank 2 stops joining
@@ -27,7 +27,7 @@ pub(crate) enum Fault {
     Stop,
     /// It is killed while it loads data.
     Kill,
-    /// As [`Stop`](Self::Stop), and no operation times out: the job is there to be looked at.
+    /// As [`Stop`](Self::Stop), but with a time-out of a day, so that a user can inspect the job while it hangs.
     Hold,
 }
 
@@ -53,7 +53,7 @@ fn main() -> ExitCode {
             return ExitCode::from(2);
         }
     };
-    // With RANK set this process is one of the four ranks; without it, it starts them.
+    // With RANK set, this process is one of the four ranks; without RANK, it starts the ranks.
     let result = match std::env::var_os("RANK") {
         Some(_) => training::run(fault),
         None => show(fault),
@@ -67,7 +67,8 @@ fn main() -> ExitCode {
     }
 }
 
-/// Starts the job, waits for its end, and prints the analysis of the records.
+/// Starts the job, waits for its end, and prints the analysis of the records. With [`Fault::Hold`] there is no
+/// analysis.
 fn show(fault: Fault) -> Result<()> {
     let job = job::Job::start(fault)?;
     if fault == Fault::Hold {
@@ -75,7 +76,7 @@ fn show(fault: Fault) -> Result<()> {
     }
     let outcome = job.finish()?;
     let report = analyze(&outcome.dumps, &Policy::default());
-    // Colours are used only if the output is a terminal.
+    // Colors are used only if the output is a terminal.
     let mut out = anstream::stdout().lock();
     writeln!(out, "\n== analysis of the records\n")?;
     human::write(&report, &human::Layout::default(), &mut out)?;

@@ -9,7 +9,7 @@ use std::time::Duration;
 const STEPS: i64 = 10;
 const STEP_OF_FAULT: i64 = 5;
 
-/// Trains until an operation fails.
+/// Trains until all steps are done or an operation fails.
 pub(crate) fn run(fault: Fault) -> Result<()> {
     let world = World::init(Config::from_environment()?)?;
     let rank = world.rank();
@@ -40,7 +40,8 @@ pub(crate) fn run(fault: Fault) -> Result<()> {
     Ok(())
 }
 
-/// Reads the next batch; on one rank, in one step, the file never arrives.
+/// Returns the batch of a step. On rank [`CULPRIT`], in step [`STEP_OF_FAULT`], it sleeps forever or kills the
+/// process.
 fn load_batch(rank: u32, step: i64, fault: Fault) -> Vec<f32> {
     if rank == CULPRIT && step == STEP_OF_FAULT {
         match fault {

@@ -1,6 +1,6 @@
 //! One layer: a square matrix and an activation function.
 
-/// Number of inputs and of outputs.
+/// Number of inputs of a layer, and of its outputs.
 pub(crate) const WIDTH: usize = 8;
 
 /// One layer, with its accumulated gradient.
@@ -11,7 +11,7 @@ pub(crate) struct Layer {
 }
 
 impl Layer {
-    /// Layer number `at`: nearly the identity.
+    /// Returns layer number `at`, with a weight matrix near the identity.
     pub(crate) fn new(at: u32) -> Self {
         let place = |index: usize| {
             let diagonal = if index.is_multiple_of(WIDTH + 1) {
@@ -27,14 +27,14 @@ impl Layer {
         }
     }
 
-    /// Computes the output.
+    /// Returns the output for `input`.
     pub(crate) fn forward(&self, input: &[f32]) -> Vec<f32> {
         let rows = self.weight.chunks(WIDTH);
         let dot = |row: &[f32]| -> f32 { row.iter().zip(input).map(|(w, x)| w * x).sum() };
         rows.map(|row| dot(row).tanh()).collect()
     }
 
-    /// Adds to the layer's gradient, and returns the gradient of its input.
+    /// Adds to the gradient of the weights, and returns the gradient of the input; `gradient` is that of the output.
     pub(crate) fn backward(&mut self, input: &[f32], output: &[f32], gradient: &[f32]) -> Vec<f32> {
         let mut before = vec![0.0; WIDTH];
         for (row, (out, above)) in output.iter().zip(gradient).enumerate() {
@@ -47,7 +47,7 @@ impl Layer {
         before
     }
 
-    /// One step of gradient descent; resets the gradient.
+    /// Takes one step of gradient descent, and resets the gradient.
     pub(crate) fn descend(&mut self, rate: f32) {
         for (weight, gradient) in self.weight.iter_mut().zip(&mut self.gradient) {
             *weight -= rate * std::mem::take(gradient);
@@ -55,7 +55,7 @@ impl Layer {
     }
 }
 
-/// The mean squared error, and its gradient.
+/// Returns the mean squared error, and writes its gradient with respect to `output` to `gradient`.
 pub(crate) fn loss(output: &[f32], target: &[f32], gradient: &mut [f32]) -> f32 {
     let mut loss = 0.0;
     for ((out, want), gradient) in output.iter().zip(target).zip(gradient) {

@@ -15,7 +15,7 @@ use rcomm::{Config, ProcessGroup, World};
 const STEPS: usize = 60;
 const MICRO_BATCHES: u32 = 6;
 const RATE: f32 = 0.05;
-/// Tags of the activations (forward) and of the gradients (backward).
+/// First tags of the activations (forward) and of the gradients (backward); the number of the micro-batch is added.
 const FORWARD: u32 = 0;
 const BACKWARD: u32 = 1000;
 
@@ -48,7 +48,8 @@ fn main() -> Result<()> {
     Ok(())
 }
 
-/// All micro-batches forward, then all backward; sends overlap with the computation of the next micro-batch.
+/// Runs one step: all micro-batches forward, then all backward. Sends overlap with the computation of the next
+/// micro-batch. Returns the loss of the step on the last rank, 0 on the others.
 fn train(group: &ProcessGroup, own: &mut Layer, step: usize) -> Result<f32> {
     let (rank, last) = (group.rank(), group.size() - 1);
     let mut inputs = Vec::new();
@@ -89,7 +90,7 @@ fn train(group: &ProcessGroup, own: &mut Layer, step: usize) -> Result<f32> {
     Ok(loss)
 }
 
-/// The same training in a single process: its layers and its last loss.
+/// Runs the same training in a single process; returns the layers and the loss of the last step.
 fn alone(layers: u32) -> (Vec<Layer>, f32) {
     let mut model: Vec<Layer> = (0..layers).map(Layer::new).collect();
     let mut loss = 0.0;
@@ -111,7 +112,7 @@ fn alone(layers: u32) -> (Vec<Layer>, f32) {
     (model, loss)
 }
 
-/// The network learns to return its input.
+/// Returns the input of a micro-batch. It is also the target: the network learns to return its input.
 fn sample(step: usize, micro: u32) -> Vec<f32> {
     let start = (step * MICRO_BATCHES as usize + micro as usize) as f32;
     (0..WIDTH)

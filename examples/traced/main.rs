@@ -53,7 +53,7 @@ fn main() -> anyhow::Result<()> {
         })?;
         world.group().barrier()?;
     }
-    // Outside of all spans, so it has no parent.
+    // This barrier is outside of all spans, so it gets no span.
     world.group().barrier()?;
 
     drop(collectives);
@@ -62,7 +62,7 @@ fn main() -> anyhow::Result<()> {
     Ok(world.shutdown()?)
 }
 
-/// Sends requests with ureq; any client that implements the trait works.
+/// Sends requests with ureq; any other client that implements [`HttpClient`] works too.
 #[derive(Debug)]
 struct Post(ureq::Agent);
 

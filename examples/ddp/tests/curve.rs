@@ -1,4 +1,4 @@
-//! Training on several ranks gives the result of a single process.
+//! Training on several ranks gives the result of a single process, within rounding.
 
 use rcomm_tests::process::run;
 use std::path::Path;

@@ -1,4 +1,4 @@
-//! `rcomm-web`: the command line of the library.
+//! The program `rcomm-web`: the library with a command line.
 #![forbid(unsafe_code)]
 
 use anyhow::{Context, bail, ensure};
@@ -47,7 +47,7 @@ fn log(format: LogFormat) {
     }
 }
 
-/// The access rules, and the query string that carries the token.
+/// The access rules, and the query string that carries the token; empty with `--no-token`.
 fn access(cli: &Cli) -> anyhow::Result<(Access, String)> {
     let beyond = !is_loopback(&cli.listen);
     if beyond && cli.tls_cert.is_none() && !cli.plain_http {
@@ -108,7 +108,7 @@ fn shows_rings(cli: &Cli) -> bool {
     !nodes && cli.store.is_none() && cli.demo.is_none() && cli.paths.is_empty()
 }
 
-/// The sources, and how their records are analysed.
+/// The sources, and how their records are analyzed.
 fn sources(cli: &Cli) -> anyhow::Result<(Vec<Box<dyn Source>>, LiveOptions)> {
     let (port, scheme) = (
         cli.nodes_port,

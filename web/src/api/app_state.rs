@@ -13,7 +13,7 @@ use tokio::sync::Semaphore;
 #[derive(Clone)]
 pub(crate) struct AppState {
     pub(crate) store: SnapshotStore,
-    /// The jobs of this node, where the server shows one of them.
+    /// The jobs of this node; `None` if the server's source is not the rings of this node.
     pub(crate) jobs: Option<Jobs>,
     pub(crate) uploads: Arc<Uploads>,
     pub(crate) traffic: Arc<Traffic>,

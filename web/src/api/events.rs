@@ -15,7 +15,7 @@ use std::time::Duration;
 use tokio_stream::wrappers::WatchStream;
 use tokio_stream::{Stream, StreamExt};
 
-/// The event for a client that has the snapshot `last`: a delta if it applies to that one, else the whole snapshot.
+/// The event for a client that has the snapshot `last`: a delta if it applies to `last`, else the whole snapshot.
 fn event(frame: &Frame, last: Option<u64>) -> Event {
     let (name, text) = match &frame.delta {
         Some((base, delta)) if Some(*base) == last => ("delta", delta),
@@ -36,7 +36,7 @@ pub(crate) async fn events(
     // Counts the stream until it is dropped.
     let counted = GaugeGuard::stream(&app.traffic);
     let changes = WatchStream::new(shown.store().changes()).filter_map(move |frame| {
-        // A job stays watched as long as the stream is read.
+        // The closure owns `counted` and `shown`, so the job stays watched until the stream is dropped.
         let _ = (&counted, &shown);
         let frame: Arc<Frame> = frame?;
         let event = event(&frame, last);

@@ -1,4 +1,4 @@
-//! What a finding's code means, where it comes from, and what to do.
+//! Explains a finding's code: its meaning, possible causes, and what to do.
 
 use crate::http::error::Refusal;
 use axum::Json;

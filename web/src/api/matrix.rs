@@ -17,11 +17,11 @@ const MAX_COLUMNS: usize = 256;
 pub(crate) struct MatrixQuery {
     /// Name of the group.
     group: String,
-    /// Rank of any member, which distinguishes groups of the same name.
+    /// Global rank of any member, which distinguishes groups of the same name.
     rank: Option<Rank>,
-    /// Number of newest collectives to show.
+    /// Number of newest collectives to show, from 1 to [`MAX_COLUMNS`]; 32 by default.
     columns: Option<usize>,
-    /// Whether every rank gets a row of its own; otherwise ranks with equal cells share one.
+    /// Whether every rank gets a separate row; otherwise ranks with equal cells share a row.
     #[serde(default)]
     each: bool,
     at: Option<u64>,

@@ -21,7 +21,7 @@ use serde::Deserialize;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// How long a request waits for the first look at a job that was not watched before.
+/// How long a request waits for the first snapshot of a job that was not watched before.
 const FIRST_LOOK: Duration = Duration::from_secs(5);
 
 /// Selects a snapshot: the newest, an earlier one, or that of an upload.
@@ -36,7 +36,8 @@ pub(crate) struct SnapshotSelector {
 }
 
 impl SnapshotSelector {
-    /// The snapshot with its records; earlier snapshots are kept without them.
+    /// The newest snapshot or that of an upload, with its records. [`Refusal::NoRecords`] if `at` selects an earlier
+    /// one, since only the JSON form of those is kept.
     pub(crate) async fn frame(&self, app: &AppState) -> Result<Arc<Frame>, Refusal> {
         match (&self.upload, self.at) {
             (Some(_), Some(_)) => Err(Refusal::Query(
@@ -62,7 +63,7 @@ impl SnapshotSelector {
         }
     }
 
-    /// The snapshot as JSON.
+    /// The selected snapshot as JSON, also an earlier one.
     pub(crate) async fn text(&self, app: &AppState) -> Result<Arc<str>, Refusal> {
         match self.frame(app).await {
             Err(Refusal::NoRecords(number)) => {
@@ -74,7 +75,7 @@ impl SnapshotSelector {
         }
     }
 
-    /// The report alone.
+    /// The report of the selected snapshot, also of an earlier one.
     pub(crate) async fn report(&self, app: &AppState) -> Result<Arc<Report>, Refusal> {
         #[derive(Deserialize)]
         struct KeptReport {
@@ -93,7 +94,7 @@ impl SnapshotSelector {
         }
     }
 
-    /// The records.
+    /// The newest snapshot or that of an upload, with its records; see [`Self::frame`].
     pub(crate) async fn snapshot(&self, app: &AppState) -> Result<Arc<Snapshot>, Refusal> {
         self.frame(app).await.map(|frame| frame.snapshot.clone())
     }
@@ -111,6 +112,7 @@ pub(crate) struct WhichJob {
 pub(crate) enum Shown {
     /// The job that the server shows.
     Own(SnapshotStore),
+    /// Another job of this node.
     Other(Arc<WatchedJob>),
 }
 
@@ -137,7 +139,7 @@ impl Shown {
         if watched.store.frame().is_none() {
             let mut changes = watched.store.changes();
             let first = changes.wait_for(Option::is_some);
-            // After that the request is answered by "not yet".
+            // If no snapshot exists by then, the store stays empty, and the handler decides what to answer.
             let _ = tokio::time::timeout(FIRST_LOOK, first).await;
         }
         Ok(Self::Other(watched))

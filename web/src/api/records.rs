@@ -1,9 +1,9 @@
 //! Serves the records of this node, or their changes, to a collector.
 //!
-//! For each rank the collector sends the first record id that it still needs; all entries before it are
-//! completed and known to it. So an answer is as large as what changed in between, regardless of the
-//! size of the rings, and group members are sent only once. The answer is one line of JSON that lists
-//! the records, followed by the records as JSON dumps.
+//! A rank has one dump for each of its recorders. For each dump the collector sends the first record id that it still
+//! needs; it has all earlier entries, and they have ended. So an answer is as large as what changed in between,
+//! regardless of the size of the rings, and the members of groups are sent again only if they changed. The answer is
+//! one line of JSON that lists the dumps, followed by the dumps as JSON.
 
 use crate::api::app_state::AppState;
 use crate::http::error::Refusal;
@@ -21,17 +21,19 @@ use std::ops::RangeInclusive;
 
 #[derive(Debug, Deserialize)]
 pub(crate) struct RecordsQuery {
-    /// `rank.part.attempt.pid:next:groups` for each known record, separated by commas; `:groups` is
+    /// `rank.part.attempt.pid:next:groups` for each dump that the collector has, separated by commas: `part` is the
+    /// index of the dump among those of its rank; `next` and `groups` are those of [`RecordHead`]. `:groups` is
     /// optional.
     #[serde(default)]
     since: String,
-    /// `first-last`: only the records of these ranks, to keep a list of cursors short enough for a URI.
+    /// `first-last`: only the dumps of these ranks, so that `since` fits into a URI.
     ranks: Option<String>,
 }
 
 type CursorKey = (Rank, u8, u32, u32);
 
-/// State of a record at the collector: the first id that it lacks, and the hash of the groups that it has.
+/// What the collector has of a dump: `next` is the first id that it still needs, `groups` the hash of the groups that
+/// it has.
 #[derive(Clone, Copy, Debug)]
 struct Cursor {
     next: u64,
@@ -44,7 +46,7 @@ fn range(ranks: &str) -> Option<RangeInclusive<Rank>> {
     Some(first.parse().ok()?..=last.parse().ok()?)
 }
 
-/// Parses `since`; a record whose cursor is invalid is sent whole.
+/// Parses `since`. Invalid parts are left out, so their dumps are sent whole.
 fn known(since: &str) -> HashMap<CursorKey, Cursor> {
     since
         .split(',')
@@ -159,7 +161,7 @@ fn record(
     (head, body)
 }
 
-/// A copy of the record without the entries before index `from`.
+/// A copy of the dump without the entries before index `from`.
 fn since_entry(dump: &Dump, from: usize) -> Dump {
     Dump {
         version: dump.version,

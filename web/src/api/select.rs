@@ -1,4 +1,4 @@
-//! Evaluates a filter expression for a page: which rows match.
+//! Evaluates a filter expression for a page: returns which rows match.
 
 use super::SnapshotSelector;
 use crate::api::app_state::AppState;
@@ -68,6 +68,7 @@ fn selected(report: &Report, filter: &Filter) -> Selected {
         let at = report.ranks.binary_search_by_key(&rank, |row| row.rank);
         at.map_or("", |at| report.ranks[at].host.as_str())
     };
+    // The filter takes NaN for an unknown value, and `None` for rows that have no such value.
     let unknown = |ms: Option<f64>| Some(ms.unwrap_or(f64::NAN));
     let pending = |rank: Rank| report.waits.iter().any(|wait| wait.rank == rank);
     Selected {

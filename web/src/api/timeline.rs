@@ -1,4 +1,4 @@
-//! The newest operations of each rank, for the timeline.
+//! The newest operations of each rank, for the timeline of the page.
 
 use super::SnapshotSelector;
 use crate::api::app_state::AppState;
@@ -11,7 +11,8 @@ use rcomm_analyzer::{GroupRef, Snapshot};
 use rcomm_recorder::model::{Entry, EntryState, Rank};
 use serde::{Deserialize, Serialize};
 
-/// Maximum number of operations in an answer.
+/// Target for the number of operations in an answer, divided equally among the ranks. An answer may exceed it: every
+/// dump may have at least 4 operations, and a rank has one dump for each of its recorders.
 const MAX_SLICES: usize = 20_000;
 
 #[derive(Debug, Deserialize)]
@@ -19,7 +20,7 @@ pub(crate) struct TimelineQuery {
     /// Selects the operations, in the filter language.
     #[serde(default)]
     filter: String,
-    /// Length of the timeline in seconds, up to the end of the record.
+    /// Seconds from the start of the timeline to the newest event; 10 by default.
     seconds: Option<f64>,
     at: Option<u64>,
     upload: Option<String>,
@@ -29,22 +30,23 @@ pub(crate) struct TimelineQuery {
 /// One operation on one rank.
 #[derive(Debug, PartialEq, Serialize)]
 pub(crate) struct Slice {
-    /// Start in µs after the origin.
+    /// Time of the issue in µs after the origin; negative if it was before.
     start: i64,
-    /// Duration in µs; `None` while it is pending.
+    /// Duration in µs; `None` if no end is recorded.
     length: Option<i64>,
-    /// Indices into the lists of groups and operations.
+    /// Indices into `groups` and `ops` of the [`Timeline`].
     group: usize,
     op: usize,
     seq: u64,
     state: EntryState,
-    /// Id of the CUDA graph that contains the operation: it runs when the graph is launched, which is
-    /// not recorded.
+    /// Id of the CUDA graph that contains the operation. The operation runs whenever the graph is launched; launches
+    /// are not recorded.
     #[serde(skip_serializing_if = "Option::is_none")]
     graph_id: Option<u64>,
 }
 
-/// One rank's operations, oldest first.
+/// One lane of the timeline: the operations of one dump, oldest first. A rank with several recorders has a lane for
+/// each.
 #[derive(Debug, PartialEq, Serialize)]
 pub(crate) struct RankLane {
     rank: Rank,
@@ -52,18 +54,18 @@ pub(crate) struct RankLane {
     slices: Vec<Slice>,
 }
 
-/// The answer: the operations of all ranks.
+/// The answer: the operations of all ranks. Empty if none is recorded.
 #[derive(Debug, Default, PartialEq, Serialize)]
 pub(crate) struct Timeline {
     /// Start of the timeline, wall clock, ns since the epoch; as text, since it exceeds JavaScript's
     /// exact integers.
     origin_ns: String,
-    /// Length in µs.
+    /// Length in µs, up to the newest event or, if the job hangs, to the time of the newest dump.
     length: i64,
     groups: Vec<String>,
     ops: Vec<String>,
     lanes: Vec<RankLane>,
-    /// Operations omitted because of the limit: the oldest of each rank.
+    /// Number of operations left out because of the limit: the oldest of each dump.
     omitted: usize,
 }
 
@@ -107,7 +109,6 @@ fn build_timeline(snapshot: &Snapshot, filter: &Filter, window_ns: i64) -> Timel
     let Some(end) = ends.max() else {
         return Timeline::default();
     };
-    // While a job hangs, keep its last operations in view as time goes on.
     let settled = |entry: &Entry| entry.state >= EntryState::Completed || entry.retired;
     let now = snapshot
         .dumps()
@@ -118,6 +119,7 @@ fn build_timeline(snapshot: &Snapshot, filter: &Filter, window_ns: i64) -> Timel
         .in_flight
         .iter()
         .any(|it| it.overdue && it.age_ms.is_some());
+    // While the job hangs, the timeline grows to the present, and its last operations stay in view.
     let last = if hangs {
         now.unwrap_or(end).max(end)
     } else {
@@ -233,7 +235,7 @@ mod tests {
             .collect();
         assert_eq!(open, [5]);
         assert_eq!(timeline.groups, ["dp_5"]);
-        // Up to now, 8 s after the fault, and not only to the last record.
+        // The timeline ends at the present, 8 s after the fault, and not at the last event.
         assert!(timeline.length > 7_000_000, "{}", timeline.length);
     }
 

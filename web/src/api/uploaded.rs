@@ -1,4 +1,4 @@
-//! Uploaded dumps: analysed once, kept under an unguessable address.
+//! Uploaded dumps: analyzed once, kept under an unguessable address.
 //!
 //! Files are written to a private directory under generated names and removed after the analysis. The
 //! reports and records of the newest uploads stay in memory.
@@ -19,21 +19,22 @@ use std::sync::{Arc, Mutex, PoisonError};
 use tokio::io::AsyncWriteExt as _;
 use tokio::sync::Semaphore;
 
-/// Number of uploads that are kept.
+/// Maximum number of uploads that are kept; the oldest is dropped first.
 const MAX_KEPT: usize = 8;
 /// Maximum number of files in one upload.
 const MAX_FILES: usize = 16 * 1024;
-/// Maximum number of operations of one upload that are held in memory, over all ranks.
+/// Maximum number of operations of one upload that are held in memory, over all ranks; dumps beyond it are reported
+/// as skipped.
 const MAX_ENTRIES: usize = 8_000_000;
 /// Maximum length of a stored file name, in bytes.
 const LONGEST_NAME: usize = 200;
 
-/// The newest uploads, analysed.
+/// The newest uploads, analyzed.
 pub(crate) struct Uploads {
     kept: Mutex<VecDeque<(String, Arc<Frame>)>>,
     folder: tempfile::TempDir,
     most_bytes: u64,
-    /// Uploads are analysed one at a time.
+    /// One permit: uploads are received and analyzed one at a time.
     turn: Semaphore,
 }
 
@@ -59,7 +60,7 @@ impl Uploads {
             .map(|(_, frame)| frame.clone())
     }
 
-    /// Analyses the files of a form and stores the report under the returned id.
+    /// Analyzes the files of a form and stores the report under the returned id.
     pub(crate) async fn take(&self, form: Multipart) -> Result<String, Refusal> {
         let _turn = self.turn.acquire().await.map_err(|_| Refusal::Stopping)?;
         let folder = private_directory()
@@ -151,7 +152,7 @@ fn plain_name(path: &str, number: usize) -> String {
     }
 }
 
-/// Reads and analyses the files in the directory.
+/// Reads and analyzes the files in the directory.
 fn analyse(folder: &Path, most_bytes: u64) -> Result<Snapshot, Refusal> {
     let options = LoadOptions {
         max_file_bytes: most_bytes,

@@ -18,7 +18,7 @@ use subtle::ConstantTimeEq;
 /// since browsers share the cookies of a host among all its ports.
 const COOKIE: &str = "rcomm_session_";
 
-/// Requirements for a request.
+/// The requirements that every request must meet.
 #[derive(Clone)]
 pub struct Access {
     token: Option<Arc<str>>,
@@ -143,7 +143,7 @@ fn host_name(authority: &str) -> &str {
         .map_or(authority, |(name, _)| name)
 }
 
-/// Checks every request before its route, and sets the same strict headers on every answer.
+/// Checks every request before its route, and sets strict security headers on every answer.
 pub(crate) async fn guard(State(access): State<Access>, request: Request, next: Next) -> Response {
     let headers = request.headers();
     let text = |name| {
@@ -151,7 +151,7 @@ pub(crate) async fn guard(State(access): State<Access>, request: Request, next: 
             .get(name)
             .and_then(|value: &HeaderValue| value.to_str().ok())
     };
-    // Refuse several Host headers: a proxy in front may have checked another one.
+    // Refuse several Host headers: a proxy in front may have checked a different one than this server reads.
     let mut hosts = headers.get_all(header::HOST).iter();
     let host = match (hosts.next().map(HeaderValue::to_str), hosts.next()) {
         (Some(Ok(host)), None) => host,
@@ -199,7 +199,7 @@ pub(crate) async fn guard(State(access): State<Access>, request: Request, next: 
     with_security_headers(next.run(request).await)
 }
 
-/// A page with a field for the token. It loads nothing, so that its form is all that it may do.
+/// A page with a field for the token. The page loads nothing, so its policy allows only to send the form.
 fn ask_for_token(was_wrong: bool) -> Response {
     let wrong = match was_wrong {
         true => "<p role=\"alert\"><strong>This token is wrong.</strong></p>",

@@ -54,7 +54,7 @@ pub(crate) fn part(file: &str) -> Result<Response, Refusal> {
 }
 
 fn answer(content_type: &'static str, text: &'static str) -> Response {
-    // One binary always serves the same page, but a later binary may answer on the same port.
+    // Another version of this program may answer on the same port later, so browsers must revalidate.
     (
         [
             (header::CONTENT_TYPE, content_type),

@@ -9,9 +9,9 @@ use flate2::Compression;
 use flate2::write::GzEncoder;
 use std::io::Write as _;
 
-/// Shorter bodies fit into one packet as they are.
+/// Minimum size of a compressed body, in bytes: smaller ones fit into one packet as they are.
 const LEAST: u64 = 1024;
-/// Longer ones would hold their memory twice.
+/// Maximum size of a compressed body, in bytes: of a larger one, both forms would take too much memory.
 const MOST: u64 = 64 << 20;
 
 /// Compresses text and JSON whose length is known: never a stream, which would wait for more.
@@ -51,7 +51,7 @@ fn gzip(bytes: &[u8]) -> Option<Vec<u8>> {
     encoder.finish().ok()
 }
 
-/// Whether `Accept-Encoding` names gzip, and not as what is refused (`gzip;q=0`).
+/// Whether `Accept-Encoding` lists gzip with a weight above zero (`gzip;q=0` refuses it).
 fn accepts_gzip(headers: &HeaderMap) -> bool {
     let named = headers.get_all(header::ACCEPT_ENCODING).iter();
     let named = named.filter_map(|value| value.to_str().ok());

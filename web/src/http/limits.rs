@@ -9,11 +9,11 @@ pub struct Limits {
     pub connections: usize,
     /// How long a client may take to send a request's head, or to finish a TLS handshake.
     pub head: Duration,
-    /// How long the server may take to answer; event streams have no such limit.
+    /// How long the server may take to begin an answer; ten times as long for an upload.
     pub answer: Duration,
     /// How long a client may leave an answer unread before it is dropped.
     pub idle_timeout: Duration,
-    /// Maximum size of an upload in bytes, both as sent and unpacked.
+    /// Maximum size of an upload in bytes; also the maximum size of each file unpacked from it.
     pub upload: u64,
 }
 

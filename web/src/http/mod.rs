@@ -1,4 +1,4 @@
-//! Shared by all routes: access control, limits, errors, the page's files, and request counters.
+//! Shared by all routes: access control, limits, compression, errors, the page's files, and request counters.
 
 pub(crate) mod access;
 pub(crate) mod assets;

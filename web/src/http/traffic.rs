@@ -33,7 +33,7 @@ impl Traffic {
         self.denied.fetch_add(u64::from(denied), Relaxed);
     }
 
-    /// Appends these counters to a metrics text.
+    /// Appends these counters, and those of the exporter if one runs, to a metrics text.
     pub(crate) fn write(&self, form: Form, exported: Option<&Counts>, text: &mut String) {
         let mut w = Writer::after(form, std::mem::take(text));
         let get = |count: &AtomicU64| count.load(Relaxed);
@@ -63,7 +63,7 @@ impl Traffic {
     }
 }
 
-/// Increments a gauge until it is dropped.
+/// Increments a gauge when created, and decrements it when dropped.
 pub(crate) struct GaugeGuard {
     traffic: Arc<Traffic>,
     of: fn(&Traffic) -> &AtomicU64,

@@ -15,8 +15,8 @@ const SERIES_METRICS: [SeriesMetric; 4] = [
     (&list::COLLECTIVE_BYTES, |series| series.bytes),
 ];
 
-/// Writes counters and histograms. With a job's name, buckets carry the trace of their newest
-/// collective.
+/// Writes counters and histograms. If `traced_job` is the name of a job, each bucket carries the trace id of its
+/// newest collective.
 pub(super) fn collectives(w: &mut Writer, counters: &Counters, traced_job: Option<&str>) {
     for (metric, value) in SERIES_METRICS {
         w.family(metric);

@@ -1,9 +1,8 @@
 //! Counters and histograms since start-up; each operation is counted once.
 //!
-//! A collective is measured over the members whose records are read. Where all members depend on each
-//! other they leave together, so the shortest wait is the run time since the arrival of the last
-//! member, and the difference to the longest wait is how late that member was. This needs no common
-//! clock.
+//! A collective is measured over the members whose records are read. Where all members depend on each other they
+//! leave together, so the shortest wait is the run time since the arrival of the last member, and the difference
+//! between the longest and the shortest wait is how late that member was. This needs no common clock.
 
 use crate::metrics::new_entries::{NewEntries, is_completed};
 use rcomm_analyzer::Snapshot;
@@ -16,11 +15,12 @@ use std::sync::Arc;
 pub(crate) const BOUNDS: [f64; 13] = [
     1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0,
 ];
-/// Descriptions of groups that have series of their own; those beyond share [`OTHERS`].
+/// Maximum number of group descriptions with separate series; groups with further descriptions share [`OTHERS`].
 const MAX_DESCRIPTIONS: usize = 64;
-/// Maximum number of collectives of one group that are tracked until their last member completes them.
+/// Maximum number of collectives of one group that are tracked until their last member completes them; the oldest is
+/// dropped without a measurement.
 const MAX_OPEN: usize = 1024;
-/// Description under which further groups are counted.
+/// Description under which groups beyond [`MAX_DESCRIPTIONS`] are counted.
 const OTHERS: &str = "(others)";
 
 /// Identity of a group: two groups may share a name.
@@ -32,7 +32,7 @@ pub(crate) struct GroupId {
     pub(crate) ranks: Vec<Rank>,
 }
 
-/// An example collective of a bucket.
+/// The newest collective in a bucket, as an example of its values.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Example {
     /// Its group.
@@ -48,7 +48,7 @@ pub(crate) struct Example {
 /// Counts by bucket.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Histogram {
-    /// Not cumulated; the last bucket holds values above every bound.
+    /// Not cumulative; the last bucket holds values above every bound.
     pub(crate) counts: [u64; BOUNDS.len() + 1],
     /// Sum of all values, in seconds.
     pub(crate) sum: f64,
@@ -86,7 +86,7 @@ pub(crate) struct Series {
 /// Description of the group, and operation.
 pub(crate) type SeriesKey = (Arc<str>, &'static str);
 
-/// One collective that not all members have completed yet.
+/// One collective of which some members' completion was read, but not that of all.
 #[derive(Clone, Copy, Debug)]
 struct Open {
     members: usize,
@@ -97,7 +97,7 @@ struct Open {
     ended_ns: i64,
 }
 
-/// Counters and histograms of all records since start-up.
+/// Counters and histograms of all records read since start-up.
 #[derive(Debug, Default)]
 pub(crate) struct Counters {
     new_entries: NewEntries,
@@ -114,7 +114,7 @@ impl Counters {
         &self.series
     }
 
-    /// Operations that rings dropped or overwrote since start-up, over all ranks.
+    /// Operations that rings dropped or overwrote, over all ranks; includes what a ring lost before its first read.
     pub(crate) fn lost(&self) -> u64 {
         self.lost
     }
@@ -180,7 +180,7 @@ impl Counters {
         self.arrive(&key, &group.info.name, &group.info.ranks, entry, wanted);
     }
 
-    /// Adds a member to its collective; the last member records the measurement.
+    /// Adds a member to its collective; with the last of the `wanted` members, the collective is measured.
     fn arrive(
         &mut self,
         key: &SeriesKey,
@@ -263,7 +263,7 @@ mod tests {
     use rcomm_analyzer::{Live, LiveOptions, Moment, analyze};
     use std::time::{Duration, Instant};
 
-    /// A job looked at each of these times, ns after its beginning.
+    /// The counters of a simulated job that is read at each of these times, ns after its beginning.
     fn tallied(simulation: &Simulation, looks: impl IntoIterator<Item = i64>) -> Counters {
         let mut live = Live::new(LiveOptions::default(), analyze, vec!["test".into()]);
         let mut counters = Counters::default();

@@ -47,7 +47,8 @@ const GROUP_METRICS: [GroupMetric; 9] = [
     }),
 ];
 
-/// The newest collective that all members have completed, by name of the group.
+/// The newest collective that every rank whose record counts them has completed, by name of the group: its sequence
+/// number, or -1 if there is none.
 fn completed(snapshot: &Snapshot) -> BTreeMap<&str, i64> {
     let mut least = BTreeMap::new();
     for (_, dump) in snapshot.dumps() {

@@ -7,15 +7,15 @@ pub(crate) enum Kind {
     Histogram,
 }
 
-/// One metric, in both exporters.
+/// One metric, as both exporters describe it.
 pub(crate) struct Metric {
     /// Name in Prometheus; a counter's samples end with `_total`.
     pub(crate) name: &'static str,
     /// Kind of its values.
     pub(crate) kind: Kind,
-    /// Description in both.
+    /// Help text in Prometheus, description in OTLP.
     pub(crate) help: &'static str,
-    /// Name and unit (UCUM) in OTLP, if it is exported there.
+    /// Name and unit (UCUM) in OTLP; `None` if the metric is not exported there.
     pub(crate) otlp: Option<(&'static str, &'static str)>,
 }
 

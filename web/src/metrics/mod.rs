@@ -1,10 +1,10 @@
 //! Metrics of the job for Prometheus.
 //!
-//! Sequence numbers and sizes are values, never labels, and no series has both a rank and a group. With
-//! D descriptions of groups (at most 64) and O operations (a fixed set), there are at most D × O × (4 +
-//! 2 × 16) series of counters and histograms, 512 × 9 of single groups, one for each code of a finding,
-//! [`MAX_RANKS`] × 3 of single ranks, [`MAX_SOURCES`] × 3 of sources, and some forty of the job. What
-//! exceeds a limit is counted in `rcomm_groups_omitted` or stays in the sums.
+//! Sequence numbers and sizes are values, never labels, and no series has both a rank and a group. With D
+//! descriptions of groups (at most 65) and O operations (a fixed set), there are at most D × O × (4 + 2 × 16) series
+//! of counters and histograms, 512 × 9 of single groups, one for each code of a finding, [`MAX_RANKS`] × 3 of single
+//! ranks, [`MAX_SOURCES`] × 3 of sources, and some forty of the job. What exceeds a limit is counted in
+//! `rcomm_groups_omitted` or stays in the sums.
 
 mod collectives;
 pub(crate) mod counters;
@@ -24,9 +24,9 @@ use rcomm_analyzer::source::Liveness;
 use rcomm_analyzer::{Code, InstanceState, RankView, Severity, Snapshot, Verdict};
 use rcomm_recorder::model::Rank;
 
-/// Maximum number of ranks with series of their own: culprits, and the ranks that the job waits for longest.
+/// Maximum number of culprits that have series, and of ranks with the largest shares of lost time.
 const MAX_RANKS: usize = 16;
-/// Maximum number of sources with series of their own.
+/// Maximum number of sources that have series.
 const MAX_SOURCES: usize = 256;
 
 const STATES: [(InstanceState, &str); 4] = [

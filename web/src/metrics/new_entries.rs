@@ -1,7 +1,8 @@
-//! Yields every operation of a repeatedly read record once, after it has ended.
+//! Yields every operation of a repeatedly read rank once, after it has ended.
 //!
-//! Record ids ascend in order of issue. Everything up to the highest id has been seen; operations that
-//! were pending then are looked up again by id until they have ended or are gone.
+//! Each recorder of a rank numbers its operations by record id, in order of issue. The cursor stores the highest id
+//! that it has seen; operations that were pending when they were seen are looked up again by id until they have ended
+//! or are overwritten.
 
 use rcomm_analyzer::Snapshot;
 use rcomm_recorder::model::{Entry, EntryState, Rank};
@@ -9,24 +10,24 @@ use rcomm_recorder::publish::{Dump, Recorder};
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 
-/// Maximum number of pending operations tracked per record.
+/// Maximum number of pending operations tracked per recorder; further ones are never yielded.
 const MAX_PENDING: usize = 16 * 1024;
 
-/// Identity of a record: rank, recorder, and the process that wrote it.
+/// Identity of one recorder's records: rank, recorder, attempt of the job, and process id.
 type RecordKey = (Rank, Recorder, u32, u32);
 
-/// Position in one record.
+/// Position in the records of one recorder.
 #[derive(Debug, Default)]
 pub(crate) struct RecordCursor {
     /// Every id up to here has been seen.
     up_to: u64,
-    /// Ids up to there that were still pending.
+    /// Ids up to `up_to` whose operations were pending at the last read.
     pending: BTreeSet<u64>,
-    /// The record at the last read; an identical one is skipped.
+    /// The dump of the last read; the same dump is skipped.
     last: Option<Arc<Dump>>,
 }
 
-/// Positions in all records of a live view.
+/// Positions in the records of all ranks of a live view.
 #[derive(Debug, Default)]
 pub(crate) struct NewEntries {
     read: HashMap<RecordKey, RecordCursor>,
@@ -34,12 +35,12 @@ pub(crate) struct NewEntries {
 }
 
 impl NewEntries {
-    /// Operations overwritten between two reads.
+    /// Number of operations that were overwritten before they were seen to end, and so never yielded.
     pub(crate) fn unread(&self) -> u64 {
         self.unread
     }
 
-    /// Calls `each` for every operation that ended since the last call, with its record.
+    /// Calls `each` for every operation that ended since the last call, with its rank and dump.
     pub(crate) fn take<'a>(
         &mut self,
         snapshot: &'a Snapshot,
@@ -72,7 +73,7 @@ impl RecordCursor {
     /// operations that were overwritten before they were seen to end.
     pub(crate) fn advance<'a>(&mut self, dump: &'a Dump, mut each: impl FnMut(&'a Entry)) -> u64 {
         let entries = &dump.entries;
-        // Ids ascend in a valid record; an entry that violates this is skipped.
+        // Ids ascend in a valid dump; an entry that violates this may be skipped.
         let at = |id: u64| entries.binary_search_by_key(&id, |entry| entry.record_id);
         let mut unread = 0;
         self.pending.retain(|&id| match at(id) {
@@ -101,7 +102,7 @@ impl RecordCursor {
         unread
     }
 
-    /// Whether all operations of a record with `begun` operations have ended and been seen.
+    /// Whether all of the `begun` operations of a recorder have ended and been seen.
     #[cfg(feature = "program-spans")]
     pub(crate) fn is_settled_up_to(&self, begun: u64) -> bool {
         self.pending.is_empty() && self.up_to >= begun

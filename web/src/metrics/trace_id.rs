@@ -1,7 +1,7 @@
 //! Derives trace ids, so that all ranks agree on them without communication.
 //!
-//! The id is a hash of job, group and sequence number: the spans of all members of one collective get
-//! the same trace id although no context is propagated.
+//! The id is a hash of job, group, kind and sequence number: the spans of all members of one collective get the same
+//! trace id although no context is propagated.
 
 use rcomm_recorder::model::Rank;
 use sha2::{Digest, Sha256};
@@ -13,16 +13,18 @@ pub(crate) struct SharedOp<'a> {
     pub(crate) job: &'a str,
     /// Name of the group.
     pub(crate) group: &'a str,
-    /// Its members.
+    /// Global ranks: of a collective, the members of the group; of a message, source and destination; of a `p2p`
+    /// operation, its rank.
     pub(crate) ranks: &'a [Rank],
-    /// `collective` or `p2p`, which have separate sequence numbers.
+    /// `collective`, `message` (a send or receive whose number is known) or `p2p` (any other send or receive); `seq`
+    /// counts each kind separately.
     pub(crate) kind: &'static str,
     /// Sequence number.
     pub(crate) seq: u64,
 }
 
 impl SharedOp<'_> {
-    /// The trace id; never all zero, which is no valid id.
+    /// The trace id; never all zero, since that is not a valid id.
     pub(crate) fn trace_id(&self) -> [u8; 16] {
         let mut hash = Sha256::new();
         for text in ["rcomm", self.job, self.group, self.kind] {
@@ -39,7 +41,7 @@ impl SharedOp<'_> {
         id
     }
 
-    /// The id of one rank's span in that trace; never all zero, which is no valid id.
+    /// The id of one rank's span in the trace; never all zero, since that is not a valid id.
     pub(crate) fn span_id(&self, rank: Rank, record_id: u64) -> [u8; 8] {
         let mut hash = Sha256::new();
         hash.update(self.trace_id());

@@ -59,7 +59,8 @@ impl Form {
 /// The last line of an OpenMetrics text.
 const END: &str = "# EOF\n";
 
-/// One collective as an example of the values in a bucket, with the id of its trace.
+/// One collective as an example of the values in a bucket: the id of its trace, its value, and when it ended, in
+/// seconds since the epoch.
 pub(crate) struct Exemplar {
     pub(crate) trace_id: String,
     pub(crate) value: f64,
@@ -80,7 +81,7 @@ impl Writer {
         }
     }
 
-    /// Continues a text that another writer of the same format finished.
+    /// Creates a writer that continues a text that another writer of the same format finished.
     pub(crate) fn after(form: Form, mut text: String) -> Self {
         if text.ends_with(END) {
             text.truncate(text.len() - END.len());

@@ -12,10 +12,10 @@ use std::time::{Duration, Instant};
 /// Time limit for reading the hosts from the job's store.
 const STORE_TIME: Duration = Duration::from_secs(5);
 
-/// Where the nodes are.
+/// How a collector finds the nodes.
 #[derive(Clone, Debug)]
 pub enum Nodes {
-    /// Addresses: `http://n07:8765`.
+    /// The URLs of the nodes, such as `http://n07:8765`.
     List(Vec<String>),
     /// A DNS name that resolves to the addresses of all nodes (a headless service, for example).
     Dns {
@@ -37,7 +37,7 @@ pub enum Nodes {
     },
 }
 
-/// A directory of node addresses.
+/// The place in which node addresses are looked up.
 #[derive(Debug)]
 pub(crate) enum Directory {
     Dns(String),
@@ -89,11 +89,11 @@ impl NodeAddress {
     ///
     /// # Blocking
     ///
-    /// Until the name is resolved or the store has answered.
+    /// Until the name is resolved, which has no time limit here, or the store has answered: at most [`STORE_TIME`].
     ///
     /// # Errors
     ///
-    /// If there are no nodes.
+    /// If the name cannot be resolved, or the store cannot be read or lists no hosts.
     pub(crate) fn all(nodes: Nodes) -> io::Result<Vec<Self>> {
         let (directory, port, scheme) = match nodes {
             Nodes::List(urls) => return Ok(urls.into_iter().map(Self::Url).collect()),
@@ -115,7 +115,7 @@ impl NodeAddress {
         Ok((0..count).map(nth).collect())
     }
 
-    /// Name of the node before its address is known.
+    /// Name of the node's source: the URL, or the node's index in the directory.
     pub(crate) fn name(&self) -> String {
         match self {
             Self::Url(url) => format!("node {url}"),
@@ -125,7 +125,7 @@ impl NodeAddress {
         }
     }
 
-    /// The current address.
+    /// The current URL of the node; looked up in the directory at each call.
     pub(crate) fn url(&self) -> io::Result<String> {
         match self {
             Self::Url(url) => Ok(url.clone()),

@@ -1,8 +1,7 @@
 //! A collector's sources: the records of a whole job, read from the rcomm-web instances on its nodes.
 //!
-//! Every node is a source of its own, queried for changes on a thread of its own. A dead or slow node
-//! affects only its own ranks, which fall silent. An answer is as large as what changed since the
-//! previous one.
+//! Every node is one source, which a separate thread queries for changes. A dead or slow node affects only its own
+//! ranks, which fall silent. An answer is as large as what changed since the previous one.
 
 mod discovery;
 
@@ -13,7 +12,7 @@ use rcomm_analyzer::source::{Observation, Poll, RecordsFollower, Source, SourceE
 use std::io::{self, Read as _};
 use std::time::Instant;
 
-/// The longest answer of a node, bytes.
+/// Maximum size of a node's answer, in bytes; the rest is not read.
 const MAX_BYTES: u64 = 1 << 30;
 
 /// One node of a job, as a source of the records of its ranks.
@@ -31,11 +30,12 @@ impl NodeSource {
     ///
     /// # Blocking
     ///
-    /// Until the name is resolved or the job's store has answered: five seconds at most.
+    /// Until the name is resolved, for as long as the system's resolver takes, or the job's store has answered: at
+    /// most five seconds.
     ///
     /// # Errors
     ///
-    /// If there are no nodes.
+    /// If the name cannot be resolved, or the job's store cannot be read or lists no hosts.
     pub fn all(nodes: Nodes, token: Option<&str>) -> io::Result<Vec<Box<dyn Source>>> {
         let places = NodeAddress::all(nodes)?;
         let source = |place| -> Box<dyn Source> {
@@ -105,7 +105,7 @@ impl Source for NodeSource {
     }
 }
 
-/// Queries one node; adds its records to `observations` and returns the world size.
+/// Queries one node; adds its records to `observations`. Returns the world size, or why the query failed.
 fn query_node(
     records: &mut RecordsFollower,
     agent: &ureq::Agent,

@@ -11,10 +11,11 @@ use rcomm_analyzer::{Code, Finding, SeqKind, Severity, Snapshot, Verdict};
 use rcomm_recorder::model::Rank;
 use std::collections::HashSet;
 
-/// Maximum number of ranks that a log record lists.
+/// Maximum number of culprits that a log record lists.
 const MAX_RANKS: usize = 64;
 
-/// Identity of a finding. Its sentence is not part of it, since the ages in it change all the time.
+/// Identity of a finding: code, culprits, name of the group, and sequence number. The sentence is left out, since the
+/// ages in it change all the time.
 type LoggedFinding = (Code, Vec<Rank>, Option<String>, Option<u64>);
 
 /// The verdict and the findings that were logged last.

@@ -6,10 +6,10 @@ use rcomm_recorder::publish::{Dump, Recorder};
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
-/// Identity of a record: rank, recorder, and the process that wrote it.
+/// Identity of one recorder's records: rank, recorder, attempt of the job, and process id.
 type RecordKey = (Rank, Recorder, u32, u32);
 
-/// The messages of all records of a live view.
+/// The numbered messages of each recorder, with its dump of the last call: the same dump is not counted twice.
 #[derive(Debug, Default)]
 pub(super) struct Messages {
     records: HashMap<RecordKey, (MessageNumbers, Option<Arc<Dump>>)>,
@@ -35,7 +35,7 @@ impl Messages {
         self.records.retain(|key, _| present.contains(key));
     }
 
-    /// The message that an operation of a record sends or receives; `None` if its number is unknown.
+    /// The message that the operation `record_id` of a dump sends or receives; `None` if its number is unknown.
     pub(super) fn of(&self, rank: Rank, dump: &Dump, record_id: u64) -> Option<Message> {
         let (counted, _) = self.records.get(&key(rank, dump))?;
         counted.of(record_id)

@@ -14,7 +14,7 @@ use opentelemetry_proto::tonic::metrics::v1::{
 };
 use rcomm_analyzer::Snapshot;
 
-/// Returns a request and the number of its metrics.
+/// Returns a request and the number of metrics in it.
 pub(super) fn request(
     snapshot: &Snapshot,
     counters: &Counters,
@@ -159,7 +159,7 @@ impl Context<'_> {
     }
 }
 
-/// A metric of the list; `None` if it has no name in OTLP.
+/// Returns a metric of the list with its data; `None` if it has no name in OTLP.
 fn metric(listed: &list::Metric, data: Data) -> Option<Metric> {
     let (name, unit) = listed.otlp?;
     Some(Metric {

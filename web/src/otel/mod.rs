@@ -60,7 +60,8 @@ pub struct Telemetry {
 }
 
 impl Telemetry {
-    /// Exports the snapshots of `store` from now on. Operations that ended before are not exported.
+    /// Exports the snapshots of `store` from now on. Operations that ended earlier get no spans; counters include
+    /// them.
     ///
     /// # Errors
     /// If the thread cannot be started.
@@ -131,7 +132,7 @@ struct Exporter {
     logs: Logs,
     settings: Settings,
     counts: Arc<Counts>,
-    /// Number of the last exported snapshot.
+    /// Number of the last exported snapshot; 0 before the first.
     seen: u64,
     measured: Option<Instant>,
 }
@@ -207,7 +208,7 @@ impl Exporter {
     }
 }
 
-/// Counts the result of a request.
+/// Counts the items of a request as sent or as dropped, and logs why they were dropped.
 fn count_result(
     signal: &str,
     result: Result<(), send::SendError>,

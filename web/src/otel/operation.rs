@@ -14,11 +14,12 @@ pub(super) struct Operation<'a> {
     pub(super) entry: &'a Entry,
     /// The message that this operation sends or receives, if its number is known.
     pub(super) message: Option<Message>,
-    /// The ends of a message, which identify its trace in place of the group's ranks.
+    /// Source and destination of the message, which identify its trace in place of the group's ranks. If `message` is
+    /// `None`, `rank` twice.
     ends: [Rank; 2],
 }
 
-/// A value of an attribute.
+/// The value of a span's attribute.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Fact {
     Text(String),
@@ -42,8 +43,8 @@ impl<'a> Operation<'a> {
         }
     }
 
-    /// The identity shared by all participants, or by both ends of a message; `None` if the message's
-    /// number is unknown.
+    /// The identity that all members of a collective, or both ends of a message, derive alike. A send or receive
+    /// whose message number is unknown gets one that only this rank derives. `None` if the dump lacks the group.
     pub(super) fn shared<'s>(&'s self, job: &'s str) -> Option<SharedOp<'s>> {
         let group = &self.dump.groups.get(self.entry.group as usize)?.info;
         let (kind, ranks, seq) = match self.message {
@@ -60,7 +61,7 @@ impl<'a> Operation<'a> {
         })
     }
 
-    /// Name of the span: the operation and the description of the group.
+    /// Name of the span: the operation and, if there is one, the description of the group.
     pub(super) fn name(&self) -> String {
         let group = self.dump.groups.get(self.entry.group as usize);
         let desc = group.map_or("", |group| group.info.desc.as_str());
@@ -119,7 +120,8 @@ impl<'a> Operation<'a> {
         self.entry.time_created_ns
     }
 
-    /// When the recorder noticed the end, wall clock, ns since the epoch; not before the issue.
+    /// When the recorder noticed the end, wall clock, ns since the epoch; not before the issue. If no such time was
+    /// recorded: the issue plus the measured duration, 0 if there is none.
     pub(super) fn ended_ns(&self) -> i64 {
         let entry = self.entry;
         match entry.time_discovered_completed_ns {

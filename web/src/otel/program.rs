@@ -1,11 +1,11 @@
-//! Creates spans of collectives as children of the program's own spans.
+//! Creates spans of operations as children of the program's own spans.
 //!
-//! A program that uses `tracing-opentelemetry` adds one more layer. It notes on which thread each span
-//! was entered and left, and between which record ids; it reads no clock and creates no spans. A
-//! separate thread reads the program's ring and creates the span of each ended operation, with the
-//! times in the record, as a child of the innermost span that its thread was in at the issue. The spans
-//! go through the program's own pipeline. Each links to the trace in which rcomm-web exports all ranks'
-//! spans of the same collective.
+//! A program that uses `tracing-opentelemetry` adds one more layer. The layer notes on which thread each span was
+//! entered and left, and between which record ids. It reads no clock and creates no spans. A separate thread reads
+//! the program's ring. It creates a span for each ended operation that was issued inside a span, with the times in
+//! the record, as a child of the innermost span that the issuing thread was in. The spans go through the program's
+//! own pipeline. Each span links to the trace in which rcomm-web exports the spans of the same operation on all
+//! ranks.
 
 use super::operation::{Fact, Operation};
 use crate::metrics::new_entries::RecordCursor;
@@ -29,16 +29,15 @@ use tracing_subscriber::layer::{self, Layer};
 
 /// Interval between two reads of the ring.
 const ROUND: Duration = Duration::from_millis(250);
-/// Maximum number of visits kept per thread until their operations have ended; beyond that the oldest are
-/// dropped.
+/// Maximum number of visits kept per thread until their operations have ended; the oldest is dropped first.
 const MAX_VISITS: usize = 16 * 1024;
 
-/// One visit of a thread to a span.
+/// One visit of a thread to a span: from entering it to leaving it.
 struct SpanVisit {
     span: Id,
     /// Number of records that existed when the span was entered.
     after: u64,
-    /// Number of records that existed when it was left; `None` while the thread is in it.
+    /// Number of records that existed when the span was left; `None` while the thread is in it.
     until: Option<u64>,
     /// The OpenTelemetry context of the span, once it has been queried.
     context: Option<Context>,
@@ -103,12 +102,13 @@ impl Notes {
                 visit.until = Some(begun);
                 visit.context = visit.context.take().or(context.flatten());
             }
-            // Most spans issue nothing.
+            // Drop visits in which no operation was issued: they are the majority.
             visits.retain(|it| it.until.is_none_or(|until| it.after < until));
         });
     }
 
-    /// The innermost span that this thread was in when it began this record.
+    /// The context of the innermost span that `thread` was in when it issued the operation `record_id`. `None` if it
+    /// was in no span, or the span has no OpenTelemetry context.
     fn parent(&self, thread: u32, record_id: u64) -> Option<Context> {
         self.with(|threads| {
             let visits = threads.get_mut(&thread)?.iter_mut().rev();
@@ -124,7 +124,7 @@ impl Notes {
         })
     }
 
-    /// Drops visits that ended before this record was issued.
+    /// Drops visits that ended before the operation `record_id` was issued.
     fn forget(&self, record_id: u64) {
         self.with(|threads| {
             threads.retain(|_, visits| {
@@ -143,15 +143,15 @@ fn own_thread() -> u32 {
     NUMBER.with(|number| *number)
 }
 
-/// Notes which span each thread is in. Add it after the layer of `tracing-opentelemetry`; spans that a
-/// filter hides from either layer get no collectives as children.
+/// Notes which span each thread is in. Add it after the layer of `tracing-opentelemetry`; spans that a filter hides
+/// from either layer get no operations as children.
 pub struct ProgramSpansLayer {
     notes: Arc<Notes>,
 }
 
 impl<S: tracing::Subscriber> Layer<S> for ProgramSpansLayer {
     fn on_register_dispatch(&self, dispatch: &Dispatch) {
-        // A layer belongs to one subscriber.
+        // A layer belongs to one subscriber, so only the first call counts.
         let _ = self.notes.dispatch.set(dispatch.downgrade());
     }
 
@@ -164,7 +164,7 @@ impl<S: tracing::Subscriber> Layer<S> for ProgramSpansLayer {
     }
 }
 
-/// Creates the spans of a program's collectives. When dropped, it reads the ring once more and joins its thread.
+/// Creates the spans of a program's operations. When dropped, it reads the ring once more and joins its thread.
 pub struct ProgramSpans {
     stop: Option<Sender<()>>,
     thread: Option<JoinHandle<()>>,
@@ -298,7 +298,7 @@ impl<T: Tracer> SpanMaker<T> {
     }
 }
 
-/// The number of the thread that issued an operation.
+/// The number of the thread that issued an operation; `None` if the record lacks it.
 fn thread_of(dump: &Dump, entry: &Entry) -> Option<u32> {
     dump.threads.get(entry.thread? as usize)?.id.parse().ok()
 }

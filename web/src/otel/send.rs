@@ -4,7 +4,7 @@ use super::settings::Destination;
 use prost::Message;
 use std::io::Read as _;
 
-/// Why a request could not be exported.
+/// Why a request was not exported.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum SendError {
     /// The connection failed, or no answer arrived in time.
@@ -13,7 +13,7 @@ pub(super) enum SendError {
         url: String,
         source: Box<ureq::Error>,
     },
-    /// The collector refused it.
+    /// The collector answered with a status other than success.
     #[error("{url} answered with HTTP status {status}: {text}")]
     Refused {
         url: String,
@@ -64,7 +64,7 @@ impl Sender {
             return Ok(());
         }
         let mut text = String::new();
-        // The answer's text is only a hint for people: its beginning is enough.
+        // The body is only a hint for people: its first 200 bytes are enough, and errors of reading it do not matter.
         let _ = answer
             .body_mut()
             .as_reader()

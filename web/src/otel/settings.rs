@@ -14,19 +14,20 @@ pub(crate) struct Destination {
     pub(crate) timeout: Duration,
 }
 
-/// What is exported, and where to.
+/// Which signals are exported, where to, and how.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Settings {
     pub(crate) traces: Option<Destination>,
     pub(crate) metrics: Option<Destination>,
     pub(crate) logs: Option<Destination>,
-    /// `OTEL_SERVICE_NAME`; the job's name otherwise.
+    /// `OTEL_SERVICE_NAME`; `None` = use the job's name.
     pub(crate) service: Option<String>,
-    /// `OTEL_RESOURCE_ATTRIBUTES`.
+    /// `OTEL_RESOURCE_ATTRIBUTES`: keys and values.
     pub(crate) resource: Vec<(String, String)>,
     /// Interval between two exports of metrics.
     pub(crate) interval: Duration,
-    /// Share of the ordinary traces that is kept, 0 to 1; remarkable ones are always kept.
+    /// Share of the ordinary traces that is kept, 0 to 1. Traces of operations that failed, are stuck or were slow
+    /// are kept in any case.
     pub(crate) ratio: f64,
 }
 
@@ -40,10 +41,10 @@ pub struct SettingsError {
 }
 
 impl Settings {
-    /// Reads the settings from the environment. Returns `None` if no endpoint is set or `OTEL_SDK_DISABLED` is true.
+    /// Reads the settings from the environment. Returns `None` if `OTEL_SDK_DISABLED` is true or no signal is to be
+    /// exported: it has no endpoint, or its exporter is `none`.
     ///
-    /// # Errors
-    /// The first variable whose value is invalid.
+    /// # Errors [`SettingsError`] names the first variable whose value is invalid.
     pub fn from_environment() -> Result<Option<Self>, SettingsError> {
         Self::from_variables(
             &std::env::vars()
@@ -163,7 +164,7 @@ fn ratio(sampler: Option<&str>, arg: Option<&str>) -> Result<f64, SettingsError>
     }
 }
 
-/// `key=value,key=value`, percent-encoded as in W3C Baggage.
+/// Parses `key=value,key=value`, percent-encoded as in W3C Baggage.
 fn pairs(variable: &str, text: &str) -> Result<Vec<(String, String)>, SettingsError> {
     let pairs = text.split(',').filter(|pair| !pair.trim().is_empty());
     pairs

@@ -1,9 +1,9 @@
 //! One span for each operation on each rank, in the trace that all members share.
 //!
-//! Sampling depends only on the trace id, so every rank and every instance of this program decides
-//! alike. Operations that failed, are stuck, or took much longer than usual are always kept, with the
-//! spans of all members seen in the same round or later. A stuck operation gets a span that ends now,
-//! once; if it ends after all, the same span is sent again.
+//! Sampling depends only on the trace id, so every rank and every instance of this program decides alike. Operations
+//! that failed, are stuck, or took much longer than usual (remarkable ones) are kept regardless of sampling, with the
+//! spans of all members seen in the same round or later. A stuck operation gets one span that ends at the time of the
+//! snapshot; if the operation ends later, a span with the same id and the real end is sent.
 
 use super::messages::Messages;
 use super::operation::{Fact, Operation};
@@ -26,10 +26,11 @@ const MAX_SPANS: usize = 16 * 1024;
 const MAX_IN_REQUEST: usize = 2048;
 /// Maximum number of remarkable traces that are remembered for members that end later.
 const MAX_REMEMBERED: usize = 16 * 1024;
-/// An operation is slow if it takes this multiple of the usual time and more than [`LEAST_SLOW_S`].
+/// An operation is slow if it takes more than this multiple of the usual time, and more than [`LEAST_SLOW_S`]
+/// seconds.
 const SLOW: f64 = 4.0;
 const LEAST_SLOW_S: f64 = 0.001;
-/// A pending operation of at least this age is stuck.
+/// If the report has an overdue operation, every pending operation of at least this age is exported as stuck.
 const STUCK: Duration = Duration::from_secs(5);
 
 type TraceId = [u8; 16];
@@ -38,16 +39,17 @@ type TraceId = [u8; 16];
 struct Candidate<'a> {
     operation: Operation<'a>,
     trace: TraceId,
-    /// Current time if the operation is still pending: its span ends there.
+    /// If the operation is still pending, the time of the snapshot, wall clock, ns since the epoch, at which its span
+    /// ends; `None` if it has ended.
     until_ns: Option<i64>,
 }
 
-/// Spans of one round.
+/// The export requests of one round.
 #[derive(Default)]
 pub(super) struct Batch {
     /// Requests, each with the number of its spans.
     pub(super) requests: Vec<(ExportTraceServiceRequest, u64)>,
-    /// Number of spans beyond the limit, which are not sent.
+    /// Number of spans beyond [`MAX_SPANS`], which are not sent.
     pub(super) dropped: u64,
 }
 
@@ -56,14 +58,15 @@ pub(super) struct Spans {
     new_entries: NewEntries,
     messages: Messages,
     ratio: f64,
-    /// Operations that ended before this are not exported: an earlier instance, if one ran, did so.
+    /// Wall clock, ns since the epoch. Operations that ended earlier are not exported: an earlier instance of this
+    /// program may have exported them.
     since_ns: i64,
-    /// Usual wait by description and operation, seconds.
+    /// Usual duration in seconds, by description of the group and operation.
     usual: HashMap<(String, &'static str), f64>,
     remarkable: HashSet<TraceId>,
-    /// The same traces, oldest first.
+    /// The traces in `remarkable`, oldest first.
     order: VecDeque<TraceId>,
-    /// Stuck operations that were exported.
+    /// Rank and record id of each stuck operation that was exported and has not ended since.
     exported: HashSet<(Rank, u64)>,
 }
 
@@ -120,7 +123,7 @@ impl Spans {
         batch
     }
 
-    /// Whether an operation failed, or took much longer than usual.
+    /// Whether an operation failed, or took much longer than usual. Also updates the usual duration.
     fn is_remarkable(&mut self, it: &Operation<'_>) -> bool {
         if it.error().is_some() {
             return true;
@@ -130,7 +133,8 @@ impl Spans {
         let desc = desc.map_or(String::new(), |group| group.info.desc.clone());
         let usual = self.usual.entry((desc, it.entry.op.name())).or_insert(wait);
         let slow = wait > LEAST_SLOW_S && wait > SLOW * *usual;
-        // A single slow operation changes the usual wait only a little; many change it.
+        // A moving average, so that a single slow operation changes the usual duration only a little. The 1e-6 lets a
+        // usual duration of 0 grow.
         *usual += (wait.min(2.0 * *usual + 1e-6) - *usual) / 32.0;
         slow
     }
@@ -146,7 +150,8 @@ impl Spans {
         }
     }
 
-    /// Adds operations that have been pending for too long, each once.
+    /// If the report has an overdue operation, adds the operations that have been pending for at least [`STUCK`],
+    /// each once.
     fn add_stuck<'a>(&mut self, snapshot: &'a Snapshot, candidates: &mut Vec<Candidate<'a>>) {
         let now = snapshot.at.wall_ns;
         let limit = i64::try_from(STUCK.as_nanos()).unwrap_or(i64::MAX);
@@ -282,7 +287,7 @@ mod tests {
     use rcomm_analyzer::{Live, LiveOptions, Moment, analyze};
     use std::time::Instant;
 
-    /// All spans of a job that is read at these times, ns.
+    /// All spans of a simulated job that is read at these times, ns after its beginning.
     fn spans(situation: Situation, ratio: f64, looks: &[i64]) -> Vec<Span> {
         let simulation = Simulation::new(situation, 16, 0);
         let mut live = Live::new(LiveOptions::default(), analyze, vec!["test".into()]);

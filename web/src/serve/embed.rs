@@ -1,4 +1,4 @@
-//! Serves the page from within a program: on a thread of its own, until dropped.
+//! Serves the page from within a program, on a separate thread, until the returned [`Page`] is dropped.
 
 use super::server::Server;
 use crate::http::access::{Access, is_loopback};
@@ -26,7 +26,7 @@ pub struct Options {
     pub token: Option<String>,
     /// How often the records are read.
     pub pace: Pace,
-    /// How the records are analysed.
+    /// How the records are analyzed.
     pub live: LiveOptions,
 }
 
@@ -52,7 +52,7 @@ pub enum ServeError {
     /// The system has no randomness for a token.
     #[error("failed to generate a token: {0}")]
     Token(getrandom::Error),
-    /// A thread or the socket could not be created.
+    /// A thread, the runtime or the socket could not be created.
     #[error("failed to serve on {address}: {source}")]
     Io {
         /// The address to listen on.
@@ -72,7 +72,7 @@ pub struct Page {
 }
 
 impl Page {
-    /// The address on which it listens.
+    /// The address on which the server listens.
     pub fn address(&self) -> SocketAddr {
         self.address
     }
@@ -106,7 +106,8 @@ impl Drop for Page {
 ///
 /// # Errors
 ///
-/// [`ServeError`]: an address reachable from other machines, an address in use, or no thread available.
+/// [`ServeError`]: the address is reachable from other machines or in use, no token can be generated, or a thread
+/// cannot be started.
 pub fn serve(options: Options) -> Result<Page, ServeError> {
     let address = options.listen;
     if !is_loopback(&address) {
@@ -136,7 +137,7 @@ pub fn serve(options: Options) -> Result<Page, ServeError> {
                 let server = match Server::bind(address, store, access).await {
                     Ok(server) => server.jobs(jobs),
                     Err(error) => {
-                        // The caller blocks on this result.
+                        // The caller waits for this result, so sending it does not fail.
                         let _ = say.send(Err(error));
                         return;
                     }
@@ -146,7 +147,8 @@ pub fn serve(options: Options) -> Result<Page, ServeError> {
                     // Dropping the other end is the stop signal.
                     let _ = stopped.await;
                 };
-                // After a socket error there is no caller to report to; the page is gone.
+                // `run` fails if it cannot create a directory for uploads. The caller has returned by then; the page
+                // no longer answers.
                 let _ = server.run(stopped).await;
             });
         })

@@ -46,7 +46,7 @@ use axum::routing::{get, post};
 use axum::{Json, Router};
 use std::sync::Arc;
 
-/// The routes of version 1, listed by `GET /api/v1`.
+/// The routes that `GET /api/v1` lists.
 pub(crate) const API: [&str; 19] = [
     "/api/v1/openapi.json",
     "/api/v1/picture",
@@ -73,7 +73,7 @@ pub(crate) const API: [&str; 19] = [
 const LONGEST_ADDRESS: usize = 8 * 1024;
 /// Maximum length of a request body other than an upload, in bytes.
 const LONGEST_BODY: usize = 64 * 1024;
-/// Size of an upload's form in addition to its files, in bytes.
+/// Maximum size of an upload's form in addition to its files, in bytes.
 const FORM: u64 = 8 << 20;
 
 /// The whole server without its socket: routes, limits and access control.
@@ -143,7 +143,7 @@ async fn bounded(State(bounds): State<Bounds>, request: Request, next: Next) -> 
         bounds.traffic.request(false);
         return Refusal::LongAddress(length, LONGEST_ADDRESS).into_response();
     }
-    // Large uploads may arrive over slow connections.
+    // Large uploads may arrive over slow connections: give them ten times as long.
     let times = if request.method() == Method::POST {
         10
     } else {

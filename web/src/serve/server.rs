@@ -36,7 +36,7 @@ use tokio_rustls::rustls::{ServerConfig, crypto};
 /// Time that requests in progress get after the stop signal.
 const GRACE: Duration = Duration::from_secs(1);
 
-/// How often idle state is looked for.
+/// Interval between two removals of jobs that clients no longer request.
 const ROUND: Duration = Duration::from_secs(20);
 
 /// A certificate and its key.
@@ -48,8 +48,7 @@ pub struct Tls {
 impl Tls {
     /// Loads PEM files: the chain, with the server's own certificate first, and its private key.
     ///
-    /// # Errors
-    /// If a file cannot be read, or the key does not match the certificate.
+    /// # Errors If a file cannot be read or parsed, or the key does not match the certificate.
     pub fn from_files(certificates: &Path, key: &Path) -> io::Result<Self> {
         let unreadable = |path: &Path, error: &dyn std::fmt::Display| {
             io::Error::other(format!("{}: {error}", path.display()))
@@ -117,14 +116,14 @@ impl Server {
         self
     }
 
-    /// Lists the jobs of a node, and shows others than that of the store.
+    /// Also lists the jobs of a node, and shows a job other than the store's on request.
     #[must_use]
     pub fn jobs(mut self, jobs: Jobs) -> Self {
         self.jobs = Some(jobs);
         self
     }
 
-    /// Adds the exporter's counts to the metrics, and its trace ids as exemplars.
+    /// Adds the exporter's counts to the metrics and, if it exports traces, its trace ids as exemplars.
     #[must_use]
     pub fn telemetry(mut self, telemetry: &Telemetry) -> Self {
         if telemetry.exports_traces() {
@@ -141,12 +140,12 @@ impl Server {
         self
     }
 
-    /// The address on which it listens.
+    /// The address on which the server listens.
     pub fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// Serves until `stop` is ready, then gives requests in progress one second to end.
+    /// Serves until `stop` completes, then gives requests in progress one second to end.
     ///
     /// # Errors
     /// If no private directory for uploads can be created.
@@ -183,7 +182,7 @@ impl Server {
                 () = &mut stop => break,
                 _ = rounds.tick() => {
                     if let Some(jobs) = jobs.clone() {
-                        // Not waited for: it joins threads.
+                        // Not awaited: it may join threads.
                         drop(tokio::task::spawn_blocking(move || jobs.forget_idle()));
                     }
                     continue;
@@ -192,7 +191,7 @@ impl Server {
                 accepted = listener.accept() => accepted,
             };
             let Ok((stream, _)) = accepted else {
-                // Most likely out of file descriptors, which return when a connection ends.
+                // Most likely the process is out of file descriptors, until a connection ends.
                 tokio::time::sleep(Duration::from_millis(50)).await;
                 continue;
             };
@@ -228,7 +227,7 @@ impl Server {
     }
 }
 
-/// Serves one connection until the client goes or the server stops.
+/// Serves one connection until the client disconnects or the server stops.
 async fn serve_connection<S>(
     stream: S,
     router: Router,

@@ -1,4 +1,4 @@
-//! Past snapshots, compressed, bounded in bytes.
+//! Past snapshots, compressed, bounded in bytes and in number.
 
 use crate::state::snapshot::Point;
 use flate2::Compression;
@@ -7,7 +7,7 @@ use flate2::write::DeflateEncoder;
 use std::collections::VecDeque;
 use std::io::{Read, Write};
 
-/// Maximum size of the compressed snapshots, in bytes; the oldest are dropped first.
+/// Maximum size of the compressed snapshots, in bytes; the oldest are dropped first, the newest is kept.
 const MAX_BYTES: usize = 48 << 20;
 /// Maximum number of snapshots, however small.
 const MAX_SNAPSHOTS: usize = 7200;

@@ -1,8 +1,7 @@
 //! The jobs with rings in one directory: their list, and the snapshots of those that are looked at.
 //!
-//! The server shows one job. Another one is watched from the first request for it on, and no longer once no client
-//! has asked for it for a minute; the list is made when it is asked for. So jobs that no client looks at cost
-//! nothing.
+//! The server shows one job. Another job is watched from the first request for it until no client has requested it
+//! for a minute. The list is made on request. So jobs that no client looks at cost nothing.
 
 use super::store::SnapshotStore;
 use rcomm_analyzer::print::human::one_line;
@@ -15,11 +14,11 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Jobs that are watched at a time, besides the one that the server shows.
+/// Maximum number of jobs that are watched at a time, besides the one that the server shows.
 pub(crate) const MOST_WATCHED: usize = 4;
-/// A list is served again for so long.
+/// Time for which a list is served again before a new one is made.
 const FRESH: Duration = Duration::from_secs(3);
-/// What no client has asked for as long is forgotten.
+/// A list or a watched job that no client has requested for this long is dropped.
 const IDLE: Duration = Duration::from_secs(60);
 
 /// The jobs of a node, for [`Server::jobs`](crate::Server::jobs). Clones share the same state.
@@ -54,9 +53,9 @@ struct Watched {
 
 /// Why a job is not watched.
 pub(crate) enum NotWatched {
-    /// It has no rings here.
+    /// No ring in the directory belongs to it.
     Unknown,
-    /// [`MOST_WATCHED`] others are looked at.
+    /// [`MOST_WATCHED`] other jobs are in use.
     TooMany,
     /// No thread could be started.
     Failed(std::io::Error),
@@ -66,23 +65,25 @@ pub(crate) enum NotWatched {
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub(crate) struct JobRow {
     pub(crate) name: String,
-    /// Whether the server shows it where no job is named.
+    /// Whether the server shows this job if a request names none.
     pub(crate) shown: bool,
-    /// `None`: not judged, since there are too many jobs.
+    /// `None` if the job has not been judged yet, or is one of too many.
     pub(crate) verdict: Option<Verdict>,
-    /// What the report says first.
+    /// The first sentence of the report; empty if there is none.
     pub(crate) sentence: String,
-    /// An error or a warning was found.
+    /// Whether the last listing found an error or a warning.
     pub(crate) in_trouble: bool,
-    /// Ranks with a ring on this node, and how many of their processes live.
+    /// Number of ranks with a ring on this node.
     pub(crate) ranks: usize,
+    /// Number of these ranks whose process is alive.
     pub(crate) alive: usize,
-    /// When its newest ring was made, wall clock, ns since the epoch.
+    /// When its newest ring was created, wall clock, ns since the epoch.
     pub(crate) created_ns: i64,
 }
 
 impl Jobs {
-    /// The jobs with rings below `directory`, watched as the options say. Reads nothing yet.
+    /// The jobs with rings below `directory`; `options` and `pace` apply to those that are watched. Reads nothing
+    /// yet.
     pub fn new(directory: PathBuf, options: LiveOptions, pace: Pace) -> Self {
         Self(Arc::new(Shared {
             listing: Mutex::new(Listing {
@@ -98,8 +99,8 @@ impl Jobs {
         }))
     }
 
-    /// All jobs, trouble first; of the one that `shown` shows, what it says. A directory that cannot be read has
-    /// none.
+    /// All jobs, those in trouble first. The verdict and the sentence of the job that `shown` shows are those of its
+    /// newest snapshot. Empty if the directory cannot be read.
     ///
     /// # Blocking
     ///
@@ -138,15 +139,15 @@ impl Jobs {
         found.into_iter().map(row).collect()
     }
 
-    /// The job of this name, watched from now on.
+    /// The job `name`, watched from now on.
     ///
     /// # Blocking
     ///
-    /// Lists ring files, unless the job is watched already.
+    /// Lists ring files, unless the job is watched already. If another job must make room, joins its threads.
     ///
     /// # Errors
     ///
-    /// [`NotWatched`].
+    /// [`NotWatched`] says why the job is not watched.
     pub(crate) fn watch(&self, name: &str) -> Result<Arc<WatchedJob>, NotWatched> {
         let mut watched = lock(&self.0.watched);
         if let Some(known) = watched.get_mut(name) {
@@ -184,11 +185,12 @@ impl Jobs {
         Ok(job)
     }
 
-    /// Forgets what no client has asked for lately.
+    /// Drops the list and the watched jobs that no client has requested for a minute.
     ///
     /// # Blocking
     ///
-    /// Until a look that is under way is over: at most the pace's timeout a job.
+    /// Until a read of the records that is in progress has ended: for each dropped job, at most the time-out of the
+    /// pace.
     pub(crate) fn forget_idle(&self) {
         self.forget(IDLE);
     }
@@ -207,7 +209,7 @@ impl Jobs {
         let mut watched = lock(&self.0.watched);
         let old: Vec<(String, Watched)> = watched.extract_if(.., is_idle).collect();
         drop(watched);
-        // Only now, without the lock, their threads are joined.
+        // Dropping a watched job joins its threads, so the lock is released first.
         drop(old);
     }
 }
@@ -243,7 +245,7 @@ mod tests {
             })
             .collect();
         assert!(matches!(jobs.watch("job4"), Err(NotWatched::TooMany)));
-        // One that is no longer looked at makes room.
+        // A job that is no longer in use makes room.
         held.remove(0);
         held.push(jobs.watch("job4").ok().expect("there is room"));
         assert_eq!(watched(), ["job1", "job2", "job3", "job4"]);

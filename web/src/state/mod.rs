@@ -1,4 +1,4 @@
-//! What the server knows of jobs: the newest snapshots, a history of them, and the list of the node's jobs.
+//! The state of jobs: the newest snapshots, a history of them, and the list of the node's jobs.
 
 mod history;
 pub(crate) mod jobs;

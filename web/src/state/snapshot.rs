@@ -1,8 +1,8 @@
 //! The JSON sent to a page: the report, its age, and deltas between two reports.
 //!
-//! Each is serialized once for all clients. A delta names the snapshot that it applies to; a client on
-//! any other one gets a full snapshot. In a delta, `set` holds whole sections of the report by name,
-//! and `rows` the changed rows of `groups` and `ranks` by index.
+//! Each is serialized once for all clients. A delta names the snapshot that it applies to; a client with any other
+//! snapshot gets a full one. In a delta, `set` holds whole sections of the report by name, and `rows` the changed
+//! rows of `groups` and `ranks` by index.
 
 use rcomm_analyzer::matrix::{Matrix, Rows, matrix};
 use rcomm_analyzer::{GroupRef, Report, Severity, Snapshot, Verdict};
@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use std::sync::Arc;
 
-/// Columns of the matrix in every snapshot.
+/// Maximum number of columns of the matrix in every snapshot.
 const COLUMNS: usize = 24;
 /// Sections that are compared row by row.
 const BY_ROW: [&str; 2] = ["groups", "ranks"];
@@ -49,10 +49,10 @@ pub(crate) struct SourceState {
     pub(crate) error: Option<String>,
 }
 
-/// The matrix of the group that matters most: that of the first finding, else the largest group.
+/// The matrix of the group that matters most: that of the first finding with a group, else the largest group.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub(crate) struct Focus {
-    /// Which group.
+    /// The group.
     pub(crate) group: GroupRef,
     /// Its newest collectives; members with equal cells share a row.
     #[serde(flatten)]
@@ -123,10 +123,11 @@ pub(crate) struct Point {
     pub(crate) verdict: Verdict,
     /// Operations that were pending.
     pub(crate) in_flight: usize,
-    /// Age of the oldest of them in milliseconds.
+    /// Age of the oldest pending operation in milliseconds; 0 if none is pending.
     pub(crate) oldest_ms: f64,
-    /// Findings that are errors, and warnings.
+    /// Number of findings that are errors.
     pub(crate) errors: usize,
+    /// Number of findings that are warnings.
     pub(crate) warnings: usize,
 }
 
@@ -153,7 +154,7 @@ impl Point {
 /// Changes from one snapshot to the next.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub(crate) struct Delta {
-    /// The snapshot that this applies to.
+    /// Number of the snapshot that the delta applies to.
     pub(crate) base: u64,
     status: Value,
     focus: Value,
@@ -190,7 +191,7 @@ impl Delta {
     }
 }
 
-/// Changed rows by index; `None` if the number of rows changed.
+/// Changed rows by index; `None` if the number of rows changed, or one of the two is not a list.
 fn changed(before: &Value, after: &Value) -> Option<Map<String, Value>> {
     let (before, after) = (before.as_array()?, after.as_array()?);
     (before.len() == after.len()).then(|| {

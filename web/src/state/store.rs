@@ -15,12 +15,12 @@ pub(crate) struct Frame {
     pub(crate) body: ApiSnapshot,
     /// The snapshot as JSON.
     pub(crate) text: Arc<str>,
-    /// The snapshot that the delta applies to, and the delta as JSON.
+    /// Number of the snapshot that the delta applies to, and the delta as JSON; `None` for the first snapshot.
     pub(crate) delta: Option<(u64, Arc<str>)>,
 }
 
 impl Frame {
-    /// A snapshot without a predecessor.
+    /// The frame of a snapshot, without a delta.
     pub(crate) fn of(snapshot: Arc<Snapshot>) -> Self {
         let body = ApiSnapshot::of(&snapshot);
         let text = json(&body);
@@ -38,7 +38,8 @@ fn json(value: &impl serde::Serialize) -> Arc<str> {
     serde_json::to_string(value).unwrap_or_default().into()
 }
 
-/// The newest [`Snapshot`]. Readers block neither each other nor the analysis.
+/// The newest [`Snapshot`], the counters and the history. Readers of the newest snapshot do not wait for the
+/// analysis; readers of the counters or the history and the analysis wait for each other.
 ///
 /// Clones share the same state.
 #[derive(Clone)]
@@ -122,7 +123,8 @@ impl SnapshotStore {
         changes
     }
 
-    /// The metrics of the newest snapshot and the counters since start-up, as Prometheus text.
+    /// The metrics of the newest snapshot and the counters since start-up, as Prometheus text. The analysis waits
+    /// while they are written.
     pub fn metrics(&self, form: Form, exemplars: Exemplars) -> String {
         let newest = self.newest();
         metrics::write(newest.as_deref(), &lock(&self.counters), form, exemplars)
@@ -138,7 +140,7 @@ impl SnapshotStore {
         lock(&self.history).points()
     }
 
-    /// The JSON form of a kept snapshot; `None` if it is not kept any more.
+    /// The JSON form of a kept snapshot; `None` if it is not kept.
     pub(crate) fn past(&self, number: u64) -> Option<String> {
         let deflated = lock(&self.history).deflated(number)?;
         inflate(&deflated).ok()

@@ -3,7 +3,7 @@
 //!
 //! A *part* is what one rank is responsible for: its share of a reduction. A *segment* is the amount of a
 //! part that is exchanged before it is combined, so that it is still in the cache then. While the
-//! contributions of one segment are sent, the results of the segment before are sent as well.
+//! contributions to one segment are sent, the results of the previous segment are sent as well.
 
 use crate::channels::{Channels, Transfer};
 use crate::collective::part_of;

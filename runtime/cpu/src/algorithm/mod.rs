@@ -1,7 +1,8 @@
 //! Algorithms of collectives: which bytes go to which rank, and in which order.
 //!
-//! Ranks that share memory use [`shm_exchange`]. Where several ranks of several hosts are in a group,
-//! [`hosts`] divides the work between each host and the network. All others use channels:
+//! A group whose ranks all share memory uses [`shm_exchange`]. For a group on several hosts, at least one of
+//! which has several of its ranks, [`hosts`] divides the work between each host and the network. All other
+//! groups use channels:
 //!
 //! | pattern | algorithm | bytes that a rank sends, n ranks, s bytes |
 //! |---|---|---|
@@ -201,7 +202,7 @@ fn small_input<'a>(collective: &'a Collective<'_>, place: Position) -> Option<&'
     }
 }
 
-/// Total bytes of such inputs over all ranks.
+/// Total bytes over all ranks of the inputs that [`small_input`] returns.
 fn small_inputs_len(collective: &Collective<'_>, place: Position) -> usize {
     match collective {
         Collective::AllReduce { data, .. } => data.len().saturating_mul(place.size),
@@ -211,7 +212,7 @@ fn small_inputs_len(collective: &Collective<'_>, place: Position) -> usize {
     }
 }
 
-/// Completes a collective whose data came with the headers: `inline` gives each rank's.
+/// Completes a collective whose data came with the headers; `inline` returns the data of a rank.
 fn finish_small<'a>(
     collective: &mut Collective<'_>,
     place: Position,

@@ -269,7 +269,7 @@ mod tests {
             // the same time.
             unsafe { byte(&other, at).write(9) };
             let expected = if cut.contains(&at) { 7 } else { 9 };
-            // SAFETY: `at` is less than the region's length; the byte is initialised, as the file's is.
+            // SAFETY: `at` is less than the region's length; the byte is initialized, as the file's is.
             assert_eq!(unsafe { byte(backing.region(), at).read() }, expected);
         }
         assert!(backing.whole_pages(&(0..page)).is_none());

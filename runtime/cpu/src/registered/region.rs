@@ -176,11 +176,11 @@ mod tests {
         // SAFETY: byte 4,999 of 5,000, which nothing else uses in this mapping.
         unsafe { own.start().as_ptr().add(4999).write(7) };
         assert!(!other.is_empty());
-        // SAFETY: byte 4,999 of 5,000, initialised by the file, and not written during the read.
+        // SAFETY: byte 4,999 of 5,000, initialized by the file, and not written during the read.
         assert_eq!(unsafe { other.start().as_ptr().add(4999).read() }, 7);
         own.empty();
         assert!(other.is_empty());
-        // SAFETY: byte 4,999 of 5,000, initialised by the file, and not written during the read.
+        // SAFETY: byte 4,999 of 5,000, initialized by the file, and not written during the read.
         assert_eq!(unsafe { other.start().as_ptr().add(4999).read() }, 0);
     }
 }

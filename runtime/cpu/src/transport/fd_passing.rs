@@ -22,7 +22,10 @@ pub(crate) fn send(stream: &UnixStream, bytes: &[u8], file: &OwnedFd) -> io::Res
     Ok(())
 }
 
-/// Receives up to `bytes.len()` bytes, and the file that may be sent with them.
+/// Receives bytes and the file that may be sent with them.
+///
+/// # Errors
+/// Those of the system; `UnexpectedEof` if fewer than `bytes.len()` bytes arrive at once.
 pub(crate) fn receive(stream: &UnixStream, bytes: &mut [u8]) -> io::Result<Option<OwnedFd>> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut ancillary = RecvAncillaryBuffer::new(&mut space);

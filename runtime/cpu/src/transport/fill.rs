@@ -5,7 +5,7 @@ use rcomm_core::{Buffer, Result};
 /// The bytes of a buffer of an operation that was submitted to this backend.
 ///
 /// # Errors
-/// As [`Buffer::bytes_to_fill`].
+/// Those of [`Buffer::bytes_to_fill`].
 pub(crate) fn bytes_to_fill<'b>(buffer: &'b mut Buffer<'_>) -> Result<&'b mut [u8]> {
     // SAFETY: a backend keeps no buffer. Once it has returned the operation, its caller drops the buffers
     // before the lender's borrow ends, and each buffer settles its `bool`s as it is dropped.

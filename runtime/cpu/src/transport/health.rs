@@ -18,6 +18,7 @@ pub(crate) struct SocketHealth {
 
 /// The health of a connection; `None` if it is not open in both directions, or the system does not tell.
 pub(crate) fn health(socket: &TcpStream) -> Option<SocketHealth> {
+    // `TCP_ESTABLISHED` of the kernel.
     const ESTABLISHED: u8 = 1;
     let mut info = MaybeUninit::<libc::tcp_info>::zeroed();
     let mut length = size_of::<libc::tcp_info>() as libc::socklen_t;
@@ -42,8 +43,13 @@ pub(crate) fn health(socket: &TcpStream) -> Option<SocketHealth> {
     })
 }
 
-/// Limits the pause between two attempts to send what is not acknowledged; a second is the least.
+/// Limits the pause between two attempts to send what is not acknowledged. `pause` is adjusted to what the
+/// kernel accepts: at least one second, and at most two minutes.
+///
+/// # Errors
+/// Those of the system, such as a kernel that does not have the option.
 pub(crate) fn limit_retransmission_pause(socket: &TcpStream, pause: Duration) -> io::Result<()> {
+    // From the kernel's headers; `libc` does not define it.
     const TCP_RTO_MAX_MS: libc::c_int = 44;
     let ms = libc::c_int::try_from(pause.as_millis()).unwrap_or(120_000);
     let ms = ms.clamp(1_000, 120_000);

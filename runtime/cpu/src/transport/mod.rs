@@ -1,8 +1,8 @@
 //! How bytes are moved from one rank to another.
 //!
-//! Ranks of one host share memory ([`shm`]). Other ranks use channels: a [`Channel`] is a stream of bytes
-//! in both directions between two ranks. It never blocks: bytes that do not fit or have not arrived are
-//! tried again later. The callers decide how to wait.
+//! All ranks of one host can exchange bytes through shared memory ([`shm`]). Two ranks use a channel: a
+//! [`Channel`] is a stream of bytes in both directions, over sockets or in shared memory. It never blocks:
+//! bytes that do not fit or have not arrived are tried again later. The callers decide how to wait.
 
 pub(crate) mod fd_passing;
 #[allow(unsafe_code)]

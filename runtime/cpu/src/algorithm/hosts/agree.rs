@@ -1,9 +1,11 @@
-//! All ranks receive all headers and the data sent with them: first inside each host, then between hosts.
+//! All ranks agree on a step and receive the data sent with its headers: first inside each host, then between
+//! hosts.
 //!
 //! 1. In one phase, the ranks of a host compare signatures and show each other their bytes. If signatures
 //!    differ, they show their headers in another phase.
 //! 2. The first rank of each host sends its host's headers to the other hosts' first ranks ([`Agreement`]).
-//! 3. It shows the other ranks of its host the result: all data, or the reason why there is no agreement.
+//! 3. The first rank of each host shows the other ranks of its host the result: all data, or the reason why
+//!    there is no agreement.
 
 use super::HostTransports;
 use super::host_exchange::HostExchange;
@@ -13,7 +15,7 @@ use crate::collective::{Position, compare_lists, has_lists};
 use crate::transport::shm::{INLINE, SLOT};
 use crate::wait::{Failure, WaitPolicy};
 
-/// How many bytes each rank adds to an agreement, as far as all ranks know this beforehand.
+/// How many bytes each rank adds to an agreement. Except for `List`, all ranks know this beforehand.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Contribution {
     /// Only its header.
@@ -47,7 +49,7 @@ impl Contribution {
     }
 }
 
-/// The bytes of all ranks, in order of ranks.
+/// The bytes that all ranks have added to the last agreement, in order of ranks.
 #[derive(Default)]
 pub(super) struct HostAgreement {
     bytes: Vec<u8>,
@@ -56,11 +58,11 @@ pub(super) struct HostAgreement {
     agreement: Agreement,
 }
 
-/// Value of the first byte of a leader's line if all ranks agree. With any other value, the leader's slot
-/// holds the reason.
+/// First byte of the line of a host's first rank if all ranks agree.
 const AGREED: u8 = 1;
+/// First byte of this line if they do not; then the slot of the next phase holds the reason.
 const REFUSED: u8 = 2;
-/// Bytes of that line before the inline data, if it has any.
+/// Bytes of this line before the data of all ranks, if the data fits into the line.
 const HEAD: usize = 8;
 /// Bytes for the reason why ranks do not agree: the rank, the length and the text.
 const REASON: usize = 4096;
@@ -74,7 +76,7 @@ impl HostAgreement {
     /// Exchanges headers and data with all ranks.
     ///
     /// # Errors
-    /// `Mismatch` on all ranks if the headers differ.
+    /// `Mismatch` on all ranks if the headers differ or the lists of counts do not match.
     pub(super) fn exchange(
         &mut self,
         via: &mut HostTransports<'_>,
@@ -338,7 +340,8 @@ impl HostAgreement {
         host_exchange.run_agreed_phase(&line, used, policy)
     }
 
-    /// Receives from the first rank of this host the data of all ranks, which are `len` bytes.
+    /// Receives the data of all ranks (`len` bytes), or why they do not agree, from the first rank of this
+    /// host.
     fn receive_agreed(
         &mut self,
         via: &mut HostTransports<'_>,
@@ -411,7 +414,7 @@ fn counts(bytes: &[u8]) -> Vec<u64> {
         .collect()
 }
 
-/// A disagreement as a slot holds it; longer text is cut off.
+/// Encodes a disagreement for a slot; text that does not fit into [`REASON`] bytes is cut off.
 fn reason(found: &Disagreement) -> Vec<u8> {
     let room = REASON - 8;
     let mut end = found.message.len().min(room);

@@ -1,7 +1,7 @@
 //! Reductions along a chain of hosts: each host receives the combined data of those before it, and combines
 //! its own ranks' data with them.
 //!
-//! The data are processed in *blocks*. Every rank that has a stripe of a block forwards it in *chunks*,
+//! The data is processed in *blocks*. Every rank that has a stripe of a block forwards it in *chunks*,
 //! each as large as the slots of a phase hold. In one phase the ranks of a host show each other what each
 //! combines, and while a host combines a chunk, the host before it combines the next one. On the last host
 //! the stripe is complete. It is forwarded back to the first host chunk by chunk as it arrives, and the
@@ -43,6 +43,7 @@ struct ChunkLayout {
 
 impl ChunkLayout {
     fn of(stripes: usize, longest: usize) -> Self {
+        // Whole cache lines of 64 bytes.
         let most = (SLOT / stripes) & !63;
         Self {
             stripes,
@@ -185,7 +186,7 @@ impl Chain {
         Ok(())
     }
 
-    /// Processes one chunk of this rank's stripe: receives what the hosts before have combined, adds the
+    /// Processes one chunk of this rank's stripe: receives what the previous hosts have combined, adds the
     /// data of this host's ranks in order, and sends the sum on or keeps the result. `own` is this rank's
     /// input; the inputs of the others are at `at` in their slots.
     fn combine_chunk(
@@ -226,8 +227,9 @@ impl Chain {
         via.channels.drive(&mut transfers, policy)
     }
 
-    /// Each rank's part is the stripe of the rank at its place (modulo the number of stripes, on hosts with
-    /// more ranks than stripes). The last host sends each rank its result.
+    /// The part for each rank is combined by the ranks that have the same place on their hosts as that rank
+    /// (modulo the number of stripes, on hosts with more ranks than stripes). The last host sends each rank its
+    /// result.
     pub(super) fn reduce_scatter(
         &mut self,
         via: &mut HostTransports<'_>,
@@ -256,7 +258,7 @@ impl Chain {
             self.results.clear();
             let first = round;
             let mut taken = 0;
-            // As many rounds at a time as the limit on waiting results allows.
+            // As many rounds at a time as about one block of results allows.
             while round < rounds && (round == first || taken < BLOCK) {
                 let parts: Vec<&[u8]> = (0..count).map(|stripe| part(stripe, round)).collect();
                 self.fold(via, place, &parts, by, policy)?;

@@ -28,22 +28,22 @@ impl HostExchange {
         }
     }
 
-    /// Ranks of this host.
+    /// Number of the group's ranks on this host.
     pub(super) fn size(&self) -> usize {
         self.ranks.len()
     }
 
-    /// This rank's place among them.
+    /// This rank's place among the group's ranks on this host.
     pub(super) fn place(&self) -> usize {
         self.place
     }
 
-    /// The rank in the world of the one at `place`.
+    /// The rank in the world of the rank at `place` on this host.
     pub(super) fn global(&self, place: usize) -> Rank {
         self.ranks[place]
     }
 
-    /// Starts an operation with this signature: it identifies the next phases.
+    /// Starts an operation; `signature` and the numbers after it identify its phases.
     pub(super) fn begin(&mut self, signature: u64) {
         self.signature = signature;
     }
@@ -56,7 +56,8 @@ impl HostExchange {
         }
     }
 
-    /// Writes into the first `used` bytes of this rank's slot of the phase to come.
+    /// Calls `fill` with the first `used` bytes of this rank's slot of the next phase; does nothing on a host
+    /// with one rank.
     pub(super) fn fill(&mut self, used: usize, fill: impl FnOnce(&mut [u8], &mut AdaptiveCopy)) {
         if let Some(shm_exchange) = &mut self.shm_exchange {
             fill(shm_exchange.next_slot(used), &mut self.copier);
@@ -80,7 +81,7 @@ impl HostExchange {
         run.map_err(|error| error.into_failure(&self.ranks))
     }
 
-    /// As [`run_phase`](Self::run_phase), among ranks that have agreed.
+    /// Works as [`run_phase`](Self::run_phase) among ranks that have agreed: different signatures are an error.
     pub(super) fn run_agreed_phase(
         &mut self,
         inline: &[u8],
@@ -101,7 +102,7 @@ impl HostExchange {
             .map_or(&[], |shm_exchange| shm_exchange.slot(place))
     }
 
-    /// The bytes that the rank at `place` shows in its line.
+    /// The first `len` bytes that the rank at `place` shows in its line; none on a host with one rank.
     pub(super) fn line(&self, place: usize, len: usize) -> &[u8] {
         self.shm_exchange
             .as_ref()

@@ -10,13 +10,13 @@
 //! | all_to_all, gather, scatter | as over [`ChannelEngine`], by streams in memory inside a host | | |
 //!
 //! A *stripe* is the part of the data that one rank of each host sends. There are as many stripes as the host
-//! with the fewest ranks has ranks. So all ranks send between hosts at the same time, each over a channel of
-//! its own.
+//! with the fewest ranks has ranks. The ranks with a stripe send between hosts at the same time, each over
+//! its own channel.
 //!
 //! Reductions combine in order of ranks: the sum of the first host is sent to the second, which adds its
 //! ranks' values one by one and forwards the sum. The last host has the result and sends it back. The
 //! result therefore has the same bits as with every other algorithm here, and costs no more bytes than a
-//! ring. If the ranks of a host are not neighbours in the group, reductions use [`ChannelEngine`] instead.
+//! ring. If the ranks of a host are not consecutive in the group, reductions use [`ChannelEngine`] instead.
 
 mod agree;
 mod chain;
@@ -72,7 +72,8 @@ pub(crate) struct ShmExchanges {
     pub(crate) streams: Option<ShmExchange>,
 }
 
-/// The time-out for looking in the store for the other hosts' exchange areas.
+/// The time-out of one look in the store for the other hosts' exchange areas. Between two looks the deadline
+/// is checked.
 const STORE_TIME: Duration = Duration::from_millis(100);
 
 /// The means by which an operation reaches the other ranks.
@@ -83,7 +84,7 @@ struct HostTransports<'a> {
 }
 
 impl HostsEngine {
-    /// Publishes in the group's `store` whether this host has an exchange area.
+    /// Makes the engine, and publishes in the group's `store` whether this host has an exchange area.
     ///
     /// # Errors
     /// Those of the store.
@@ -150,7 +151,8 @@ impl HostsEngine {
         }
     }
 
-    /// As [`ChannelEngine::run`].
+    /// Works as [`ChannelEngine::run`]; the first operation also waits until all hosts have published whether
+    /// they have an exchange area.
     pub(crate) fn run(
         &mut self,
         step: Step<'_>,
@@ -231,7 +233,8 @@ fn shm_exchange_key(host: usize) -> String {
     format!("shm_exchange/{host}")
 }
 
-/// The bytes that each rank adds to the agreement on this collective, if its data are sent with the header.
+/// The bytes that each rank adds to the agreement on this collective; none unless its data is sent with the
+/// header.
 fn contribution(collective: &Collective<'_>, is_inline_data: bool) -> Contribution {
     match collective {
         _ if !is_inline_data => Contribution::Nothing,

@@ -13,8 +13,8 @@ use std::ops::Range;
 /// Bytes that are sent from host to host before the ranks of a host put them together.
 const BLOCK: usize = 4 << 20;
 
-/// The root's host has the data first. Then every rank of that host that has a stripe sends it to the next
-/// host, which forwards it as it arrives.
+/// Broadcasts block by block. The ranks of the root's host get a block first. Then each of them that has a
+/// stripe sends it to the next host, which forwards it as it arrives.
 pub(super) fn broadcast(
     via: &mut HostTransports<'_>,
     mut data: Data<'_>,

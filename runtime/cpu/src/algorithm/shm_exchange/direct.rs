@@ -63,12 +63,13 @@ impl DirectSizes {
         Self(spans.filter(|(_, span)| !span.is_empty()).collect())
     }
 
-    /// The smallest of those sizes, over all operations.
+    /// The smallest of these sizes over all operations, in bytes.
     pub(super) fn least(&self) -> usize {
         let starts = self.0.iter().map(|(_, span)| span.start);
         starts.min().unwrap_or(usize::MAX)
     }
 
+    /// Whether ranks check this for an operation of this size.
     pub(super) fn have(&self, pattern: Pattern, bytes: usize) -> bool {
         let mut spans = self.0.iter();
         spans.any(|(it, span)| *it == pattern && span.contains(&bytes))
@@ -89,8 +90,8 @@ impl Phases for PhaseContext<'_, '_> {
 }
 
 impl PhaseContext<'_, '_> {
-    /// Runs the collective in registered buffers if the buffers of all participating ranks are registered;
-    /// otherwise returns it.
+    /// Runs the collective in registered buffers and returns `None`. Returns the collective unchanged if the
+    /// ranks' buffers do not allow this.
     pub(super) fn run_direct<'a>(
         &mut self,
         collective: Collective<'a>,
@@ -333,11 +334,11 @@ impl PhaseContext<'_, '_> {
 enum Agreed<'a> {
     /// All ranks work in each other's memory, by the terms with this index.
     Direct(usize, DirectAccess<'a>),
-    /// They use slots; the data are unchanged.
+    /// The ranks use slots; the data is unchanged.
     Slots(Data<'a>),
 }
 
-/// Returns data that are written.
+/// Returns the bytes of data that the terms let this rank write.
 fn written(data: Data<'_>) -> &mut [u8] {
     match data {
         Data::Write(bytes) => bytes,
@@ -345,7 +346,7 @@ fn written(data: Data<'_>) -> &mut [u8] {
     }
 }
 
-/// Returns data that are read.
+/// Returns the bytes of data that is only read.
 fn read(data: Data<'_>) -> &[u8] {
     match data {
         Data::Read(bytes) => bytes,

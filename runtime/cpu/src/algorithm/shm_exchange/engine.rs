@@ -53,7 +53,7 @@ impl ShmEngine {
         }
     }
 
-    /// As [`ChannelEngine::run`](crate::algorithm::ChannelEngine::run).
+    /// Works as [`ChannelEngine::run`](crate::algorithm::ChannelEngine::run).
     #[inline]
     pub(crate) fn run(
         &mut self,
@@ -110,8 +110,8 @@ impl ShmEngine {
 }
 
 impl PhaseContext<'_, '_> {
-    /// Runs the operation through lines and slots. The longest part's length is known if the ranks have
-    /// exchanged their lengths.
+    /// Runs the operation through lines and slots. `longest` is the length in bytes of the longest part of
+    /// any rank, if the ranks have exchanged lists of counts.
     fn by_shm_exchange(
         &mut self,
         collective: Collective<'_>,

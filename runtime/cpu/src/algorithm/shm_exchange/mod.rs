@@ -1,6 +1,6 @@
 //! Collectives of ranks that share memory: each rank writes its own slot and reads the others'.
 //!
-//! Data are sent in *chunks*, one per phase, small enough that a chunk written by one rank is still in a
+//! Data is sent in *chunks*, one per phase, small enough that a chunk written by one rank is still in a
 //! cache when the others read it. Only the callers' buffers are read and written in full. The headers are
 //! compared as signatures in every phase: ranks that disagree detect this in the first phase, before any
 //! rank has read another's data.
@@ -25,5 +25,5 @@ mod shares;
 
 pub(crate) use engine::ShmEngine;
 
-/// Bytes of a chunk of an all_reduce; the rest of a slot is for a share of the result.
+/// The longest chunk, in bytes. In an all_reduce, the rest of a slot is for a share of the result.
 const CHUNK: usize = 128 << 10;

@@ -9,7 +9,7 @@ use crate::wait::Failure;
 use rcomm_core::arithmetic::{self, copy, copy_past_caches};
 use std::ops::Range;
 
-/// Results of at least this size are written past the caches.
+/// Results of at least this many bytes are written past the caches.
 const STREAMED: usize = 4 << 20;
 
 impl PhaseContext<'_, '_> {
@@ -62,7 +62,7 @@ impl PhaseContext<'_, '_> {
             let own = clip(&range, input.len());
             let piece = &mut self.shm_exchange.next_slot(range.len())[..own.len()];
             self.copier.copy(piece, &input[own.clone()]);
-            // The copy to this rank's own output goes through the cache, since the bytes are still there.
+            // This rank's own part is copied to the output now, while the bytes are still in the cache.
             let kept = &mut outputs.part_mut(rank)[own.clone()];
             copy_result(kept, &input[own], longest * size);
             self.run_phase(range.len())?;
@@ -212,7 +212,7 @@ impl PhaseContext<'_, '_> {
         longest <= INLINE / (self.place.size - 1).max(1)
     }
 
-    /// A phase in which each rank shows the parts for the others in its line.
+    /// Runs a phase in which each rank shows the parts for the others in its line.
     fn run_parts_phase(&mut self, inputs: &Inputs<'_>, longest: usize) -> Result<(), Failure> {
         let Position { rank, size, .. } = self.place;
         let mut line = [0; INLINE];
@@ -254,7 +254,8 @@ pub(super) fn copy_result(to: &mut [u8], from: &[u8], whole: usize) {
     }
 }
 
-/// Length of a slot's sections, one for each other rank: at most `longest`, rounded up.
+/// Length of a slot's sections, one for each other rank: a multiple of a cache line of 64 bytes, and at most
+/// `longest` rounded up to one.
 fn section_len(size: usize, longest: usize) -> usize {
     let most = (SLOT / (size - 1)).min(CHUNK) & !63;
     most.min(longest.max(1).next_multiple_of(64))

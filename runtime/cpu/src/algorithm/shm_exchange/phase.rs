@@ -1,4 +1,4 @@
-//! What every step needs to go through the phases of its exchange area, and what happens when ranks disagree.
+//! [`PhaseContext`]: runs the phases of one step, and handles ranks that disagree.
 
 use crate::collective::op_header::{self, OP_HEADER_LEN, OpHeader};
 use crate::collective::{Position, compare_lists};
@@ -8,7 +8,7 @@ use crate::wait::{Failure, WaitPolicy};
 use rcomm_core::arithmetic::AdaptiveCopy;
 use rcomm_recorder::model::Rank;
 
-/// What every step needs to go through its phases.
+/// What one step needs to run the phases of its exchange area.
 pub(super) struct PhaseContext<'a, 'p> {
     pub(super) shm_exchange: &'a mut ShmExchange,
     pub(super) copier: &'a mut AdaptiveCopy,
@@ -33,7 +33,7 @@ impl PhaseContext<'_, '_> {
         self.phase(&[], used)
     }
 
-    /// Runs the next phase, in which these bytes are shown and no slots.
+    /// Runs the next phase, in which only these bytes are shown and no slots are used.
     #[inline]
     pub(super) fn run_inline_phase(&mut self, inline: &[u8]) -> Result<(), Failure> {
         self.phase(inline, 0)
@@ -90,7 +90,8 @@ impl PhaseContext<'_, '_> {
         }
     }
 
-    /// Shows headers with lists of counts; returns the bytes of the longest part of any rank.
+    /// Exchanges and compares headers with lists of counts; returns the length in bytes of the longest part of
+    /// any rank.
     pub(super) fn compare_lists(&mut self, lists: &[u64]) -> Result<Option<usize>, Failure> {
         let mut op_header = *self.op_header;
         let len = lists.len() * 8;

@@ -9,7 +9,7 @@ use crate::wait::Failure;
 use rcomm_core::arithmetic::{self, copy};
 use std::ops::Range;
 
-/// Length in bytes of the longest operation whose ranks exchange places. A longer one has phases without
+/// Length in bytes of the longest operation with [`Traffic::Exchange`]. A longer one has phases without
 /// shares of some ranks, so some ranks would not write where they have read: from 512 KiB on, that is a
 /// quarter slower.
 const EXCHANGED: usize = 256 << 10;
@@ -39,7 +39,7 @@ impl Shares {
         self.len.div_ceil(CHUNK)
     }
 
-    /// The bytes of the whole that `rank` combines in this chunk.
+    /// The range of the operation's bytes that `rank` combines in this chunk.
     fn part(self, rank: usize, chunk: usize) -> Range<usize> {
         let start = (chunk * CHUNK).min(self.len);
         let len = (self.len - start).min(CHUNK);
@@ -47,7 +47,7 @@ impl Shares {
         start + part.start..start + part.end
     }
 
-    /// Bytes for a part of this chunk, whichever rank combines it.
+    /// Bytes that a slot has for each part of this chunk: the longest part, rounded up to whole cache lines.
     fn width(self, chunk: usize) -> usize {
         let parts = (0..self.size).map(|rank| self.part(rank, chunk).len());
         parts.max().unwrap_or(0).next_multiple_of(64)
@@ -58,7 +58,7 @@ impl Shares {
         (reader - usize::from(reader > writer)) * self.width(chunk)
     }
 
-    /// Where the share of the chunk before is in the slots of this phase.
+    /// Where the share of the previous chunk is in the slots of this phase.
     fn share_at(self, phase: usize) -> usize {
         if phase < self.chunks() {
             (self.size - 1) * self.width(phase)
@@ -176,7 +176,7 @@ impl PhaseContext<'_, '_> {
         }
     }
 
-    /// As all_reduce, but only the root copies the shares.
+    /// Works as `all_reduce`, but only the root copies the shares.
     pub(super) fn reduce(
         &mut self,
         mut data: Data<'_>,
@@ -224,7 +224,7 @@ impl PhaseContext<'_, '_> {
     }
 }
 
-/// Collects `count` inputs, on the stack as long as they are few.
+/// Calls `use_them` with `count` inputs, which are collected on the stack if they are few.
 #[inline]
 pub(super) fn with_inputs<'a>(
     count: usize,

@@ -10,13 +10,14 @@ use std::time::{Duration, Instant};
 const AGREEMENTS: usize = 1024;
 /// Bytes of one agreement: its number, the hash of what was agreed on, its length, and its first bytes.
 const AGREEMENT_LEN: usize = 64;
+// Offsets of the fields in an agreement; the number is at 0.
 const HASH: usize = 8;
 const LEN: usize = 16;
 const TEXT: usize = 24;
 const TEXT_LEN: usize = AGREEMENT_LEN - TEXT;
 /// A number is looked up in this many consecutive places, from the place at the number modulo `AGREEMENTS`.
 const PROBES: usize = 32;
-/// How long the rank that has decided may take to write its bytes.
+/// How long a rank waits for the bytes of the rank that has decided.
 const WRITE_TIME: Duration = Duration::from_millis(200);
 
 /// Bytes of the table.
@@ -77,8 +78,8 @@ fn write(table: &Mapping, place: usize, words: &[u8]) {
     table.long(place + LEN).store(len, Ordering::Release);
 }
 
-/// Returns the bytes at a place where another rank has decided. That rank writes them immediately, unless
-/// it has died just then.
+/// Returns the bytes at a place where another rank has decided. That rank writes them immediately; if it has
+/// died before it did, returns none after [`WRITE_TIME`].
 fn read(table: &Mapping, place: usize) -> Vec<u8> {
     let since = Instant::now();
     let len = loop {

@@ -15,7 +15,7 @@ pub(super) const LINE: usize = 128;
 
 /// Bytes that a line carries besides its flag and signature.
 pub(crate) const INLINE: usize = 48;
-/// Most bytes of one slot.
+/// The largest slot, in bytes.
 pub(crate) const SLOT: usize = 192 << 10;
 /// Bytes in which a rank places its slots one after the other, if memory allows: more than a second-level
 /// cache of 1 MiB holds. When a slot's memory is written again, the copies that the other ranks have read
@@ -29,7 +29,7 @@ pub(super) const SMALL: usize = 8 << 10;
 pub(super) const FETCHED: usize = 1 << 10;
 /// Bytes of the two places in which a pair exchanges its slots ([`Traffic::Exchange`]).
 const EXCHANGED: usize = 2 * SLOT;
-/// Smallest size of a round, so that a slot never overlaps the one before it.
+/// Smallest size of a round, so that a slot never overlaps the previous one.
 const SLOTS_LEAST: usize = 3 * SLOT;
 /// Bytes for the slots of all ranks of a group, provided that each rank gets at least the smallest size.
 const SLOTS_ALL: usize = 24 << 20;
@@ -64,7 +64,7 @@ fn pairs(ranks: usize) -> usize {
     ranks * ranks.saturating_sub(1) / 2
 }
 
-/// Bytes that a stream of such a group holds in each direction.
+/// Bytes that a stream of a group of `ranks` ranks holds in each direction.
 pub(super) fn ring_len(ranks: usize) -> usize {
     let share = RINGS_ALL / (2 * pairs(ranks).max(1)) / PAGE * PAGE;
     share.clamp(RING_LEAST, RING_MOST)

@@ -1,4 +1,4 @@
-//! Why a wait on an exchange area has ended.
+//! [`ShmExchangeError`], and its meaning as a [`Failure`].
 
 use crate::wait::{Failure, Interrupted};
 use rcomm_recorder::model::Rank;
@@ -20,7 +20,7 @@ pub(crate) enum ShmExchangeError {
 }
 
 impl ShmExchangeError {
-    /// The failure, in a group of these ranks of the world.
+    /// Returns the failure for a group whose members have these ranks in the world.
     pub(crate) fn into_failure(self, ranks: &[Rank]) -> Failure {
         match self {
             Self::Interrupted(why) => why.into(),

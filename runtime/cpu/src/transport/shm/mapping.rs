@@ -1,4 +1,4 @@
-//! A range of a segment mapped into this process.
+//! [`Mapping`]: addresses and atomic words in the memory of a segment.
 
 use rustix::mm::{Advice, MapFlags, ProtFlags};
 use rustix::thread::futex;
@@ -7,7 +7,7 @@ use std::os::fd::OwnedFd;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, AtomicU64};
 
-/// A range of the segment mapped into this process.
+/// A range of a segment that is mapped into this process until this value is dropped.
 pub(super) struct Mapping {
     start: NonNull<u8>,
     len: usize,

@@ -11,7 +11,7 @@
 //! one after the other and then from the beginning again. All ranks go through the same *phases* 1, 2, 3,
 //! ... In phase p a rank writes its slot p, which does not overlap its slot p - 1, and its line p % 2, then
 //! stores p into the line's flag. It waits until every line p % 2 of the others shows p, and then reads
-//! those lines and slots. This is the only synchronisation, and it is sufficient: a rank overwrites what it
+//! those lines and slots. This is the only synchronization, and it is sufficient: a rank overwrites what it
 //! wrote in phase p when it enters phase p + 2 at the earliest. It does that only after it has seen the
 //! flag p + 1 of all ranks, which they stored after they had read everything of phase p. For the same
 //! reason two ranks may swap the places of their slots (two for each rank, used alternately) when both have
@@ -29,7 +29,7 @@
 //! A waiter that has polled long enough sleeps on the flag (a futex). The writer wakes it if the writer has
 //! seen the waiter's mark. There is deliberately no fence between the store of the flag and the load of the
 //! mark: the mark can be missed in the nanoseconds that a store takes to become visible, and the waiter
-//! then finds the flag at the end of its sleep, a few milliseconds later at most.
+//! then finds the flag at the end of its sleep, at most ten milliseconds later.
 
 mod agreement;
 mod area;

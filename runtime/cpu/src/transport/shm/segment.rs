@@ -19,37 +19,42 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+/// `rtcsgm02` in ASCII: marks a segment of this layout.
 const MAGIC: u64 = 0x3230_6d67_7363_7472;
 /// How many groups can have an exchange area at the same time. Further groups use sockets. An area takes
 /// memory only where it was written.
 const GROUPS: usize = 4096;
+/// Bytes before the table of ranks.
 const HEAD: usize = 4096;
+/// Bytes of a group's entry: state, number of ranks that have left the group, and key.
 const ENTRY: usize = 64;
 /// Bytes of a rank's entry: state, process id, and from byte 64 on the processors on which the rank may
 /// run.
 const RANK: usize = 192;
 const PROCESSORS: usize = 64;
-/// Offset of the count of how often a group was given a place or refused one; and offset of the number of
-/// ranks that sleep until this count changes.
+/// Offset of the count of how often a group was given a place or refused one.
 const CLAIMS: usize = 16;
+/// Offset of the number of ranks that sleep until this count changes.
 const SLEEPERS: usize = 20;
 /// Offset of the count of ranks that have entered.
 const ENTERED: usize = 24;
-/// Offset of the count of groups that were refused a place; and how many of their keys, the last ones, are
-/// kept. A rank that is further behind the leader of a refused group than this does not learn of the
-/// refusal, and its time-out ends the wait.
+/// Offset of the count of groups that were refused a place.
 const REFUSED: usize = 64;
+/// How many keys of refused groups are kept, the last ones. If more groups were refused since its own, a rank
+/// does not learn of the refusal, and its time-out ends the wait.
 const REFUSALS: usize = 8192;
 const HUGE_PAGE: usize = 2 << 20;
 
+// States of a rank's entry; 0 before the rank enters.
 const PRESENT: u32 = 1;
 const LEFT: u32 = 2;
 
+// States of a group's entry; 0 while it is free.
 const CLAIMED: u32 = 1;
 const READY: u32 = 2;
 
-/// All places, from one on that depends on the key: neither making a group nor finding it passes over the
-/// places of all others.
+/// All places of the directory, beginning with one that depends on the key, so that neither making a group
+/// nor finding it passes over the places of all other groups.
 fn places(key: u64) -> impl Iterator<Item = usize> {
     let start = (key % GROUPS as u64) as usize;
     (start..GROUPS).chain(0..start)
@@ -172,7 +177,7 @@ impl Segment {
         }
     }
 
-    /// Sleeps until as many ranks have entered as the world has, for this long at most.
+    /// Sleeps until as many ranks have entered as the world has, but at most for this long.
     pub(crate) fn await_all(&self, time: Duration) {
         let until = Instant::now() + time;
         let entered = self.table.word(ENTERED);
@@ -218,7 +223,9 @@ impl Segment {
         wait_mode_of(&sets)
     }
 
-    /// Whether this rank has left, or its process has ended.
+    /// Whether this rank has left, or its process has ended; `false` if the system does not let this process
+    /// find
+    /// out.
     pub(crate) fn is_gone(&self, rank: Rank) -> bool {
         let entry = Self::rank_entry(rank);
         match self.table.word(entry).load(Ordering::Acquire) {
@@ -260,8 +267,8 @@ impl Segment {
         agree(&self.table, start, number, words)
     }
 
-    /// The area of a group: its rank 0, whose global rank is `first`, claims it, and the others find it.
-    /// `None` if there are too many groups.
+    /// Returns the number of a group's area. The group's rank 0, whose global rank is `first`, claims the area,
+    /// and the others wait for this. `None` if there are too many groups.
     pub(super) fn area_of(
         &self,
         key: u64,
@@ -289,7 +296,7 @@ impl Segment {
         Mapping::new(&self.file, self.area(at) + start, len)
     }
 
-    /// Counts a rank that has left the group of an area; returns how many have.
+    /// Counts a rank that has left the group of an area; returns how many have left.
     pub(super) fn leave_area(&self, at: usize) -> usize {
         let left = self.table.word(self.group_entry(at) + 4);
         left.fetch_add(1, Ordering::AcqRel) as usize + 1
@@ -347,8 +354,8 @@ impl Segment {
         self.table.long(Self::refusals_at(self.world_size) + at * 8)
     }
 
-    /// What the leader of a group was given: the number of its area, or `Some(None)` for a refusal. `None`
-    /// as long as it was given neither.
+    /// What the leader of a group was given: the number of its area, or `Some(None)` for a refusal. `None` as
+    /// long as it has neither.
     fn answer_to(&self, key: u64) -> Option<Option<usize>> {
         let is_its_place = |&at: &usize| {
             let entry = self.group_entry(at);
@@ -434,7 +441,7 @@ mod tests {
         let given: Vec<_> = keys().map(|key| segment.claim(key)).collect();
         assert!(given[..GROUPS].iter().all(Option::is_some));
         assert!(given[GROUPS..].iter().all(Option::is_none));
-        // Those that find theirs last, and some of the others: each search for a refusal reads all places.
+        // Only some of the keys, since each search for a refusal reads all places.
         for (key, place) in keys().zip(&given).step_by(101) {
             assert_eq!(segment.answer_to(key), Some(*place));
         }

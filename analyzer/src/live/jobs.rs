@@ -14,11 +14,12 @@ use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// At most this many jobs, the newest, are judged; the others are listed without a verdict.
+/// At most this many jobs are judged: those that are alive first, then the newest. The others are listed without a
+/// verdict.
 const MOST_JUDGED: usize = 16;
-/// The number of operations of one job that are kept for its verdict.
+/// The [`entry_budget`](LiveOptions::entry_budget) of one job.
 const ENTRIES: usize = 50_000;
-/// The time between two polls, unless a poll takes more than a fiftieth of that on a core.
+/// The time between two polls. It is longer if a poll takes more processor time than a fiftieth of it.
 const ROUND: Duration = Duration::from_secs(3);
 /// Polls and judgements together take at most one part in this many of a core.
 const SHARE: u32 = 50;
@@ -32,17 +33,17 @@ pub struct NodeJob {
     pub name: String,
     /// The number of ranks with a ring on this node.
     pub ranks: usize,
-    /// The number of these whose process lives.
+    /// The number of those ranks whose process is alive.
     pub alive: usize,
     /// When its newest ring was created, wall clock, ns since the epoch.
     pub created_ns: i64,
-    /// The report on the ranks of this node; `None` if the job was not judged yet, or is one of too many.
+    /// The report on the ranks of this node; `None` if the job was not judged yet, or there are too many newer jobs.
     pub report: Option<Arc<Report>>,
 }
 
 impl NodeJob {
-    /// The order of the list: 0 with an error, 1 with a warning, 2 for other jobs that live, 3 for others that are
-    /// over.
+    /// The order of the list: 0 for jobs with an error, 1 for those with a warning, 2 for others that are alive, 3 for
+    /// others that are over.
     pub fn urgency(&self) -> u8 {
         let worst = self.report.iter().flat_map(|report| &report.findings);
         match worst.map(|finding| finding.severity).min() {
@@ -76,7 +77,8 @@ impl NodeJobs {
         }
     }
 
-    /// Lists all jobs, ordered by [`NodeJob::urgency`], and judges the newest.
+    /// Lists all jobs, ordered by [`NodeJob::urgency`] and then the newest first, and judges at most 16 of them: those
+    /// that are alive first, then the newest.
     ///
     /// # Blocking
     ///
@@ -89,8 +91,8 @@ impl NodeJobs {
         self.poll_while(anchor, || true)
     }
 
-    /// As [`poll`](Self::poll), but judges no further job once `go_on` is false: those that are left have
-    /// the report of the look before.
+    /// As [`poll`](Self::poll), but judges no further job once `go_on` returns false: the jobs that are left are listed
+    /// without a report.
     fn poll_while(
         &mut self,
         anchor: Anchor,
@@ -168,8 +170,8 @@ fn by_name(listing: Vec<RingListing>) -> Vec<NodeJob> {
 ///
 /// # Blocking
 ///
-/// Dropping it waits for the look at one job that is under way, two seconds at most where files are slow,
-/// and not for those at the other jobs.
+/// Dropping it waits until the job that is being read is read and judged. Reading takes at most two seconds; the
+/// remaining jobs are skipped.
 pub struct JobsWatch {
     stop: Option<Sender<()>>,
     stopping: Arc<AtomicBool>,

@@ -12,7 +12,8 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// With pending operations, the records are judged again after this time, since sentences contain ages.
+/// While operations are pending, the records are judged again after this time if they were polled since, because
+/// sentences contain ages.
 const AGES: Duration = Duration::from_secs(5);
 
 /// How urgent a new judgement is.
@@ -20,11 +21,12 @@ const AGES: Duration = Duration::from_secs(5);
 pub enum Urgency {
     /// Not needed: nothing has changed.
     No,
-    /// Something changed.
+    /// A record or the state of a source changed, a rank fell silent or answers again, or the findings may change with
+    /// time alone: ages grow, or [`Live::due`] has come.
     Usual,
-    /// Another operation became overdue after others.
+    /// An operation became overdue, and another one was overdue before.
     More,
-    /// The first poll, or the first overdue operation: a user waits for this.
+    /// The first poll that shows anything, or the first overdue operation: a user waits for this.
     First,
 }
 
@@ -34,7 +36,7 @@ pub struct Live {
     judge: Judge,
     pub(super) kept: LatestRecords,
     silent: BTreeSet<Rank>,
-    /// Ranks that are late in the newest report.
+    /// The stragglers of the newest report (W220).
     late: Vec<Rank>,
     changed: bool,
     number: u64,
@@ -60,7 +62,7 @@ impl Live {
         }
     }
 
-    /// Takes the result of a poll of source number `source`.
+    /// Takes the result of a poll of source number `source`, which counts from 0 in the order of the names.
     pub fn observe(&mut self, source: usize, poll: Result<Poll, SourceError>, at: Moment) {
         self.changed |= self.kept.observe(source, poll, at, &self.options);
     }
@@ -96,8 +98,8 @@ impl Live {
         }
     }
 
-    /// When the sources should be polled again because an operation that was pending at the last poll becomes overdue
-    /// then; `None` if there is none.
+    /// When the sources should be polled again, as [`Moment::elapsed`]: the earliest time at which an operation that
+    /// was pending at the last poll becomes overdue. `None` if no operation is pending that is not overdue yet.
     pub fn look_again(&self, at: Moment) -> Option<Duration> {
         let seen = self.horizon(at, &self.silent)?;
         let due = self.kept.slots.values().flat_map(|slot| &slot.due);
@@ -109,7 +111,8 @@ impl Live {
         Some(seen.looked + Duration::from_nanos(left))
     }
 
-    /// When [`Live::refresh`] may have a new snapshot although nothing is observed; `None` if never.
+    /// When [`Live::refresh`] may have a new snapshot although nothing is observed, as [`Moment::elapsed`]; `None` if
+    /// never.
     pub fn due(&self) -> Option<Duration> {
         self.due
     }
@@ -118,16 +121,17 @@ impl Live {
         self.kept.slots.values().any(|slot| !slot.due.is_empty())
     }
 
-    /// The time for which the records are judged; `None` if each record's own time counts.
+    /// The time for which the records are judged; `None` if each record's own time counts, because the job is not live
+    /// or the records state no time.
     fn horizon(&self, at: Moment, silent: &BTreeSet<Rank>) -> Option<Horizon> {
         let live = self.options.policy.snapshot;
         live.then(|| self.kept.horizon(at, silent)).flatten()
     }
 
-    /// A snapshot of the job; `None` if nothing has changed since the last one.
+    /// A snapshot of the job; `None` if [`Live::urgency`] is [`Urgency::No`].
     ///
-    /// The records are judged again only if one of them changed, a rank fell silent, or a poll showed that a pending
-    /// operation became overdue.
+    /// The report is a collector's own if it has read more ranks than the other sources, and else is made from the
+    /// records of all ranks that are not silent. Findings on silent ranks and from NCCL's RAS are added to both.
     pub fn refresh(&mut self, at: Moment) -> Option<Snapshot> {
         if self.urgency(at) == Urgency::No {
             return None;
@@ -221,7 +225,9 @@ impl Live {
             .min();
     }
 
-    /// Adds the findings that no record shows; returns the time until there may be another one.
+    /// Adds the findings on silent ranks and from NCCL's RAS. An error among them turns the verdicts `healthy`,
+    /// `running` and `inconclusive` into `stuck`. Returns the time after which findings on ended processes and recorded
+    /// failures may change although no record does; `None` if they will not.
     fn add_seen(
         &self,
         report: &mut Report,

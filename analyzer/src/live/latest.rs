@@ -10,23 +10,25 @@ use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// The time that a record may lag behind its signs of life, ns: updating it copies a record that is shown.
+/// The time that a kept record may lag behind the last poll's heartbeat, ns. Snapshots share the record, so bringing
+/// its heartbeat up to date copies all of it.
 const SIGNS_LAG_NS: i64 = 20_000_000_000;
 
-/// The last version of one record from a source.
+/// The last version of one record from a source, and what later polls have shown.
 #[derive(Default)]
 pub(super) struct Slot {
     pub(super) dump: Option<Arc<Dump>>,
     pub(super) liveness: Liveness,
     pub(super) answered: Option<Duration>,
     pub(super) failure: Option<Arc<str>>,
-    /// When its unfinished operations become overdue, by the rank's clock, ns.
+    /// When each of its unfinished operations becomes overdue, by the rank's clock, ns since the epoch.
     pub(super) due: Vec<i64>,
     /// Whether it had an overdue operation when it was last judged.
     pub(super) was_overdue: bool,
-    /// The rank's clock minus the local one at the last poll, ns; `None` if it gave no time.
+    /// The rank's clock minus the local one at the last poll that stated the rank's time, ns; `None` if none did.
     ahead_ns: Option<i64>,
-    /// Heartbeat and time of the last poll that found nothing else new.
+    /// The signs of life: heartbeat and time of the last poll that found the record otherwise unchanged, ns since the
+    /// epoch by the rank's clock. `(0, 0)` if the record has changed since.
     signs: (i64, i64),
 }
 
@@ -92,7 +94,7 @@ pub(super) struct LatestRecords {
     pub(super) feeds: Vec<Feed>,
     /// The members of groups, stored once for all ranks that list them.
     members: HashSet<Arc<[Rank]>>,
-    /// The number of operations of a record that were kept at the last poll; `None` = all.
+    /// The limit of operations per record at the last poll; `None` = no limit.
     pub(super) newest: Option<usize>,
 }
 
@@ -111,8 +113,8 @@ impl LatestRecords {
         }
     }
 
-    /// Takes the result of a poll and returns whether anything is new. Of each record, at most its share of the
-    /// operation budget is kept.
+    /// Takes the result of a poll and returns whether anything is new. Of each record, the newest operations are kept:
+    /// the operation budget divided by the number of records, but at least 64 and at most `record_budget`.
     pub(super) fn observe(
         &mut self,
         source: usize,
@@ -215,7 +217,8 @@ impl LatestRecords {
         changed
     }
 
-    /// Ranks that have not answered for longer than `limit`, up to the last poll.
+    /// Ranks that had not answered for longer than `limit` at the last poll. A rank that never answered is not one of
+    /// them.
     pub(super) fn silent(&self, limit: Duration) -> BTreeSet<Rank> {
         // A rank answers as long as any source has a current record of it.
         let mut last: BTreeMap<Rank, Duration> = BTreeMap::new();
@@ -232,9 +235,11 @@ impl LatestRecords {
             .collect()
     }
 
-    /// The time up to which all records show what happened; `None` if none has a time.
+    /// The time up to which all records show what happened: the oldest last answer of the sources of living ranks that
+    /// are not silent, on these ranks' clocks. Without such a rank, it is `at`. `None` if there are such ranks, but
+    /// none has stated its time.
     ///
-    /// An operation counts as old as it was when it was last seen pending.
+    /// So an operation counts as old as it was when it was last seen pending.
     pub(super) fn horizon(&self, at: Moment, silent: &BTreeSet<Rank>) -> Option<Horizon> {
         let mut looked = None;
         let mut ahead = Vec::new();
@@ -268,7 +273,8 @@ impl LatestRecords {
         self.feeds.iter().flat_map(|feed| &feed.communicators)
     }
 
-    /// The report of a collector, if it has read more ranks than the other sources.
+    /// The report of the collector that has read the most ranks; `None` if there is no collector, or the other sources
+    /// have read as many ranks.
     pub(super) fn collected(&self) -> Option<&Collected> {
         let ours = |source: usize| self.feeds[source].collected.is_none();
         let own: BTreeSet<Rank> = (self.slots.iter())
@@ -283,7 +289,7 @@ impl LatestRecords {
 }
 
 impl Feed {
-    /// Takes an answer and returns whether it differs from the previous one.
+    /// Takes an answer and returns whether the status of the source or its problems changed.
     fn answer(&mut self, poll: &Poll, at: Moment) -> bool {
         // Count ranks and not records: a process may have several recorders.
         let ranks: BTreeSet<Rank> = poll.observations.iter().map(|o| o.rank).collect();
@@ -302,14 +308,14 @@ impl Feed {
     }
 }
 
-/// When an unfinished operation becomes overdue, by its rank's clock, ns.
+/// When an unfinished operation becomes overdue, by its rank's clock, ns since the epoch.
 fn due_ns(entry: &Entry, policy: &Policy) -> i64 {
     let after = policy.overdue_after(entry.timeout_ms).as_nanos();
     let after = i64::try_from(after).unwrap_or(i64::MAX);
     entry.time_created_ns.saturating_add(after)
 }
 
-/// A communicator, and the time since which its counts have not changed.
+/// A communicator, and the time ([`Moment::elapsed`]) since which its counts have not changed.
 #[derive(Clone, Debug)]
 pub(super) struct Watched {
     pub(super) communicator: Communicator,

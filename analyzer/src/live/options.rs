@@ -1,4 +1,4 @@
-//! Settings of a [`Live`](super::Live).
+//! What a caller passes to a [`Live`](super::Live): its options, the time, and the function that judges.
 
 use crate::live::source::NEWEST;
 use rcomm_recorder::publish::Dump;
@@ -15,17 +15,19 @@ pub struct Moment {
     pub wall_ns: i64,
 }
 
-/// Parameters of a [`Live`](super::Live).
+/// How a [`Live`](super::Live) judges, and how much it keeps in memory.
 #[derive(Clone, Debug)]
 pub struct LiveOptions {
-    /// The parameters of the analysis; [`Live`](super::Live) sets the time of judgement.
+    /// The parameters of the analysis. With `snapshot`, [`Live`](super::Live) sets the time of judgment itself.
     pub policy: Policy,
-    /// The age of its last answer from which a rank counts as silent.
+    /// A rank counts as silent if its last answer is older than this.
     pub silent_after: Duration,
-    /// The number of operations kept in memory over all ranks. If rings hold more, the oldest finished ones are dropped
-    /// and count as lost.
+    /// The target for the number of operations kept in memory over all ranks. Each record may keep an equal part of it,
+    /// but at least 64 operations, and all from its oldest pending one on; older operations are dropped and count as
+    /// lost.
     pub entry_budget: usize,
-    /// The largest number of operations of one record that are kept.
+    /// The part of one record is at most this many operations, again apart from those since its oldest pending one. If
+    /// this is less than 64, it prevails.
     pub record_budget: usize,
 }
 
@@ -33,6 +35,7 @@ impl Default for LiveOptions {
     fn default() -> Self {
         Self {
             policy: Policy {
+                // The job runs: an operation is a hang only once it is overdue.
                 snapshot: true,
                 ..Policy::default()
             },
@@ -44,8 +47,8 @@ impl Default for LiveOptions {
 }
 
 impl LiveOptions {
-    /// For records that will not change any more: dumps are judged as written because of a hang, and no rank is
-    /// expected to answer again.
+    /// Options for records that will not change any more: they are judged as written because of a hang, no rank falls
+    /// silent, and all operations are kept.
     pub fn post_mortem() -> Self {
         let mut options = Self {
             silent_after: Duration::MAX,

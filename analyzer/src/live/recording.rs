@@ -2,7 +2,7 @@
 //!
 //! A recording is a gzip stream. Its first line is a header. Each frame then is one line of JSON with the lengths of
 //! its records, followed by these records as dumps in JSON. A frame holds the records that changed since the previous
-//! one. A recording that was cut is read up to the cut.
+//! frame. A recording that was cut is read up to the cut.
 
 use crate::live::source::{Liveness, Observation, Poll, Seen};
 use crate::live::{Moment, Snapshot};
@@ -21,7 +21,7 @@ use std::time::Duration;
 
 /// Name and version of the format.
 const SCHEMA: &str = "rcomm.recording/1";
-/// A frame holds at most this many operations of one rank, unless older ones are pending.
+/// A frame holds at most this many operations of one record, unless older ones are pending.
 const WINDOW: usize = 512;
 /// The longest line and the longest record that are read, bytes.
 const MOST_BYTES: u64 = 256 << 20;
@@ -184,7 +184,7 @@ impl RecordingReader {
     ///
     /// # Errors
     ///
-    /// If the file is damaged. A file that merely ends too early is no error.
+    /// If the file is damaged. A file that merely ends too early is not an error: its frames end there.
     pub fn next_frame(&mut self) -> io::Result<Option<(Moment, Poll)>> {
         let Some(line) = self.line()? else {
             return Ok(None);

@@ -44,9 +44,9 @@ pub(super) fn silence(silent: &BTreeSet<Rank>, ranks: &[RankView]) -> Option<Fin
     })
 }
 
-/// The time until the findings on processes that are gone may change although no record does: until their ends and the
-/// failures that others recorded have settled, and until the others have gone on for too long without a process that
-/// was in no operation.
+/// The time until the findings on ended processes may change although no record does; `None` if they will not. They
+/// change when the end of a process or a recorded failure is as old as [`Policy::SETTLE`], and when a process that
+/// ended outside of any operation has been gone for `overdue`.
 pub(super) fn missed_in(ranks: &[RankView], now_ns: i64, overdue: Duration) -> Option<Duration> {
     let left = |since_ns: i64, limit: Duration| {
         let since = now_ns.saturating_sub(since_ns);
@@ -69,8 +69,8 @@ pub(super) fn missed_in(ranks: &[RankView], now_ns: i64, overdue: Duration) -> O
 
 /// The global rank of a member of a communicator; `None` if it cannot be identified.
 ///
-/// It is identified by its process if records hold process ids, else by host and device, and in a communicator of the
-/// whole job by its rank there.
+/// It is identified by its process id if records hold it (and by host and device if several processes have it), else by
+/// host and device, else, in a communicator of the whole job, by its rank there.
 fn rank_of(member: &Member, communicator: &Communicator, ranks: &[RankView]) -> Option<Rank> {
     let process = &member.process;
     let pid = |view: &RankView| view.dump().map_or(0, |dump| dump.identity.pid);
@@ -124,7 +124,7 @@ fn format_member(member: &Member, rank: Option<Rank>) -> String {
     }
 }
 
-/// Adds the library's reports to each rank, and its host if no record states it.
+/// Replaces the remarks on each rank by the library's reports, and sets its host if no record states it.
 pub(super) fn remark(watched: &[Watched], ranks: &mut [RankView]) {
     let mut remarks: BTreeMap<Rank, Vec<String>> = BTreeMap::new();
     let mut hosts: BTreeMap<Rank, String> = BTreeMap::new();
@@ -167,8 +167,9 @@ pub(super) fn remark(watched: &[Watched], ranks: &mut [RankView]) {
 /// Makes a finding from culprits and a sentence.
 type NewFinding = fn(Vec<Rank>, String) -> Finding;
 
-/// The findings from the library's report: processes that it gave up, errors that it reported, and, unless `explained`,
-/// ranks whose launch counts stay behind.
+/// The findings from the library's reports: processes that it gave up or that do not answer it, errors that it
+/// reported, and, unless other findings have `explained` the state of the job, ranks whose launch counts have been
+/// behind without a change for `overdue`.
 pub(super) fn library(
     watched: &[Watched],
     ranks: &[RankView],

@@ -17,22 +17,23 @@ pub struct RankView {
     pub host: Arc<str>,
     /// Index among the ranks of its host, from 0.
     pub local_rank: u32,
-    /// Its records, the newest first; empty if none was ever read.
+    /// Its records, the newest one of each recorder of its process, in the order of the sources; empty if none was ever
+    /// read.
     pub dumps: Vec<Arc<Dump>>,
-    /// Whether its process lives.
+    /// Whether its process is alive.
     pub liveness: Liveness,
     /// Age of its last answer; `None` if it never answered.
     pub silence: Option<Duration>,
     /// Why it does not answer; `None` if it does.
     pub failure: Option<Arc<str>>,
-    /// Whether it stopped answering, so its record is old.
+    /// Whether it has stopped answering; its records are then old.
     pub silent: bool,
     /// The communication library's reports on it, one sentence each.
     pub remarks: Vec<String>,
 }
 
 impl RankView {
-    /// Its newest record, if one was read.
+    /// The first of its records; `None` if none was ever read.
     pub fn dump(&self) -> Option<&Dump> {
         self.dumps.first().map(Arc::as_ref)
     }
@@ -45,9 +46,9 @@ pub struct SourceStatus {
     pub name: String,
     /// Age of its last answer; `None` if it never answered.
     pub silence: Option<Duration>,
-    /// The number of ranks that answered at the last poll.
+    /// The number of ranks that answered at the last poll; 0 if the poll failed.
     pub answered: usize,
-    /// The number of ranks that it knows.
+    /// The number of ranks that it knew at its last answer.
     pub known: usize,
     /// Why the last poll failed, if it did.
     pub error: Option<String>,
@@ -56,7 +57,7 @@ pub struct SourceStatus {
 /// All data that a view shows at one moment; immutable and shared.
 #[derive(Clone, Debug)]
 pub struct Snapshot {
-    /// Number of this snapshot, from 1.
+    /// The number of this snapshot, from 1; 0 for [`Snapshot::empty`].
     pub number: u64,
     /// When it was judged.
     pub at: Moment,
@@ -68,7 +69,7 @@ pub struct Snapshot {
     pub sources: Vec<SourceStatus>,
     /// Name of the job; empty if unknown.
     pub job: String,
-    /// How long the judgement took, wall time.
+    /// How long making it took, wall time.
     pub cost: Duration,
 }
 
@@ -99,7 +100,7 @@ impl Snapshot {
         }
     }
 
-    /// One rank.
+    /// The view of one rank; `None` if the rank is neither expected nor has a record.
     pub fn rank(&self, rank: Rank) -> Option<&RankView> {
         let at = self.ranks.binary_search_by_key(&rank, |view| view.rank);
         at.ok().map(|at| &self.ranks[at])

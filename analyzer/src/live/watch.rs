@@ -148,7 +148,7 @@ impl Watch {
     ///
     /// # Blocking
     ///
-    /// Until the polls in progress end: at most [`Pace::timeout`].
+    /// Until the polls and the judgment in progress end. A poll takes at most [`Pace::timeout`], except that of files.
     pub fn stop(self) {}
 }
 
@@ -183,8 +183,8 @@ fn look_on(
         if read && source.is_still() {
             return;
         }
-        // Polling may take at most its share of a core, for any number of ranks. Only processor time counts: ranks that
-        // answer late are polled as often as others.
+        // Polling may take at most a fiftieth of a core, for any number of ranks. Only processor time counts: ranks
+        // that answer late are polled as often as others.
         let rested = began + pace.refresh.max(cost * SHARE);
         if orders.rest(anchor, began + pace.refresh, rested) {
             return;
@@ -208,7 +208,7 @@ fn judge_on(
     /// The longest wait before the next check whether to stop.
     const ROUND: Duration = Duration::from_millis(500);
     let mut open = true;
-    // When the last judgement began, and its processor time.
+    // When the last judgment began, and its processor time.
     let mut last: Option<(Duration, Duration)> = None;
     let mut wake = Duration::ZERO;
     loop {
@@ -235,7 +235,7 @@ fn judge_on(
         let at = anchor.moment();
         let rest = match live.urgency(at) {
             Urgency::No => None,
-            // Judging takes at most its share of a core, unless it is urgent.
+            // Judging takes at most a fiftieth of a core, unless it is urgent: then an eighth, or as much as it needs.
             Urgency::Usual => Some(SHARE),
             Urgency::More => Some(8),
             Urgency::First => Some(1),
@@ -249,8 +249,8 @@ fn judge_on(
         if begin.is_some_and(|begin| begin <= at.elapsed)
             && let Some(snapshot) = live.refresh(at)
         {
-            // Processor time and not wall time counts: on a busy node a judgement takes longer without costing more,
-            // and the view must stay current.
+            // Processor time and not wall time counts: on a busy node a judgment takes longer without costing more, and
+            // the view must stay current.
             last = Some((at.elapsed, time_spent().saturating_sub(spent)));
             sink(snapshot);
         }
@@ -268,7 +268,7 @@ fn judge_on(
 /// Polling takes at most one part in this many of a core, and so does judging.
 const SHARE: u32 = 50;
 
-/// The next judgement begins at the latest this long after the last one began, or when that is over.
+/// The next judgment begins at the latest this long after the last one began, or as soon as that one is over.
 const LONGEST_REST: Duration = Duration::from_secs(5);
 
 /// The shortest pause between two rounds of the judge.
@@ -336,7 +336,7 @@ mod tests {
         );
     }
 
-    /// A source that waits for a signal in each poll and reports when it was polled.
+    /// A source whose polls take one second, but no processor time; it sends the time of each.
     struct Waiting(std::sync::mpsc::Sender<Instant>);
 
     impl Source for Waiting {

@@ -3,7 +3,7 @@
 //! Every rank runs the same program: in each step an all-gather and a reduce-scatter over its tensor-parallel group
 //! (the ranks of its host), a barrier of all ranks every eighth step, and an all-reduce over its data-parallel group
 //! (one rank of every host). A fault occurs in one step. How far each rank gets then follows from the rules of blocking
-//! operations: a rank issues its next operation when all members have entered the previous one.
+//! operations: a rank issues its next operation when all members have entered its previous one.
 
 mod progress;
 mod record;
@@ -61,7 +61,7 @@ impl Situation {
 const MS: i64 = 1_000_000;
 const STEP_NS: i64 = 200 * MS;
 const SLOT_NS: i64 = 50 * MS;
-/// The slots of one step: gather, scatter, barrier (or nothing), all-reduce.
+/// The slots of one step, one for each operation: gather, scatter, barrier (or nothing), all-reduce.
 const SLOTS: u64 = 4;
 /// The slot of each operation in a step.
 const GATHER: u64 = 0;
@@ -104,7 +104,8 @@ impl Simulation {
     /// The step of the fault. A multiple of eight, so that it has a barrier.
     pub const FAULT_STEP: u64 = 48;
 
-    /// A job of `ranks` ranks, at most eight on a host, that began at `start_ns` (wall clock, ns since the epoch).
+    /// A job of `ranks` ranks, but at least two, that began at `start_ns` (wall clock, ns since the epoch). It has two
+    /// hosts or more, each with the same number of ranks, at most eight.
     pub fn new(situation: Situation, ranks: u32, start_ns: i64) -> Self {
         let ranks = ranks.max(2);
         let per_host = (1..=8u32)
@@ -157,7 +158,7 @@ impl Simulation {
         &self.job
     }
 
-    /// The rank at fault.
+    /// The rank at fault; of [`Situation::Straggler`] one rank of the late host. [`Situation::Healthy`] has no fault.
     pub fn culprit(&self) -> Rank {
         self.ranks / 2 + (self.per_host - 1).min(5)
     }

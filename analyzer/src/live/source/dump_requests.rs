@@ -10,7 +10,7 @@ pub trait DumpRequests: Send + Sync {
     ///
     /// # Blocking
     ///
-    /// Until the deadline at most.
+    /// At most until the deadline.
     ///
     /// # Errors
     ///

@@ -41,8 +41,8 @@ use rcomm_verdict::{Problem, Report};
 use std::sync::Arc;
 use std::time::Instant;
 
-/// A live view keeps this many newest operations of a record: enough for every view and for the analysis. With it, the
-/// cost of a poll does not depend on the size of the rings.
+/// A live view keeps at most this many newest operations of a record, and all from its oldest pending one on: enough
+/// for every view and for the analysis. With it, the cost of a poll does not depend on the size of the rings.
 pub const NEWEST: usize = 1_024;
 
 /// A source of records that is polled repeatedly. It is not shared: each source has a thread of its own.
@@ -54,7 +54,7 @@ pub trait Source: Send {
     ///
     /// # Blocking
     ///
-    /// Until `deadline` at most.
+    /// At most until `deadline`, unless the source states something else.
     ///
     /// # Errors
     ///
@@ -104,7 +104,7 @@ pub struct Observation {
     pub rank: Rank,
     /// The index among several recorders of one process; 0 if there is one.
     pub part: u8,
-    /// Whether its process lives, as far as the source knows.
+    /// Whether its process is alive.
     pub liveness: Liveness,
     /// The record, or why there is none.
     pub seen: Seen,
@@ -126,13 +126,13 @@ pub enum Seen {
     Failed(String),
 }
 
-/// Whether the process behind a record lives.
+/// Whether the process of a record is alive.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Liveness {
     /// The source does not know.
     #[default]
     Unknown,
-    /// It lives.
+    /// It is alive.
     Alive,
     /// It is gone.
     Dead,
@@ -167,7 +167,7 @@ pub enum SourceError {
     },
 }
 
-/// Whether two dumps differ only in the heartbeat.
+/// Whether two dumps have the same operations, groups, reason, phase and step; their heartbeats may differ.
 fn is_same(last: &Dump, dump: &Dump) -> bool {
     let metadata = |dump: &Dump| {
         let status = dump.status.as_ref();

@@ -216,7 +216,8 @@ impl HttpAddress {
         }
     }
 
-    /// Sends a request to the first address that answers and stores that address in `known`.
+    /// Sends a request to the address in `known`; if that fails, the address is forgotten. If no address is known,
+    /// sends the request to the first address of the host that answers, and stores that address in `known`.
     pub(super) fn ask(
         &self,
         request: &HttpRequest<'_>,

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 /// The number of ranks asked at the same time.
 const AT_ONCE: usize = 32;
 
-/// Calls `ask` for every item, many at the same time, and returns the answers in the order of the items.
+/// Calls `ask` for every item, up to 32 at the same time, and returns the answers in the order of the items.
 pub(super) fn ask_all<T: Sync, A: Send>(items: &[T], ask: impl Fn(&T) -> A + Sync) -> Vec<A> {
     let next = AtomicUsize::new(0);
     let answers: Mutex<Vec<(usize, A)>> = Mutex::new(Vec::with_capacity(items.len()));
@@ -51,7 +51,7 @@ pub(super) const NO_ANSWER_YET: &str = "it has not answered yet";
 /// Polls many ranks repeatedly; a rank that does not answer does not delay the others.
 ///
 /// Once half of the ranks have answered, the others get a quarter of the poll's time, or three times what the first
-/// half took if this is longer. A later answer is kept for the next poll.
+/// half took if this is longer, but never past the deadline. A later answer is kept for the next poll.
 pub(super) struct Looks<A> {
     late: Arc<Mutex<Vec<A>>>,
     threads: Vec<JoinHandle<()>>,

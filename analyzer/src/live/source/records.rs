@@ -1,8 +1,8 @@
 //! The records that a `rcomm-web` serves to another one or to a terminal: all of them, or their changes.
 //!
-//! For each record, the client states the first id that it needs: it knows everything before, and that no longer
-//! changes. So the size of an answer depends only on the changes and not on the size of the rings. An answer is one
-//! line of JSON ([`RecordsHead`]), then these records as dumps in JSON.
+//! For each record, the client states the first id that it needs: it has all operations before that one, and they no
+//! longer change. So the size of an answer depends only on the changes and not on the size of the rings. An answer is
+//! one line of JSON ([`RecordsHead`]), then these records as dumps in JSON.
 
 use super::{Liveness, Observation, Seen};
 use rcomm_recorder::model::Rank;
@@ -47,7 +47,7 @@ pub struct RecordHead {
     pub whole: bool,
     /// The oldest record id that the rank still has; older ones must be dropped.
     pub oldest: u64,
-    /// The first record id to request the next time.
+    /// The first record id to request the next time; 0 requests the complete record.
     pub next: u64,
     /// A number that changes with the groups of the record. If the request has the same number, the groups of the dump
     /// are sent without their ranks.
@@ -73,12 +73,12 @@ struct FollowedRecord {
 pub struct RecordsQuestion {
     /// The ranks of this request.
     pub ranks: RangeInclusive<Rank>,
-    /// The value of `since`: the cursors of the known records.
+    /// The value of the URL's parameter `since`: the cursors of the known records.
     pub since: String,
 }
 
 impl RecordsQuestion {
-    /// The value of `ranks`.
+    /// The value of the URL's parameter `ranks`.
     pub fn ranks_text(&self) -> String {
         format!("{}-{}", self.ranks.start(), self.ranks.end())
     }
@@ -119,7 +119,7 @@ impl RecordsFollower {
         self.records.keys().copied()
     }
 
-    /// Adds a failure for each known record that has no observation, after the server closed the connection.
+    /// Adds a failure for each known record that has no observation, after a request to the server failed.
     pub fn break_off(&self, observations: &mut Vec<Observation>, why: &str) {
         let answered: BTreeSet<(Rank, u8)> =
             observations.iter().map(|it| (it.rank, it.part)).collect();
@@ -136,7 +136,7 @@ impl RecordsFollower {
     ///
     /// # Errors
     ///
-    /// What is wrong with the answer. The known records remain.
+    /// A sentence on what is wrong with the answer. The known records remain.
     pub fn take(
         &mut self,
         asked: &RecordsQuestion,
@@ -250,7 +250,7 @@ impl RecordsFollower {
     }
 }
 
-/// The cursor of a known record.
+/// The cursor of a known record: process, first id to request, and number of the groups.
 fn cursor(head: &RecordHead) -> String {
     let RecordHead {
         rank,

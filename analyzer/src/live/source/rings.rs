@@ -34,7 +34,7 @@ pub struct RingSource {
     choice: JobChoice,
     /// The job whose rings are attached.
     job: Option<String>,
-    /// When all processes of that job were first found dead; `None` while one lives.
+    /// When all processes of that job were first found dead; `None` while one is alive.
     ended: Option<Instant>,
     rings: BTreeMap<(Rank, RingPart), Ring>,
     listed: Option<Instant>,
@@ -46,7 +46,7 @@ pub struct RingSource {
 /// A ring file with its rank and part, its attempt, and when it was created, ns since the epoch.
 type Candidate = (PathBuf, (Rank, RingPart), u32, i64);
 
-/// One rank's ring.
+/// One ring of a rank, which may have one for each [`RingPart`].
 struct Ring {
     follower: RingFollower,
     attempt: u32,
@@ -61,7 +61,7 @@ impl RingSource {
 
     /// Reads the rings in `directory` of the job that is chosen at the time of each poll.
     ///
-    /// Without a choice, the first poll takes the newest job, preferring one that lives. That job remains even if
+    /// Without a choice, the first poll takes the newest job, preferring one that is alive. That job remains even if
     /// others start. Five minutes after its last process ended, the newest living job replaces it.
     pub fn showing(directory: PathBuf, choice: JobChoice) -> Self {
         Self {
@@ -128,7 +128,7 @@ impl RingSource {
         Ok(other)
     }
 
-    /// The job to show; `newest` is whether the newest job lives, its creation time, and its name.
+    /// The job to show; `newest` is whether the newest job is alive, its creation time, and its name.
     fn pick(&mut self, newest: Option<(bool, i64, String)>) -> Option<String> {
         let lives = self
             .rings

@@ -16,7 +16,7 @@ pub trait StackRequests: Send + Sync {
     ///
     /// # Blocking
     ///
-    /// Until the deadline at most.
+    /// At most until the deadline.
     ///
     /// # Errors
     ///

@@ -14,6 +14,7 @@ use rcomm_recorder::publish::{EndpointNotice, STORE_REFUSAL, Secret, StoreCaller
 use std::io::{self, Read, Write};
 use std::time::Instant;
 
+// The opcodes of the protocol.
 const VALIDATE: u8 = 0x00;
 const SET: u8 = 0x01;
 const ADD: u8 = 0x04;
@@ -22,6 +23,7 @@ const MULTI_GET: u8 = 0x0A;
 const PING: u8 = 0x0D;
 /// The value of a PING, which the reply repeats.
 const NONCE: [u8; 4] = *b"seen";
+/// The number in VALIDATE by which PyTorch's server recognizes a client.
 const MAGIC: u32 = 0x3C85_F7CE;
 /// The longest value that is read, bytes: values are addresses.
 const MOST_VALUE: u64 = 4096;
@@ -39,7 +41,7 @@ pub(super) struct StoreEndpoints {
     pub(super) notices: Vec<(Rank, EndpointNotice)>,
 }
 
-/// The endpoints of the newest attempt from `from` on that has any; an empty list is no error.
+/// The endpoints of the newest attempt from `from` on that has any; an empty list is not an error.
 pub(super) fn endpoints(
     store: &HostPort,
     from: u32,
@@ -95,7 +97,7 @@ pub fn hosts_in_store(store: &HostPort, deadline: Instant) -> Result<Vec<String>
 }
 
 /// Raises the alarm that ranks of rcomm watch in their store: all of them write their dumps, even if their endpoints do
-/// not answer. Blocks until the deadline at most.
+/// not answer. Blocks at most until the deadline.
 pub(super) fn ask_for_dumps(
     store: &HostPort,
     attempt: u32,
@@ -188,7 +190,7 @@ pub(super) fn nothing(store: &HostPort) -> SourceError {
     }
 }
 
-/// The values of these keys, `None` for missing ones. Blocks until the deadline at most.
+/// The values of these keys, `None` for missing ones. Blocks at most until the deadline.
 pub(super) fn read(
     store: &HostPort,
     keys: &[String],

@@ -53,7 +53,7 @@ impl StackRequests for RingThreads {
     }
 }
 
-/// For each thread of a process: its name, then its state.
+/// The threads of a process, each as two frames: its name, then its state.
 fn threads_of(proc: &Path, pid: u32) -> Result<Vec<Vec<Frame>>, String> {
     let tasks = proc.join(format!("{pid}/task"));
     let listed = fs::read_dir(&tasks).map_err(|error| format!("{}: {error}", tasks.display()))?;
@@ -61,7 +61,7 @@ fn threads_of(proc: &Path, pid: u32) -> Result<Vec<Vec<Frame>>, String> {
     for task in listed.flatten().take(MOST_THREADS) {
         let read = |what: &str| fs::read_to_string(task.path().join(what)).unwrap_or_default();
         let (name, status, place) = (read("comm"), read("status"), read("wchan"));
-        // A thread may have ended since.
+        // A thread that has ended since it was listed has no status.
         if !status.is_empty() {
             threads.push(vec![
                 frame(&printable(&name)),

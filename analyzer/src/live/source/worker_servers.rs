@@ -38,7 +38,7 @@ const RECORDERS: [RecorderPaths; 2] = [
 /// A worker server that the user names: `[RANK=]ADDRESS`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct WorkerAddress {
-    /// Its rank; `None` = its index in the list.
+    /// Its rank; `None` if the user did not state it: then its index in the list counts.
     pub rank: Option<Rank>,
     /// Its address.
     pub address: HttpAddress,
@@ -61,7 +61,7 @@ impl FromStr for WorkerAddress {
     }
 }
 
-/// The answer of each rank, or why there is none, ascending.
+/// The answer of each rank, or why there is none, by rank.
 pub(super) type RankReplies = Vec<(Rank, Result<Vec<u8>, String>)>;
 
 /// PyTorch's worker servers as a source; see the module.

@@ -1,8 +1,9 @@
 //! A timeline for ui.perfetto.dev and chrome://tracing: the JSON Trace Event Format.
 //!
-//! A process is a rank, a thread is a group, a slice is an operation from its issue to its completion: a slice
-//! therefore shows mostly waiting. Arrows lead from the member that arrived last to those that waited for it, and from
-//! a send to its receive. A pending operation extends to the end of the trace and is marked as pending.
+//! A process is a rank, a thread is a group (several if its operations overlap), a slice is an operation from its issue
+//! to its completion: a slice therefore shows mostly waiting. Arrows lead from the member that arrived last to those
+//! that waited for it, and from a send to its receive. A pending operation extends to the end of the trace and is
+//! marked as pending.
 //!
 //! Times are the hosts' own wall clocks minus a common origin. If clocks disagree, arrows can point backwards in time.
 
@@ -16,12 +17,12 @@ use std::collections::BTreeMap;
 use std::io::{self, Write};
 use std::sync::Arc;
 
-/// Writes the timeline of `dumps`; the root findings of `report` are marked on their culprits.
+/// Writes the timeline of `dumps`; the root findings of `report`, apart from notes, are marked on their culprits.
 ///
 /// A dump that names no rank gets a process number above all ranks.
 ///
 /// # Errors
-/// Errors of `out`.
+/// If `out` cannot be written to.
 pub fn write(dumps: &[Dump], report: &Report, out: &mut dyn Write) -> io::Result<()> {
     let timeline = Timeline::of(dumps);
     let mut events = TraceEvents { out, first: true };
@@ -64,6 +65,7 @@ struct Slice {
 }
 
 struct Timeline {
+    /// When the first operation was issued, ns since the epoch.
     origin: i64,
     /// The end of the trace, ns from the origin, where pending operations end.
     end: i64,
@@ -230,9 +232,11 @@ impl Timeline {
     }
 }
 
-/// The threads of one group: slices of a thread must not overlap, so those that do go to another one.
+/// The lanes of one group on one rank; each is a thread of the trace. Slices of one lane must not overlap, so
+/// operations that do are on several lanes.
 struct Lanes {
     first: u32,
+    /// When each lane becomes free, ns from the origin.
     ends: Vec<i64>,
 }
 
@@ -244,7 +248,7 @@ impl Lanes {
         }
     }
 
-    /// The number of the first thread that is free at `start`.
+    /// Puts a slice on the first lane that is free at `start`, or on a new one, and returns the number of its thread.
     fn place(&mut self, start: i64, end: i64) -> u32 {
         let lane = self.ends.iter().position(|&free| free <= start);
         let lane = lane.unwrap_or_else(|| {
@@ -324,6 +328,7 @@ impl Serialize for Micros {
 }
 
 #[derive(Default, Serialize)]
+/// An event of the trace; the fields are the keys of the format.
 struct TraceEvent<'a> {
     name: &'a str,
     ph: &'a str,
@@ -346,7 +351,7 @@ struct TraceEvent<'a> {
     args: Option<&'a serde_json::Value>,
 }
 
-/// Writes the array of events.
+/// Writes the events, separated by commas.
 struct TraceEvents<'a> {
     out: &'a mut dyn Write,
     first: bool,

@@ -12,7 +12,7 @@ pub const SCHEMA: &str = include_str!("../../../schema/report.schema.json");
 /// Writes the report, indented and ended by a line break.
 ///
 /// # Errors
-/// Errors of `out`.
+/// If `out` cannot be written to.
 pub fn write(report: &Report, out: &mut dyn Write) -> io::Result<()> {
     serde_json::to_writer_pretty(&mut *out, report).map_err(io::Error::from)?;
     out.write_all(b"\n")

@@ -1,5 +1,4 @@
-//! Printers over one [`Report`](rcomm_verdict::Report): text for a terminal, JSON for programs, HTML for a
-//! browser.
+//! Printers of a [`Report`](rcomm_verdict::Report): text for a terminal, JSON for programs, HTML for a browser.
 //!
 //! Printers only format their arguments. They write to any [`std::io::Write`], so tests print into memory.
 

@@ -27,12 +27,12 @@ fn signed(number: impl TryInto<i64>) -> i64 {
     number.try_into().unwrap_or(i64::MAX)
 }
 
-/// Null if a time was not recorded.
+/// A time, ns since the epoch; null if it was not recorded.
 fn seen(ns: i64) -> Option<i64> {
     (ns != 0).then_some(ns)
 }
 
-/// Null if a text was not recorded.
+/// A text; null if it is empty, which means that it was not recorded.
 fn non_empty(text: &str) -> Option<String> {
     (!text.is_empty()).then(|| text.to_owned())
 }
@@ -66,7 +66,7 @@ impl<'a> Row<'a> {
         Some(signed(self.signature()?.input_bytes()))
     }
 
-    /// The innermost frame outside of the library, else the innermost frame; null without a stack.
+    /// The innermost frame outside of PyTorch, or else the innermost frame; null without a stack.
     fn call_site(&self) -> Option<String> {
         let stack = self.dump.stacks.get(self.entry.stack? as usize)?;
         let frames = || {
@@ -144,7 +144,7 @@ pub(super) fn entries(dumps: &[Dump]) -> Result<DataFrame, TableError> {
     ])
 }
 
-/// One collective.
+/// A collective: group and sequence number.
 #[derive(PartialEq, Eq, PartialOrd, Ord)]
 struct Instance<'a> {
     name: &'a str,
@@ -153,7 +153,8 @@ struct Instance<'a> {
     seq: u64,
 }
 
-/// The records of its ranks, combined.
+/// One row of the table: the entries of a collective, combined. Every entry counts as a rank, so a coalesced block
+/// counts each of its operations.
 #[derive(Default)]
 struct Joined {
     op: &'static str,

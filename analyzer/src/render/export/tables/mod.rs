@@ -13,7 +13,7 @@ use rcomm_recorder::publish::Dump;
 use rcomm_verdict::Report;
 use std::io::{Seek, Write};
 
-/// Why a table could not be made, queried or written.
+/// Why a table could not be built, queried or written.
 #[derive(Debug, thiserror::Error)]
 pub enum TableError {
     /// An error of polars; the text names the column or the query.
@@ -72,7 +72,7 @@ impl Tables {
     /// One table by name.
     ///
     /// # Errors
-    /// [`TableError::NoTable`].
+    /// [`TableError::NoTable`] if there is no table of this name.
     pub fn get(&self, name: &str) -> Result<&DataFrame, TableError> {
         match name {
             "entries" => Ok(&self.entries),
@@ -83,7 +83,8 @@ impl Tables {
         }
     }
 
-    /// Answers a `select` over the four tables, in polars' SQL.
+    /// Answers a query over the four tables, in polars' SQL; it begins with `select`, `with`, `show`, `explain` or
+    /// `from`.
     ///
     /// # Errors
     /// [`TableError::NotAQuery`] if `sql` is not a query; [`TableError::Polars`] if it fails.

@@ -1,5 +1,5 @@
-//! Draws the wait-for graph of each root finding as SVG: the culprits are on the left, and each column waits for the
-//! one to its left.
+//! Draws the wait-for graphs of the first errors that no other finding caused, as SVG: the culprits are on the left,
+//! and each column waits for the one to its left.
 //!
 //! Ranks that wait in the same operation share a box, so a job of thousands of ranks has few boxes.
 
@@ -19,7 +19,7 @@ const GAP_Y: usize = 16;
 const BOX_CHARS: usize = 33;
 /// The largest number of boxes in a column; a last box counts the rest.
 const MAX_COLUMN: usize = 12;
-/// At most this many root findings get a graph.
+/// At most this many findings get a graph.
 const MAX_GRAPHS: usize = 4;
 
 /// A box of the graph.
@@ -137,7 +137,7 @@ fn place_link(link: &Link, row: usize) -> Node {
     }
 }
 
-/// One box for each rank of a cycle, in its order.
+/// One box for each rank of a cycle, in the order of the cycle.
 fn place_cycle(finding: &Finding, waits: &[Wait]) -> Vec<Node> {
     let (cycle, culprits) = (&finding.cycle, &finding.culprit_ranks);
     cycle
@@ -203,6 +203,7 @@ fn write_svg(nodes: &[Node], waits: &[Wait], out: &mut dyn Write) -> io::Result<
             Text(&node.text),
             x + 10,
             y + 20,
+            // The title is bold and larger.
             Text(&cut(&node.title, BOX_CHARS - 7)),
             x + 10,
             y + 39,

@@ -13,11 +13,13 @@ const MAX_RANKS: usize = 24;
 /// The records, with the groups and ranks to show.
 pub(super) struct History<'a> {
     pub(super) dumps: Vec<(Rank, &'a Dump)>,
-    /// Groups of findings first, then those with something in flight, then the largest.
+    /// Groups of findings first, then those with operations in flight, then the largest.
     pub(super) groups: Vec<&'a GroupRef>,
+    /// The number of groups that are not shown.
     pub(super) groups_cut: usize,
     /// Ascending. Culprits are chosen first, then the members of the findings' groups, then victims, then other ranks.
     pub(super) ranks: Vec<Rank>,
+    /// The number of ranks with a record that are not shown.
     pub(super) ranks_cut: usize,
     pub(super) culprits: BTreeSet<Rank>,
 }

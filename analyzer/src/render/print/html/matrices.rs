@@ -7,9 +7,9 @@ use rcomm_verdict::format::{Ranks, Spans, count, group_label};
 use rcomm_verdict::matrix::{Cell, Matrix, Row, Rows, matrix};
 use std::io::{self, Write};
 
-/// The number of newest sequence numbers shown.
+/// At most this many of the newest sequence numbers are shown.
 const COLUMNS: usize = 16;
-/// The largest number of rows shown.
+/// At most this many rows of a matrix are shown.
 const MAX_ROWS: usize = 40;
 
 pub(super) fn write(history: &History<'_>, out: &mut dyn Write) -> io::Result<()> {

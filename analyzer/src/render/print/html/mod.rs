@@ -20,10 +20,10 @@ use std::io::{self, Write};
 
 const STYLE: &str = include_str!("style.css");
 
-/// Writes the page. `dumps` are the records of the report; without them, matrix and timeline are left out.
+/// Writes the page. `dumps` are the records of the report; without them, the matrices and the timeline are left out.
 ///
 /// # Errors
-/// Errors of `out`.
+/// If `out` cannot be written to.
 pub fn write(report: &Report, dumps: &[Dump], out: &mut dyn Write) -> io::Result<()> {
     let headline = crate::render::print::human::one_line(report);
     write!(

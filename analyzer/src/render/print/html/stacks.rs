@@ -41,7 +41,8 @@ pub(super) fn write(report: &Report, out: &mut dyn Write) -> io::Result<()> {
     writeln!(out, "</ul>\n</section>")
 }
 
-/// Frames without branches stay in one list; a new list begins where ranks called different frames.
+/// Writes a frame and those that it called. Frames without branches stay in one list; a new list begins where ranks
+/// called different frames.
 fn write_node(
     node: &StackNode,
     caller: &[Rank],

@@ -16,11 +16,11 @@ const WIDTH: f64 = 960.0;
 const ROW: f64 = 22.0;
 /// Room to the right of the last issue, as a share of the window.
 const TAIL: f64 = 0.12;
-/// The time span is chosen to show this many completed operations of a rank.
+/// The time span is chosen to show this many completed operations of the median rank.
 const DEPTH: usize = 24;
 /// At most this many operations of a rank are drawn.
 const MAX_DRAWN: usize = 200;
-/// The number of colours for groups in the style sheet.
+/// The number of colors for groups in the style sheet.
 const COLOURS: usize = 6;
 
 /// The time span that is shown, ns since the epoch.
@@ -155,7 +155,7 @@ fn draw(dump: &Dump, window: &Window, top: f64, labels: &mut Vec<String>, rows: 
             desc: group.info.desc.clone(),
             ranks: group.info.ranks.clone(),
         });
-        // Groups of one kind (such as all tp groups) share a colour. The kind is the label before a slash or number.
+        // Groups of one kind (such as all tp groups) share a color. The kind is the label before a slash or number.
         let kind = label
             .split('/')
             .next()

@@ -12,7 +12,7 @@ const BRIEF_GROUPS: usize = 8;
 /// Writes the changes, new findings first.
 ///
 /// # Errors
-/// Errors of `out`.
+/// If `out` cannot be written to.
 pub fn write_difference(
     difference: &Difference,
     layout: &Layout,

@@ -7,7 +7,7 @@ use std::io::{self, Write};
 /// Writes the explanation of one code.
 ///
 /// # Errors
-/// Errors of `out`.
+/// If `out` cannot be written to.
 pub fn write_explanation(
     explanation: &Explanation,
     layout: &Layout,
@@ -35,10 +35,10 @@ pub fn write_explanation(
     Ok(())
 }
 
-/// Writes all codes, one a line.
+/// Writes all codes, one per line.
 ///
 /// # Errors
-/// Errors of `out`.
+/// If `out` cannot be written to.
 pub fn write_codes(layout: &Layout, out: &mut dyn Write) -> io::Result<()> {
     let mut page = Page::new(layout, out);
     for &code in Code::ALL {

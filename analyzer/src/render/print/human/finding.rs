@@ -82,7 +82,7 @@ fn format_doubt(finding: &Finding) -> String {
     }
 }
 
-/// The lines of the stacks. For the frames of one rank after the innermost, only the places are printed.
+/// The lines of the stacks. Of the frames of one stack after the innermost, only the places are printed.
 fn format_stacks(frames: &[FrameRef]) -> Vec<String> {
     let mut before: Option<(u32, &str)> = None;
     let mut lines = Vec::with_capacity(frames.len());

@@ -1,10 +1,11 @@
 //! Prints the report as text.
 //!
-//! The first line is the verdict with its sentence, the second the next step. Then come the waiting ranks, where the
-//! culprit was, the consequences, and what was ruled out. Problems of the input come last and are always printed.
+//! The first line is the verdict with its sentence. Since when it holds and the next step follow, then the waiting
+//! ranks, where the culprit was, the consequences, and what was ruled out; then further findings, notes and problems of
+//! the input, of which a brief page prints ten; at the end, what was read.
 //!
-//! Colours are ANSI sequences; for output without colours, wrap it in `anstream::AutoStream`. Colours never carry
-//! meaning alone.
+//! Colors are ANSI sequences; for output without colors, wrap it in `anstream::AutoStream`. Colors never carry meaning
+//! alone.
 
 mod difference;
 mod explanation;
@@ -28,7 +29,7 @@ use std::io::{self, Write};
 /// Writes the report.
 ///
 /// # Errors
-/// Errors of `out`.
+/// If `out` cannot be written to.
 pub fn write(report: &Report, layout: &Layout, out: &mut dyn Write) -> io::Result<()> {
     let mut page = Page::new(layout, out);
     let roots: Vec<&Finding> = report
@@ -81,7 +82,7 @@ fn is_root(report: &Report, finding: &Finding) -> bool {
     })
 }
 
-/// The verdict in capitals and its colour.
+/// The verdict in capitals, and its color.
 const fn verdict_word(verdict: Verdict) -> (&'static str, anstyle::Style) {
     match verdict {
         Verdict::Healthy => ("HEALTHY", FINE),

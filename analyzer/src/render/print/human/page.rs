@@ -1,4 +1,4 @@
-//! Writes lines of text: wrapping, the column of keys, colours.
+//! Writes lines of text: wrapping, the column of keys, colors.
 
 use anstyle::{AnsiColor, Style};
 use rcomm_verdict::format::printable;
@@ -156,7 +156,7 @@ impl<'a> Page<'a> {
     }
 }
 
-/// The part of `text` that fits into `width` columns, with an ellipsis.
+/// The part of `text` that fits into `width` columns, and an ellipsis, which takes one more.
 fn cut_to(text: &str, width: usize) -> String {
     let mut kept = String::new();
     let mut used = 0;

@@ -8,13 +8,13 @@ use rcomm_verdict::GroupRef;
 use rcomm_verdict::format::{Ranks, bytes, count, duration_ms, group_label};
 use std::io::{self, Write};
 
-/// A brief page shows at most this many newest operations.
+/// A brief page shows at most this many of the newest operations.
 const BRIEF_NEWEST: usize = 8;
 
 /// Writes the record. Ages are relative to the time when it was taken.
 ///
 /// # Errors
-/// Errors of `out`.
+/// If `out` cannot be written to.
 pub fn write_record(dump: &Dump, layout: &Layout, out: &mut dyn Write) -> io::Result<()> {
     let mut page = Page::new(layout, out);
     let identity = &dump.identity;
@@ -93,7 +93,7 @@ fn label_of(dump: &Dump, group: usize) -> String {
     )
 }
 
-/// A part of a sentence, like `, for 12 s`; empty if a time is unknown.
+/// How long ago `then` was, as a part of a sentence like `, for 12 s`; empty if one of the times is unknown.
 fn since(now: i64, then: i64) -> String {
     if now <= 0 || then <= 0 {
         return String::new();

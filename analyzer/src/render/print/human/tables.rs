@@ -13,13 +13,13 @@ const MAX_ROWS: usize = 64;
 /// The largest depth of the stack tree that is drawn.
 const MAX_DEPTH: usize = 64;
 
-/// Writes a table with a title; writes nothing if there is no row.
+/// Writes a table with a title, which may be empty; writes nothing if there is no row.
 ///
 /// Every row must have as many cells as `heads`. Rows beyond 64 are counted, and lines are cut at the width of the
 /// page.
 ///
 /// # Errors
-/// Errors of `out`.
+/// If `out` cannot be written to.
 pub fn write_table(
     title: &str,
     heads: &[&str],
@@ -189,7 +189,7 @@ fn join(cells: &[String], widths: &[usize]) -> String {
     line
 }
 
-/// The last two parts of a path: enough to recognise the file, and short enough to leave room for the ranks.
+/// The last two parts of a path: enough to recognize the file, and short enough to leave room for the ranks.
 fn tail_of(path: &str) -> &str {
     let mut slashes = path.rmatch_indices('/');
     match slashes.nth(1) {

@@ -5,7 +5,7 @@ use rcomm_verdict::causes::{Link, chain};
 use rcomm_verdict::format::{Ranks, format_ranks, group_label, group_labels, operation};
 use rcomm_verdict::{Finding, GroupRef, Report, Wait};
 
-/// The lines for one finding; without a wait-for graph, the list of victims.
+/// The lines for one finding; the list of victims if the report has no wait-for graph for it.
 pub(super) fn format(finding: &Finding, report: &Report) -> Vec<String> {
     let lines: Vec<String> = if finding.cycle.is_empty() {
         chain(report, &finding.culprit_ranks)
@@ -32,7 +32,7 @@ pub(super) fn format(finding: &Finding, report: &Report) -> Vec<String> {
 fn format_link(link: &Link) -> String {
     let groups = match link.groups.as_slice() {
         [one] => label(one),
-        // Numbers alone could be ranks.
+        // Numbers alone could be taken for ranks.
         several if several.iter().all(is_undescribed) => format!("groups {}", labels(several)),
         several => labels(several),
     };

@@ -130,7 +130,7 @@ impl Context<'_> {
         }
     }
 
-    /// The record of a rank that covers the group of a place; `None` if it left none.
+    /// The record of a rank that covers the group of a place; `None` if it left no such record.
     pub(crate) fn record_at(&self, place: usize, node: Node) -> Option<RecordIx> {
         self.aligned
             .record_in(self.group_at(place), self.rank(node))
@@ -161,8 +161,8 @@ impl Context<'_> {
         .to_owned()
     }
 
-    /// The recorder's own name of an operation in upper case, as in PyTorch's logs (`_REDUCE_SCATTER_BASE`); `None` if
-    /// it equals the name in the finding.
+    /// The recorder's own name of a collective in upper case, as in PyTorch's logs (`_REDUCE_SCATTER_BASE`); `None` for
+    /// a message, or if it equals the name in the finding.
     pub(crate) fn recorded_name(&self, at: &OpRef) -> Option<String> {
         if at.kind != SeqKind::CollectiveSeqId {
             return None;
@@ -285,7 +285,8 @@ impl Context<'_> {
         }
     }
 
-    /// The newest recorded call of a rank, other than the end marker of a batch; `None` if it recorded none.
+    /// The newest recorded call of a rank; the end marker of a batch only if there is no other. `None` if it recorded
+    /// none.
     pub(crate) fn last_op(&self, record: RecordIx) -> Option<&Op> {
         let position = self.last_position(record)?;
         Some(self.aligned.op(record, position))
@@ -298,7 +299,7 @@ impl Context<'_> {
         u32::try_from(position).ok()
     }
 
-    /// The newest operation that a rank completed; for a batch, one of its members.
+    /// The newest operation that a rank completed; for a batch, one of its operations. `None` if it completed none.
     pub(crate) fn last_completed(&self, record: RecordIx) -> Option<&Op> {
         let ops = &self.aligned.records[record].ops;
         let newest = ops.iter().rposition(Op::completed)?;
@@ -306,7 +307,7 @@ impl Context<'_> {
         if done.kind != OpType::Coalesced {
             return Some(done);
         }
-        // The marker is no call that the program made.
+        // The marker is not a call that the program made.
         let mut members = ops[..newest].iter().rev();
         let member = members
             .find(|op| op.group == done.group && (op.p2p_seq, op.seq) == (done.p2p_seq, done.seq));
@@ -314,7 +315,7 @@ impl Context<'_> {
     }
 
     /// Whether an operation is unfinished, as far as all records together show. The end marker of a batch decides for
-    /// its members, and a recorder without states still shows which operations it retired.
+    /// the operations in it, and a recorder without states still shows which operations it retired.
     fn is_unfinished(&self, record: RecordIx, position: u32) -> bool {
         let op = self.aligned.op(record, position);
         let group = self.aligned.lanes[record][usize::from(op.group)].group;
@@ -327,7 +328,8 @@ impl Context<'_> {
         })
     }
 
-    /// The stack of a call, outwards from the innermost frame that is not of the communication library.
+    /// The stack of a call, outwards from the innermost frame that is not part of the communication library; the whole
+    /// stack if there is no such frame.
     pub(crate) fn own_frames(&self, op: &Op) -> impl Iterator<Item = &Frame> {
         let frames = &self.aligned.shared.frames;
         self.own_frame_ids(op.stack)
@@ -349,8 +351,7 @@ impl Context<'_> {
         frames.skip(own)
     }
 
-    /// The call site in the source: the innermost frame that is not of the communication library. `None` if no stack
-    /// was recorded.
+    /// The call site in the source: the first of [`Context::own_frames`]. `None` if no stack was recorded.
     pub(crate) fn call_site(&self, op: &Op) -> Option<&Frame> {
         self.own_frames(op).next()
     }
@@ -467,7 +468,7 @@ impl Context<'_> {
         Some(self.evidence(record, lane.collectives[at], group))
     }
 
-    /// The entries of the first `most` ranks that wait at a place, as evidence.
+    /// The entries of the first `most` ranks that wait at a place, as evidence; for a batch, its first message.
     pub(crate) fn evidence_of_place(&self, place: usize, most: usize) -> Vec<Evidence> {
         match self.graph.places[place] {
             Place::Collective { group, seq } => {
@@ -510,8 +511,9 @@ impl Context<'_> {
         (ms >= 1.0).then_some(ms)
     }
 
-    /// When the files were written, if the records state no time; ns since the epoch. `None` if a file is much younger
-    /// than its record: then it was copied, and its time means nothing.
+    /// When the newest of the files was written whose records state no time, ns since the epoch. `None` if this is
+    /// unknown, or if the file is older than the newest record or more than a day younger: then it was copied, and its
+    /// time means nothing.
     pub(crate) fn written_ns(&self) -> Option<i64> {
         const COPIED_NS: i64 = 86_400_000_000_000;
         let newest = now_ns(self.aligned, self.policy)?;
@@ -536,8 +538,9 @@ impl Context<'_> {
         }
     }
 
-    /// Whether the last member of a collective came so long ago that it should have finished. Until then the
-    /// others have waited for that member, and the fabric has had no time.
+    /// Whether the last member of a collective came so long ago that it should have finished; also if this is no
+    /// snapshot or times are unknown. Until then the others have waited for this member, and the fabric has had no
+    /// time.
     pub(crate) fn is_long_complete(&self, place: usize) -> bool {
         let now = now_ns(self.aligned, self.policy).filter(|_| self.policy.snapshot);
         let last = self.arrivals(place).max();

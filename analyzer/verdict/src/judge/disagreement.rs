@@ -1,9 +1,9 @@
 //! Finds collectives on which the members of a group disagree.
 //!
 //! The calls of the members under one (group, sequence number) are divided into parts that agree. The largest part is
-//! right. If two are equally large, the sibling groups (of the same family) decide by what they issued under that
-//! number, then the group's own past: which call followed the same calls before. If that does not decide, every part is
-//! an alternative.
+//! right. If several are equally large, these decide in turn: whether input and output of the calls fit, what the
+//! sibling groups (of the same family) issued under the number, and the group's own past: which call followed the same
+//! calls before. If nothing decides, every part is an alternative.
 
 use crate::align::signature::CallDifference;
 use crate::align::{Aligned, GroupIx, RecordIx};
@@ -14,7 +14,7 @@ use rcomm_recorder::model::{Layout, OpType, Pattern, Rank};
 pub(crate) enum Ground {
     /// It has more members.
     Majority,
-    /// The parts are equally large, but the calls of the others contradict themselves.
+    /// The parts are equally large, but input and output of the others' calls do not fit.
     Consistency,
     /// The parts are equally large, but sibling groups issued the same as this one.
     Siblings,
@@ -39,12 +39,12 @@ pub(crate) struct AgreeingMembers {
 pub(crate) struct Disagreement {
     pub(crate) group: GroupIx,
     pub(crate) seq: u32,
-    /// The right part first, the others by size.
+    /// The right part first, if one is known; the others by size.
     pub(crate) parts: Vec<AgreeingMembers>,
     /// The most severe difference.
     pub(crate) difference: CallDifference,
     pub(crate) ground: Ground,
-    /// Whether every member's record shows it as completed.
+    /// Whether every record that holds it shows it as completed.
     pub(crate) completed: bool,
 }
 
@@ -87,10 +87,11 @@ fn find_in(aligned: &Aligned<'_>, group: GroupIx, found: &mut Vec<Disagreement>)
     }
 }
 
-/// At most this many disagreements of a group are reported.
+/// After this many disagreements in all, only the first of each further group is found.
 const MOST: usize = 256;
 
-/// The sequence numbers that more than one member recorded, ascending.
+/// The sequence numbers under which members may have recorded calls, ascending: all from the oldest to the newest, or
+/// only the recorded ones if there are gaps.
 fn numbers(aligned: &Aligned<'_>, group: GroupIx) -> Vec<u32> {
     let Some((low, high)) = aligned.window(group) else {
         return Vec::new();
@@ -396,7 +397,9 @@ pub(crate) enum Shift {
 
 /// Compares the calls of a rank with the others' from the first difference on.
 pub(crate) fn shift(aligned: &Aligned<'_>, disagreement: &Disagreement, record: RecordIx) -> Shift {
+    // At most this many calls are compared.
     const DEPTH: usize = 64;
+    // At most this many collectives count as left out, as extra or as reordered.
     const REACH: usize = 8;
     let calls_of = |record: RecordIx| -> Vec<u32> {
         let lane = aligned.lanes[record]

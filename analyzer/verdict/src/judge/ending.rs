@@ -103,7 +103,7 @@ fn sentence(ctx: &Context<'_>, end: &End) -> String {
     }
 }
 
-/// By what a job was cancelled.
+/// Where the order to cancel the job came from, as a part of a sentence.
 fn by(end: &End) -> String {
     match end.asked {
         Some(asked) => format!(

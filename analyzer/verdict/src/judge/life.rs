@@ -2,9 +2,9 @@
 //!
 //! This is decided first, because an unfinished operation means a hang while the processes live, but nothing if they
 //! were terminated in the middle of it. The record of a launcher has exit codes and signals. Without it, a ring shows
-//! whether its process closed it, and when a process that did not gave its last sign of life. Which of several
-//! processes ended first then follows from these times, from the failures that the survivors recorded, and from
-//! operations that failed long before their time-outs. If the records do not show it, the kind of end is unknown.
+//! whether its process closed it, and, if not, when the process gave its last sign of life. Which of several processes
+//! ended first then follows from these times, from the failures that the survivors recorded, and from operations that
+//! failed long before their time-outs. If the records do not show it, the kind of end is unknown.
 
 use crate::align::record::Record;
 use crate::align::{Aligned, RecordIx};
@@ -33,8 +33,8 @@ const BEFORE_TIMEOUT: f64 = 0.9;
 pub(crate) struct Life {
     /// The end of the job; `None` while a process may live.
     pub(crate) end: Option<End>,
-    /// Whose processes are gone, have not ended in order, and were not ended by another's end, nor because
-    /// they gave up.
+    /// Ranks whose processes are gone, have not ended in order, and were not ended by another's end, nor because they
+    /// gave up.
     first: Vec<Rank>,
     /// The ranks whose processes are gone.
     gone: BTreeMap<Rank, Gone>,
@@ -48,7 +48,7 @@ pub(crate) struct End {
     pub(crate) kind: EndKind,
     /// Ranks whose processes ended before the others', ascending.
     pub(crate) first: Vec<Rank>,
-    /// When the last of `first` ended, common time, ns.
+    /// When the last of `first` ended, common time, ns; `last_ns` if `first` is empty.
     pub(crate) first_ns: i64,
     /// When the last process of all ended, common time, ns.
     pub(crate) last_ns: i64,
@@ -147,8 +147,8 @@ impl Life {
         at_ns <= self.settled_ns
     }
 
-    /// Whether the end of a rank's process is a cause: it did not end in order, and no other process ended
-    /// before. Processes that were ended together explain no wait, and neither do those that gave up.
+    /// Whether the end of a rank's process is a cause: it did not end in order, and no other process ended before it.
+    /// Processes that were ended together explain no wait, and neither do those that gave up.
     pub(crate) fn went_first(&self, rank: Rank) -> bool {
         self.first.contains(&rank)
     }
@@ -158,8 +158,8 @@ impl Life {
         self.gone.get(&rank)
     }
 
-    /// The policy for this job. If it is over, its end is the time of judgement: operations that were young at that
-    /// time were no hang. If the time of the end is unknown, all pending operations count.
+    /// The policy for this job. If it is over, its end is the time of judgment: operations that were young at that time
+    /// are not a hang. If the time of the end is unknown, all pending operations count.
     pub(crate) fn policy(&self, policy: &Policy) -> Policy {
         let mut policy = policy.clone();
         if let Some(end) = &self.end {
@@ -378,7 +378,7 @@ fn went_first(aligned: &Aligned<'_>, gone: &[Gone]) -> Option<Vec<Rank>> {
         .then(|| ranks_of(&failed[..=at]))
 }
 
-/// Whether a rank recorded that another rank is gone.
+/// Whether a record states that another rank is gone.
 fn names_another(record: &Record) -> bool {
     let other = |rank: &Rank| *rank != record.rank;
     record

@@ -1,6 +1,6 @@
 //! Lowers the confidence of findings if a ring may have dropped the operation that its rank is in.
 //!
-//! That is possible if the oldest entry in the ring has not completed.
+//! A ring that has wrapped may have dropped it if its oldest entry has not completed, or no entry has.
 
 use crate::align::pending::front_is_lost;
 use crate::judge::context::{Context, FindingDraft};
@@ -11,7 +11,7 @@ use std::collections::BTreeSet;
 
 /// The highest confidence of a finding that rests on where ranks wait, if one of them may be elsewhere.
 const AMONG_OTHERS: f64 = 0.7;
-/// The same if that rank is a culprit.
+/// The highest confidence if that rank is a culprit.
 const BLAMED: f64 = 0.5;
 
 /// Ranks whose ring may have dropped the operation that they are in, ascending.
@@ -50,7 +50,8 @@ pub(crate) fn lower_confidence(ctx: &Context<'_>, drafts: &mut [FindingDraft]) {
     }
 }
 
-/// N302 on these ranks, without those that another note names; `None` if none is left.
+/// N302 on the ranks whose ring may have dropped the operation that they are in, without those in `noted`; `None` if
+/// none is left.
 pub(crate) fn note(ctx: &Context<'_>, noted: &BTreeSet<Rank>) -> Option<Problem> {
     let mut blind = blind(ctx);
     blind.retain(|rank| !noted.contains(rank));

@@ -52,14 +52,15 @@ pub(crate) fn first_missed(ctx: &Context<'_>, node: Node) -> Option<(usize, Miss
     Some(places[best])
 }
 
-/// The record of a rank that is at the place: it shows the point of the program as well as the missing rank does.
+/// The record of a rank that waits at the place, to stand in for the missing rank's: both are at this point of the
+/// program.
 fn witness(ctx: &Context<'_>, place: usize) -> Option<RecordIx> {
     ctx.graph.arrived[place]
         .iter()
         .find_map(|&node| ctx.record_at(place, node))
 }
 
-/// The operation that `rank` would have to issue at a place.
+/// The operation that `rank` would have to issue at a place; `None` if no record shows it.
 pub(crate) fn event_for(ctx: &Context<'_>, place: usize, rank: u32) -> Option<ProgramEvent> {
     let aligned = ctx.aligned;
     match ctx.graph.places[place] {
@@ -99,7 +100,7 @@ pub(crate) fn peer_rank(
     ranks.get(peer as usize).copied()
 }
 
-/// The operation that a rank issued at the place where it waits.
+/// The operation that a rank issued at the place where it waits; `None` if it left no record that shows it.
 pub(crate) fn event_at(ctx: &Context<'_>, place: usize, rank: u32) -> Option<ProgramEvent> {
     let aligned = ctx.aligned;
     match ctx.graph.places[place] {

@@ -5,13 +5,13 @@ use rcomm_recorder::model::Rank;
 use rcomm_recorder::publish::LaunchRecord;
 use std::time::Duration;
 
-/// Parameters of an analysis.
+/// What an analysis has to know besides the dumps.
 // invariant 7: the current time is one of them, since the analysis reads no clock.
 #[derive(Clone, Debug)]
 pub struct Policy {
-    /// The time of judgement, wall clock, ns since the epoch.
+    /// The time of judgment, wall clock, ns since the epoch.
     ///
-    /// `None` = each dump's own time. A dump without a time (PyTorch's) is taken as written because of a hang.
+    /// `None` = the newest time in any dump. A dump without a time (PyTorch's) is taken as written because of a hang.
     pub now_ns: Option<i64>,
     /// Whether the dumps are a snapshot of a running job: operations that are pending but not overdue are then no
     /// finding, and the verdict is `running`.
@@ -29,9 +29,9 @@ pub struct Policy {
     pub launches: Vec<LaunchRecord>,
     /// At most this many newest operations of each record were given, even if the ring holds more; `None` = all.
     pub newest: Option<usize>,
-    /// The number of victims of a finding that are listed at most.
+    /// At most this many victims of a finding are listed.
     pub max_victims: usize,
-    /// The share of the job's time, 0..1, from which a straggler is reported.
+    /// The share of the job's time, 0..1, that a straggler must have cost to be reported.
     pub straggler_share: f64,
     /// Ranks that were late in the previous snapshot. They remain late until they clearly no longer are, which keeps a
     /// live view stable.
@@ -73,8 +73,7 @@ impl Policy {
     }
 }
 
-/// The time of judgement, common time, ns: the policy's, else the newest time in any record. `None` if no time is
-/// known.
+/// The time of judgment, common time, ns: the policy's, else the newest time in any record. `None` if no time is known.
 pub(crate) fn now_ns(aligned: &Aligned<'_>, policy: &Policy) -> Option<i64> {
     let of_records = aligned
         .records

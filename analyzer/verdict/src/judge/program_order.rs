@@ -22,7 +22,7 @@ pub(crate) struct Votes {
 /// Counts which of two events the ranks at the same point of the program as `like` issued first.
 ///
 /// A rank is not at the same point if it had issued another number of collectives in the family of `first` when it
-/// issued the collective before `second` (stages of a pipeline may have layers of their own). A rank whose ring has
+/// issued the collective before `second` (stages of a pipeline may have their own layers). A rank whose ring has
 /// dropped these entries counts only if no rank at the same point can decide.
 pub(crate) fn vote(
     aligned: &Aligned<'_>,

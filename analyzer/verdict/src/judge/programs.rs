@@ -11,8 +11,9 @@ use std::collections::BTreeMap;
 const BEFORE: usize = 1;
 /// The number of steps of each program shown from the first difference on.
 const AFTER: usize = 4;
-/// The same for programs over all groups.
+/// The number of common steps shown before the first difference, for programs over all groups.
 const BEFORE_IN_ALL: usize = 2;
+/// The number of steps of each program shown from the first difference on, for programs over all groups.
 const AFTER_IN_ALL: usize = 6;
 
 /// The ranks that issued a call, one line for each call site and its caller: the call itself is often in a wrapper that
@@ -109,7 +110,7 @@ pub(crate) fn same_order(ctx: &Context<'_>, one: Point, other: Point) -> bool {
 /// A part of a rank's program.
 struct Excerpt {
     steps: Vec<ProgramStep>,
-    /// The record shows more steps after these.
+    /// Whether the record shows more steps after these.
     goes_on: bool,
 }
 
@@ -243,7 +244,7 @@ fn steps_in_all(ctx: &Context<'_>, point: Point) -> Excerpt {
     Excerpt { steps, goes_on }
 }
 
-/// Where in its record a rank has a collective of a group.
+/// The position of a collective of a group in a record; `None` if the record does not hold it.
 pub(crate) fn position_of(
     ctx: &Context<'_>,
     record: RecordIx,

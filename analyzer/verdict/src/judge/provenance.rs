@@ -157,8 +157,8 @@ fn keep_one_world(shared: &Shared, records: &mut Vec<Record>, problems: &mut Vec
     });
 }
 
-/// Keeps the newest of several records of a rank, and those of other recorders of the same process: each may hold the
-/// operations of another backend.
+/// Keeps the best of several records of a rank (one that was not cut, then the newest), and those of other recorders of
+/// the same process: each may hold the operations of another backend.
 fn keep_newest_of_each_recorder(
     shared: &Shared,
     records: &mut Vec<Record>,
@@ -259,10 +259,10 @@ fn used_by<'a>(shared: &'a Shared, record: &Record) -> BTreeSet<Use<'a>> {
 #[derive(Clone, Default)]
 struct Comparison {
     compared: usize,
-    /// The number of operations that contradict what most members completed under the same number.
+    /// The number of operations that contradict what at least half of the members completed under the same number.
     against: usize,
-    /// The number of groups in which it completed a collective that needs all members and that most of them never
-    /// issued.
+    /// The number of groups in which it completed a collective that needs all members and that at least half of them
+    /// never issued.
     beyond: usize,
     /// The number of groups that list its rank, while its own record uses another group of that name.
     misplaced: usize,
@@ -343,7 +343,7 @@ fn leave_contradicting(
         foreign.extend(another_time);
     }
     if foreign.len() * 2 > records.len() || foreign.len() == records.len() {
-        // If all contradict each other, the newest belongs to the job.
+        // If more than half are to be left aside, the newest record belongs to the job and is kept.
         let Some(newest) =
             (0..records.len()).max_by_key(|&at| (records[at].newest_ns(), Reverse(at)))
         else {
@@ -351,7 +351,8 @@ fn leave_contradicting(
         };
         foreign.retain(|&(at, _)| at != newest);
     } else if foreign.len() * 2 == records.len() {
-        // Half of the records contradict the other half: the older half is left aside.
+        // Half of the records contradict the other half: the older half is left aside. If the suspects are the newer
+        // half, none is.
         let newest_of = |set: &dyn Fn(RecordIx) -> bool| {
             (0..records.len())
                 .filter(|&at| set(at))
@@ -486,8 +487,8 @@ fn count_against(aligned: &Aligned<'_>, row: &[(RecordIx, u32)], tallies: &mut [
     }
 }
 
-/// Counts collectives that need all members and that a record completed although most other members have not issued
-/// them.
+/// Counts the groups in which a record completed a collective that needs all members although at least half of the
+/// members have not issued it.
 fn count_beyond(aligned: &Aligned<'_>, group: usize, tallies: &mut [Comparison]) {
     let mut newest: Vec<(RecordIx, u32)> = Vec::new();
     for member in 0..aligned.groups[group].ranks.len() {

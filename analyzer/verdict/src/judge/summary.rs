@@ -21,7 +21,7 @@ fn pending<'a>(
     all.map(move |(at, one)| (one, ctx.graph.is_overdue(record, at)))
 }
 
-/// Every group that any rank used, the largest first, then by name.
+/// Every group that a record lists, the largest first, then by name.
 pub(crate) fn groups(ctx: &Context<'_>) -> Vec<GroupReport> {
     let aligned = ctx.aligned;
     let now = now_ns(aligned, ctx.policy);
@@ -120,7 +120,8 @@ pub(crate) fn ranks(ctx: &Context<'_>, stuck: bool) -> Vec<RankReport> {
         .collect()
 }
 
-/// Operations that at least one member has issued and not all have completed, oldest first.
+/// Operations that at least one member has issued and not all have completed, oldest first. Messages that the device
+/// has not reached are left out until they are overdue.
 pub(crate) fn in_flight(ctx: &Context<'_>) -> Vec<InstanceReport> {
     let aligned = ctx.aligned;
     let now = now_ns(aligned, ctx.policy);
@@ -142,7 +143,8 @@ pub(crate) fn in_flight(ctx: &Context<'_>) -> Vec<InstanceReport> {
                         .missing_from_batch(aligned, ctx.messages, record, one);
                     reports.push((created, message(ctx, record, one, &missing, overdue)));
                 }
-                // Overdue batches are in the graph and are added below.
+                // Overdue batches are in the graph and are added below; those that the device has not reached are left
+                // out.
                 PendingKind::Batch { .. } => {}
             }
         }
@@ -256,7 +258,8 @@ fn collective(ctx: &Context<'_>, group: GroupIx, seq: u32, overdue: bool) -> Ins
     }
 }
 
-/// At most this many ranks are listed in all waits together: in the largest jobs every rank may wait for all others.
+/// At most this many ranks are listed in all waits together, those of their groups included: in the largest jobs every
+/// rank may wait for all others.
 const LISTED: usize = 1 << 22;
 
 /// The waits of the graph by rank, cut at [`LISTED`].

@@ -9,7 +9,7 @@
 //! *Arrived* is not *issued*: a program that runs ahead of its device issues operations that the device has not
 //! reached. If the records show starts, an operation that has started has arrived. Otherwise, on devices, a rank has
 //! arrived at its oldest unfinished operation. A host backend runs groups independently, so there a rank has arrived at
-//! the oldest unfinished operation of each group.
+//! the oldest unfinished collective of each group, and at all its messages.
 
 use crate::align::p2p::{self, Counterpart, Half, Messages};
 use crate::align::pending::{Arrival, Pending, PendingKind, front_is_lost, pending_of};
@@ -57,7 +57,7 @@ pub(crate) type Node = usize;
 pub(crate) struct WaitGraph {
     /// For each record: its unfinished operations, in order of issue.
     pub(crate) pending: Vec<Vec<Pending>>,
-    /// For each of those: whether it is overdue. Outside of a snapshot all are.
+    /// For each record, whether each of its unfinished operations is overdue. Outside of a snapshot all are.
     overdue: Vec<Vec<bool>>,
     /// For each record: whether the end of its process is a cause.
     went_first: Vec<bool>,
@@ -77,8 +77,8 @@ impl WaitGraph {
     /// Builds the graph of all unfinished operations.
     ///
     /// In a snapshot the age of an operation decides when to judge, never which rank to name: the graph has no places
-    /// as long as nothing is due, and from then on it has every unfinished operation. [`WaitGraph::due`] returns the
-    /// waits that are worth a finding.
+    /// as long as nothing is due, and from then on it has every unfinished operation. [`WaitGraph::due`] marks the
+    /// nodes to which due waits lead; only these are worth a finding.
     pub(crate) fn new(
         aligned: &Aligned<'_>,
         messages: &Messages,
@@ -262,7 +262,8 @@ impl WaitGraph {
             .chain(missing.iter().map(|&(rank, _)| rank))
     }
 
-    /// No longer treats operations at the head of their group's queue as held up: used if only these close a cycle.
+    /// At these places, stops counting ranks as missing whose operation is the first in their group's queue: used if
+    /// only these close a cycle.
     pub(crate) fn release_heads(&mut self, places: &[usize]) {
         for &place in places {
             self.missing[place].retain(|&(_, why)| why != Missing::Held(Arrival::Head));
@@ -311,8 +312,8 @@ impl WaitGraph {
         reversed
     }
 
-    /// Starts are recorded, and no unfinished operation has started on any rank: then each rank counts as arrived at
-    /// its oldest one.
+    /// Enters each rank at its oldest unfinished operation, unless its ring may have dropped that one: used if starts
+    /// are recorded and no unfinished operation has started on any rank.
     fn enter_unstarted(&mut self, aligned: &Aligned<'_>) {
         for record in 0..aligned.records.len() {
             if let Some(oldest) = self.pending[record].first_mut()

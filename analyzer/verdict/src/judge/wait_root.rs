@@ -13,7 +13,8 @@ use crate::judge::wait_graph::{Missing, Node, WaitGraph};
 pub(crate) enum WaitRoot {
     /// Others wait for this rank, and it waits for nothing that is recorded.
     Idle(Node),
-    /// Others wait for this rank, and it left no readable record.
+    /// Others wait for this rank, and it left no readable record, or one that shows its state at none of the places
+    /// where it is missed.
     Unread(Node),
     /// All members have arrived at this place.
     Full(usize),
@@ -121,7 +122,7 @@ fn wait_roots(aligned: &Aligned<'_>, graph: &WaitGraph) -> Vec<WaitRoot> {
     found
 }
 
-/// Whether the rank's record does not show its state at any place where it is missed.
+/// Whether the rank's record shows its state at none of the places where it is missed.
 fn unread_by_all(graph: &WaitGraph, rank: Node) -> bool {
     graph
         .missing

@@ -3,7 +3,7 @@
 use crate::report::{Code, LogLine, Verdict};
 use rcomm_recorder::model::Rank;
 
-/// The result of a rule, from which a finding is made.
+/// What a rule concludes; [`join`](fn@super::join) makes a finding from it.
 #[derive(Clone, Debug)]
 pub(super) struct Conclusion {
     pub(super) code: Code,
@@ -41,7 +41,8 @@ impl Conclusion {
         }
     }
 
-    /// Blames the smaller of two sides. If the sides are equal, or there are more than two, all become alternatives.
+    /// Blames the smaller of two sides. If the sides are equal, or there are more than two, all become alternatives,
+    /// and the confidence is lowered.
     pub(super) fn blame_minority(&mut self, mut sides: Vec<Vec<Rank>>) {
         const MOST: usize = 16;
         sides.sort_by_key(|side| (side.len(), side.clone()));

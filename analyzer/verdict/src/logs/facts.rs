@@ -1,4 +1,4 @@
-//! The facts that a reader of logs recognised.
+//! The facts that a reader of logs recognized.
 
 use rcomm_recorder::model::{OpType, Rank};
 
@@ -42,14 +42,14 @@ pub enum Event {
     Differ(Box<[Issued; 2]>),
     /// Ranks that had not joined an operation that others are in.
     NotJoined {
-        /// Which, ascending.
+        /// The ranks, ascending.
         ranks: Vec<Rank>,
         /// Number of the last collective that they finished; `None` if none.
         after: Option<u64>,
     },
     /// The newest operation of some ranks.
     Newest {
-        /// Which.
+        /// The ranks.
         ranks: Vec<Rank>,
         /// Its number.
         seq: u64,
@@ -145,7 +145,7 @@ pub struct Progress {
 /// The call of one of two compared ranks.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Issued {
-    /// Which rank.
+    /// The rank.
     pub rank: Rank,
     /// The sequence number of the call on this rank.
     pub seq: Option<u64>,

@@ -73,7 +73,7 @@ pub(super) fn killed(digest: &Digest<'_>) -> Option<Conclusion> {
     Some(found)
 }
 
-/// The first process ended with an exit code of its own.
+/// The first process ended with an exit code other than 0, and no time-out explains it.
 pub(super) fn exited(digest: &Digest<'_>) -> Option<Conclusion> {
     let (seen, end) = first_end(digest)?;
     // An exit after a time-out is a consequence of the time-out.

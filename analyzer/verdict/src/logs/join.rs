@@ -151,6 +151,7 @@ fn bare(name: &str) -> &str {
 }
 
 /// Compares the conclusion of the logs alone with a finding of the records, and cites it as agreeing or contradicting.
+/// Does nothing if the logs name no culprit.
 fn compare(finding: &mut Finding, found: Conclusion) {
     if found.culprits.is_empty() {
         return;

@@ -32,7 +32,7 @@ const RULES: &[Rule] = &[
     timeouts::undecided,
 ];
 
-/// The first rule that applies.
+/// The conclusion of the first rule that applies; `None` if none does.
 pub(super) fn judge(digest: &Digest<'_>) -> Option<Conclusion> {
     RULES.iter().find_map(|rule| rule(digest))
 }

@@ -26,7 +26,7 @@ pub struct Difference {
     pub ranks_lost: Vec<Rank>,
     /// Ranks whose record only the second report read.
     pub ranks_gained: Vec<Rank>,
-    /// Ranks with pending work whose newest call is the same in both.
+    /// Ranks with pending work in the second report whose newest call is the same in both.
     pub ranks_unmoved: Vec<Rank>,
 }
 
@@ -35,11 +35,11 @@ pub struct Difference {
 pub struct GroupChange {
     /// The group.
     pub group: GroupRef,
-    /// Newest collective that any member issued, before and after.
+    /// Number of the newest collective that any member issued, before and after; `None` if unknown.
     pub last_seq: [Option<u64>; 2],
-    /// Newest collective that the member furthest behind issued, before and after.
+    /// Number of the newest collective that the member furthest behind issued, before and after; `None` if unknown.
     pub min_seq: [Option<u64>; 2],
-    /// Median arrival lag, ms, before and after.
+    /// Median arrival lag, ms, before and after; `None` if it was not measured.
     pub lag_p50_ms: [Option<f64>; 2],
 }
 
@@ -133,7 +133,7 @@ fn compare_groups(before: &Report, after: &Report) -> Vec<GroupChange> {
         .collect()
 }
 
-/// Ranks with pending work and the same newest call in both reports.
+/// Ranks with pending work in the second report and the same newest call in both.
 fn unmoved(before: &Report, after: &Report) -> Vec<Rank> {
     after
         .ranks

@@ -11,7 +11,7 @@ pub struct Report {
     pub schema: String,
     /// The verdict on the job as a whole.
     pub verdict: Verdict,
-    /// Most likely root cause first; consequences after their causes.
+    /// Errors first, then warnings; in each, root causes before consequences, then by confidence.
     pub findings: Vec<Finding>,
     /// Problems of the input.
     pub problems: Vec<Problem>,
@@ -90,7 +90,7 @@ pub enum Verdict {
     Mismatch,
     /// All operations complete, but some ranks are late.
     Slow,
-    /// The job is over: every process closed its record.
+    /// The job is over: every process closed its record, or exited with 0.
     Ended,
     /// The job is over: it was terminated from outside, and nothing was wrong before.
     Cancelled,
@@ -143,26 +143,26 @@ pub struct JobEnd {
     pub sentence: String,
 }
 
-/// How a job ended.
+/// The kind of a job's end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum EndKind {
-    /// Every process closed its record.
+    /// Every process closed its record, or exited with 0.
     Ended,
     /// All processes were terminated together from outside.
     Cancelled,
-    /// Some processes ended first without closing their records; the others followed.
+    /// Some processes failed or were killed first; the others followed.
     Crashed,
     /// The records do not show how the job ended.
     Unknown,
 }
 
-/// A problem of one input.
+/// A problem of the input, or another note that is not a finding.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Problem {
     /// N300, N301, ...
     pub code: Code,
-    /// The file (or source).
+    /// The file (or source); empty if the problem concerns no single one.
     pub path: String,
     /// What is wrong with it and what was done, in one sentence.
     pub sentence: String,
@@ -211,18 +211,18 @@ pub struct LogInput {
     pub files: usize,
     /// The number of their lines.
     pub lines: u64,
-    /// The number of facts that were recognised and used.
+    /// The number of facts that were recognized and used.
     pub facts: u64,
-    /// The number of facts beyond the limit, recognised but not used.
+    /// The number of facts beyond the limit, recognized but not used.
     pub left_out: u64,
-    /// The number of ranks that they name.
+    /// The number of ranks that a line names or that logged one.
     pub ranks: usize,
 }
 
 /// One group over all its ranks.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct GroupReport {
-    /// Which.
+    /// The group.
     pub group: GroupRef,
     /// Backend of its newest operation; empty if none.
     pub backend: String,
@@ -234,13 +234,13 @@ pub struct GroupReport {
     pub ranks_read: usize,
     /// The number of pending collectives.
     pub in_flight: usize,
-    /// Age of the oldest pending operation, ms, if times are known.
+    /// Age of the oldest pending collective, ms; `None` if there is none or times are unknown.
     pub oldest_ms: Option<f64>,
-    /// Arrival lag over the recorded collectives, ms: median.
+    /// Arrival lag over the recorded collectives, ms: median; `None` if it was not measured.
     pub lag_p50_ms: Option<f64>,
-    /// Arrival lag, ms: 99th percentile.
+    /// Arrival lag, ms: 99th percentile; `None` if it was not measured.
     pub lag_p99_ms: Option<f64>,
-    /// Median bus bandwidth of its collectives of at least 1 MiB, GB/s.
+    /// Median bus bandwidth of its collectives of at least 1 MiB, GB/s; `None` if it was not measured.
     pub busbw_gbs: Option<f64>,
     /// Time-out of its newest operation, ms; 0 = unknown.
     pub timeout_ms: u64,
@@ -267,7 +267,7 @@ pub struct RankReport {
     pub lost: u64,
     /// Its newest recorded call as text (`all_gather #48211 on tp`).
     pub last_call: Option<String>,
-    /// The largest of its median arrival lags in its groups, ms.
+    /// The largest of its median arrival lags in its groups, ms; `None` if none was measured.
     pub lag_p50_ms: Option<f64>,
     /// The share of the job's time that was lost because of it, 0..1, by the rule of W220; the sum over all ranks is
     /// the share lost in all. `None` if that is unknown or the job is stuck.
@@ -277,15 +277,15 @@ pub struct RankReport {
 /// One collective or one message over all its ranks.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct InstanceReport {
-    /// Which group.
+    /// The group.
     pub group: GroupRef,
     /// Sequence number.
     pub seq: u64,
-    /// Of which counter.
+    /// The counter of `seq`.
     pub seq_kind: SeqKind,
     /// The operation.
     pub op: String,
-    /// Bytes per rank (the largest member's input).
+    /// Bytes: of a collective, the largest member's input; of a message, its buffer.
     pub bytes: u64,
     /// Ranks that issued it, ascending.
     pub joined: Vec<Rank>,
@@ -295,7 +295,7 @@ pub struct InstanceReport {
     pub unknown: Vec<Rank>,
     /// Its state.
     pub state: InstanceState,
-    /// The time since its first issue, ms, if times are known.
+    /// The time since its first issue, ms; `None` if times are unknown.
     pub age_ms: Option<f64>,
     /// Whether it counts as stuck. In a snapshot of a running job, only overdue operations do
     /// ([`Policy::overdue_after`](crate::judge::Policy::overdue_after)); no rank is blamed for the others.
@@ -312,9 +312,9 @@ const fn is_overdue() -> bool {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum InstanceState {
-    /// All members have issued it.
+    /// All members, or both ends of the message, have issued it.
     Running,
-    /// Members are missing.
+    /// Members are missing, or their records do not show whether they issued it.
     Waiting,
     /// One half of a message is missing.
     HalfOpen,
@@ -322,7 +322,7 @@ pub enum InstanceState {
     Mismatch,
 }
 
-/// One edge of the wait-for graph.
+/// One wait of the wait-for graph: a rank, and the ranks that it waits for.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Wait {
     /// The waiting rank.
@@ -335,7 +335,7 @@ pub struct Wait {
     pub op: String,
     /// Sequence number.
     pub seq: u64,
-    /// Of which counter.
+    /// The counter of `seq`.
     pub seq_kind: SeqKind,
 }
 

@@ -315,7 +315,7 @@ fn parse_number(text: &str) -> Result<f64, String> {
         .map_err(|_| format!("`{text}` is not a number"))
 }
 
-/// Parses a duration (`500ms`, `5s`, `2m`, `1h`; a bare number is seconds) and returns it in ms.
+/// Parses a duration (`250us`, `500ms`, `5s`, `2m`, `1h`; a bare number is seconds) and returns it in ms.
 ///
 /// # Errors
 ///

@@ -161,7 +161,7 @@ impl fmt::Display for Since {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Until {
-    /// The time of judgement.
+    /// The time of judgment.
     Now,
     /// When the records were taken, according to them.
     Taken,
@@ -203,7 +203,7 @@ pub struct Finding {
     /// The recorder's own name of that operation, as in logs, if it differs from `op`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub recorded_op: Option<String>,
-    /// The number of the finding that this one is a consequence of.
+    /// The number of the finding that this one is a consequence of; `None` if it is not one.
     pub caused_by: Option<u32>,
     /// Ranks of a wait cycle, in order: each waits for the next, the last for the first.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -217,7 +217,7 @@ pub struct Finding {
     /// ([`Finding::sentence_after`]).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub age_ms: Option<f64>,
-    /// The recorded operations that prove it, a few.
+    /// A few of the recorded operations that prove it.
     pub evidence: Vec<Evidence>,
     /// Explanations that were ruled out, with the reason.
     pub ruled_out: Vec<String>,

@@ -24,7 +24,7 @@ pub enum Cell {
     Mismatch,
     /// Older than the rank's record: the rank may have issued it.
     Lost,
-    /// There is no record of this rank.
+    /// There is no record of this rank, or it does not list the group.
     NoRecord,
 }
 
@@ -41,7 +41,7 @@ impl Cell {
         (Self::NoRecord, '?', "no record"),
     ];
 
-    /// Its letter.
+    /// The cell's letter in [`Cell::LEGEND`].
     pub fn letter(self) -> char {
         Self::LEGEND
             .iter()
@@ -57,7 +57,8 @@ pub struct Row {
     pub ranks: Vec<Rank>,
     /// One cell per sequence number of the matrix.
     pub cells: Vec<Cell>,
-    /// When the oldest pending collective of these ranks was issued, ns since the epoch.
+    /// When the oldest pending collective of these ranks was issued, ns since the epoch; `None` if none is pending or
+    /// the time is unknown.
     pub pending_since_ns: Option<i64>,
 }
 

@@ -30,12 +30,13 @@ pub struct GroupRef {
 pub struct FrameRef {
     /// Global rank.
     pub rank: Rank,
-    /// `last_seen` (its last recorded call), `waiting` (the call it is in) or `now` (a stack taken live).
+    /// `last_seen` (its last recorded call), `waiting` (the call it is in), `there` (the call that differs from the
+    /// others') or `now` (a stack taken live).
     pub when: String,
     /// Function.
     pub name: String,
     /// Source file.
     pub filename: String,
-    /// Line.
+    /// Line number; 0 if unknown.
     pub line: u32,
 }

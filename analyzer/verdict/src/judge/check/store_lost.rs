@@ -12,7 +12,7 @@ use rcomm_recorder::model::{LinkEnd, PeerLink, Rank};
 
 pub(super) struct StoreLost;
 
-/// A store answers in microseconds.
+/// A store answers in microseconds: a request that has waited for this long, ns, is unanswered.
 const SILENT_NS: i64 = 2_000_000_000;
 
 impl Check for StoreLost {
@@ -51,9 +51,9 @@ impl Check for StoreLost {
 struct Asked {
     rank: Rank,
     end: LinkEnd,
-    /// Since when its request waits, common time.
+    /// Since when its request waits, common time, ns.
     since_ns: i64,
-    /// For how long the request had waited when the rank was last seen to work; 0 if none waits.
+    /// For how long the request had waited when the rank was last seen to work, ns; 0 if none waits.
     silent_ns: i64,
 }
 

@@ -29,7 +29,7 @@ impl Check for Straggler {
     }
 }
 
-/// The time that a job lost before it got stuck is not its problem.
+/// Whether an error was found: then the time that the job lost before it got stuck does not matter.
 fn is_stuck(drafts: &[FindingDraft]) -> bool {
     let mut drafts = drafts.iter();
     drafts.any(|draft| draft.code.severity() == Severity::Error)
@@ -115,7 +115,8 @@ fn late_rank(ctx: &Context<'_>, late: &Late) -> FindingDraft {
     draft
 }
 
-/// The ranks and the gap, ns, if the finding rests on clocks alone: the recorder has neither durations nor completions.
+/// The late rank, another rank to compare with, and the gap, ns, if the finding rests on clocks alone: the recorder has
+/// neither durations nor completions.
 fn by_clock(ctx: &Context<'_>, record: usize, typical_ms: f64) -> Option<([Rank; 2], i64)> {
     let whole = &ctx.aligned.records[record];
     let mut records = ctx.aligned.records.iter();

@@ -15,7 +15,7 @@ pub(super) struct TinyCollectives;
 const TINY: u64 = 16 << 10;
 /// A row of at least this many could have been one operation.
 const ROW: usize = 8;
-/// Fewer in all are no finding.
+/// Fewer operations in all such rows together are not reported.
 const LEAST: usize = 512;
 /// Reported from this share of a rank's time on.
 const SHARE: f64 = 0.1;
@@ -44,7 +44,7 @@ impl Check for TinyCollectives {
             .enumerate()
             .filter_map(|(at, record)| Some((at, waste(ctx, record)?)))
             .collect();
-        // If only a few ranks did so, they would be late for the others: that is another finding.
+        // If fewer than half of the ranks did so, the others would wait for them: W220 reports such ranks.
         if wasteful.len() * 2 < records.len() {
             return Vec::new();
         }

@@ -1,4 +1,4 @@
-//! W290: while the job still runs, ranks send to each other before they post what receives.
+//! W290: ranks send to each other before they post the matching receives, and no error was found.
 //!
 //! On a device the messages of two ranks run in the order in which they were issued, unless they are one
 //! batch. A send may wait for its receive. Where both ranks issue their send first, only a buffer lets
@@ -111,7 +111,7 @@ fn opposite(
     found
 }
 
-/// Whether a message was posted outside of any batch: no marker closes it, and none beside it has its number.
+/// Whether a message was posted outside of any batch: no marker closes it, and no message beside it has its number.
 ///
 /// Schedules of pipelines post batches of one message, and order these by other means.
 fn is_alone(ctx: &Context<'_>, record: RecordIx, half: Half) -> bool {

@@ -1,8 +1,8 @@
 //! W230: some ranks of a group move far more bytes than the others.
 //!
 //! Only operations whose members may differ in size count (an exchange between experts, a gather of pieces of any
-//! length), and of these only instances that all members completed. Rooted operations are always uneven. Small amounts
-//! of data and few instances are ignored.
+//! length), and of these only instances that the first member completed and all members recorded. Rooted operations are
+//! always uneven. Small amounts of data and few instances are ignored.
 
 use super::Check;
 use crate::align::{Aligned, GroupIx};
@@ -76,9 +76,9 @@ fn judge(ctx: &Context<'_>, group: GroupIx) -> Option<FindingDraft> {
     Some(draft)
 }
 
-/// Bytes that each member moved in the instances that may be uneven and that all completed, and the number of these
-/// instances. `None` if there are fewer than [`LEAST_INSTANCES`], fewer than three members, or a member's record is
-/// missing.
+/// Bytes that each member moved in the instances that may be uneven, that the first member completed and that all
+/// recorded, and the number of these instances. `None` if there are fewer than [`LEAST_INSTANCES`], fewer than three
+/// members, or a member's record is missing.
 fn moved_bytes(aligned: &Aligned<'_>, group: GroupIx) -> Option<(Vec<u64>, usize)> {
     let lanes: Vec<_> = aligned.groups[group]
         .lanes

@@ -1,4 +1,4 @@
-//! E152: links without a sign of life, and which rank or host they cut off.
+//! E152: links show no sign of life and cut off a rank or a host.
 //!
 //! The systems at both ends of an idle connection exchange packets whatever their processes do, so a link on
 //! which none arrive shows a fault of the network or of a host, not of a program. Which end is at fault is shown by
@@ -73,7 +73,7 @@ struct End<'a> {
 }
 
 impl End<'_> {
-    /// When the last sign of life came, common time.
+    /// When the last sign of life came, common time, ns.
     fn heard_ns(&self) -> i64 {
         self.link.heard_ns.saturating_sub(self.offset_ns)
     }
@@ -86,9 +86,9 @@ impl End<'_> {
 /// The links of all ranks.
 struct Links<'a> {
     ends: BTreeMap<(Rank, Rank), End<'a>>,
-    /// Without a sign of life, or broken by the system, and since when, common time, ns.
+    /// Links without a sign of life, or that the system broke, each with the time since when, common time, ns.
     bad: BTreeMap<Pair, i64>,
-    /// With a sign of life since the first of those fell silent.
+    /// Links with a sign of life since the first of the bad ones fell silent.
     good: BTreeSet<Pair>,
 }
 
@@ -126,6 +126,7 @@ impl<'a> Links<'a> {
         }
         let first = bad.values().copied().min().unwrap_or(i64::MAX);
         let lives = |end: &End<'_>| {
+            // A sign of life may be as old as one and a half intervals, here in ns.
             let idle_ns = i64::from(end.link.interval_ms).saturating_mul(1_500_000);
             end.link.errno == 0
                 && !end.link.is_silent()
@@ -199,7 +200,7 @@ impl<'a> Links<'a> {
     }
 }
 
-/// Which direction of a link works.
+/// Which direction of a link works, seen from the ranks that are cut off.
 #[derive(Clone, Copy)]
 enum Direction {
     Outward,

@@ -1,4 +1,4 @@
-//! Whether one rank or host is last too often for chance.
+//! Decides whether one rank or host is last too often for chance.
 //!
 //! The time of the job is cut into stretches. The test takes the stretches that lost most and counts in how many of
 //! them each rank (or host) cost most. If all are alike, each is equally likely to do so, and the count follows the
@@ -15,13 +15,13 @@ const DEVICE_STRETCH_NS: i64 = 20_000_000;
 const STRETCHES: i64 = 256;
 /// The test accuses a rank in at most this share of the jobs that have no late rank.
 pub(crate) const ERROR_RATE: f64 = 1e-4;
-/// The same for a rank that was late in the previous snapshot.
+/// The same share for a rank that was late in the previous snapshot: it may be accused sooner.
 const REPEATED_RATE: f64 = 1e-2;
 /// The stretches that together hold this share of the loss decide.
 const DECIDES: f64 = 0.8;
 /// Late ranks cost most in at least this share of the deciding stretches.
 const LATE_SHARE: f64 = 0.6;
-/// The same if one of them was late in the previous snapshot.
+/// The share that suffices if one of the late ranks was late in the previous snapshot.
 const REPEATED_SHARE: f64 = 0.4;
 /// The cheapest of the late ranks costs at least this many times what the most expensive of the others costs.
 const STANDS_OUT: f64 = 2.0;
@@ -70,6 +70,7 @@ pub(crate) struct Tally {
 }
 
 impl Tally {
+    /// Sums the losses of a job; `span_ms` is the job's time, ms.
     pub(crate) fn new(losses: &[Loss], span_ms: f64) -> Self {
         let Some(start) = losses.iter().map(|loss| loss.at_ns).min() else {
             return Self::default();
@@ -149,8 +150,9 @@ impl Tally {
     }
 
     /// The units that are late too often for chance. `among` is the number of units compared, `least_ms` the smallest
-    /// cost that is reported, `before` the units that were late in the previous snapshot. Empty if the late units do
-    /// not clearly cost more than all others.
+    /// cost that is reported, `before` the units that were late in the previous snapshot, for which half of `least_ms`
+    /// suffices. Empty if the late units are more than a quarter of all (and more than one), do not clearly cost more
+    /// than all others, or did not cost most in enough of the deciding stretches.
     pub(crate) fn late(&self, among: usize, least_ms: f64, before: &[usize]) -> Vec<Late> {
         let mut late: Vec<Late> = Vec::new();
         let (mut of_the_late, mut repeated) = (0, false);

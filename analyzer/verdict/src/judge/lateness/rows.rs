@@ -26,6 +26,7 @@ pub(super) struct Arrived {
     pub(super) position: u32,
     /// The position after the newest earlier operation that all members of the group took part in.
     pub(super) since: u32,
+    /// How long it waited for the others, ms: the last to arrive waits least.
     pub(super) wait_ms: f32,
 }
 
@@ -107,7 +108,8 @@ impl<'a> ArrivalReader<'a> {
         error_ms.max(grain_ms * 2.0)
     }
 
-    /// The error of the difference of two members' arrivals, ms; 0 for durations and on one host.
+    /// The error of the difference of two members' arrivals, ms: 0 for durations and on one host, a fixed value for a
+    /// recorder without completions, else from the errors of the clocks.
     pub(super) fn error_ms(&self, row: &InstanceArrivals, one: &Arrived, other: &Arrived) -> f32 {
         if row.measured {
             0.0

@@ -4,24 +4,27 @@ use crate::memory::{from_candle, read, write};
 use candle_core::{Shape, Tensor};
 use rcomm::{Op, ProcessGroup, Reduction, Result};
 
-/// Collectives of a group in terms of tensors. What each does, and its errors, are those of the
-/// operation that it is named after; the tensors' own are those of [`read`].
+/// Collectives and messages of a group in terms of tensors. Each method does what the operation of its name
+/// does.
+///
+/// # Errors
+/// Those of the operation, and those of [`read`] and [`write()`](crate::write) for the tensors.
 ///
 /// # Blocking
-/// Until the result is there.
+/// Until the operation has completed on this rank.
 pub trait TensorGroup {
     /// Reduces `tensor` over all ranks, in place: all tensors that share its memory change.
     fn all_reduce_tensor(&self, tensor: &Tensor, op: impl Into<Reduction>) -> Result<()>;
 
-    /// `tensor` ends as the root's, in place.
+    /// Overwrites `tensor` with the root's tensor, in place.
     fn broadcast_tensor(&self, tensor: &Tensor, root: u32) -> Result<()>;
 
-    /// Stacks the ranks' tensors, all of one shape: the result has one dimension more, the first, over
-    /// the ranks.
+    /// Returns the ranks' tensors, all of one shape, in one tensor with an additional first dimension: the
+    /// index in this dimension is the rank.
     fn all_gather_tensor(&self, tensor: &Tensor) -> Result<Tensor>;
 
-    /// This rank's part of the reduction over all ranks' tensors, whose first dimension is over the
-    /// ranks; the result does not have it.
+    /// Reduces `tensor` over all ranks and returns this rank's part. The first dimension of `tensor` must have
+    /// as many entries as the group has ranks; the result is the entry of this rank, without this dimension.
     fn reduce_scatter_tensor(&self, tensor: &Tensor, op: impl Into<Reduction>) -> Result<Tensor>;
 
     /// Sends a tensor to `peer`.

@@ -10,12 +10,12 @@
 //! # Ok(()) }
 //! ```
 //!
-//! For all others [`read`] and [`write()`] lend a tensor's memory as a [`Buffer`](rcomm::Buffer), without
-//! a copy, and [`copy_of`] and [`tensor_of`] go between tensors and buffers that own their memory, which
-//! is what asynchronous operations take.
+//! For all other operations [`read`] and [`write()`] lend a tensor's memory as a [`Buffer`](rcomm::Buffer),
+//! without a copy. [`copy_of`] and [`tensor_of`] convert between tensors and buffers that own their memory,
+//! which asynchronous operations require.
 //!
 //! Tensors must be in host memory, contiguous, and of an element type that both sides have: candle's
-//! 8-bit, 6-bit and 4-bit floats are refused by name.
+//! 8-bit, 6-bit and 4-bit floats are refused with an error.
 
 #![forbid(unsafe_code)]
 

@@ -41,7 +41,7 @@ pub fn read<R>(tensor: &Tensor, body: impl FnOnce(Buffer<'_>) -> Result<R>) -> R
 /// Any other use of the tensor blocks until `body` returns.
 ///
 /// # Errors
-/// As [`read`].
+/// Those of [`read`].
 pub fn write<R>(tensor: &Tensor, body: impl FnOnce(Buffer<'_>) -> Result<R>) -> Result<R> {
     if !tensor.device().is_cpu() {
         return Err(elsewhere(tensor));
@@ -57,7 +57,8 @@ pub fn write<R>(tensor: &Tensor, body: impl FnOnce(Buffer<'_>) -> Result<R>) -> 
     }
 }
 
-/// candle's way to let others write to a tensor.
+/// An operation in place, through which candle lends a tensor's memory for writing: it runs `body` and keeps
+/// its result.
 struct Lend<F, R> {
     body: Cell<Option<F>>,
     result: Cell<Option<Result<R>>>,
@@ -102,18 +103,19 @@ where
     }
 }
 
-/// The elements of a tensor in memory of their own, in its shape: what asynchronous operations take.
+/// Copies the elements of a tensor, in its shape, into a buffer that owns its memory, as asynchronous
+/// operations require.
 ///
 /// # Errors
-/// As [`read`].
+/// Those of [`read`].
 pub fn copy_of(tensor: &Tensor) -> Result<Buffer<'static>> {
     read(tensor, |buffer| buffer.to_owned())
 }
 
-/// A tensor of the elements and the shape of a buffer that owns its memory. Nothing is copied.
+/// Makes a tensor of the elements and the shape of a buffer that owns its memory. Nothing is copied.
 ///
 /// # Errors
-/// `Unsupported` if candle lacks the element type, or the memory is not the buffer's own.
+/// `Unsupported` if candle lacks the element type, or the buffer does not own its memory.
 pub fn tensor_of(buffer: Buffer<'static>) -> Result<Tensor> {
     fn make<T: rcomm::Element + candle_core::WithDType>(buffer: Buffer<'static>) -> Result<Tensor> {
         let dims: Vec<usize> = buffer.shape().iter().map(|&n| n as usize).collect();

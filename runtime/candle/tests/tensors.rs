@@ -18,7 +18,7 @@ const TYPES: [DType; 9] = [
     DType::F64,
 ];
 
-/// Six small numbers, others on each rank.
+/// Six small numbers, different on each rank.
 fn tensor(rank: u32, dtype: DType) -> Tensor {
     let numbers: Vec<f32> = (0..6).map(|at| (rank * 2 + at + 1) as f32).collect();
     let tensor = Tensor::from_vec(numbers, (2, 3), &Device::Cpu).unwrap();

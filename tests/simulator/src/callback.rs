@@ -1,6 +1,6 @@
-//! Functions of the program's that the driver calls. They may not call CUDA or NCCL, since the driver may
-//! hold locks of its own ("CUDA User Objects" in the CUDA programming guide; `cuLaunchHostFunc` in the
-//! driver's manual). One that does ends the process.
+//! Functions of the program that the driver calls. They may not call CUDA or NCCL, since the driver may hold
+//! its locks during the call ("CUDA User Objects" in the CUDA programming guide; `cuLaunchHostFunc` in the
+//! driver's manual). A function that does so ends the process.
 
 use crate::handles::refuse;
 use std::cell::Cell;
@@ -12,7 +12,7 @@ thread_local! {
     static INSIDE: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Calls it.
+/// Calls `function` with the address `at`.
 ///
 /// # Safety
 /// The function may be called with this address now.
@@ -24,7 +24,7 @@ pub(crate) unsafe fn call(function: HostFunction, at: usize) {
     INSIDE.set(before);
 }
 
-/// Ends the process if such a function is on this thread's stack.
+/// Ends the process if the driver is calling a function of the program on this thread.
 pub(crate) fn check() {
     if INSIDE.get() {
         refuse("a function that the driver has called calls the driver or NCCL");

@@ -4,7 +4,7 @@
 //! programming guide, and `cuStreamBeginCapture`, `cuThreadExchangeStreamCaptureMode` and
 //! `cuEventQuery` of the driver's manual: a wait on an event of a capture draws a stream into it; all
 //! streams must have been joined to the first again when the capture ends; an event of a capture cannot be
-//! asked; and while a capture of mode "global" is under way, calls that may wait or allocate are refused on
+//! queried; and while a capture of mode "global" is under way, calls that may wait or allocate are refused on
 //! every thread that has not relaxed its own mode, and spoil the capture.
 
 use crate::cuda::graph;
@@ -15,6 +15,7 @@ use std::ffi::{c_int, c_void};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 
+// `CUDA_ERROR_STREAM_CAPTURE_…` and `CUDA_ERROR_CAPTURED_EVENT`.
 pub(crate) const UNSUPPORTED: c_int = 900;
 pub(crate) const INVALIDATED: c_int = 901;
 pub(crate) const MERGE: c_int = 902;
@@ -23,10 +24,11 @@ pub(crate) const UNJOINED: c_int = 904;
 pub(crate) const ISOLATION: c_int = 905;
 pub(crate) const CAPTURED_EVENT: c_int = 907;
 
+// `CUstreamCaptureMode`.
 const GLOBAL: c_int = 0;
 const RELAXED: c_int = 2;
 
-/// How much of each stream of a capture lies before a point in it.
+/// For each stream of a capture, by its key, how many of its operations precede a point in the capture.
 pub(crate) type Seen = BTreeMap<usize, u64>;
 
 /// A stream's part in a capture.
@@ -45,7 +47,8 @@ impl Member {
     }
 }
 
-/// What a capture has gathered, in order of issue: an order that every stream in it allows.
+/// A capture under way. The work of all its streams is kept in order of issue, which is a valid order for
+/// every stream.
 pub(crate) struct Capture {
     pub(crate) id: u64,
     mode: c_int,
@@ -67,16 +70,17 @@ struct State {
 static ACTIVE: Mutex<Vec<Arc<Capture>>> = Mutex::new(Vec::new());
 
 thread_local! {
-    /// What `cuThreadExchangeStreamCaptureMode` left.
+    /// The thread's mode, as `cuThreadExchangeStreamCaptureMode` has set it.
     static MODE: Cell<c_int> = const { Cell::new(GLOBAL) };
 }
 
-/// The thread's mode from now on; returns the one before.
+/// Sets the mode of the calling thread; returns its previous mode.
 pub(crate) fn exchange_mode(mode: c_int) -> c_int {
     MODE.replace(mode)
 }
 
-/// Whether a call that may wait or allocate is allowed on this thread at this time.
+/// Whether a call that may wait or allocate is allowed on this thread at this time. If it is not, the captures
+/// that forbid it are spoiled.
 pub(crate) fn allows_unsafe_calls() -> bool {
     if MODE.get() == RELAXED {
         return true;
@@ -109,7 +113,7 @@ impl Capture {
         true
     }
 
-    /// Takes a stream in.
+    /// Adds a stream to the capture.
     pub(crate) fn admit(&self, stream: &Arc<Stream>) {
         lock(&self.state).streams.push(Arc::downgrade(stream));
     }
@@ -123,7 +127,10 @@ impl Capture {
         lock(&self.state).spoilt = true;
     }
 
-    /// Ends the capture that began on this stream: the graph's handle, and what it holds.
+    /// Ends the capture that began on this stream; returns the graph's handle and its work.
+    ///
+    /// # Errors
+    /// The status that `cuStreamEndCapture` returns.
     pub(crate) fn end(stream: &Stream) -> Result<(*mut c_void, Vec<Work>), c_int> {
         let (capture, seen) = stream.seen().ok_or(crate::cuda::INVALID_VALUE)?;
         if capture.origin != stream.key() {

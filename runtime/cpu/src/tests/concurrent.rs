@@ -1,7 +1,7 @@
 //! Blocking sends and receives that share their channel with other requests.
 //!
 //! A request that shares its channel with no other takes a shorter path. These tests cover requests that do
-//! share it, in every possible way.
+//! share it.
 
 use super::messages::{message, receive, send};
 use super::*;
@@ -46,8 +46,8 @@ fn send_one(rig: &Rig, tag: u32, value: i32) {
     rig.run(send(1, tag, &[value; 2])).unwrap();
 }
 
-/// Rank 0 sends numbers under one tag; two threads of rank 1 receive half of them each, from `first` and
-/// from rank 0.
+/// Rank 0 sends numbers under one tag; two threads of rank 1 receive half of them each, one with the source
+/// `first` and one with the source rank 0.
 fn two_receivers(wiring: Wiring, first: Option<usize>) {
     world(2, wiring, |rig| {
         if rig.rank == 0 {

@@ -1,5 +1,5 @@
-//! Disagreement, strangers, silence and death of a rank: each gives an error that names the rank, before
-//! the deadline.
+//! A rank that disagrees, is silent, leaves or sends garbage is named by the errors of the others. Callers
+//! without the job's secret are refused.
 
 use super::*;
 use crate::mesh::ChannelRequest;
@@ -300,7 +300,7 @@ fn a_rank_that_sends_garbage_is_named_and_nothing_is_read_of_it() {
             let noise: Vec<u8> = Noise(seed).take(4096).collect();
             rank_1_sends_noise(kind, &noise);
         }
-        // The right magic words, followed by absurd lengths.
+        // The magic words of an operation's header and of a message's frame, followed by absurd lengths.
         for magic in [0x7263_6e31u32, 0x7263_7031] {
             let mut noise = vec![0xff; 4096];
             noise[..4].copy_from_slice(&magic.to_le_bytes());

@@ -42,7 +42,7 @@ enum Wiring {
     Registered,
     /// Ranks use memory inside hosts of this many consecutive ranks; the last host may have fewer.
     Hosts(u32),
-    /// Ranks use memory inside this many hosts; each rank is on another host than the one before.
+    /// Ranks use memory inside this many hosts; consecutive ranks are on different hosts.
     Dealt(u32),
 }
 

@@ -56,7 +56,7 @@ fn times_mapped(inode: &str) -> usize {
     maps().iter().filter(|words| words[4] == inode).count()
 }
 
-/// Works as `times_mapped`, for the file that this byte is in.
+/// How often this process has the file mapped that the byte at this address is in; 0 if it is in none.
 fn mappings(address: usize) -> usize {
     inode_of(address).map_or(0, |inode| times_mapped(&inode))
 }

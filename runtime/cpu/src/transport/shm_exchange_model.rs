@@ -13,7 +13,7 @@ use std::sync::atomic::AtomicUsize;
 
 const PHASES: u32 = 3;
 
-/// How a variant differs.
+/// What differs between the protocol and its variants.
 #[derive(Clone, Copy)]
 struct ExchangeModel {
     /// How the flag is stored.

@@ -12,7 +12,7 @@ use std::sync::atomic::AtomicUsize;
 
 const VALUES: u32 = 2;
 
-/// How a variant differs.
+/// What differs between the protocol and its variants.
 #[derive(Clone, Copy)]
 struct StreamModel {
     /// How counts are stored.

@@ -100,7 +100,7 @@ impl TcpChannel {
         })
     }
 
-    /// Counts the bytes of this channel here from now on.
+    /// Adds the bytes that this channel moves from now on to `counts`.
     pub(crate) fn count_in(&mut self, counts: Arc<Counts>) {
         self.counts = Some(counts);
     }
@@ -217,12 +217,14 @@ fn none_if_not_ready(result: io::Result<usize>, is_read: bool) -> io::Result<usi
     }
 }
 
-/// Makes the systems at both ends exchange a packet on this connection as often, also where the processes send
-/// nothing; makes this system send again what is not acknowledged about as often, and keep the connection for
-/// `patience` without an acknowledgement.
+/// Makes the systems at both ends exchange a packet every `interval` on this connection while the processes
+/// send
+/// nothing. Makes this system send again what is not acknowledged about every `interval`, and keep the
+/// connection
+/// for `patience` without an acknowledgement.
 ///
-/// A system doubles the time between two attempts to send again. After a short cut the next attempt could come
-/// later than an operation's time-out.
+/// Without this, a system doubles the time between two attempts to send again, so after a short cut the next
+/// attempt could come later than an operation's time-out.
 pub(crate) fn keep_alive(
     socket: &TcpStream,
     interval: Duration,
@@ -230,6 +232,7 @@ pub(crate) fn keep_alive(
 ) -> io::Result<()> {
     sockopt::set_tcp_keepidle(socket, interval)?;
     sockopt::set_tcp_keepintvl(socket, interval)?;
+    // The largest count that the kernel accepts: `patience` ends the connection first.
     sockopt::set_tcp_keepcnt(socket, 127)?;
     let patience = u32::try_from(patience.as_millis()).unwrap_or(0);
     sockopt::set_tcp_user_timeout(socket, patience.min(i32::MAX as u32))?;

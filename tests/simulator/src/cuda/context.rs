@@ -1,5 +1,5 @@
 //! Devices and contexts: primary contexts, stacked on each thread ("Context Management" in the driver's
-//! manual). A context is the number of its device, from 1.
+//! manual). The handle of a context is the number of its device, counted from 1.
 
 use super::{INVALID_CONTEXT, INVALID_DEVICE, NO_DEVICE, SUCCESS, first_bad, put};
 use crate::callback;
@@ -10,21 +10,21 @@ use std::ffi::{c_char, c_int, c_uint, c_void};
 pub(crate) const DEVICES: c_int = 8;
 
 thread_local! {
-    /// Devices whose contexts were pushed, from 1: the last one is current.
+    /// Devices whose contexts were pushed, counted from 1. The last one is current.
     static CONTEXTS: RefCell<Vec<c_int>> = const { RefCell::new(Vec::new()) };
 }
 
-/// The device whose context is current, from 1; 0 = none.
+/// The device whose context is current, counted from 1; 0 if none is.
 pub(crate) fn current() -> c_int {
     CONTEXTS.with_borrow(|contexts| contexts.last().copied().unwrap_or(0))
 }
 
-/// The calling thread's device, as a communicator takes it; 0 where none is current.
+/// The calling thread's device, counted from 0, as a communicator uses it; 0 also if no context is current.
 pub(crate) fn current_device() -> c_int {
     (current() - 1).max(0)
 }
 
-/// The context of a device that is counted from 1.
+/// The context's handle for a device that is counted from 1.
 pub(crate) fn handle_of(device: c_int) -> *mut c_void {
     std::ptr::without_provenance_mut(usize::try_from(device).unwrap_or(0))
 }
@@ -142,7 +142,8 @@ pub unsafe extern "C" fn cuCtxGetDevice(device: *mut c_int) -> c_int {
     unsafe { put(device, current_device()) }
 }
 
-/// Memory pools, a compute capability of 9, or what `capability` orders, and no other feature.
+/// Reports that memory pools are supported, and a major compute capability of 9 or what the test orders by
+/// `capability`; 0 for every other attribute.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuDeviceGetAttribute(
     value: *mut c_int,

@@ -9,7 +9,7 @@ use crate::stream::{Work, lock};
 use std::ffi::{c_int, c_uint, c_void};
 use std::sync::{Arc, Mutex};
 
-/// What a capture has gathered, and what must live for as long as it does.
+/// The work that a capture has gathered, and the objects that must exist as long as the graph.
 #[derive(Default)]
 pub(crate) struct Graph {
     pub(crate) work: Mutex<Vec<Work>>,
@@ -35,12 +35,12 @@ static GRAPHS: Handles<Graph> = Handles::new("graph");
 static EXECUTABLES: Handles<Graph> = Handles::new("executable graph");
 static OBJECTS: Handles<UserObject> = Handles::new("user object");
 
-/// A graph that a capture is to fill.
+/// Makes an empty graph for a capture to fill; returns its handle.
 pub(crate) fn begin() -> *mut c_void {
     GRAPHS.insert(Arc::default())
 }
 
-/// The graph of a capture that has ended badly.
+/// Removes the graph of a capture that has failed.
 pub(crate) fn discard(handle: *mut c_void) {
     drop(GRAPHS.remove(handle));
 }
@@ -85,7 +85,7 @@ pub unsafe extern "C" fn cuGraphInstantiateWithFlags(
     let Some(graph) = GRAPHS.get(graph) else {
         return INVALID_VALUE;
     };
-    // What is made of a graph has references of its own to the graph's objects.
+    // An executable graph holds its own references to the graph's objects.
     let copy = Graph {
         work: Mutex::new(lock(&graph.work).clone()),
         objects: Mutex::new(lock(&graph.objects).clone()),
@@ -104,7 +104,7 @@ pub unsafe extern "C" fn cuGraphLaunch(executable: *mut c_void, handle: *mut c_v
     for work in &*lock(&graph.work) {
         stream.push(Arc::clone(work));
     }
-    // "The graph may be destroyed" while it runs: what it keeps stays until then.
+    // "The graph may be destroyed" while it runs: its objects stay until it has run.
     stream.push(Arc::new(move || {
         let _running = &graph;
     }));
@@ -134,8 +134,8 @@ pub unsafe extern "C" fn cuUserObjectCreate(
     flags: c_uint,
 ) -> c_int {
     crate::calls::note();
-    // CU_USER_OBJECT_NO_DESTRUCTOR_SYNC is the one flag, "currently required"; one reference is all that
-    // this keeps count of.
+    // CU_USER_OBJECT_NO_DESTRUCTOR_SYNC (1) is the one flag, "currently required"; only one reference is
+    // supported here.
     let (Some(destroy), 1, 1) = (destroy, references, flags) else {
         return INVALID_VALUE;
     };

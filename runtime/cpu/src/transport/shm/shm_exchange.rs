@@ -43,7 +43,7 @@ struct SlotLayout {
     swapped: bool,
 }
 
-/// The area that a group writes to and reads from together. See the documentation of this module.
+/// The area that a group writes to and reads from together. See the documentation of [`shm`](super).
 pub(crate) struct ShmExchange {
     segment: Arc<Segment>,
     area: Mapping,
@@ -54,7 +54,7 @@ pub(crate) struct ShmExchange {
     /// The phase that this rank has published last.
     phase: u32,
     traffic: Traffic,
-    /// Where the slots of that phase are, and how many bytes of each are shown.
+    /// Where the slots of phase `phase` are, and how many bytes of each are shown.
     slot: SlotLayout,
     shown: usize,
     /// Where the next slot of the round begins.
@@ -62,7 +62,7 @@ pub(crate) struct ShmExchange {
     /// The number of the next phase that exchanges slots. Phases without slots are not counted, so that
     /// each rank writes where it has read, whichever phases are between.
     exchange: u32,
-    /// Whether this rank has seen the flags of all ranks for that phase.
+    /// Whether this rank has seen the flags of all ranks for phase `phase`.
     complete: bool,
     huge_pages: Option<io::Result<()>>,
 }
@@ -119,6 +119,8 @@ impl ShmExchange {
         self.huge_pages.take().unwrap_or(Ok(()))
     }
 
+    /// Offset of a rank's line for a phase: the flag is at 0 in the line, the signature at 8, and the inline
+    /// bytes begin at 16.
     fn line(&self, rank: usize, phase: u32) -> usize {
         rank * CONTROL + (phase & 1) as usize * LINE
     }
@@ -305,8 +307,8 @@ impl ShmExchange {
             }
         };
         self.complete = true;
-        // The other ranks have read this rank's line of the phase before, and that line is written next.
-        // Fetching it now costs no time; later it would cost half of the time that a flag takes.
+        // The other ranks have read this rank's line of the previous phase, which is written next. Fetching
+        // it now costs no time; later it would cost half of the time that a flag takes.
         self.fetch(self.line(self.rank, self.phase.wrapping_add(1)), 64);
         Ok(equal)
     }
@@ -327,8 +329,8 @@ impl ShmExchange {
         let lines = self.area.at(start, len);
         #[cfg(target_arch = "x86_64")]
         for at in (0..len).step_by(64) {
-            // The intrinsic becomes a fetch for reading where the build's target may lack this one; all
-            // 64-bit processors take it, if only as nothing.
+            // The intrinsic becomes a fetch for reading where the build's target may lack `prefetchw`; all
+            // 64-bit processors accept the instruction, some without effect.
             // SAFETY: a hint, which changes no memory; the address is inside the mapping.
             unsafe {
                 std::arch::asm!(
@@ -454,7 +456,8 @@ impl ShmExchange {
     }
 }
 
-/// The streams between the pairs of ranks of a group. They are not used after the group's exchange area.
+/// The streams between the pairs of ranks of a group. No stream may be used once the group's exchange area is
+/// dropped.
 pub(crate) struct Streams {
     segment: Arc<Segment>,
     place: usize,
@@ -479,7 +482,7 @@ pub(crate) struct Slots<'a> {
 }
 
 impl<'a> Slots<'a> {
-    /// As [`ShmExchange::slot`].
+    /// Works as [`ShmExchange::slot`].
     #[inline]
     pub(crate) fn of(self, rank: usize) -> &'a [u8] {
         self.shm_exchange.slot(rank)

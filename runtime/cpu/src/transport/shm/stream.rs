@@ -87,7 +87,7 @@ pub(crate) struct StreamView {
 }
 
 impl StreamView {
-    /// Whether any bytes were written since then.
+    /// Whether any bytes were written since the stream was found empty with these counts.
     #[inline]
     pub(crate) fn has_changed(&self, since: EmptyStream) -> bool {
         let next = since.cells_read + 1;
@@ -219,7 +219,7 @@ impl ShmStream {
         })
     }
 
-    /// Room to write now.
+    /// Bytes of room in the ring that this rank writes.
     fn writable(&mut self) -> io::Result<usize> {
         let mut taken = self.written.wrapping_sub(self.seen_read);
         if taken >= self.ring as u64 {
@@ -445,7 +445,9 @@ impl ShmStream {
         }
     }
 
-    /// Sets a mark before the thread sleeps on the socket; returns whether the thread need not sleep.
+    /// Sets marks before the thread sleeps on the socket. Returns true if the thread need not sleep, since it
+    /// can
+    /// read or write already, or the other end is gone.
     pub(crate) fn prepare_sleep(&mut self, waits: Waits) -> io::Result<bool> {
         let mut drained = [0; 64];
         loop {

@@ -1,7 +1,7 @@
 //! Shows a job's collectives live in a terminal: whether it is stuck, because of which rank, and since when.
 //!
-//! An [`state::event::Event`] goes into [`state::update`], which changes the [`state::State`]; [`view::draw`] shows it.
-//! Sources are read and analysed on threads of their own ([`rcomm_analyzer::Watch`]), so a slow source never delays a
+//! An [`state::event::Event`] goes into [`state::update`], which changes the [`state::State`]; [`view::draw`] shows
+//! it. Sources are read and analyzed on other threads ([`rcomm_analyzer::Watch`]), so a slow source never delays a
 //! key press.
 //!
 //! ```no_run

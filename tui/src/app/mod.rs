@@ -1,8 +1,8 @@
 //! The event loop: event → update → draw, in a few threads with one channel.
 //!
-//! `rcomm-top/keys` reads the terminal, `rcomm-top/signals` waits for signals, `rcomm-top/writer`
-//! writes files; sources and the analysis run on threads of their own ([`rcomm_analyzer::Watch`]). The
-//! main thread does not block on any of them.
+//! `rcomm-top/keys` reads the terminal, `rcomm-top/signals` waits for signals, `rcomm-top/writer` writes files;
+//! sources and the analysis run on the threads of [`rcomm_analyzer::Watch`]. While the view runs, the main thread
+//! does not wait for any of them to finish.
 
 pub mod terminal;
 pub mod writer;
@@ -32,7 +32,7 @@ use std::time::{Duration, Instant};
 /// Shortest time between two frames: at most ten per second.
 const FRAME: Duration = Duration::from_millis(100);
 
-/// Where events come from.
+/// The channel through which events reach the loop.
 pub struct Inbox {
     sender: Sender<Event>,
     receiver: Receiver<Event>,
@@ -56,7 +56,7 @@ impl Inbox {
 ///
 /// # Errors
 ///
-/// If the terminal cannot be taken over, a thread cannot be started, or one panics.
+/// If the terminal cannot be taken over or drawn on, a thread cannot be started, or one panics.
 pub fn run(
     state: State,
     inbox: &Inbox,
@@ -93,7 +93,8 @@ pub fn run_drawing(
     let mut failed = false;
     while !failed {
         let now = Instant::now();
-        // The first event after a pause is drawn at once; during a burst of events, ten frames a second are drawn.
+        // The first event after a pause is drawn at once; during a burst of events, at most ten frames a second are
+        // drawn.
         let wait = match drawn {
             _ if state.changed => drawn.map_or(Duration::ZERO, |at| FRAME.saturating_sub(now - at)),
             _ => until_next_second(anchor),
@@ -244,7 +245,7 @@ impl Drop for Threads {
 }
 
 fn read_keys(stop: &AtomicBool, away: &AtomicBool, sender: &Sender<Event>) {
-    /// Delay until a stop request is noticed.
+    /// Longest time until a stop request is noticed.
     const ROUND: Duration = Duration::from_millis(200);
     while !stop.load(Ordering::SeqCst) {
         if away.load(Ordering::SeqCst) {

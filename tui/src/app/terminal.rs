@@ -10,7 +10,7 @@ use ratatui::crossterm::{cursor, execute};
 use ratatui::layout::{Position, Rect};
 use std::io::{self, Stdout, stdout};
 
-/// Whether the mouse is captured. Selecting text in the terminal then needs the shift key.
+/// Whether the mouse is captured. While it is, most terminals select text only with the shift key held.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Mouse {
     /// The terminal handles the mouse.

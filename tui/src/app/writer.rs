@@ -1,4 +1,5 @@
-//! Writes files and sends requests to ranks on a thread of its own, so that a slow disk or rank delays no key press.
+//! Writes files and sends requests to ranks on a separate thread, so that a slow disk or rank does not delay key
+//! presses.
 
 use crate::state::State;
 use crate::state::event::{Command, Event, ExportFormat};
@@ -29,9 +30,11 @@ pub struct RequestTargets {
 /// Time limit for the ranks' answers to a request.
 const WAIT_LIMIT: Duration = Duration::from_secs(10);
 
-/// Starts `command` on the contents of `state`; the result arrives as [`Event::Done`].
+/// Starts `command` on a new thread, with the snapshot and the screen that `state` shows now. The result arrives as
+/// [`Event::Done`], call stacks before it as [`Event::Stacks`]. Commands that neither write nor ask ranks are
+/// ignored.
 ///
-/// The thread ends when the command has; the caller joins it.
+/// The thread ends once the command has finished; the caller joins it.
 ///
 /// # Errors
 ///
@@ -96,7 +99,8 @@ fn export(
     }
 }
 
-/// Writes every record as `rank_<rank>.json`; returns how many were written.
+/// Writes every dump as `rank_<rank>.json`; a file that exists is kept, and the new one gets a number. Returns a
+/// sentence with the number of dumps written, or an error with the first failure.
 fn write_records(folder: &Path, snapshot: &Snapshot) -> Result<String, String> {
     let mut written = 0;
     let mut failed: Option<String> = None;
@@ -165,8 +169,8 @@ fn format_answers(all_answers: &DumpAnswers) -> Result<String, String> {
     Ok(text)
 }
 
-/// Takes the current stacks of the processes from the first source that provides any; call stacks are preferred to
-/// kernel threads.
+/// Takes the current stacks of the processes from the first source that provides any. Call stacks come before kernel
+/// threads in `asked`, so they are preferred.
 fn take_stacks(asked: &[Box<dyn StackRequests>]) -> Result<TakenStacks, String> {
     let deadline = Instant::now() + WAIT_LIMIT;
     let mut failure = "no source can provide call stacks".to_owned();

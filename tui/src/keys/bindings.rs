@@ -1,6 +1,6 @@
 //! All actions and their default keys.
 
-/// An action.
+/// What a key press does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[expect(missing_docs, reason = "each is explained by its line in BINDINGS")]
 pub enum Action {
@@ -94,7 +94,7 @@ pub struct Binding {
     pub name: &'static str,
     /// Keys as `key_name` spells them; two keys in a row are separated by a space.
     pub keys: &'static [&'static str],
-    /// Short text for the footer; empty if it is not shown there.
+    /// Short text for the footer; empty if the action is not shown there.
     pub hint: &'static str,
     /// Text for the help.
     pub help: &'static str,
@@ -120,7 +120,8 @@ const fn bind(
     }
 }
 
-/// Every key. The footer shows those with a hint, in this order, as far as they fit.
+/// Every action with its default keys. The footer shows the actions with a hint, in this order, until the line is
+/// full.
 pub const BINDINGS: &[Binding] = {
     use Action as A;
     use Section::{Ask, Move, Show, Take, Time, Views};

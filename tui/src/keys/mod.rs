@@ -7,7 +7,8 @@ pub use bindings::{Action, BINDINGS, Binding, Section};
 use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
 use std::collections::{BTreeMap, HashMap};
 
-/// How a key is spelt: `q`, `G`, `ctrl-d`, `space`, `enter`, `shift-tab`, `f5`.
+/// The name of a key as the configuration spells it: `q`, `G`, `ctrl-d`, `space`, `enter`, `shift-tab`, `f5`. `None`
+/// if the key cannot be bound.
 pub fn key_name(key: &KeyEvent) -> Option<String> {
     let base = match key.code {
         KeyCode::Char(' ') => "space".to_owned(),
@@ -73,7 +74,7 @@ impl Default for Keymap {
 }
 
 impl Keymap {
-    /// The default keys, with those of some actions replaced by `changes`: action name → keys.
+    /// The default keys, with those of some actions replaced. `changes` maps the name of an action to its new keys.
     ///
     /// # Errors
     ///
@@ -125,7 +126,7 @@ impl Keymap {
         }
     }
 
-    /// The keys of an action.
+    /// The keys of an action; empty if it has none.
     pub fn keys(&self, action: Action) -> &[String] {
         self.shown.get(&action).map_or(&[], Vec::as_slice)
     }

@@ -29,7 +29,7 @@ pub(crate) fn of(page: &Page, area: Rect) -> Layout {
         let y = y.min(area.bottom());
         Rect::new(area.x, y, area.width, height.min(area.bottom() - y))
     };
-    // On a tiny screen the bars are dropped first: the head has the answer.
+    // On a tiny screen the header and the footer are dropped first: the head has the answer.
     let header = u16::from(area.height >= 4);
     let footer = u16::from(area.height >= 3);
     let room = area.height - header - footer;
@@ -64,7 +64,8 @@ pub(crate) fn of(page: &Page, area: Rect) -> Layout {
     }
 }
 
-/// Maximum number of lines that one wrapped line may take, so that a sentence is shown whole if there is room.
+/// Maximum number of lines that one wrapped line may take on a terminal of `rows` rows: enough to show a sentence
+/// whole if there is room.
 fn lines_for_one(rows: u16) -> usize {
     match rows {
         0..20 => 2,
@@ -72,7 +73,7 @@ fn lines_for_one(rows: u16) -> usize {
     }
 }
 
-/// Wraps a line to at most `most` lines.
+/// Wraps a line to at most `most` lines; the last one may be too wide. Below 20 columns, lines are not wrapped.
 fn wrap(line: &Line, width: usize, most: usize) -> Vec<Line> {
     let whole: usize = line.iter().map(|w| text_width(&w.text)).sum();
     if whole <= width || width < 20 {
@@ -95,14 +96,15 @@ fn wrap(line: &Line, width: usize, most: usize) -> Vec<Line> {
             }
         }
     }
-    // Drop trailing blanks so that they do not push the last word to another line.
+    // Drop trailing spaces so that they do not push the last word to another line.
     for last in lines.iter_mut().filter_map(|line| line.last_mut()) {
         last.text.truncate(last.text.trim_end().len());
     }
     lines
 }
 
-/// Number of rows that a pane needs to show everything.
+/// Number of rows that a pane needs to show everything, with its title. A strip gets at most three; heat maps and
+/// timelines take any number (`u16::MAX`).
 fn wanted_rows(pane: &Pane, width: u16) -> u16 {
     let title = usize::from(!pane.title.is_empty());
     let rows = match &pane.body {
@@ -118,19 +120,20 @@ fn wanted_rows(pane: &Pane, width: u16) -> u16 {
     u16::try_from(title + rows).unwrap_or(u16::MAX)
 }
 
-/// Number of rows that a terminal needs to show everything; `u16::MAX` with a heat map or timeline, which take any
-/// number.
+/// Number of rows that a terminal needs to show everything, except that a strip gets at most three; `u16::MAX` with a
+/// heat map or timeline, which take any number.
 pub fn needed(page: &Page, (width, rows): (u16, u16)) -> u16 {
     let head: usize = (page.head.iter())
         .map(|line| wrap(line, usize::from(width), lines_for_one(rows)).len())
         .sum();
     let panes = page.panes.iter().map(|pane| wanted_rows(pane, width));
+    // 2 rows: the header and the footer.
     let rows = panes.fold(2, u16::saturating_add);
     rows.saturating_add(u16::try_from(head).unwrap_or(u16::MAX))
 }
 
-/// Distributes `room` rows: small panes get what they need, the others share the rest. Rows that no
-/// pane needs go to the last but one, so that a short last pane stays at the bottom.
+/// Distributes `room` rows: small panes get what they need, the others share the rest. Rows that no pane needs go to
+/// the last pane but one, so that a short last pane stays at the bottom.
 fn share(wanted: &[u16], room: u16) -> Vec<u16> {
     let mut given = vec![0u16; wanted.len()];
     let mut left = room;
@@ -158,7 +161,7 @@ fn share(wanted: &[u16], room: u16) -> Vec<u16> {
     given
 }
 
-/// Number of lines of the column heads.
+/// Number of lines that the column heads take: 0 or 1.
 pub(crate) fn heads(table: &Table) -> usize {
     usize::from(table.heads == Heads::Shown && !table.rows.is_empty())
 }
@@ -169,7 +172,8 @@ pub(crate) fn below_title(pane: &Pane, area: Rect) -> Rect {
     Rect::new(area.x, area.y + title, area.width, area.height - title)
 }
 
-/// The pane and row under column `x`, row `y` of a terminal of this size; `None` if there is no row.
+/// The index of the pane, and of its row, at column `x` and row `y` of a terminal of this size; `None` if there is no
+/// row. `selection` determines how far the focused pane is scrolled.
 pub fn hit(
     page: &Page,
     selection: Selection,

@@ -32,13 +32,13 @@ pub fn plain(text: impl Into<String>) -> StyledText {
     styled(text, Tone::Plain)
 }
 
-/// One line.
+/// One line of text, in pieces.
 pub type Line = Vec<StyledText>;
 
 /// A titled part of a page.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Pane {
-    /// Its title; empty = none.
+    /// Its title; empty if it has none.
     pub title: String,
     /// Its content.
     pub body: Body,
@@ -49,7 +49,7 @@ pub struct Pane {
 pub enum Body {
     /// Rows under columns.
     Table(Table),
-    /// One cell per host or rank, as compact as possible.
+    /// One cell per host or rank, or per several of them if there is no room.
     Strip(Strip),
     /// Cells in rows and columns.
     Grid(Grid),
@@ -71,9 +71,9 @@ pub struct Dot {
 /// Many cells in reading order.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Strip {
-    /// Unit of one cell: `host`, `rank`.
+    /// The name of one unit: `host` or `rank`.
     pub unit: &'static str,
-    /// One dot per unit with its severity: if several units share a cell, the worst is shown.
+    /// One dot per unit, with its severity: if several units share a cell, the dot with the largest number is shown.
     pub dots: Vec<(u8, Dot)>,
 }
 
@@ -84,7 +84,7 @@ pub struct Grid {
     pub columns: Vec<String>,
     /// Heads of the rows.
     pub rows: Vec<String>,
-    /// Row by row: the rank and the look of each cell; `None` if there is no cell.
+    /// Row by row: the rank and the dot of each cell; `None` if there is no cell.
     pub dots: Vec<Vec<Option<(Rank, Dot)>>>,
     /// Explanation of the characters.
     pub legend: Line,
@@ -98,15 +98,15 @@ pub const PENDING: char = '▒';
 /// Lanes along time.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Timeline {
-    /// Left edge, wall clock, ns.
+    /// Left edge, wall clock, ns since the epoch.
     pub from_ns: i64,
-    /// Right edge, wall clock, ns.
+    /// Right edge, wall clock, ns since the epoch.
     pub to_ns: i64,
     /// One lane per rank.
     pub lanes: Vec<Lane>,
 }
 
-/// The operations of one rank along time.
+/// One lane: the operations of one rank along time, those of all its recorders.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Lane {
     /// The rank.
@@ -122,9 +122,9 @@ pub struct Lane {
 /// One operation.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Span {
-    /// Time of issue, wall clock, ns.
+    /// Time of issue, wall clock, ns since the epoch.
     pub from_ns: i64,
-    /// Time of completion, wall clock, ns; `None` while it is pending.
+    /// When the recorder noticed the end, wall clock, ns since the epoch; `None` while the operation is pending.
     pub to_ns: Option<i64>,
 }
 
@@ -138,7 +138,7 @@ pub struct Page {
 }
 
 impl Pane {
-    /// Its name in the configuration: its title up to the first colon or comma.
+    /// Its name in the configuration: its title up to the first colon, comma or two spaces, with `_` for spaces.
     pub fn name(&self) -> String {
         let title = self.title.split([':', ',']).next().unwrap_or("");
         let title = title.split("  ").next().unwrap_or("");
@@ -158,7 +158,7 @@ impl Page {
         }
     }
 
-    /// The pane of this number, if it is a table.
+    /// The pane at this index, if it is a table.
     pub fn table(&self, pane: usize) -> Option<&Table> {
         match self.panes.get(pane).map(|pane| &pane.body) {
             Some(Body::Table(table)) => Some(table),
@@ -166,7 +166,7 @@ impl Page {
         }
     }
 
-    /// Number of rows that a selection can move over.
+    /// Number of rows that a selection can move over; 0 if the pane has none.
     pub fn rows(&self, pane: usize) -> usize {
         match self.panes.get(pane).map(|pane| &pane.body) {
             Some(Body::Table(table)) => table.rows.len(),

@@ -2,7 +2,7 @@
 
 use crate::page::table::Sort;
 
-/// Selection, scroll and order of one screen.
+/// The selected cell and the order of rows on one screen.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Selection {
     /// Selected row of the focused pane.
@@ -11,7 +11,7 @@ pub struct Selection {
     pub column: usize,
     /// Focused pane.
     pub pane: usize,
-    /// Order of its rows.
+    /// Order of the rows of the focused pane.
     pub sort: Sort,
 }
 

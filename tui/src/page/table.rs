@@ -7,7 +7,7 @@ use std::borrow::Cow;
 use std::cmp::Ordering;
 use std::sync::Arc;
 
-/// The subject of a row, which opening the row leads to.
+/// The subject of a row. Opening the row shows it.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Target {
     /// One group.
@@ -42,7 +42,7 @@ pub struct Column {
     pub align: Align,
     /// Priority: narrow terminals leave out the columns with the largest number; 0 is never left out.
     pub rank: u8,
-    /// Takes the remaining width.
+    /// Whether the column takes the remaining width; several such columns share it.
     pub grows: bool,
 }
 
@@ -81,7 +81,7 @@ pub const fn rest(name: &'static str, rank: u8) -> Column {
 pub struct Cell {
     /// Text as displayed.
     pub text: String,
-    /// Value to sort by; NaN sorts by the text.
+    /// Value to sort by, largest first; cells with NaN come after the others, by text.
     pub value: f64,
     /// Its tone; `Plain` uses the tone of the row.
     pub tone: Tone,
@@ -143,7 +143,7 @@ pub struct Row {
     pub tone: Tone,
     /// The subject of the row, if it has one.
     pub target: Option<Target>,
-    /// Whether it shows a problem: `n` goes there, and problems-only keeps it.
+    /// Whether the row shows a problem: `n` goes to it, and "problems only" keeps it.
     pub problem: bool,
 }
 
@@ -186,7 +186,7 @@ pub enum Heads {
 /// The order of rows.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Sort {
-    /// Index of the column; `None` is the view's own order, most pressing rows first.
+    /// Index of the column; `None` for the view's default order, most pressing rows first.
     pub column: Option<usize>,
     /// Whether the order is reversed.
     pub reversed: bool,
@@ -208,7 +208,7 @@ impl Table {
         }
     }
 
-    /// Sorts the rows; the sort is stable.
+    /// Sorts the rows. Equal rows keep their order, or are reversed with the others.
     pub fn sort(&mut self, sort: Sort) {
         if let Some(column) = sort.column {
             self.rows.sort_by(|a, b| compare(a, b, column));

@@ -1,6 +1,6 @@
-//! Colours by meaning, and their mapping to a terminal.
+//! Colors by meaning, and their mapping to a terminal.
 //!
-//! Views use [`Tone`]s. No meaning is carried by colour alone: a glyph and a word go with each tone.
+//! Views use [`Tone`]s. No meaning is carried by color alone: a glyph and a word go with each tone.
 
 use ratatui::style::{Color, Modifier, Style};
 use serde::{Deserialize, Serialize};
@@ -29,7 +29,7 @@ pub enum Tone {
     Silent,
 }
 
-/// Number of colours that a terminal shows.
+/// Number of colors that a terminal shows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
 #[serde(rename_all = "lowercase")]
 pub enum Depth {
@@ -48,7 +48,7 @@ pub enum Depth {
 }
 
 impl Depth {
-    /// The depth given by a terminal's environment.
+    /// The color depth that a terminal's environment indicates.
     ///
     /// `no_color`, `colorterm` and `term` are the values of `NO_COLOR`, `COLORTERM` and `TERM`.
     pub fn detect(no_color: Option<&str>, colorterm: Option<&str>, term: Option<&str>) -> Self {
@@ -65,7 +65,7 @@ impl Depth {
     }
 }
 
-/// A set of colours by name.
+/// The name of a set of colors.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
 #[serde(rename_all = "lowercase")]
 pub enum ThemeName {
@@ -78,7 +78,7 @@ pub enum ThemeName {
     Contrast,
 }
 
-/// A theme at a colour depth: maps tones to styles.
+/// A theme at a color depth: maps tones to styles.
 #[derive(Clone, Copy, Debug)]
 pub struct Theme {
     name: ThemeName,
@@ -88,12 +88,12 @@ pub struct Theme {
 type Rgb = (u8, u8, u8);
 
 impl Theme {
-    /// A theme for this colour depth.
+    /// Creates a theme for this color depth.
     pub fn new(name: ThemeName, depth: Depth) -> Self {
         Self { name, depth }
     }
 
-    /// The colour depth.
+    /// The color depth.
     pub fn depth(&self) -> Depth {
         self.depth
     }
@@ -119,7 +119,7 @@ impl Theme {
         }
     }
 
-    /// The style of the selected row, applied on top of its own style.
+    /// The style of a selected row, applied on top of the styles of its cells.
     pub fn selected(&self) -> Style {
         Style::new().add_modifier(Modifier::REVERSED)
     }
@@ -138,6 +138,7 @@ impl Theme {
             ThemeName::Dark => (dark, ansi),
             ThemeName::Light => (light, ansi),
             ThemeName::Contrast => {
+                // Each component is off or at its maximum. The limit makes `Bad` red and `Late` yellow.
                 let strong = |c: u8| if c > 110 { 255 } else { 0 };
                 (
                     (strong(dark.0), strong(dark.1), strong(dark.2)),
@@ -160,7 +161,7 @@ fn bright(colour: Color) -> Color {
     }
 }
 
-/// The nearest of xterm's 6 × 6 × 6 colours.
+/// The nearest of xterm's 6 × 6 × 6 colors, which follow the 16 of the palette.
 fn nearest_index((r, g, b): Rgb) -> u8 {
     let level = |c: u8| -> u8 {
         // Levels are 0, 95, 135, 175, 215, 255.

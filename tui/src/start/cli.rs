@@ -170,7 +170,7 @@ fn situation(name: &str) -> Result<rcomm_analyzer::simulate::Situation, String> 
 ///
 /// # Errors
 ///
-/// If `text` is no duration, or zero; the error describes the expected form.
+/// If `text` is not a duration, or is zero; the error describes the expected form.
 pub fn duration(text: &str) -> Result<Duration, String> {
     let ms = parse_duration_ms(text)?;
     match Duration::try_from_secs_f64(ms / 1e3) {

@@ -12,9 +12,9 @@ use std::path::{Path, PathBuf};
 pub struct Config {
     /// Interval between two reads of a source: `1s`, `500ms`.
     pub refresh: Option<String>,
-    /// The colour theme.
+    /// The color theme.
     pub theme: Option<ThemeName>,
-    /// Colour depth; detected from the terminal if absent.
+    /// Color depth; detected from the terminal if absent.
     pub colours: Option<Depth>,
     /// Draw with ASCII characters only.
     pub ascii: Option<bool>,
@@ -24,7 +24,7 @@ pub struct Config {
     pub history_mib: Option<usize>,
     /// Age at which a pending operation counts as stuck, or half of its own time-out if that is shorter.
     pub overdue: Option<String>,
-    /// Duration without an answer after which a rank counts as silent.
+    /// Duration without an answer after which a rank counts as silent: `5s`.
     pub silent_after: Option<String>,
     /// Keys by name of the action.
     pub keys: BTreeMap<String, Vec<String>>,
@@ -38,7 +38,7 @@ pub struct Config {
     pub actions: Actions,
 }
 
-/// Settings of one code.
+/// Settings of the findings with one code.
 #[derive(Clone, Copy, Debug, PartialEq, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Warning {
@@ -73,7 +73,8 @@ pub struct Actions {
     pub allow: bool,
 }
 
-/// The file as `gen-config` prints it: every setting with its default, as a comment.
+/// The first part of the file that `gen-config` prints: the settings before the keys, each with its default, as
+/// comments.
 pub const DEFAULTS: &str = r#"# rcomm-top: $XDG_CONFIG_HOME/rcomm/top.toml
 # Every setting with its default. Options of the command line and RCOMM_TOP_* win over this file.
 
@@ -98,7 +99,7 @@ pub const DEFAULTS: &str = r#"# rcomm-top: $XDG_CONFIG_HOME/rcomm/top.toml
 [keys]
 "#;
 
-/// The tables of settings that follow the keys.
+/// The part of the file that follows the keys, up to `[actions]`.
 const TABLES: &str = r#"
 # Warnings can be muted by code; some have a threshold.
 #[warnings.W240]
@@ -118,7 +119,7 @@ const TABLES: &str = r#"
 #overview = ["warnings", "groups", "ranks"]
 "#;
 
-/// The whole default file.
+/// Returns the whole file that `gen-config` prints: every setting with its default, as comments.
 pub fn generated() -> String {
     let mut text = DEFAULTS.to_owned();
     for binding in crate::keys::BINDINGS {
@@ -144,11 +145,11 @@ pub fn default_path(xdg: Option<&str>, home: Option<&str>) -> Option<PathBuf> {
 }
 
 impl Config {
-    /// Reads a file's text.
+    /// Parses the text of a configuration file.
     ///
     /// # Errors
     ///
-    /// Says what is wrong in the file, and where.
+    /// A sentence that says what is wrong in the file, and where.
     pub fn parse(text: &str) -> Result<Self, String> {
         toml::from_str(text).map_err(|error| error.to_string())
     }

@@ -31,7 +31,7 @@ use std::time::{Duration, Instant};
 ///
 /// # Errors
 ///
-/// Wrong usage, no terminal, an unreadable configuration: exit code 2.
+/// Wrong usage, no terminal, an unreadable configuration, a failure of the view. The program then exits with 2.
 pub fn start(cli: Cli, env: impl Fn(&str) -> Option<String>) -> anyhow::Result<u8> {
     let mut out = io::stdout().lock();
     match &cli.command {
@@ -70,7 +70,8 @@ fn recording(cli: &Cli) -> anyhow::Result<Option<(RecordingReader, String)>> {
     Ok(reader.map(|reader| (reader, name)))
 }
 
-/// Analyses every frame of a recording.
+/// Analyzes every frame of a recording, then prints the result or shows it until the user quits; returns the exit
+/// code.
 fn replay(
     cli: &Cli,
     config: &Config,
@@ -98,7 +99,7 @@ fn replay(
                 }
             }
             Ok(None) => break,
-            // Frames before the damage are valid.
+            // The frames before the damage are valid, so they are shown.
             Err(error) => {
                 let text = format!("{name} is damaged after this frame: {error}");
                 update(&mut state, Event::Done(Err(text)));
@@ -122,7 +123,7 @@ fn replay(
     .map(|()| 0)
 }
 
-/// Reads the sources, once or until the user quits.
+/// Reads the sources, once or until the user quits; returns the exit code.
 fn view_sources(
     cli: &Cli,
     config: &Config,
@@ -319,6 +320,7 @@ fn state(
         columns: config.columns.clone(),
         layout: config.layout.overview.clone(),
     };
+    // The size until the terminal's is known.
     let mut state = State::new(options, (100, 40), anchor.moment());
     if let Some(text) = &cli.view.filter {
         state.filter = Filter::parse(text).context("--filter")?;
@@ -326,7 +328,7 @@ fn state(
     Ok(state)
 }
 
-/// Reads the sources once and prints the result.
+/// Reads each source once, for at most ten seconds, and prints the result; returns the exit code.
 fn once(
     cli: &Cli,
     sources: Vec<Box<dyn Source>>,
@@ -349,7 +351,8 @@ fn once(
     print_result(cli, state, &snapshot)
 }
 
-/// Prints the result of one read; returns the exit code.
+/// Prints the report or the first screen; returns the exit code. Without any rank, prints what each source reported
+/// to standard error and returns 2.
 fn print_result(cli: &Cli, mut state: State, snapshot: &Snapshot) -> anyhow::Result<u8> {
     let mut out = io::stdout().lock();
     let empty = snapshot.ranks.is_empty();
@@ -368,6 +371,7 @@ fn print_result(cli: &Cli, mut state: State, snapshot: &Snapshot) -> anyhow::Res
         print::json::write(&snapshot.report, &mut out)
     } else {
         let columns = ratatui::crossterm::terminal::size().map_or(100, |(columns, _)| columns);
+        // Bounds for scripts, which may have no terminal or a very wide one.
         let columns = columns.clamp(80, 200);
         update(&mut state, Event::Resize(columns, 24));
         let rows = layout::needed(&state.page, state.size).min(500);

@@ -14,7 +14,7 @@ use rcomm_recorder::publish::EndpointToken;
 use rcomm_recorder::record::default_directory;
 use std::path::PathBuf;
 
-/// The sources on the command line; without any, the newest rings of this node.
+/// The sources on the command line; without any, the rings of this node's newest job.
 pub(crate) fn of(
     cli: &Cli,
     anchor: Anchor,
@@ -23,7 +23,7 @@ pub(crate) fn of(
     match &cli.command {
         Some(CliCommand::Demo { situation, ranks }) => {
             let now = anchor.moment().wall_ns;
-            // The number of entries that can be kept for one rank.
+            // The number of entries that the analysis can keep for one rank.
             let window = LiveOptions::default().entry_budget / *ranks as usize;
             let simulation =
                 Simulation::new(*situation, *ranks, 0).with_window(window.clamp(64, 256));
@@ -46,7 +46,8 @@ pub(crate) fn of(
     }
 }
 
-/// The ranks that can be asked for dumps and call stacks.
+/// The ranks that can be asked for dumps and call stacks, and the choice of the job if rings are read. Empty for a
+/// replay or a demo.
 pub(crate) fn asked(cli: &Cli, job: &JobChoice) -> anyhow::Result<RequestTargets> {
     let from = &cli.from;
     let mut asked = RequestTargets::default();
@@ -115,7 +116,7 @@ fn worker_servers(from: &SourceOptions) -> impl Iterator<Item = WorkerServerSour
     found.chain(given)
 }
 
-/// The rings of this node, if requested or if there is no other source.
+/// The rings of this node, if requested (`--rings`, `--job`) or if there is no other source.
 fn rings(from: &SourceOptions, job: &JobChoice) -> Option<RingSource> {
     let nothing = from.endpoint.is_empty()
         && from.store.is_empty()

@@ -72,7 +72,7 @@ const NAMES: &[&str] = &[
 ///
 /// # Errors
 ///
-/// A sentence with the expected form.
+/// A sentence with the expected form, if `text` is not a command.
 pub fn parse(text: &str) -> Result<TypedCommand, String> {
     let text = text.trim();
     let (name, rest) = text.split_once(char::is_whitespace).unwrap_or((text, ""));
@@ -139,13 +139,13 @@ pub struct Facts {
     pub ops: Vec<String>,
     /// Codes of findings.
     pub codes: Vec<String>,
-    /// Ranks that the user is likely to go to: root causes and marked ranks.
+    /// Ranks that completion offers: root causes and marked ranks.
     pub ranks: Vec<String>,
     /// Column names of the focused table.
     pub columns: Vec<String>,
 }
 
-/// Completions of `text`.
+/// Returns the completions of `text`: whole command lines.
 pub fn complete(text: &str, facts: &Facts) -> Vec<String> {
     let Some((name, rest)) = text.split_once(char::is_whitespace) else {
         let views = VIEWS.iter().map(|(_, name)| *name);

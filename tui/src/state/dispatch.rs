@@ -71,7 +71,7 @@ impl State {
         if input.purpose == Purpose::Filter {
             match Filter::parse(&input.text) {
                 Ok(filter) => self.filter = filter,
-                // A filter that does not parse hides no rows.
+                // While the text does not parse, the filter from before the input applies.
                 Err(error) => {
                     self.filter = input.before().clone();
                     input.error = Some(error.to_string());
@@ -230,7 +230,7 @@ impl State {
     }
 
     fn go(&mut self, screen: Screen) {
-        // A details screen starts at its top; a view keeps its selection.
+        // A screen below groups, ranks or warnings starts at its top; other screens keep their selection.
         if Screen::parent(&screen).is_some_and(|parent| parent != Screen::Overview) {
             self.selections.remove(&screen.kind());
         }
@@ -281,7 +281,7 @@ impl State {
         selection.sort = crate::page::table::Sort::default();
     }
 
-    /// Opens the focused pane as a view of its own.
+    /// On the first screen, opens the view of the focused pane; the trends have none.
     fn expand(&mut self) {
         if *self.screen() == Screen::Overview {
             let blocked = !self.index.roots.is_empty();
@@ -309,14 +309,14 @@ impl State {
         None
     }
 
-    /// Goes to the first screen, which shows another job from the next read on.
+    /// Goes to the first screen, and requests another job, which is shown after the next read.
     fn show_job(&mut self, name: Arc<str>) -> Option<Command> {
         self.go(Screen::Overview);
         self.rebuild();
         Some(Command::ShowJob(name))
     }
 
-    /// The subject of the selected row; on the screen of a rank or group, that rank or group.
+    /// The subject of the selected row or cell. If a row has none: the rank, group or finding that the screen shows.
     fn target(&self) -> Option<Target> {
         let selection = self.selection();
         match self.page.panes.get(selection.pane).map(|pane| &pane.body) {
@@ -360,7 +360,7 @@ impl State {
         }
     }
 
-    /// Starts the input of a filter, with the current one as its text, or of a command.
+    /// Starts the input of a filter, with the text of the current filter, or of a command, with no text.
     fn open_input(&mut self, purpose: Purpose) {
         let text = match purpose {
             Purpose::Filter => self.filter.text(),

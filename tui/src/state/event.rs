@@ -6,18 +6,18 @@ use rcomm_analyzer::{Moment, NodeJob, Snapshot};
 use std::path::PathBuf;
 use std::sync::Arc;
 
-/// An event.
+/// A change outside the state, from a thread or the terminal.
 #[derive(Clone, Debug)]
 pub enum Event {
     /// A key was pressed.
     Key(KeyEvent),
     /// The mouse was clicked at this column and row.
     Click(u16, u16),
-    /// The wheel was turned by this many rows.
+    /// The wheel was turned by this many rows, down if positive.
     Scroll(isize),
     /// The terminal has a new size: columns, rows.
     Resize(u16, u16),
-    /// Time has passed.
+    /// The current time.
     Tick(Moment),
     /// A new analysis of the job.
     Observed(Arc<Snapshot>),
@@ -29,7 +29,7 @@ pub enum Event {
     Suspend,
     /// The program resumes in the foreground: redraw.
     Resumed,
-    /// Call stacks were taken.
+    /// Call stacks were taken, at this time.
     Stacks(Arc<TakenStacks>, Moment),
     /// A thread panicked.
     Panicked,
@@ -48,9 +48,9 @@ pub enum Command {
     Redraw,
     /// Put text on the clipboard.
     Copy(String),
-    /// Write something to a file in this format.
+    /// Write the screen, the report or the timeline to a file, by format.
     Export(ExportFormat, PathBuf),
-    /// Write every rank's record to a folder.
+    /// Write the dumps of all ranks to a folder.
     WriteRecords(PathBuf),
     /// Ask the ranks to write their own dumps.
     AskForDumps,

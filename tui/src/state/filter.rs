@@ -44,7 +44,7 @@ impl Input {
         }
     }
 
-    /// The filter from before the input.
+    /// The filter that applied before the input began.
     pub fn before(&self) -> &Filter {
         &self.before
     }
@@ -91,7 +91,7 @@ impl Input {
         self.choices.clear();
     }
 
-    /// Moves the cursor.
+    /// Moves the cursor by `delta` characters, to the ends of the text at most.
     pub fn move_by(&mut self, delta: isize) {
         let last = self.text.chars().count();
         self.cursor = self.cursor.saturating_add_signed(delta).min(last);

@@ -8,10 +8,10 @@ use std::sync::Arc;
 
 /// Number of the newest frames that are kept whole.
 const WHOLE: usize = 30;
-/// Number of newest operations that older frames keep of each record, in addition to the pending ones.
+/// Number of newest operations that older frames keep of each dump, in addition to the pending ones.
 const NEWEST: usize = 256;
 
-/// Recorded snapshots, oldest first, within a budget of memory.
+/// Recorded snapshots (frames), oldest first, within a memory budget. Sizes are estimates.
 #[derive(Debug)]
 pub struct History {
     frames: VecDeque<Frame>,
@@ -26,7 +26,7 @@ pub struct History {
 #[derive(Debug)]
 struct Frame {
     snapshot: Arc<Snapshot>,
-    /// Bytes that it holds beyond what it shares with the frame before it.
+    /// Bytes that it holds beyond what it shares with the previous frame.
     bytes: usize,
     is_whole: bool,
 }
@@ -43,12 +43,13 @@ impl History {
         }
     }
 
-    /// Number of bytes that the frames hold.
+    /// Estimated number of bytes that the frames hold.
     pub fn bytes(&self) -> usize {
         self.bytes
     }
 
-    /// Adds the newest frame, and drops the oldest if the budget is exceeded.
+    /// Adds the newest frame and cuts older ones. While the budget is exceeded, drops the oldest frame, but neither
+    /// the displayed one nor the newest.
     pub fn push(&mut self, snapshot: Arc<Snapshot>) {
         self.frames.push_back(Frame {
             snapshot,
@@ -62,7 +63,7 @@ impl History {
             self.remove(0);
             self.at = self.at.map(|at| at - 1);
         }
-        // A pause that exceeds the budget keeps its own frame and drops later ones.
+        // If the displayed frame is the oldest, the frames after it are dropped, except the newest.
         while self.bytes > self.budget && self.frames.len() > 2 {
             self.remove(1);
         }
@@ -85,7 +86,7 @@ impl History {
         }
     }
 
-    /// Drops the oldest operations of frames that are no longer among the newest.
+    /// Drops the oldest operations of frames that are not among the newest [`WHOLE`], except the displayed frame.
     fn cut_old(&mut self) {
         let old = self.frames.len().saturating_sub(WHOLE);
         let first = (0..old).rev().take_while(|&at| self.frames[at].is_whole);
@@ -107,12 +108,12 @@ impl History {
         }
     }
 
-    /// The frame that came last.
+    /// The newest frame; `None` before the first.
     pub fn newest(&self) -> Option<&Arc<Snapshot>> {
         self.frames.back().map(|frame| &frame.snapshot)
     }
 
-    /// The displayed frame; `None` if there is none.
+    /// The displayed frame; `None` before the first.
     pub fn shown(&self) -> Option<&Arc<Snapshot>> {
         let at = self.at.unwrap_or(self.frames.len().checked_sub(1)?);
         self.frames.get(at).map(|frame| &frame.snapshot)
@@ -123,13 +124,13 @@ impl History {
         self.at.is_some()
     }
 
-    /// Number of the displayed frame, from 1, and the number of frames.
+    /// Number of the displayed frame, from 1, and the number of frames; (0, 0) before the first.
     pub fn position(&self) -> (usize, usize) {
         let newest = self.frames.len();
         (self.at.map_or(newest, |at| at + 1), newest)
     }
 
-    /// Keeps the newest frame on display.
+    /// Keeps the newest frame on display while newer ones arrive; no effect during a pause.
     pub fn pause(&mut self) {
         if self.at.is_none() {
             self.at = self.frames.len().checked_sub(1);
@@ -151,8 +152,8 @@ impl History {
     }
 }
 
-/// A frame with only the newest operations of each record. It shares with the previously cut frame what
-/// it shared before.
+/// A copy of a frame with only the newest and the pending operations of each dump. Dumps that the whole frames share
+/// are shared by the cut frames as well.
 fn cut(whole: &Snapshot, before: Option<&(Arc<Snapshot>, Arc<Snapshot>)>) -> Snapshot {
     let known = |rank: Rank, dump: &Arc<Dump>| {
         let (whole, cut) = before?;
@@ -178,7 +179,7 @@ fn cut(whole: &Snapshot, before: Option<&(Arc<Snapshot>, Arc<Snapshot>)>) -> Sna
     }
 }
 
-/// Bytes that a frame holds in addition to the previous one: unchanged records and reports are shared.
+/// Estimates the bytes that a frame holds in addition to the previous one: unchanged dumps and reports are shared.
 /// Data behind pointers is counted if it is more than a few words.
 fn bytes_of(snapshot: &Snapshot, before: Option<&Snapshot>) -> usize {
     let shared = |rank, dump: &Arc<Dump>| {
@@ -204,6 +205,8 @@ fn bytes_of(snapshot: &Snapshot, before: Option<&Snapshot>) -> usize {
     views + report
 }
 
+/// Estimates the bytes of a dump. 24 bytes are the header of a `Vec`, 8 and 4 an element; 64 and 32 allow for
+/// strings.
 fn bytes_of_record(dump: &Dump) -> usize {
     let signature = |signature: &Signature| {
         let sizes = signature.input_sizes.iter().chain(&signature.output_sizes);
@@ -247,7 +250,7 @@ fn bytes_of_report(report: &Report) -> usize {
     let waits = waits.map(|it| size_of_val(it) + group(&it.group) + it.op.len() + ranks(&it.on));
     let findings = report.findings.iter().map(|it| {
         let named = ranks(&it.culprit_ranks) + ranks(&it.victim_ranks) + ranks(&it.cycle);
-        // Sentences, evidence and call sites.
+        // 4096 bytes allow for sentences, evidence and call sites.
         size_of_val(it) + named + 4096
     });
     let problems = report.problems.iter();

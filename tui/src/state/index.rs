@@ -88,7 +88,7 @@ impl GroupState {
     }
 }
 
-/// Ranks of one host: indices into the snapshot's ranks, by local rank.
+/// The ranks of one host, ascending.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Host {
     /// Its name; empty if the records have none.
@@ -97,14 +97,14 @@ pub struct Host {
     pub ranks: Vec<usize>,
 }
 
-/// Index of one snapshot, see the module.
+/// The index of one snapshot; see the documentation of the module.
 #[derive(Debug, Default)]
 pub struct FrameIndex {
     /// One state per rank of the snapshot.
     pub states: Vec<RankState>,
     /// Ranks that are root causes, ascending.
     pub roots: Vec<Rank>,
-    /// Index of the finding that the headline is about.
+    /// Index in the report of the finding that the headline is about; `None` if the headline is the verdict alone.
     pub head: Option<usize>,
     /// Hosts in order of their first rank.
     pub hosts: Vec<Host>,
@@ -161,7 +161,7 @@ impl FrameIndex {
                 }
             }
         }
-        // With a collector as source the records are not here; the report says which ranks were read.
+        // With a collector as source there are no dumps here; the report says which ranks were read.
         let read: HashSet<Rank> = (report.ranks.iter())
             .filter(|rank| rank.read)
             .map(|rank| rank.rank)
@@ -239,12 +239,12 @@ impl FrameIndex {
         self.shared_labels.contains(label)
     }
 
-    /// The state of a group.
+    /// The state of a group; `Idle` if the report does not include it.
     pub fn group(&self, group: &GroupRef) -> GroupState {
         self.groups.get(group).copied().unwrap_or(GroupState::Idle)
     }
 
-    /// The oldest pending operation of a group.
+    /// The pending operation of a group that the report lists first, which is the oldest; `None` if none is pending.
     pub fn oldest<'a>(
         &self,
         snapshot: &'a Snapshot,
@@ -260,7 +260,7 @@ impl FrameIndex {
         snapshot.report.ranks.get(at)
     }
 
-    /// The state of a rank.
+    /// The state of a rank; `Silent` if the snapshot does not include it.
     pub fn rank(&self, snapshot: &Snapshot, rank: Rank) -> RankState {
         let at = snapshot.ranks.binary_search_by_key(&rank, |view| view.rank);
         at.ok()
@@ -283,7 +283,8 @@ pub(super) fn is_blocked(instance: &InstanceReport) -> bool {
     instance.overdue && instance.state != InstanceState::Running
 }
 
-/// Age in ms, at the time of the snapshot, of the operation that a finding is about; `None` if it is unknown.
+/// Age in ms, at the time of the snapshot, of the operation that a finding is about. If it is unknown or not pending,
+/// the largest age of a blocked operation; `None` if there is none.
 pub fn since_ms(snapshot: &Snapshot, finding: &Finding) -> Option<f64> {
     let report = &snapshot.report;
     let own = report.in_flight.iter().find(|instance| {

@@ -78,7 +78,7 @@ pub struct Message {
 pub struct State {
     /// Options from the command line and the configuration.
     pub options: Options,
-    /// The current screen and those visited before.
+    /// The current screen and the history of visited screens.
     pub nav: Navigation,
     /// The current input, if a filter or command is being typed.
     pub input: Option<Input>,
@@ -86,19 +86,19 @@ pub struct State {
     pub message: Option<Message>,
     /// A directory that awaits confirmation before records are written to it.
     pub confirm: Option<PathBuf>,
-    /// The call stacks taken last, and the time of taking them.
+    /// The call stacks taken last, and when they were taken.
     pub stacks: Option<(Arc<TakenStacks>, Moment)>,
     /// The jobs of this node, problems first; empty if the sources are not rings.
     pub jobs: Arc<[NodeJob]>,
     /// Recorded frames.
     pub history: History,
-    /// What moves, over time.
+    /// Figures of the job over time.
     pub trends: Trends,
     /// Filter on the rows.
     pub filter: Filter,
     /// Whether only rows with a problem are shown.
     pub problems_only: bool,
-    /// Whether equal rows share a row.
+    /// Whether similar rows share a row.
     pub fold: Fold,
     /// Metric of the heat map.
     pub metric: Metric,
@@ -224,7 +224,7 @@ impl State {
         state
     }
 
-    /// The displayed frame.
+    /// The displayed frame; `None` before the first.
     pub fn snapshot(&self) -> Option<&Arc<Snapshot>> {
         self.history.shown()
     }
@@ -245,7 +245,7 @@ impl State {
         self.selections.entry(kind).or_default()
     }
 
-    /// The focused table.
+    /// The focused pane, if it is a table.
     pub fn table(&self) -> Option<&Table> {
         self.page.table(self.selection().pane)
     }
@@ -261,7 +261,7 @@ impl State {
         hosts.filter(|host| !host.name.is_empty()).count()
     }
 
-    /// The pane and its row at this column and row of the terminal; `None` if there is no row.
+    /// The index of the pane and that of its row at this column and row of the terminal; `None` if there is no row.
     pub fn hit(&self, column: u16, row: u16) -> Option<(usize, usize)> {
         layout::hit(&self.page, self.selection(), self.size, (column, row))
     }
@@ -285,7 +285,8 @@ impl State {
         });
     }
 
-    /// Updates the index and the page after the displayed frame changed.
+    /// Updates the index and the page after the displayed frame changed. If the user follows the suspect, opens the
+    /// screen of the first root cause.
     fn show(&mut self) {
         if let Some(snapshot) = self.history.shown() {
             self.index = FrameIndex::new(snapshot, &self.muted);
@@ -298,7 +299,7 @@ impl State {
         self.rebuild();
     }
 
-    /// Builds the page again.
+    /// Builds the page of the current screen again, and keeps the selection within it.
     fn rebuild(&mut self) {
         self.changed = true;
         self.page = match self.history.shown() {
@@ -407,7 +408,7 @@ fn waiting_page(line: Line) -> Page {
     }
 }
 
-/// The page while no rank is known: for each source the reason, and what to do.
+/// The page while no rank is known: the status of each source, and the problems of the input.
 fn no_ranks_page(snapshot: &Snapshot) -> Page {
     let mut head: Vec<Line> = vec![vec![styled(" NO JOB ", Tone::Silent)]];
     for source in &snapshot.sources {

@@ -42,7 +42,7 @@ pub enum Screen {
     Sources,
     /// The jobs of this node.
     Jobs,
-    /// Help for the screen it was opened on.
+    /// Help: keys, filter terms, commands and marks.
     Help,
 }
 
@@ -60,7 +60,7 @@ pub const VIEWS: &[(Screen, &str)] = &[
 ];
 
 impl Screen {
-    /// The screen of a number key, from 1.
+    /// The screen of a number key, from 1; `None` if the key has none.
     pub fn numbered(number: u8) -> Option<Self> {
         let at = usize::from(number).checked_sub(1)?;
         VIEWS.get(at).map(|(screen, _)| screen.clone())
@@ -128,7 +128,8 @@ impl Navigation {
         &self.visited[self.at]
     }
 
-    /// Goes to a screen; the screens ahead in the history are forgotten.
+    /// Goes to a screen; no effect on the current screen. The screens ahead in the history are forgotten, and the
+    /// oldest beyond `DEPTH`.
     pub fn go(&mut self, screen: Screen) {
         if *self.screen() == screen {
             return;
@@ -167,7 +168,7 @@ impl Navigation {
         !VIEWS.iter().any(|(screen, _)| screen == self.screen())
     }
 
-    /// Goes to the previous screen.
+    /// Goes to the previous screen in the history; no effect on the first.
     pub fn back(&mut self) {
         if self.at > 0 {
             self.last = Some(self.screen().clone());
@@ -175,7 +176,7 @@ impl Navigation {
         }
     }
 
-    /// Goes forward again.
+    /// Goes to the next screen in the history; no effect on the last.
     pub fn forward(&mut self) {
         if self.at + 1 < self.visited.len() {
             self.last = Some(self.screen().clone());

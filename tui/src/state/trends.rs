@@ -1,22 +1,22 @@
-//! What moves: four figures of the job over time, drawn on the first screen.
+//! Four figures of the job over time, drawn on the first screen.
 
 use rcomm_analyzer::Snapshot;
 use std::collections::VecDeque;
 
-/// Snapshots whose figures are kept: more than a screen is wide, however often the job is looked at.
+/// Maximum number of snapshots whose figures are kept: more than a terminal has columns.
 const KEPT: usize = 512;
 
-/// One moment's figures.
+/// The figures of one snapshot.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Sample {
     wall_ns: i64,
     /// The highest step of any rank.
     step: Option<i64>,
-    /// Steps a second since the sample before.
+    /// Steps per second since the previous sample; `None` if a step is unknown or decreased.
     steps_per_s: Option<f64>,
-    /// Bus bandwidth of the group that has the highest, GB/s.
+    /// Bus bandwidth of the group with the highest, GB/s.
     busbw_gbs: Option<f64>,
-    /// Median lag of the rank that has the longest, ms.
+    /// Median arrival lag of the rank with the longest, ms.
     late_ms: Option<f64>,
     /// Age of the oldest pending operation, ms; 0 if none is pending.
     oldest_ms: Option<f64>,
@@ -33,12 +33,12 @@ pub struct Trends {
 pub(crate) struct Trend {
     /// Its name and unit.
     pub(crate) name: &'static str,
-    /// One per snapshot, oldest first; `None` = not known then.
+    /// One value per snapshot, oldest first; `None` if unknown.
     pub(crate) values: Vec<Option<f64>>,
 }
 
 impl Trends {
-    /// Adds the figures of a snapshot that is newer than all before. Another job begins anew.
+    /// Adds the figures of a new snapshot. If the job is not that of the snapshot `before`, drops the older figures.
     pub(super) fn observe(&mut self, before: Option<&Snapshot>, snapshot: &Snapshot) {
         if before.is_some_and(|before| before.job != snapshot.job) {
             self.samples.clear();
@@ -62,7 +62,7 @@ impl Trends {
             && sample.wall_ns > last.wall_ns
         {
             let seconds = (sample.wall_ns - last.wall_ns) as f64 / 1e9;
-            // A job that was restarted counts from the beginning.
+            // A job that was restarted counts from the beginning, so there is no rate.
             sample.steps_per_s = (now >= then).then(|| (now - then) as f64 / seconds);
         }
         self.samples.push_back(sample);
@@ -71,7 +71,7 @@ impl Trends {
         }
     }
 
-    /// The figures up to this time, wall clock, ns.
+    /// The figures up to this time, wall clock, ns since the epoch.
     pub(crate) fn until(&self, wall_ns: i64) -> [Trend; 4] {
         let all = |value: fn(&Sample) -> Option<f64>| {
             let known = self.samples.iter().filter(|it| it.wall_ns <= wall_ns);

@@ -13,7 +13,7 @@ use ratatui::layout::{Position, Rect};
 use rcomm_analyzer::format::count;
 use rcomm_recorder::model::text::time_of_day;
 
-/// Draws job, size, connection, step and time.
+/// Draws the view, job, size, connection, step, filter and time.
 pub(super) fn header(state: &State, area: Rect, buffer: &mut Buffer) {
     if area.height == 0 {
         return;
@@ -72,7 +72,7 @@ pub(super) fn header(state: &State, area: Rect, buffer: &mut Buffer) {
     }
 }
 
-/// The state of the connection: live, paused, or lost.
+/// The state of the connection: live, paused, a replay, over, or failing in part or whole.
 fn connection(state: &State) -> crate::page::StyledText {
     let Some(snapshot) = state.snapshot() else {
         return styled("CONNECTING", Tone::Silent);
@@ -88,7 +88,7 @@ fn connection(state: &State) -> crate::page::StyledText {
         .count();
     let silent = snapshot.ranks.iter().filter(|view| view.silent).count();
     if let Some(end) = &snapshot.report.end {
-        // The last snapshot stays on display, but it is not live.
+        // The last snapshot stays on display, but the job is over, so it is not live.
         return styled(format!("OVER {}Z", time_of_day(end.at_ns)), Tone::Accent);
     }
     if failing == snapshot.sources.len() && failing > 0 {
@@ -107,7 +107,8 @@ fn connection(state: &State) -> crate::page::StyledText {
     }
 }
 
-/// Draws the input line, the message, or the keys. Returns the position of the cursor, if there is one.
+/// Draws the question, the input line, the message, or the keys. Returns the position of the cursor in the input
+/// line; `None` without one.
 pub(super) fn footer(state: &State, area: Rect, buffer: &mut Buffer) -> Option<Position> {
     if area.height == 0 {
         return None;
@@ -160,7 +161,7 @@ pub(super) fn footer(state: &State, area: Rect, buffer: &mut Buffer) -> Option<P
     None
 }
 
-/// The keys that fit. The way out is always among them.
+/// The keys whose hints fit into `width`. The key to quit is always included.
 fn keys(state: &State, width: u16) -> Line {
     let hints = BINDINGS.iter().filter(|b| !b.hint.is_empty());
     let hints = hints.filter(|b| b.action != Action::Dump || state.options.allow_actions);

@@ -23,7 +23,7 @@ pub(super) fn draw(
     let dim = theme.style(Tone::Dim);
     let room = usize::from(area.width - LABEL);
     let widest = grid.columns.iter().map(String::len).max().unwrap_or(1) + 1;
-    // Show names if all fit, else one character per column.
+    // Show the names of the columns if all fit; else each column is one character wide.
     let each = if grid.columns.len() * widest <= room {
         widest
     } else {

@@ -79,7 +79,8 @@ fn draw_pane(state: &State, pane: &Pane, area: Rect, focused: bool, buffer: &mut
     }
 }
 
-/// `-- groups ------------------ 1-9/128 --`
+/// Draws the title line of a pane, with the shown rows of a table that does not fit: `-- groups ------------------
+/// 1-9/128 --`
 fn title(state: &State, pane: &Pane, area: Rect, focused: bool, buffer: &mut Buffer) {
     let theme = &state.options.theme;
     let dim = theme.style(Tone::Dim);
@@ -130,7 +131,7 @@ fn put_line(line: &Line, area: Rect, theme: &Theme, buffer: &mut Buffer) {
     }
 }
 
-/// Replaces characters that are not ASCII.
+/// Replaces characters that are not ASCII: those that the views use with similar ones, others with `?`.
 fn to_ascii(area: Rect, buffer: &mut Buffer) {
     for position in area.positions() {
         let cell = &mut buffer[position];

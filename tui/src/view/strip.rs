@@ -1,4 +1,5 @@
-//! One cell per host or rank. If there are more units than cells, several units share a cell, which shows the worst.
+//! Draws one cell per host or rank. If there are more units than cells, several units share a cell, which shows the
+//! worst.
 
 use crate::page::Strip;
 use crate::page::theme::Theme;

@@ -9,11 +9,11 @@ use crate::page::width::{fit, text_width};
 use ratatui::buffer::Buffer;
 use ratatui::layout::Rect;
 
-/// Number of blanks between two columns.
+/// Number of spaces between two columns.
 const GAP: usize = 2;
-/// Minimum width of a growing column while other columns can be left out.
+/// Width that a growing column keeps, if its texts are that wide, as long as other columns can be left out.
 const LEAST: usize = 48;
-/// Width of the mark and the blank behind it.
+/// Width of the mark and the space after it.
 const MARK: usize = 2;
 
 pub(super) fn draw(
@@ -146,7 +146,7 @@ fn widths(table: &Table, shown: std::ops::Range<usize>, width: usize) -> Vec<usi
     let growing = (0..kept.len())
         .filter(|&at| kept[at] && table.columns[at].grows)
         .count();
-    // Of several growing columns, all but the last take what they need, up to their share.
+    // Each growing column takes what it needs, up to an equal share of the room that is left.
     let mut left = width.saturating_sub(MARK + fixed);
     let mut todo = growing;
     (0..kept.len())

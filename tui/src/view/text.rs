@@ -30,7 +30,7 @@ fn lines(buffer: &Buffer) -> String {
         while x < area.right() {
             let symbol = buffer[(x, y)].symbol();
             line.push_str(symbol);
-            // A wide character also takes the cells behind it.
+            // A wide character also takes the cells after it.
             x += u16::try_from(ratatui::text::Span::raw(symbol).width().max(1)).unwrap_or(1);
         }
         text.push_str(line.trim_end());

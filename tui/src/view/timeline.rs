@@ -1,4 +1,4 @@
-//! Draws operations along time, one lane per rank.
+//! Draws operations along time: one lane (row) per rank.
 
 use crate::page::selection::first_shown;
 use crate::page::theme::{Theme, Tone};
@@ -44,7 +44,7 @@ pub(super) fn draw(
     axis(timeline, area, width, theme, buffer);
 }
 
-/// One character per column: within an operation, within a pending one, or neither.
+/// Returns one character per column: within an operation, within a pending one, or neither.
 fn cells(timeline: &Timeline, lane: &Lane, width: usize) -> Vec<char> {
     let mut cells = vec!['·'; width];
     let span = (timeline.to_ns - timeline.from_ns).max(1) as f64;

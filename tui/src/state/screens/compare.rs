@@ -1,4 +1,4 @@
-//! Marked ranks side by side: what each did with the newest operations of any of them.
+//! Marked ranks side by side: the state of each in the newest collectives of any of them.
 
 use super::ViewModel;
 use super::rank::{group_of, op_name};
@@ -12,7 +12,7 @@ use std::collections::{BTreeMap, HashMap};
 
 /// Maximum number of ranks to compare.
 const RANKS: usize = 8;
-/// Number of newest operations considered per rank.
+/// Number of newest operations of each rank that are searched for collectives.
 const LAST: usize = 40;
 
 pub(super) fn page(model: &ViewModel<'_>) -> Page {
@@ -24,7 +24,7 @@ pub(super) fn page(model: &ViewModel<'_>) -> Page {
             panes: vec![],
         };
     }
-    // (group, sequence number) → when it was first issued, and what each rank did.
+    // (group, sequence number) → when the collective was first issued (ns), and the operation and state of each rank.
     type Done = HashMap<Rank, (String, EntryState)>;
     let mut operations: BTreeMap<(GroupRef, u64), (i64, Done)> = BTreeMap::new();
     for &rank in &ranks {

@@ -1,4 +1,5 @@
-//! Groups: progress and pending operation of each. Groups of one description and state share a row.
+//! Groups: progress and pending operation of each. Groups with the same description, size and state share a row,
+//! unless the user unfolds them.
 
 use super::{Fold, ViewModel, group_target};
 use crate::page::Page;
@@ -19,7 +20,7 @@ pub(super) fn page(model: &ViewModel<'_>, only: Option<&[Arc<GroupRef>]>) -> Pag
     Page::of(vec![], title, table(model, only))
 }
 
-/// The table of groups; if `only` is given, of these, one row each.
+/// The table of the groups in `only`, one row each; without `only`, of all groups.
 pub(super) fn table(model: &ViewModel<'_>, only: Option<&[Arc<GroupRef>]>) -> Table {
     let wanted: Option<HashSet<&GroupRef>> =
         only.map(|some| some.iter().map(Arc::as_ref).collect());
@@ -49,7 +50,7 @@ pub(super) fn table(model: &ViewModel<'_>, only: Option<&[Arc<GroupRef>]>) -> Ta
             continue;
         }
         let key = (state, group.desc.as_str(), group.ranks.len());
-        // Groups without a meaningful description are not folded.
+        // Groups without a meaningful description are not folded; `undefined` is PyTorch's default.
         let alike = fold && !group.desc.is_empty() && group.desc != "undefined";
         match places.get(&key) {
             Some(&at) if alike => folds[at].1.push(report),
@@ -109,7 +110,7 @@ fn row(model: &ViewModel<'_>, state: GroupState, reports: &[&GroupReport]) -> Ro
     let groups: Vec<&GroupRef> = reports.iter().map(|r| &r.group).collect();
     let members = groups.first().map_or(0, |group| group.ranks.len());
     let in_flight: usize = reports.iter().map(|r| r.in_flight).sum();
-    // Of the folded groups, the operation with the fewest members inside.
+    // Of the folded groups, the oldest operation with the fewest members that have joined.
     let joined = groups
         .iter()
         .filter_map(|group| model.index.oldest(model.snapshot, group))

@@ -1,5 +1,5 @@
-//! Operations in flight: one row per collective or message, joined over its ranks. Equal operations of groups with one
-//! description share a row.
+//! Operations in flight: one row per collective or message, joined over its ranks. Equal operations of groups with
+//! the same description share a row, unless the user unfolds them.
 
 use super::{Fold, ViewModel, group_target};
 use crate::page::Page;
@@ -16,7 +16,7 @@ pub(super) fn page(model: &ViewModel<'_>) -> Page {
     Page::of(vec![], "in flight", table(model, |_| true))
 }
 
-/// The name of a state.
+/// The name of a state, as filters spell it.
 fn word(state: InstanceState) -> &'static str {
     match state {
         InstanceState::Running => "running",
@@ -140,7 +140,8 @@ fn row(model: &ViewModel<'_>, fold: &[&InstanceReport], stopped: bool) -> Row {
     }
 }
 
-/// `517 never issued`, or `517 not yet` while the operation is not overdue; unknown ranks are listed as not known.
+/// The ranks that have not joined: `517 never issued`, or `517 not yet` while the operation is not overdue. Ranks
+/// whose progress is unknown are listed as not known.
 fn absent(instance: &InstanceReport) -> String {
     let mut parts = Vec::new();
     if !instance.missing.is_empty() {

@@ -1,4 +1,4 @@
-//! The jobs of this node, problems first.
+//! The screen of the jobs of this node, those in trouble first.
 
 use super::ViewModel;
 use super::overview::verdict;
@@ -47,7 +47,7 @@ pub(super) fn page(model: &ViewModel<'_>) -> Page {
     Page::of(head, "jobs", table)
 }
 
-/// The first line of a report without the verdict, which has a column of its own.
+/// The first line of a report without the verdict, which has a separate column.
 fn sentence(report: &Report) -> String {
     let line = one_line(report);
     match line.split_once("  ") {
@@ -56,7 +56,7 @@ fn sentence(report: &Report) -> String {
     }
 }
 
-/// The verdict on a job; for the displayed job, the verdict on display.
+/// The verdict on a job, in the view's words. For the displayed job, that of the displayed snapshot.
 fn word(model: &ViewModel<'_>, job: &NodeJob) -> (&'static str, Tone) {
     let shown = *job.name == *model.snapshot.job;
     let report = match shown {

@@ -14,7 +14,7 @@ use std::borrow::Cow;
 
 /// Width of the column of one sequence number.
 const COLUMN_WIDTH: u16 = 4;
-/// Width of the other columns.
+/// Width of the other columns together, roughly.
 const REST: u16 = 46;
 
 pub(super) fn page(model: &ViewModel<'_>, group: &GroupRef) -> Page {
@@ -23,8 +23,8 @@ pub(super) fn page(model: &ViewModel<'_>, group: &GroupRef) -> Page {
         Fold::Alike => Rows::Folded,
         Fold::Nothing => Rows::Each,
     };
-    // The progress of a silent rank since its last record is unknown; that record is on the rank's own
-    // screen.
+    // The progress of a silent rank since its last record is unknown, so its dumps are left out; the screen of the
+    // rank shows them.
     let answering = (model.snapshot.ranks.iter()).filter(|view| !view.silent);
     let dumps = answering.flat_map(|view| view.dumps.iter().map(|dump| (view.rank, dump.as_ref())));
     let matrix = matrix::matrix(dumps, group, columns, rows);
@@ -128,6 +128,7 @@ fn table(model: &ViewModel<'_>, matrix: &Matrix) -> Table {
         let waited = row
             .pending_since_ns
             .map(|since| (now - since) as f64 / 1e6 + model.later_ms);
+        // At most 1000 ranks are looked up, to bound the work. The number of hosts of more ranks may be too small.
         let hosts: std::collections::BTreeSet<&str> = ranks
             .iter()
             .take(1000)

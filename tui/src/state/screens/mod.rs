@@ -34,17 +34,17 @@ use rcomm_recorder::model::Rank;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-/// Whether equal rows share a row.
+/// Whether similar rows share a row.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Fold {
-    /// Equal rows share a row.
+    /// Similar rows share a row.
     #[default]
     Alike,
     /// Every row is shown.
     Nothing,
 }
 
-/// The inputs of a page: a snapshot with the current filter, sort and fold settings.
+/// The inputs of a page: a snapshot with the current filter and fold settings.
 pub struct ViewModel<'a> {
     /// The displayed frame.
     pub snapshot: &'a Snapshot,
@@ -60,7 +60,7 @@ pub struct ViewModel<'a> {
     pub marks: &'a BTreeSet<Rank>,
     /// Time since the snapshot, ms, added to the ages of pending operations.
     pub later_ms: f64,
-    /// Whether equal rows are folded.
+    /// Whether similar rows share a row.
     pub fold: Fold,
     /// Metric of the heat map.
     pub metric: Metric,
@@ -72,11 +72,11 @@ pub struct ViewModel<'a> {
     pub keymap: &'a Keymap,
     /// Panes of the first screen; if empty, as many as there is room for.
     pub layout: &'a [OverviewPane],
-    /// The call stacks taken last, and the time of taking them.
+    /// The call stacks taken last, and when they were taken.
     pub stacks: Option<&'a (Arc<TakenStacks>, Moment)>,
     /// The jobs of this node, problems first.
     pub jobs: &'a [NodeJob],
-    /// What moves, over time.
+    /// Figures of the job over time.
     pub trends: &'a Trends,
     /// The current time, wall clock, ns since the epoch.
     pub wall_ns: i64,
@@ -107,7 +107,7 @@ impl ViewModel<'_> {
         }
     }
 
-    /// Text of a table whose rows are all hidden.
+    /// Text shown in place of a table that has no rows.
     fn none_left(&self, what: &str) -> String {
         match (self.filter.is_empty(), self.problems_only) {
             (true, true) => format!("no {what} with a problem; [z] shows all"),
@@ -152,7 +152,7 @@ impl ViewModel<'_> {
         self.snapshot.rank(rank).map_or("", |view| &view.host)
     }
 
-    /// `rank 517 (n064/5)`.
+    /// A rank with its host and local rank, if the host is known: `rank 517 (n064/5)`.
     fn rank_label(&self, rank: Rank) -> String {
         match self.snapshot.rank(rank) {
             Some(view) if !view.host.is_empty() => {
@@ -167,7 +167,8 @@ impl ViewModel<'_> {
         finding.sentence_after(self.later_ms).into_owned()
     }
 
-    /// Labels of groups; a group that shares its label with others is listed with its ranks: `tp of 2,3`.
+    /// The label of groups together. A single group that shares its label with others is shown with its ranks: `tp of
+    /// 2,3`.
     fn labels<'a>(&self, groups: impl IntoIterator<Item = &'a GroupRef>) -> String {
         let groups: Vec<&GroupRef> = groups.into_iter().collect();
         let labels: Vec<String> = groups.iter().map(|group| group_label(group)).collect();
@@ -180,7 +181,7 @@ impl ViewModel<'_> {
         }
     }
 
-    /// An age at the time of the snapshot, converted to now.
+    /// Converts an age (ms) at the time of the snapshot to the current age.
     fn age(&self, ms: Option<f64>) -> Option<f64> {
         ms.map(|ms| ms + self.later_ms)
     }

@@ -12,7 +12,7 @@ use rcomm_recorder::model::Rank;
 use rcomm_recorder::model::text::{clock_age, time_of_day};
 use serde::Deserialize;
 
-/// Number of rows from which on a terminal counts as high.
+/// Minimum number of rows of a terminal for the additional panes.
 const ROOMY: u16 = 36;
 
 /// The key for details, shown after the causes.
@@ -30,15 +30,15 @@ pub enum OverviewPane {
     InFlight,
     /// One character per rank or host.
     Ranks,
-    /// Steps a second, bandwidth, lateness and the oldest pending operation over time.
+    /// Steps per second, bandwidth, lateness and the oldest pending operation over time.
     Trends,
-    /// Who waits because of whom.
+    /// The causal chain of the hang.
     Why,
 }
 
 impl OverviewPane {
-    /// The default panes; a high terminal also shows what is usually needed next, and a job without
-    /// trouble what moves.
+    /// The default panes on a terminal of `rows` rows; `blocked` = there are root causes. Below [`ROOMY`] rows, only
+    /// the most important ones.
     fn usual(rows: u16, blocked: bool) -> &'static [Self] {
         use OverviewPane::{Groups, InFlight, Ranks, Trends, Warnings, Why};
         match (rows >= ROOMY, blocked) {
@@ -49,7 +49,7 @@ impl OverviewPane {
         }
     }
 
-    /// The panes shown, from top to bottom.
+    /// The panes shown, from top to bottom: those that the user chose, or the default ones.
     pub(in crate::state) fn shown(chosen: &[Self], rows: u16, blocked: bool) -> &[Self] {
         if chosen.is_empty() {
             Self::usual(rows, blocked)
@@ -98,7 +98,7 @@ pub(super) fn page(model: &ViewModel<'_>) -> Page {
     }
 }
 
-/// The name and tone of a verdict.
+/// The name of a verdict in the view, and its tone.
 pub(super) fn verdict(verdict: Verdict) -> (&'static str, Tone) {
     match verdict {
         Verdict::Healthy => ("HEALTHY", Tone::Good),
@@ -116,7 +116,7 @@ pub(super) fn verdict(verdict: Verdict) -> (&'static str, Tone) {
 fn headline(model: &ViewModel<'_>) -> Line {
     let report = &model.snapshot.report;
     let head = model.index.head.map(|at| &report.findings[at]);
-    // The end of a job is shown before warnings about its run.
+    // The end of a job is shown in place of warnings about its run.
     let head = head.filter(|_| report.end.is_none() || report.lead().is_some());
     let (word, tone) = match (report.verdict, head) {
         // No problem with the collectives, but a finding of another kind.
@@ -152,7 +152,8 @@ fn headline(model: &ViewModel<'_>) -> Line {
     line
 }
 
-/// `00:01:42 since 14:03:27Z  `. Without the time of a dump ages are unknown.
+/// The age and the beginning of a finding: `00:01:42 since 14:03:27Z  `. Without the age if it is unknown or below
+/// one second; `None` if the beginning is unknown too.
 fn since(model: &ViewModel<'_>, finding: &Finding) -> Option<String> {
     let age_ms = since_ms(model.snapshot, finding).filter(|ms| *ms >= 1e3);
     let from_age = age_ms.map(|ms| model.snapshot.at.wall_ns - (ms * 1e6) as i64);
@@ -165,7 +166,8 @@ fn since(model: &ViewModel<'_>, finding: &Finding) -> Option<String> {
     Some(format!("{age}since {}Z  ", time_of_day(at_ns)))
 }
 
-/// `next: look at what rank 2 does after train.py:64`.
+/// The line with the next step: `next: look at what rank 2 does after train.py:64`. `None` if the headline is not
+/// about a finding, or the finding has no next step.
 fn next_line(model: &ViewModel<'_>) -> Option<Line> {
     let report = &model.snapshot.report;
     let finding = &report.findings[model.index.head?];
@@ -178,7 +180,7 @@ fn next_line(model: &ViewModel<'_>) -> Option<Line> {
     })
 }
 
-/// The row of the finding that the first line is about does not repeat it.
+/// In the row of the finding that the first line shows, replaces the sentence with a reference to that line.
 fn refer_to_headline(model: &ViewModel<'_>, table: &mut Table) {
     let Some(at) = model.index.head else { return };
     let id = model.snapshot.report.findings[at].id;
@@ -193,9 +195,10 @@ fn refer_to_headline(model: &ViewModel<'_>, table: &mut Table) {
 /// Characters of a sparkline, from low to high.
 const BARS: [char; 7] = ['▁', '▂', '▃', '▄', '▅', '▆', '▇'];
 
-/// `steps/s   ▁▂▃▅▇  9.8   most 12`: one line a figure, the newest on the right.
+/// `steps/s   ▁▂▃▅▇  9.8   most 12`: one line per figure, the newest value on the right.
 fn trends(model: &ViewModel<'_>) -> Vec<Line> {
     let trends = model.trends.until(model.snapshot.at.wall_ns);
+    // 36 columns are for the texts around the bars.
     let room = usize::from(model.size.0).saturating_sub(36).max(8);
     let number = |value: Option<f64>| match value {
         Some(value) if value >= 100.0 => format!("{value:.0}"),
@@ -227,8 +230,8 @@ fn trends(model: &ViewModel<'_>) -> Vec<Line> {
     trends.iter().map(line).collect()
 }
 
-/// `why: 517 <- dp_5 #9133 (15 wait) <- tp_64..71 (56 wait), pp_3 #7 (1 waits)`: who waits for what is left
-/// of the arrow.
+/// `why: 517 <- dp_5 #9133 (15 wait) <- tp_64..71 (56 wait), pp_3 #7 (1 waits)`: the ranks right of an arrow wait for
+/// those left of it. `None` if there are no root causes or no ranks wait.
 fn why_line(model: &ViewModel<'_>) -> Option<Line> {
     let roots = &model.index.roots;
     if roots.is_empty() {
@@ -246,7 +249,7 @@ fn why_line(model: &ViewModel<'_>) -> Option<Line> {
             (a, b) if a == b => format!(" #{a}"),
             _ => String::new(),
         };
-        // Those of one level wait for the same one before them, not for each other.
+        // Links of one level wait for the previous level, not for each other.
         let sign = if link.level == level { "," } else { " <-" };
         level = link.level;
         let verb = if link.ranks.len() == 1 {
@@ -259,13 +262,15 @@ fn why_line(model: &ViewModel<'_>) -> Option<Line> {
             link.ranks.len()
         ));
     }
-    // The footer shows the key too, so an extra line for it is not worthwhile.
+    // The hint is left out if it does not fit: the footer shows the key too.
     let fits = text.chars().count() + HINT.len() <= usize::from(model.size.0);
     let mut line = vec![styled(text, Tone::Dim)];
     line.extend(fits.then(|| styled(HINT, Tone::Accent)));
     Some(line)
 }
 
+/// Whether the strip shows hosts in place of ranks: if there are several hosts and more than 256 ranks, so that a
+/// cell for each rank would take too much room.
 fn by_host(model: &ViewModel<'_>) -> bool {
     let hosts = &model.index.hosts;
     hosts.len() > 1 && model.snapshot.ranks.len() > 256
@@ -327,7 +332,7 @@ fn strip(model: &ViewModel<'_>) -> Strip {
     }
 }
 
-/// A group's oldest pending operation: `all_reduce #41 on dp_5`.
+/// An operation with its sequence number and group: `all_reduce #41 on dp_5`.
 pub(super) fn call(op: &str, seq: u64, group: &rcomm_analyzer::GroupRef) -> String {
     format!("{op} #{seq} on {}", group_label(group))
 }

@@ -12,7 +12,7 @@ use rcomm_recorder::model::{Entry, EntryState, OpType, Rank};
 use rcomm_recorder::publish::Dump;
 use std::sync::Arc;
 
-/// Number of listed operations.
+/// Maximum number of listed operations of each dump.
 const LAST: usize = 20;
 
 pub(super) fn page(model: &ViewModel<'_>, rank: Rank) -> Page {
@@ -119,7 +119,7 @@ fn head(model: &ViewModel<'_>, view: &RankView) -> Vec<Line> {
     lines
 }
 
-/// Describes the state of its record.
+/// Describes the records of a rank: how many are held and lost, from when, and whether the rank is silent.
 fn health(model: &ViewModel<'_>, view: &RankView) -> String {
     let Some(dump) = view.dump() else {
         return "no record of it was read".into();
@@ -150,7 +150,7 @@ fn health(model: &ViewModel<'_>, view: &RankView) -> String {
     text
 }
 
-/// The name of an operation; if it is unknown to rcomm, as its recorder spelt it.
+/// The name of an operation; if rcomm does not know it, the name that the recorder gave.
 pub(super) fn op_name<'a>(dump: &'a Dump, entry: &Entry) -> &'a str {
     match dump.signatures.get(entry.signature as usize) {
         Some(signature) if entry.op == OpType::Other => &signature.op_name,
@@ -158,7 +158,7 @@ pub(super) fn op_name<'a>(dump: &'a Dump, entry: &Entry) -> &'a str {
     }
 }
 
-/// The group of an entry.
+/// The group of an entry; `None` if the dump lacks it.
 pub(super) fn group_of(dump: &Dump, entry: &Entry) -> Option<GroupRef> {
     let group = dump.groups.get(entry.group as usize)?;
     Some(GroupRef {
@@ -210,7 +210,7 @@ fn operation(dump: &Dump, entry: &Entry) -> Row {
     });
     let ran = entry.duration_ms.map(f64::from);
     let state = match entry.graph_id {
-        // It runs when the graph is launched, which is not recorded.
+        // The operation runs whenever the graph is launched; launches are not recorded, so its state is unknown.
         Some(graph) => Cell::word(format!("in graph {graph}")),
         None => Cell::word(state),
     };

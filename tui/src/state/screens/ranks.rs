@@ -1,4 +1,4 @@
-//! Ranks: a heat map of hosts × local ranks, and lists of some.
+//! The ranks: a heat map of hosts × local ranks, and tables of some ranks.
 
 use super::ViewModel;
 use crate::page::table::{Cell, Heads, Row, Table, Target, number, rest, text};
@@ -19,18 +19,18 @@ pub enum Metric {
     State,
     /// Median arrival lag.
     Lag,
-    /// Share of the job's time that others spent waiting for it.
+    /// Share of the job's time that others spent waiting for the rank.
     Share,
-    /// Age of its oldest pending operation.
+    /// Age of the rank's oldest pending operation.
     Age,
     /// Operations issued and not completed.
     Pending,
-    /// Operations that its recorder could not keep.
+    /// Operations that the rank's recorder could not keep.
     Lost,
 }
 
 impl Metric {
-    /// All metrics with their names, in the order of the key.
+    /// All metrics with their names, in the order in which the key goes through them.
     pub const ALL: &'static [(Self, &'static str)] = &[
         (Self::State, "state"),
         (Self::Lag, "arrival lag"),
@@ -54,7 +54,7 @@ impl Metric {
         found.map_or("", |(_, name)| name)
     }
 
-    /// Thresholds between the shades.
+    /// Lower limits of the shades 1 to 3: ms for lags and ages, a share from 0 to 1, or a count.
     fn steps(self) -> [f64; 3] {
         match self {
             Self::State => [0.0; 3],
@@ -105,7 +105,7 @@ pub(super) fn page(model: &ViewModel<'_>) -> Page {
     }
 }
 
-/// The age of each rank's oldest pending operation, ms.
+/// The age of each rank's oldest pending operation, ms; only ranks with one whose age is known.
 fn pending_ages(model: &ViewModel<'_>) -> HashMap<Rank, f64> {
     let mut ages: HashMap<Rank, f64> = HashMap::new();
     for instance in &model.snapshot.report.in_flight {
@@ -234,8 +234,8 @@ fn legend(model: &ViewModel<'_>) -> Line {
     line
 }
 
-/// What the conspicuous ranks have in common: a host, a local rank on several hosts, or nothing. `None` if no rank or
-/// every rank is conspicuous.
+/// Describes what the conspicuous ranks (by state, or of the two highest shades) have in common: a host, a local rank
+/// on several hosts, or nothing. `None` if no rank or every rank is conspicuous.
 fn pattern(model: &ViewModel<'_>, ages: &HashMap<Rank, f64>) -> Option<String> {
     let ranks = &model.snapshot.ranks;
     let stands_out = |at: usize| {
@@ -276,7 +276,7 @@ fn pattern(model: &ViewModel<'_>, ages: &HashMap<Rank, f64>) -> Option<String> {
     })
 }
 
-/// Some ranks, one row each.
+/// The page of the ranks `some`, one row each.
 pub(super) fn some(model: &ViewModel<'_>, some: &[Rank]) -> Page {
     let ages = pending_ages(model);
     let rows = some

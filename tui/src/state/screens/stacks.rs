@@ -51,7 +51,7 @@ pub(super) fn page(model: &ViewModel<'_>) -> Page {
     Page { head, panes }
 }
 
-/// Merged stacks, one row per frame.
+/// The table of merged stacks, one row per frame; at most [`ROWS`].
 fn table(model: &ViewModel<'_>, stacks: &[StackNode], empty: &str) -> Table {
     let mut rows = Vec::new();
     // Depth first with an explicit stack: recorded call stacks may be deep.
@@ -83,7 +83,8 @@ fn table(model: &ViewModel<'_>, stacks: &[StackNode], empty: &str) -> Table {
 }
 
 fn row(model: &ViewModel<'_>, depth: usize, node: &StackNode, ranks: Vec<Rank>) -> Row {
-    // A frame shared by all ranks does not point to the cause.
+    // Only frames whose ranks are all root causes are marked: a frame that other ranks share does not point to the
+    // cause.
     let root = ranks
         .iter()
         .all(|&rank| model.index.rank(model.snapshot, rank) == RankState::Root);

@@ -11,7 +11,7 @@ use rcomm_recorder::model::Rank;
 use rcomm_recorder::model::text::millis;
 use std::collections::{BTreeSet, HashMap};
 
-/// Share of the job's time from which on a rank is listed.
+/// Minimum share of the job's time, 0 to 1, that a listed rank costs; ranks that W220 names are listed in any case.
 const MIN_SHARE: f64 = 0.001;
 
 pub(super) fn page(model: &ViewModel<'_>) -> Page {
@@ -35,7 +35,7 @@ pub(super) fn page(model: &ViewModel<'_>) -> Page {
             .filter_map(|rank| late.get(&rank).copied())
             .filter(|report| passes(model, report))
             .collect();
-        // A host whose ranks are all late is one cause; single ranks are causes of their own.
+        // A host whose ranks are all late is one cause and gets one row; other late ranks are separate causes.
         let whole = here.len() > 1 && here.len() == host.ranks.len() && !host.name.is_empty();
         if whole {
             rows.push(row(model, &here, host.ranks.len(), &accused));
@@ -45,6 +45,7 @@ pub(super) fn page(model: &ViewModel<'_>) -> Page {
         }
     }
     rows.retain(|row| row.problem || !model.problems_only);
+    // Cell 5 is the share.
     rows.sort_by(|a, b| b.cells[5].value.total_cmp(&a.cells[5].value));
     let total = report.straggler_share();
     let mut head = vec![vec![plain(

@@ -1,4 +1,4 @@
-//! Timeline of ranks: root causes, marked ranks and waiting ranks first.
+//! The timeline of ranks: marked ranks first, then root causes, late, silent and waiting ranks.
 
 use super::ViewModel;
 use crate::page::theme::Tone;
@@ -27,20 +27,20 @@ impl Default for Scale {
 }
 
 impl Scale {
-    /// Multiplies the width by `factor`.
+    /// Multiplies the width by `factor`, within 1 ms and 1 h.
     pub fn zoom(&mut self, factor: f64) {
         let width = (self.width_ns as f64 * factor) as i64;
         self.width_ns = width.clamp(1_000_000, 3_600_000_000_000);
     }
 
-    /// Moves the range by quarters of its width, earlier (+) or later (-).
+    /// Moves the range by quarters of its width, earlier (+) or later (-), but not beyond the last recorded event.
     pub fn pan(&mut self, quarters: i64) {
         let back = self.back_ns + quarters * self.width_ns / 4;
         self.back_ns = back.max(0);
     }
 }
 
-/// Maximum number of lanes.
+/// Maximum number of lanes: rows of the timeline, one per rank.
 const LANES: usize = 256;
 
 pub(super) fn page(model: &ViewModel<'_>) -> Page {

@@ -26,7 +26,8 @@ pub(super) fn page(model: &ViewModel<'_>) -> Page {
     Page::of(vec![], format!("warnings: {}", summary(model)), table)
 }
 
-/// `2 errors, 1 warning`.
+/// Counts the findings by severity, without muted codes, and the muted codes: `2 errors, 1 warning`. Problems of the
+/// input count as notes.
 pub(super) fn summary(model: &ViewModel<'_>) -> String {
     let said = |severity| {
         let all = model.snapshot.report.findings.iter();
@@ -59,7 +60,7 @@ pub(super) enum Muted {
     Hidden,
 }
 
-/// The findings and the problems of the input.
+/// The table of the findings and the problems of the input that pass the filter.
 pub(super) fn table(model: &ViewModel<'_>, muted: Muted) -> Table {
     let report = &model.snapshot.report;
     let findings = report
@@ -146,7 +147,7 @@ fn row(model: &ViewModel<'_>, finding: &Finding) -> Row {
         ""
     };
     let muted = if muted { " (muted)" } else { "" };
-    // If no rank is named, the ranks of the cycle are meant, or all.
+    // Without culprits, the ranks of the cycle are counted; without a cycle, the cell stays empty.
     let ranks = match finding.culprit_ranks.len() {
         0 => finding.cycle.len(),
         ranks => ranks,
@@ -172,7 +173,7 @@ fn row(model: &ViewModel<'_>, finding: &Finding) -> Row {
     }
 }
 
-/// A code without findings.
+/// The row of a code without findings: no rank, and the meaning of the code.
 fn absent(model: &ViewModel<'_>, code: Code) -> Row {
     let muted = if model.muted.contains(&code) {
         " (muted)"

@@ -10,7 +10,8 @@ use rcomm_recorder::model::Rank;
 
 pub(super) fn page(model: &ViewModel<'_>, target: Option<&Target>) -> Page {
     let report = &model.snapshot.report;
-    // A waiting rank is explained by the path to its cause; anything else by its consequences.
+    // For a waiting rank, the path to its cause comes first. The root causes and the ranks that wait because of them
+    // follow.
     let waiting = match target {
         Some(Target::Rank(rank)) => report
             .waits
@@ -96,7 +97,7 @@ fn waiters(chain: &[Link], roots: usize) -> String {
     }
 }
 
-/// A rank that waits in one of these groups, if there is one.
+/// A rank that waits in one of these groups; `None` if there is none.
 fn waiter(model: &ViewModel<'_>, groups: &[&rcomm_analyzer::GroupRef]) -> Option<Rank> {
     let waits = &model.snapshot.report.waits;
     waits
@@ -150,7 +151,7 @@ fn path(model: &ViewModel<'_>, from: Rank) -> Vec<Row> {
     path.iter().map(step).collect()
 }
 
-/// The row of a root cause: what it did last, in place of joining.
+/// The row of a root cause: the last call that it recorded.
 fn root(model: &ViewModel<'_>, rank: Rank) -> Row {
     let report = model.index.report(model.snapshot, rank);
     let findings = model.snapshot.report.findings.iter();
@@ -185,7 +186,7 @@ fn root(model: &ViewModel<'_>, rank: Rank) -> Row {
     )
 }
 
-/// The newest operation in the record that was read last from a rank.
+/// The newest operation in a rank's dump; `None` if the rank has none.
 fn last_call(model: &ViewModel<'_>, rank: Rank) -> Option<String> {
     let dump = model.snapshot.rank(rank)?.dump()?;
     let entry = dump.entries.last()?;

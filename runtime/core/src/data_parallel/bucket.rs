@@ -1,6 +1,7 @@
-//! The assignment of gradients to buckets, which are sent as one.
+//! The assignment of gradients to buckets. The gradients of a bucket are sent together.
 
-/// Bucket sizes in bytes. The first bucket that is sent is smaller, so that sending starts early.
+/// Bucket sizes in bytes. By default the first bucket that is sent is smaller than the others, so that
+/// sending starts early.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BucketSizes {
     /// Size of the first bucket.
@@ -11,6 +12,7 @@ pub struct BucketSizes {
 
 impl Default for BucketSizes {
     fn default() -> Self {
+        // 1 MiB and 25 MiB, as in PyTorch's DistributedDataParallel.
         Self {
             first: 1 << 20,
             rest: 25 << 20,
@@ -19,8 +21,8 @@ impl Default for BucketSizes {
 }
 
 /// Puts parameters of these sizes (in bytes) into buckets, the last parameter first, since its gradient is
-/// computed first. A bucket is full once it has reached its size. A parameter is never cut; one that is
-/// larger than a bucket has a bucket to itself, or is the last in one.
+/// computed first. A bucket is full once it has reached its size, so its last parameter may exceed that.
+/// A parameter is never divided.
 ///
 /// Returns the parameters' positions, bucket by bucket, in the order in which buckets are sent.
 pub fn assign_buckets(sizes: &[usize], limits: BucketSizes) -> Vec<Vec<usize>> {

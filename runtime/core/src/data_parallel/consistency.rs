@@ -7,7 +7,7 @@ use crate::op::error::{Error, ErrorKind, Result};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
-/// A parameter of the model, as ranks compare it.
+/// The name and shape of a parameter of the model, which must be the same on all ranks.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Parameter {
     /// Its name.
@@ -25,7 +25,7 @@ impl Parameter {
         }
     }
 
-    /// Its elements; `None` if they do not fit in memory.
+    /// The number of its elements; `None` if so many `f64` do not fit in memory.
     pub(super) fn len(&self) -> Option<usize> {
         let len = self
             .shape
@@ -37,7 +37,10 @@ impl Parameter {
     }
 }
 
-/// Fails on all ranks, with the first difference, unless all have the same parameters in the same order.
+/// Checks that all ranks have the same parameters in the same order.
+///
+/// # Errors
+/// `Mismatch`, on all ranks, describes the first difference from the group's first rank.
 pub(super) fn check_parameters(group: &ProcessGroup, own: &[Parameter]) -> Result<()> {
     let all: Vec<Vec<Parameter>> = group.all_gather_object(&own.to_vec())?;
     let first = &all[0];
@@ -66,8 +69,11 @@ pub(super) fn check_parameters(group: &ProcessGroup, own: &[Parameter]) -> Resul
     Ok(())
 }
 
-/// Fails on all ranks, naming the parameter and the ranks that differ from the group's first, unless all
-/// have the same values, to the bit.
+/// Checks that all ranks have the same values, to the bit.
+///
+/// # Errors
+/// `Mismatch`, on all ranks, names the first parameter that differs, and the ranks on which it differs from
+/// the group's first rank.
 pub(super) fn check_values<T: Gradient>(
     group: &ProcessGroup,
     parameters: &[Parameter],

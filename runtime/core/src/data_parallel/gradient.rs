@@ -1,4 +1,4 @@
-//! Which element types gradients may have.
+//! The element types of gradients.
 
 use crate::op::element::Element;
 use half::{bf16, f16};
@@ -8,7 +8,7 @@ pub trait Gradient: Element + sealed::Sealed {
     /// The value, rounded to `f32`.
     fn to_f32(self) -> f32;
 
-    /// The value closest to this one.
+    /// The value of this type that is closest to `value`.
     fn from_f32(value: f32) -> Self;
 }
 

@@ -6,7 +6,7 @@ use crate::op::error::Result;
 use half::{bf16, f16};
 use rcomm_recorder::model::ReduceOp;
 
-/// Gradients that are sent as one.
+/// Gradients that are sent together.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Bucket<T = f32> {
     /// The number of the bucket; bucket 0 is sent first. The same parameters are in it on every rank, in
@@ -14,24 +14,25 @@ pub struct Bucket<T = f32> {
     pub index: usize,
     /// How many buckets there are.
     pub count: usize,
-    /// The parameters in it and how many elements each has, in the order of `gradients`.
+    /// The position and the number of elements of each parameter in it, in the order of `gradients`.
     pub parameters: Vec<(usize, usize)>,
     /// This rank's gradients, one after the other.
     pub gradients: Vec<T>,
 }
 
-/// The rest of a bucket's averaging: waits for it, and returns the averages in the bucket's order.
+/// The end of a bucket's averaging: waits for the operations of the [`CommHook`], and returns the averages in
+/// the order of [`Bucket::gradients`].
 pub type Averaging<T = f32> = Box<dyn FnOnce() -> Result<Vec<T>> + Send>;
 
 /// Averages buckets over the ranks.
 ///
-/// Called for the buckets of a step in order, with the same bucket on every rank. A hook may keep state
-/// between steps (the error that its compression made, a low-rank basis), and may use several
-/// operations of the group, the same on all ranks, some of them in the [`Averaging`] it returns: these
-/// are called in order of buckets, after the last bucket was given.
+/// A hook is called for the buckets of a step in the same order on every rank. It may keep state between
+/// steps (the error of its compression, a low-rank basis). It may use several operations of the group, the
+/// same on all ranks, also in the [`Averaging`] that it returns: these are called in the order of the
+/// buckets, after the last bucket was passed to the hook.
 pub trait CommHook<T = f32>: Send {
-    /// Starts to average a bucket. It should not wait for peers, since the caller computes the next
-    /// gradients.
+    /// Starts to average a bucket. It should not wait for peers, so that the caller can go on to compute the
+    /// next gradients.
     ///
     /// # Errors
     /// An error ends the step on this rank.
@@ -57,7 +58,8 @@ macro_rules! compress {
 
         impl<T: Gradient> CommHook<T> for $name {
             fn start(&mut self, group: &ProcessGroup, bucket: Bucket<T>) -> Result<Averaging<T>> {
-                // The division comes first, so that the sum does not overflow the narrow type.
+                // Gradients are divided before they are added, so that the sum does not overflow the narrow
+                // type.
                 let part = 1.0 / group.size() as f32;
                 let narrow = |&gradient: &T| <$narrow>::from_f32(gradient.to_f32() * part);
                 let narrow: Vec<$narrow> = bucket.gradients.iter().map(narrow).collect();
@@ -72,11 +74,13 @@ macro_rules! compress {
 }
 
 compress! {
-    /// Sends gradients as `f16`, half the bytes of `f32`, added in `f32` and rounded once.
+    /// Sends gradients as `f16`, half the bytes of `f32`. The CPU backend adds them in `f32` and rounds the
+    /// sum once.
     F16CompressHook: f16
 }
 
 compress! {
-    /// Sends gradients as `bf16`, half the bytes of `f32`, added in `f32` and rounded once.
+    /// Sends gradients as `bf16`, half the bytes of `f32`. The CPU backend adds them in `f32` and rounds the
+    /// sum once.
     Bf16CompressHook: bf16
 }

@@ -1,4 +1,4 @@
-//! [`Reducer`]: averages gradients while others are still computed.
+//! [`Reducer`]: averages gradients over the ranks of a group.
 
 use super::bucket::{BucketSizes, assign_buckets};
 use super::consistency::{Parameter, check_parameters, check_values};
@@ -12,17 +12,17 @@ use std::fmt;
 /// How parameters that get no gradient in a step are handled.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum UnusedParameters {
-    /// The step fails with an error that names them: most often the model has a mistake.
+    /// The step fails with an error that names up to eight of them: most often the model has a mistake.
     #[default]
     Refuse,
-    /// A rank without a gradient counts as one with a gradient of zero, and a parameter that no rank
-    /// has used has none (`None`). Costs one more small operation in each step.
+    /// A rank without a gradient counts as one with a gradient of zero. A parameter that no rank has used
+    /// gets `None`. Costs one more small operation in each step.
     Find,
 }
 
-/// Settings of a [`Reducer`].
+/// Settings of a [`Reducer`]. The defaults are those of PyTorch's DistributedDataParallel.
 pub struct ReducerOptions<T = f32> {
-    /// How large buckets are.
+    /// The sizes of buckets.
     pub buckets: BucketSizes,
     /// How parameters without a gradient are handled.
     pub unused: UnusedParameters,
@@ -43,18 +43,19 @@ impl<T> Default for ReducerOptions<T> {
 /// Averages the gradients of a model over the ranks of a group, while others are still computed. All
 /// gradients are of one type, `T`.
 ///
-/// One step: [`ready`](Self::ready) once for each parameter, in any order, as its gradient is there; then
+/// One step: [`ready`](Self::ready) once for each parameter, in any order, as soon as its gradient is
+/// computed; then
 /// [`finish`](Self::finish). All ranks make the same steps. To accumulate gradients over several backward
 /// passes, add them up first, and call `ready` and `finish` in the last pass only.
 ///
 /// # Thread safety
-/// One thread at a time. Other operations on the group would mix with the reducer's: give it a group
-/// of its own.
+/// One thread at a time may use it. Other collectives of the group would mix with the reducer's: give it a
+/// separate group.
 pub struct Reducer<T = f32> {
     group: ProcessGroup,
     parameters: Vec<Parameter>,
     lens: Vec<usize>,
-    /// Each parameter's bucket and where it begins there.
+    /// Each parameter's bucket, and the index of its first element there.
     places: Vec<(usize, usize)>,
     buckets: Vec<Vec<usize>>,
     unused: UnusedParameters,
@@ -66,21 +67,21 @@ pub struct Reducer<T = f32> {
 struct Step<T> {
     /// The gradients of each bucket, until it is sent.
     filled: Vec<Vec<T>>,
-    /// Parameters that each bucket still waits for.
+    /// How many parameters each bucket still waits for.
     missing: Vec<usize>,
     is_ready: Vec<bool>,
     under_way: Vec<Averaging<T>>,
 }
 
 impl<T: Gradient> Reducer<T> {
-    /// A reducer for a model with these parameters. All ranks of the group call it.
+    /// Makes a reducer for a model with these parameters. All ranks of the group call this.
     ///
     /// # Blocking
     /// Until all ranks have called, since names and shapes are compared.
     ///
     /// # Errors
-    /// `Mismatch` names the rank and the first parameter that differs; `InvalidArgument` a shape that
-    /// does not fit in memory.
+    /// `Mismatch` names a rank and the first parameter that differs there; `InvalidArgument` names a
+    /// parameter whose shape does not fit in memory. Otherwise the group's error.
     pub fn new(
         group: &ProcessGroup,
         parameters: Vec<Parameter>,
@@ -135,7 +136,8 @@ impl<T: Gradient> Reducer<T> {
     /// Copies the values of the group's rank 0 to all ranks.
     ///
     /// # Errors
-    /// `InvalidArgument` if the values are not of the parameters' shapes.
+    /// `InvalidArgument` if the lengths of `values` are not those of the parameters; otherwise the group's
+    /// error.
     pub fn broadcast_parameters(&self, values: &mut [Vec<T>]) -> Result<()> {
         self.check_lens(values)?;
         self.group.coalesce(|block| {
@@ -148,7 +150,8 @@ impl<T: Gradient> Reducer<T> {
     /// Checks that all ranks have the same values, to the bit.
     ///
     /// # Errors
-    /// `Mismatch` names the first parameter that differs, and the ranks; on all ranks.
+    /// `Mismatch`, on all ranks, names the first parameter that differs, and the ranks. `InvalidArgument` if
+    /// the lengths of `values` are not those of the parameters. Otherwise the group's error.
     pub fn check_consistency(&self, values: &[Vec<T>]) -> Result<()> {
         self.check_lens(values)?;
         check_values(&self.group, &self.parameters, values)
@@ -158,11 +161,11 @@ impl<T: Gradient> Reducer<T> {
     /// before it have been sent.
     ///
     /// # Blocking
-    /// Does not wait for other ranks.
+    /// Does not wait for other ranks, unless the hook does.
     ///
     /// # Errors
-    /// `InvalidArgument` if there is no such parameter, it had its gradient in this step, or the length
-    /// is not that of its shape; nothing was sent then. Otherwise that of the hook.
+    /// `InvalidArgument` if there is no such parameter, if it already had its gradient in this step, or if
+    /// the length is not that of its shape; nothing was sent then. Otherwise the hook's error.
     pub fn ready(&mut self, parameter: usize, gradient: &[T]) -> Result<()> {
         let Some(known) = self.parameters.get(parameter) else {
             let count = self.parameters.len();
@@ -184,12 +187,16 @@ impl<T: Gradient> Reducer<T> {
         self.send_full_buckets()
     }
 
-    /// Waits for the averages, and returns one gradient for each parameter: `None` for one that no rank
-    /// has used (with [`UnusedParameters::Find`] only). The next step may begin.
+    /// Waits for the averages, and returns the averaged gradient of each parameter; `None` for a parameter
+    /// that no rank has used (with [`UnusedParameters::Find`] only). Afterwards the next step may begin.
+    ///
+    /// # Blocking
+    /// Until the averages of all buckets are there; the time-outs of the hook's operations limit that.
     ///
     /// # Errors
-    /// `InvalidArgument` names the parameters without a gradient where these are refused: the others
-    /// then wait for this rank, so it should end. Otherwise that of the hook or the group.
+    /// With [`UnusedParameters::Refuse`], `InvalidArgument` names parameters without a gradient: other ranks
+    /// may then wait for this one, so it should end. `InvalidArgument` also if the hook returned a wrong
+    /// number of averages. Otherwise the error of the hook or the group.
     pub fn finish(&mut self) -> Result<Vec<Option<Vec<T>>>> {
         let used: Vec<u8> = self.step.is_ready.iter().map(|&it| u8::from(it)).collect();
         let missing = self.step.is_ready.iter().enumerate();
@@ -260,7 +267,7 @@ impl<T: Gradient> Reducer<T> {
         self.step.missing[self.places[parameter].0] -= 1;
     }
 
-    /// Sends, in order, the buckets whose turn has come.
+    /// Sends the next buckets, in order, up to the first that is not full.
     fn send_full_buckets(&mut self) -> Result<()> {
         loop {
             let next = self.step.under_way.len();

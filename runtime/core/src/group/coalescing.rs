@@ -18,7 +18,7 @@ pub struct Coalescer<'a> {
 }
 
 impl<'a> Coalescer<'a> {
-    /// Adds any operation.
+    /// Adds any operation. Whether the block may hold it is checked when the block is issued.
     pub fn push(&mut self, op: Op<'a>) {
         self.ops.push(op);
     }
@@ -88,15 +88,15 @@ impl ProcessGroup {
     /// Runs the operations that `fill` adds as one operation, over the caller's memory.
     ///
     /// # Errors
-    /// `InvalidArgument` if nothing is listed, or if the list mixes sends with collectives.
+    /// `InvalidArgument` if `fill` adds no operation, a block, or both collectives and messages.
     #[track_caller]
     pub fn coalesce<'a>(&self, fill: impl FnOnce(&mut Coalescer<'a>)) -> Result<()> {
         self.run(self.collect(fill)?)?;
         Ok(())
     }
 
-    /// As [`coalesce`](Self::coalesce), at once; the operations come back in their order, with their
-    /// buffers.
+    /// As [`coalesce`](Self::coalesce), at once; the [`Work`] returns the operations in their order, with
+    /// their buffers.
     #[track_caller]
     pub fn coalesce_async(
         &self,

@@ -1,7 +1,7 @@
 //! The typed collectives of a group.
 //!
 //! Each collective has two forms: `all_reduce(&mut [T], ..)` works on the caller's memory and returns when
-//! the result is there; `all_reduce_async(Vec<T>, ..)` takes the memory, returns a [`Work`] at once, and
+//! the result is there; `all_reduce_async(Vec<T>, ..)` takes the memory and returns a [`Work`] at once, whose
 //! `wait` returns the memory. Where a collective has inputs and outputs, the asynchronous form takes and
 //! returns both. Nothing is copied on the way. [`Op`] defines what each collective does.
 //!
@@ -16,7 +16,7 @@ use crate::op::element::Element;
 use crate::op::error::{Error, ErrorKind, Result};
 use crate::op::{Op, Reduction};
 
-/// One vector for each rank, or for each of several tensors.
+/// Vectors, one for each rank or for each of several tensors.
 pub type Vecs<T> = Vec<Vec<T>>;
 
 pub(crate) fn vec_of<T: Element>(buffer: Buffer<'static>) -> Result<Vec<T>> {
@@ -55,7 +55,7 @@ pub(crate) fn other_op(op: Op<'static>) -> Error {
     )
 }
 
-/// Writes the two forms of a collective on one lone buffer.
+/// Defines the two forms of a collective on a single buffer.
 macro_rules! lone {
     ($(#[$doc:meta])* $name:ident, $name_async:ident, $variant:ident { $($field:ident: $type:ty),* }) => {
         $(#[$doc])*
@@ -80,7 +80,7 @@ macro_rules! lone {
     };
 }
 
-/// Writes the two forms of a collective with inputs and outputs. A list is `&[&[T]]` or
+/// Defines the two forms of a collective with inputs and outputs. A list is `&[&[T]]` or
 /// `&mut [&mut [T]]` when lent, `Vec<Vec<T>>` when owned.
 macro_rules! in_out {
     (@lend in one $x:ident) => { Buffer::from_slice($x) };
@@ -284,13 +284,13 @@ impl ProcessGroup {
         scatter_v, scatter_v_async, ScatterV { inputs: list, output: one, root: u32 }
     }
 
-    /// Runs an operation as it is: for memory that is neither slice nor vector.
+    /// Runs any operation: for memory that is neither a slice nor a vector.
     #[track_caller]
     pub fn execute(&self, op: Op<'_>) -> Result<Done> {
         self.run(op)
     }
 
-    /// Starts an operation as it is; it comes back with its buffers.
+    /// Starts any operation; the [`Work`] returns it with its buffers.
     #[track_caller]
     pub fn execute_async(&self, op: Op<'static>) -> Result<Work<(Op<'static>, Done)>> {
         self.submit(op, |op, done| Ok((op, done)))

@@ -9,7 +9,7 @@ use rcomm_recorder::model::Rank;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Makes groups, and gives access to the store through which members agree.
+/// Makes groups, and gives access to the store, through which their members agree.
 pub(crate) trait GroupMaker: Send + Sync {
     /// Makes a group of these ranks of the world.
     ///
@@ -22,10 +22,13 @@ pub(crate) trait GroupMaker: Send + Sync {
         origin: Origin<'_>,
     ) -> Result<ProcessGroup>;
 
-    /// Takes part in a split of this group as a member of no part of it.
+    /// Takes part in a split of the group `parent` as a member that is in none of the new groups.
+    ///
+    /// # Errors
+    /// `InvalidArgument` if the options name an unknown backend; otherwise the error of a backend.
     fn decline_split(&self, parent: &Group, options: &GroupOptions) -> Result<()>;
 
-    /// The store, with a prefix for the group of this wire id.
+    /// The store, with a prefix for the group with this wire id.
     fn notes(&self, wire_id: u64) -> Arc<dyn Store>;
 }
 
@@ -34,14 +37,14 @@ pub(crate) trait GroupMaker: Send + Sync {
 pub struct GroupOptions {
     /// The purpose of the group (`dp`, `tp`, `pp`); records and errors show it.
     pub desc: String,
-    /// How long its operations may take; `None` = as the world's.
+    /// The time-out of its operations; `None` = that of the world.
     pub timeout: Option<Duration>,
-    /// Its backends, in the form of [`Config::backend`](crate::Config::backend); `None` = as the world's.
+    /// Its backends, in the form of [`Config::backend`](crate::Config::backend); `None` = those of the world.
     pub backend: Option<String>,
 }
 
 impl GroupOptions {
-    /// A group for this purpose, otherwise like the world.
+    /// Options with this purpose; the rest is as in the world.
     pub fn named(desc: impl Into<String>) -> Self {
         Self {
             desc: desc.into(),
@@ -50,20 +53,20 @@ impl GroupOptions {
     }
 }
 
-/// The group that a new group is made from, if any: a backend may then have a cheaper way than connecting
-/// anew.
+/// The group that a new group is made from, if any: its backends may have a cheaper way than to connect anew.
 #[derive(Clone, Copy)]
 pub(crate) enum Origin<'a> {
-    /// Nothing.
+    /// No other group.
     New,
-    /// Some members of this group, which stays open.
+    /// This group, of which some members form the new one. It stays open.
     Split(&'a Group),
-    /// The members that are left of this group, which was aborted.
+    /// This group, of which the remaining members form the new one. It may have been aborted.
     Shrink(&'a Group),
 }
 
 impl Origin<'_> {
-    /// The new group's backend, made by the old group's; `None` if it must be connected anew.
+    /// The backend `name` of the new group, made from that of the old group; `None` if it must be connected
+    /// anew.
     pub(crate) fn derive(
         self,
         name: &str,

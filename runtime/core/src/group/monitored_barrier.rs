@@ -1,5 +1,6 @@
-//! Agreement of members through the store, without their backend: the monitored barrier, which names
-//! the ranks that do not arrive, and shrinking a group to the ranks that are left.
+//! Agreement of members through the store, without their backend: the monitored barrier, which names the
+//! ranks that do not arrive; finding the absent members of a failed group; and shrinking a group to the ranks
+//! that are left.
 
 use crate::group::maker::{GroupOptions, Origin};
 use crate::group::process_group::{End, OpRecord, Parts, ProcessGroup, Share};
@@ -14,7 +15,7 @@ use std::panic::Location;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Which of the ranks that do not arrive the error of a monitored barrier names.
+/// The ranks that the error of a monitored barrier names, of those that did not arrive.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum MissingRanks {
     /// The first in the order of ranks.
@@ -25,18 +26,20 @@ pub enum MissingRanks {
 }
 
 impl ProcessGroup {
-    /// A barrier in which rank 0 of the group waits for each member and publishes which did not arrive.
+    /// A barrier in which rank 0 of the group waits for all members and publishes which of them did not
+    /// arrive.
     ///
     /// It goes through the store, so it works where the backend hangs; it is far slower than
-    /// [`barrier`](Self::barrier). The group stays usable after it has failed.
+    /// [`barrier`](Self::barrier). The group stays usable after a monitored barrier that has failed.
     ///
     /// # Blocking
-    /// Until all members have arrived, or the handle's time-out has passed. Ranks other than 0 may wait up to
-    /// 5 s longer, for the result from rank 0.
+    /// Until all members have arrived, or the handle's time-out has passed; up to 5 s longer until the result
+    /// is published.
     ///
     /// # Errors
-    /// `Timeout` names the ranks, by their numbers in the world; `Aborted` if the group is aborted
-    /// during the call.
+    /// `Timeout` names the ranks that did not arrive, as `missing` selects, by their numbers in the world; or
+    /// rank 0 of the group, if it published no result. `Aborted` if the group is aborted during the call.
+    /// Otherwise the store's error.
     #[track_caller]
     pub fn monitored_barrier(&self, missing: MissingRanks) -> Result<()> {
         let monitored = self.monitored(missing)?;
@@ -44,10 +47,10 @@ impl ProcessGroup {
         self.run_recorded(&MONITORED_BARRIER, site, |share| monitored.call(share))
     }
 
-    /// As [`monitored_barrier`](Self::monitored_barrier), at once. Some ranks may call this one and others
-    /// the other.
+    /// As [`monitored_barrier`](Self::monitored_barrier), at once. Some ranks may call the blocking form and
+    /// others this one.
     ///
-    /// This rank arrives when the operations on objects and windows that it issued before have ended; the
+    /// This rank arrives once the operations on objects and windows that it issued before have ended. The
     /// time-out counts from the call.
     #[track_caller]
     pub fn monitored_barrier_async(&self, missing: MissingRanks) -> Result<Work<()>> {
@@ -65,15 +68,17 @@ impl ProcessGroup {
         })
     }
 
-    /// A group of the members that are left, after `excluding` (ranks of the world) were lost. All that
-    /// are left call it with the same list; this group may be aborted.
+    /// Makes a group of the members that are left after the ranks `excluding`, numbered as in the world, were
+    /// lost. All remaining members call this with the same list. This group may be open or aborted.
     ///
     /// # Blocking
-    /// Until all that are left have come, or the handle's time-out has passed.
+    /// Until all remaining members have called this, or the handle's time-out has passed; then as
+    /// [`World::new_group`](crate::World::new_group).
     ///
     /// # Errors
-    /// `InvalidArgument` if the list holds the caller or a rank that is not a member; `Mismatch` if
-    /// another member wants to exclude others; `Timeout` names the ranks that did not come.
+    /// `InvalidArgument` if the list holds the caller or a rank that is not a member; `Mismatch` if another
+    /// member gave another list; `Timeout` names the ranks that did not call this. Otherwise the store's
+    /// error, or as [`World::new_group`](crate::World::new_group).
     pub fn shrink(&self, excluding: &[Rank], options: &GroupOptions) -> Result<ProcessGroup> {
         let refuse = |kind, message: String| Error::new(kind, message).in_group(self.desc());
         let mut excluding = excluding.to_vec();
@@ -96,8 +101,8 @@ impl ProcessGroup {
             .filter(|rank| !excluding.contains(rank))
             .collect();
         let store = self.notes()?;
-        // A call that failed may be followed by one with another list. So calls are matched by their number:
-        // the first calls of all members belong together, then the second, and so on.
+        // A failed call may be followed by one with another list. So calls are matched by their number: the
+        // first calls of all members belong together, then the second, and so on.
         let round = store.add(&format!("shrink/calls/{own}"), 1)?;
         let wanted = format!("{excluding:?}");
         let list = format!("shrink/{round}/list");
@@ -121,18 +126,19 @@ impl ProcessGroup {
         maker.new_group(&left, options, Origin::Shrink(&self.group))
     }
 
-    /// Finds out which members do not call this within this time, after the group has failed. All members
-    /// that still run call it, and all get the same list.
+    /// Returns the members that do not call this within the time `within`, as ranks of the world, for a group
+    /// that has failed. All members that still run call this, and all get the same list.
     ///
-    /// It goes through the store. The first member whose wait runs out publishes the absent ranks, and all
-    /// members return its list; so `within` must cover the time that the slowest member takes to notice the
-    /// failure.
+    /// The members agree through the store. The first member whose wait runs out publishes the absent ranks,
+    /// and all members return its list; so `within` must cover the time that the slowest member takes to
+    /// notice the failure.
     ///
     /// # Blocking
-    /// Until all members have called, until a member has published the absent ranks, or for this long.
+    /// Until all members have called, until a member has published the absent ranks, or for
+    /// `within`.
     ///
     /// # Errors
-    /// `PeerLost` if the published list contains the caller.
+    /// `PeerLost` if the published list contains the caller. Otherwise the store's error.
     pub fn find_absent(&self, within: Duration) -> Result<Vec<Rank>> {
         let store = self.notes()?;
         let own = self.ranks()[self.rank() as usize];
@@ -150,7 +156,8 @@ impl ProcessGroup {
                 Err(error) if error.kind() == ErrorKind::Timeout => {}
                 Err(error) => return Err(error),
             }
-            // Stop at a published verdict: waiting out the own time-out would delay every later step.
+            // Stop at a published verdict: waiting for all of `within` would delay what the program does
+            // next.
             if store.check(&[&verdict])? {
                 break;
             }
@@ -164,7 +171,7 @@ impl ProcessGroup {
             }
         }
         let list: Vec<String> = absent.iter().map(Rank::to_string).collect();
-        // The list is in brackets, since the store takes an empty value for none.
+        // The list is in brackets, since the store treats an empty value as absent.
         let list = format!("[{}]", list.join(","));
         // The first verdict counts; a later finding is dropped.
         let agreed = store.compare_set(&verdict, b"", list.as_bytes())?;
@@ -198,7 +205,8 @@ const MONITORED_BARRIER: OpRecord<'static> = OpRecord {
     end: End::Own,
 };
 
-/// How long the other ranks wait for the result from rank 0 after their time-out has passed.
+/// How long the other ranks wait for the result from rank 0 after their time-out has passed. Rank 0 takes
+/// half of it to find the absent ranks.
 const RESULT_TIME: Duration = Duration::from_secs(5);
 /// How often a waiting rank checks whether the group was aborted.
 const ABORT_CHECK: Duration = Duration::from_millis(250);
@@ -228,7 +236,8 @@ impl MonitoredBarrier {
         Err(error.sparing_group())
     }
 
-    /// Waits for the other ranks and publishes which of them are absent. Runs on rank 0.
+    /// Waits for the other ranks, and publishes and returns the absent ones: numbers with commas, empty if
+    /// all have arrived. Runs on rank 0.
     fn collect(&self, share: &Share) -> Result<String> {
         let arrivals: Vec<String> = (1..self.ranks.len())
             .map(|rank| key(share, &rank.to_string()))
@@ -257,7 +266,7 @@ impl MonitoredBarrier {
         Ok(verdict)
     }
 
-    /// Announces this rank, then waits for the result from rank 0.
+    /// Announces this rank, then waits for the result from rank 0 and returns it.
     fn arrive(&self, share: &Share) -> Result<String> {
         let verdict = key(share, VERDICT);
         let arrival = key(share, &self.rank.to_string());
@@ -275,7 +284,7 @@ impl MonitoredBarrier {
             .map_err(Error::sparing_group)
     }
 
-    /// Reads the result; the last rank to read it deletes it.
+    /// Returns the published result; the last rank to read it deletes it.
     fn read_result(&self, share: &Share, verdict: &str) -> Result<String> {
         let names = self.store.get(verdict, ABORT_CHECK)?;
         let read_count = key(share, "read");
@@ -287,6 +296,9 @@ impl MonitoredBarrier {
     }
 
     /// Waits until `until` for all of these keys; returns whether they are there.
+    ///
+    /// # Errors
+    /// The store's, or the group's if it fails or is aborted.
     fn wait(&self, share: &Share, keys: &[&str], until: Instant) -> Result<bool> {
         loop {
             let rest = until.saturating_duration_since(Instant::now());
@@ -307,6 +319,7 @@ impl MonitoredBarrier {
     }
 }
 
+/// The shortest wait at the store, so that keys are still looked up once when no time is left.
 const MIN_WAIT: Duration = Duration::from_millis(1);
 const VERDICT: &str = "verdict";
 

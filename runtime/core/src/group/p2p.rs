@@ -10,10 +10,10 @@ use crate::op::element::Element;
 use crate::op::error::{Error, ErrorKind, Result};
 
 impl ProcessGroup {
-    /// Sends `buffer` to `peer` under a tag: it matches a receive with the same tag.
+    /// Sends `buffer` to `peer` under a tag; only a receive with the same tag gets it.
     ///
     /// # Blocking
-    /// Until the memory may be used again; small messages may not have arrived then.
+    /// Until the memory may be used again; a small message may not have arrived by then.
     ///
     /// # Errors
     /// `Mismatch` if the receiver expects another type or length. If the message was already sent (in host
@@ -38,7 +38,10 @@ impl ProcessGroup {
         self.submit(Op::Send { buffer, peer, tag }, message)
     }
 
-    /// Receives the next message of `peer` under this tag into `buffer`, which must have its length.
+    /// Receives the next message of `peer` under this tag into `buffer`.
+    ///
+    /// # Errors
+    /// `Mismatch` if the message has another type or length than `buffer`.
     #[track_caller]
     pub fn recv<T: Element>(&self, buffer: &mut [T], peer: u32, tag: u32) -> Result<()> {
         let buffer = Buffer::from_mut(buffer);
@@ -60,7 +63,10 @@ impl ProcessGroup {
         self.submit(Op::Recv { buffer, peer, tag }, message)
     }
 
-    /// Receives the next message from any rank under this tag; returns the sender's rank.
+    /// Receives the next message from any rank under this tag; returns the sender's rank in the group.
+    ///
+    /// # Errors
+    /// As [`recv`](Self::recv).
     #[track_caller]
     pub fn recv_any<T: Element>(&self, buffer: &mut [T], tag: u32) -> Result<u32> {
         let buffer = Buffer::from_mut(buffer);
@@ -82,8 +88,8 @@ impl ProcessGroup {
         })
     }
 
-    /// Starts several sends and receives at once; in whatever order both ends list them, none waits
-    /// for another. The operations come back in their order, with their buffers.
+    /// Starts several sends and receives at once. None waits for another, so both ends may list them in any
+    /// order. The [`Work`] returns the operations in the order of `ops`, with their buffers.
     ///
     /// # Errors
     /// `InvalidArgument` if the list is empty or holds anything but sends and receives.
@@ -99,7 +105,7 @@ impl ProcessGroup {
     }
 }
 
-/// The memory of a send or receive.
+/// The vector of a send or receive that has ended.
 pub(crate) fn message<T: Element>(op: Op<'static>, _: Done) -> Result<Vec<T>> {
     if let Op::Send { buffer, .. } | Op::Recv { buffer, .. } = op {
         vec_of(buffer)
@@ -108,7 +114,7 @@ pub(crate) fn message<T: Element>(op: Op<'static>, _: Done) -> Result<Vec<T>> {
     }
 }
 
-/// The members of a block.
+/// The members of a coalesced block that has ended.
 pub(crate) fn members(op: Op<'static>, _: Done) -> Result<Vec<Op<'static>>> {
     if let Op::Coalesced(ops) = op {
         Ok(ops)

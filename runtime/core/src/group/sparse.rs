@@ -1,8 +1,8 @@
-//! Sums of sparse tensors, where the ranks hold values at different places.
+//! Sums of sparse tensors, of which each rank holds values at other places.
 //!
 //! Ranks exchange how many places each of them has, then the places, then the values, as gloo's sparse
-//! all-reduce does. Each rank adds up the values of one place in the order of ranks, so all end with the same
-//! bits.
+//! all-reduce does. Each rank adds up the values of one place in the order of ranks, so that the sums are
+//! equal on all ranks, to the bit.
 
 use crate::arithmetic;
 use crate::group::process_group::{End, OpRecord, Parts, ProcessGroup, Share};
@@ -16,7 +16,7 @@ use rcomm_recorder::record::Tensor;
 use std::collections::BTreeMap;
 use std::panic::Location;
 
-/// The most dimensions of a sparse tensor.
+/// The most dimensions of a sparse tensor: ranks exchange the shape in a record of fixed length.
 const MAX_DIMENSIONS: usize = 16;
 
 /// A tensor of which only some places are stored (COO format).
@@ -37,7 +37,8 @@ impl<T: Element> SparseTensor<T> {
     /// add up.
     ///
     /// # Errors
-    /// `InvalidArgument` if lengths do not fit each other, or an index is not in its dimension.
+    /// `InvalidArgument` if there is no sparse dimension, if there are more sparse dimensions than dimensions
+    /// or more than 16 dimensions, if lengths do not fit the shape, or if an index is not in its dimension.
     pub fn new(
         shape: Vec<u64>,
         sparse_dims: usize,
@@ -92,34 +93,35 @@ impl<T: Element> SparseTensor<T> {
         &self.shape
     }
 
-    /// How many of the first dimensions are sparse.
+    /// How many dimensions are sparse: the first ones.
     pub fn sparse_dims(&self) -> usize {
         self.sparse_dims
     }
 
-    /// A row of indices for each sparse dimension.
+    /// One row of indices for each sparse dimension, one after the other.
     pub fn indices(&self) -> &[i64] {
         &self.indices
     }
 
-    /// A block of values for each place.
+    /// One block of values for each place, one after the other.
     pub fn values(&self) -> &[T] {
         &self.values
     }
 
-    /// The number of places that are stored.
+    /// The number of places that are stored, repeated ones included.
     pub fn places(&self) -> usize {
         self.indices.len() / self.sparse_dims
     }
 
-    /// Number of values at one place; `None` if it overflows.
+    /// The number of values at one place; `None` if it overflows.
     fn block(&self) -> Option<usize> {
         let dims = self.shape[self.sparse_dims..].iter();
         let block = dims.copied().try_fold(1u64, u64::checked_mul)?;
         usize::try_from(block).ok()
     }
 
-    /// The properties that must be equal on all ranks, and the number of this rank's places.
+    /// The properties that must be equal on all ranks (element type, number of sparse dimensions, number of
+    /// dimensions, shape padded with zeros), and last the number of this rank's places.
     fn head(&self) -> [u64; MAX_DIMENSIONS + 4] {
         let mut head = [0; MAX_DIMENSIONS + 4];
         head[0] = T::DTYPE.code().into();
@@ -131,16 +133,16 @@ impl<T: Element> SparseTensor<T> {
     }
 }
 
-/// The number of gathers in a sum: of the number of places, of the places, of the values.
+/// The number of gathers in a sum: of the heads, of the places, of the values.
 const GATHERS: u64 = 3;
 
 impl ProcessGroup {
-    /// The sum of the sparse tensors of all ranks, with each place once, in ascending order. The same on
-    /// all ranks, to the bit.
+    /// The sum of the sparse tensors of all ranks, with each place once, in ascending order. The result is
+    /// the same on all ranks, to the bit.
     ///
     /// # Errors
-    /// `Unsupported` for a reduction other than the sum, or an element type that has none; `Mismatch` if
-    /// shapes, sparse dimensions or element types differ, on all ranks.
+    /// `Unsupported` for a reduction other than the sum, or an element type that cannot be added; `Mismatch`,
+    /// on all ranks, if shapes, numbers of sparse dimensions or element types differ.
     #[track_caller]
     pub fn all_reduce_sparse<T: Element>(
         &self,
@@ -156,8 +158,8 @@ impl ProcessGroup {
         )
     }
 
-    /// As [`all_reduce_sparse`](Self::all_reduce_sparse), at once. Some ranks may call this one and
-    /// others the other.
+    /// As [`all_reduce_sparse`](Self::all_reduce_sparse), at once. Some ranks may call the blocking form and
+    /// others this one.
     #[track_caller]
     pub fn all_reduce_sparse_async<T: Element>(
         &self,
@@ -236,6 +238,7 @@ fn gather_and_add<T: Element>(
     let mut places = Vec::with_capacity(ranks.len());
     for (head, &rank) in heads.iter().zip(ranks) {
         let count = head[HEAD - 1];
+        // No element has more than 16 bytes, and an index has 8.
         let fits = count.checked_mul(16 * (block.max(dims) as u64));
         if fits.is_none_or(|bytes| isize::try_from(bytes).is_err()) {
             let message = format!("rank {rank} announces {count} places of a sparse tensor");
@@ -249,7 +252,7 @@ fn gather_and_add<T: Element>(
     let mut values: Vec<Vec<T>> = places.iter().map(zeros).collect();
     all_gather_v(share, &tensor.values, &mut values)?;
 
-    // For each place, in the order of ranks: the rank and the index of its block.
+    // For each place, in the order of ranks: a rank, and the index of the place on it.
     let mut found: BTreeMap<Vec<i64>, Vec<(usize, usize)>> = BTreeMap::new();
     for (rank, row) in indices.iter().enumerate() {
         for at in 0..places[rank] {
@@ -275,7 +278,7 @@ fn gather_and_add<T: Element>(
     Ok(sum)
 }
 
-/// Adds equally long blocks, in their order.
+/// Writes the sum of blocks of equal length to `out`. The order of addition is that of `parts`.
 fn add<T: Element>(parts: &[&[T]], out: &mut [T]) -> Result<()> {
     if let [only] = parts {
         out.copy_from_slice(only);

@@ -1,4 +1,4 @@
-//! Groups made from a group: by color, of neighbours, or as listed.
+//! Groups made from a group: by color, of neighbors, or as listed.
 
 use crate::group::maker::{GroupOptions, Origin};
 use crate::group::process_group::ProcessGroup;
@@ -7,10 +7,10 @@ use rcomm_recorder::model::Rank;
 
 impl ProcessGroup {
     /// Splits this group: its members call this together, and those that name the same `color` form a
-    /// new group, ordered by `key`, then by their rank here. A member without a color gets no group.
+    /// new group, ordered by `key`, then by their rank in this group. A member without a color gets `None`.
     ///
     /// # Blocking
-    /// As an `all_gather` of this group.
+    /// As an `all_gather` of this group; then as [`World::new_group`](crate::World::new_group).
     ///
     /// # Errors
     /// As [`World::new_group`](crate::World::new_group) and `all_gather`.
@@ -43,10 +43,15 @@ impl ProcessGroup {
         maker.new_group(&ranks, options, origin).map(Some)
     }
 
-    /// Splits this group into groups of `size` neighbours, and returns the caller's.
+    /// Splits this group into groups of `size` members with consecutive ranks, and returns the caller's
+    /// group. All members call this with the same size.
+    ///
+    /// # Blocking
+    /// As [`World::new_group`](crate::World::new_group).
     ///
     /// # Errors
-    /// `InvalidArgument` if `size` does not divide the size of this group.
+    /// `InvalidArgument` if `size` does not divide the size of this group; otherwise as
+    /// [`World::new_group`](crate::World::new_group).
     pub fn new_subgroups(&self, size: u32, options: &GroupOptions) -> Result<ProcessGroup> {
         if size == 0 || !self.size().is_multiple_of(size) {
             return Err(Error::new(
@@ -62,10 +67,14 @@ impl ProcessGroup {
     }
 
     /// Splits this group as listed: each list holds ranks of the world, in the order of the new group.
-    /// All members call it with the same lists; a member in no list gets no group.
+    /// All members call this with the same lists; a member in no list gets `None`.
+    ///
+    /// # Blocking
+    /// As [`World::new_group`](crate::World::new_group).
     ///
     /// # Errors
-    /// `InvalidArgument` if a rank is in two lists or no member, or a list is empty, on all callers.
+    /// `InvalidArgument`, on all callers, if a rank is listed twice or is not a member, or if a list is
+    /// empty; otherwise as [`World::new_group`](crate::World::new_group).
     pub fn new_subgroups_by_enumeration(
         &self,
         lists: &[Vec<Rank>],

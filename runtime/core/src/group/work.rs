@@ -1,9 +1,9 @@
 //! An operation under way: [`Work`] for its caller, [`InFlightOp`] for the backend and the watchdog.
 //!
 //! The first party that sees an operation end (its backend, a waiting caller, the watchdog on its rounds)
-//! settles it: records it, wakes waiters, runs callbacks. An end with an error is recorded and announced by
-//! the watchdog, after it has made the dump: so the dump shows what was pending, and not the state after the
-//! clean-up.
+//! settles it: stores the outcome. If that is no error, the same party also records the end, wakes waiters
+//! and runs callbacks. An error is recorded and announced by the watchdog after it has made the dump, so that
+//! the dump shows what was pending, and not the state after the clean-up.
 
 use crate::backend::{Done, Observer, Pending, Progress, Stream};
 use crate::group::process_group::Group;
@@ -105,7 +105,7 @@ impl InFlightOp {
         self.poll_state();
     }
 
-    /// The backend has rejected the operation: the issuing thread handles the error.
+    /// Stores the error with which the backend has rejected the operation. The issuing thread handles it.
     pub(crate) fn rejected(&self, error: Error) {
         // Without a `Pending`, no other party can have settled it.
         let _ = self.outcome.set(Err(error));
@@ -133,7 +133,8 @@ impl InFlightOp {
         status
     }
 
-    /// Whether waiters may see the outcome: an error only once the group's error is known.
+    /// Whether waiters may see the outcome: an error that makes the group unusable only once the group's
+    /// error is decided.
     fn is_announced(&self) -> bool {
         match self.outcome.get() {
             None => false,
@@ -167,7 +168,7 @@ impl InFlightOp {
         self.waiters.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Returns the operation with its buffers, after it has ended well.
+    /// Takes the operation with its buffers back from the backend, after it has ended without an error.
     fn reclaim(&self) -> Result<Op<'static>> {
         let op = self.pending.get().and_then(|pending| pending.reclaim());
         op.ok_or_else(|| {
@@ -179,7 +180,7 @@ impl InFlightOp {
         })
     }
 
-    /// Waits for the end, by the backend's own means.
+    /// Waits for the end in the backend, until the deadline; returns the state.
     fn wait(&self, deadline: Deadline) -> WorkStatus {
         if let Some(pending) = self.pending.get() {
             pending.wait(deadline);
@@ -265,11 +266,12 @@ type Unpack<T> = Box<dyn FnOnce(&InFlightOp, Done) -> Result<T> + Send>;
 
 /// An operation under way, which holds `T` (in most cases the buffers) and returns it.
 ///
-/// If it is dropped the operation continues: the watchdog polls it, and the buffers are freed once the
-/// backend no longer uses them. It is also a `Future` of what [`wait`](Self::wait) returns, for any executor.
+/// If the handle is dropped, the operation continues: the watchdog polls it, and the buffers are freed once
+/// the backend no longer uses them. The handle is also a `Future`, for any executor, with the result of
+/// [`wait`](Self::wait).
 ///
 /// # Thread safety
-/// May be moved to and waited for on any thread, and polled by several at once.
+/// May be moved to any thread, and waited for or polled by several at once.
 #[must_use = "an operation that is never waited for fails unnoticed"]
 pub struct Work<T> {
     in_flight: Arc<InFlightOp>,
@@ -302,7 +304,7 @@ impl<T> Work<T> {
         }
     }
 
-    /// The same operation, with what `then` makes of its result.
+    /// The same operation, with its result converted by `then`.
     pub(crate) fn and_then<U>(
         mut self,
         then: impl FnOnce(T) -> Result<U> + Send + 'static,
@@ -324,15 +326,16 @@ impl<T> Work<T> {
         unpack.unwrap_or_else(PoisonError::into_inner).take()
     }
 
-    /// Waits for the end and returns the buffers.
+    /// Waits for the end and returns the result, in most cases the buffers.
     ///
     /// # Blocking
-    /// Until the operation ends, which its time-out guarantees.
+    /// Until the operation ends. If it ends with an error such as a time-out, also until the watchdog has
+    /// made the dump and asked the other ranks for their status.
     ///
     /// # Errors
     /// `Timeout` names group, operation, sequence number, and the ranks that had and had not arrived.
-    /// `Aborted`, `PeerLost` and `Mismatch` likewise describe what happened. The buffers are freed as soon as
-    /// the backend no longer uses them; [`finish`](Self::finish) returns them.
+    /// `Aborted`, `PeerLost` and `Mismatch` likewise describe what happened. After an error the buffers are
+    /// freed as soon as the backend no longer uses them; [`finish`](Self::finish) returns them instead.
     pub fn wait(mut self) -> Result<T> {
         self.in_flight.wait(self.latest());
         self.take_result()
@@ -359,7 +362,8 @@ impl<T> Work<T> {
         self.wait_result()
     }
 
-    /// Waits for the end, or for this long; the operation continues in either case.
+    /// Waits for the end, but for `timeout` at most; returns the state. An operation that has not ended by
+    /// then continues.
     pub fn wait_timeout(&self, timeout: Duration) -> WorkStatus {
         self.in_flight.wait(Deadline::In(timeout))
     }
@@ -372,7 +376,8 @@ impl<T> Work<T> {
     /// Until the operation is enqueued on the device; not at all once its communicator exists.
     ///
     /// # Errors
-    /// `Unsupported` if the operation runs on no stream, or on one of another kind; its own error if it failed before.
+    /// `Unsupported` if the operation runs on no stream, or on one of another kind; the operation's own error
+    /// if it has already failed.
     pub fn wait_stream(&self, stream: &dyn Stream) -> Result<()> {
         let in_flight = &self.in_flight;
         let waited = match in_flight.pending.get() {
@@ -410,12 +415,12 @@ impl<T> Work<T> {
         }
     }
 
-    /// How long it ran, where it has completed and the backend measures.
+    /// How long it ran; `None` until it has completed, or if the backend does not measure that.
     pub fn duration(&self) -> Option<Duration> {
         self.in_flight.outcome()?.as_ref().ok()?.duration
     }
 
-    /// Which operation it is.
+    /// The type of the operation.
     pub fn op(&self) -> OpType {
         self.in_flight.op_info.op
     }
@@ -425,18 +430,19 @@ impl<T> Work<T> {
         self.in_flight.op_info.seq
     }
 
-    /// The number of its record in this process.
+    /// The number of its record in this rank's recorder.
     pub fn record_id(&self) -> u64 {
         self.in_flight.op_info.record_id
     }
 
-    /// Calls `callback` when the operation ends, or now if it has.
+    /// Calls `callback` when the operation ends, or now if it has ended. An error that aborts the group is
+    /// announced only after the dump.
     ///
     /// The callback runs on the thread that sees the end first: the backend's, the watchdog's, or one that
-    /// waits. It must be short, and must not wait for the group.
+    /// waits. It must be short, and must not wait for an operation of the group.
     pub fn on_completion(&self, callback: impl FnOnce(&Result<Done>) + Send + 'static) {
         self.in_flight.waiters().callbacks.push(Box::new(callback));
-        // It may have ended between the caller's last poll and the push.
+        // If the operation ended before the push, no other thread would call the callback.
         if self.in_flight.is_announced() {
             self.in_flight.notify_waiters();
         }
@@ -487,7 +493,7 @@ impl<T> Future for Work<T> {
     type Output = Result<T>;
 
     /// # Panics
-    /// Never. If it is polled again after it was ready, it returns `Closed`.
+    /// Never. A poll after the one that was ready returns the error `Closed`.
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         self.in_flight.poll_state();
         if !self.in_flight.is_announced() {

@@ -1,4 +1,4 @@
-//! Collectives of values.
+//! Collectives of values that serde can write and read.
 
 use super::encoding::{
     NOT_SERIALISABLE, check_lengths, decode, decode_all, encode, length_of, zeros,
@@ -17,8 +17,8 @@ impl ProcessGroup {
     /// Every rank's `object` ends as the root's.
     ///
     /// # Errors
-    /// On all ranks: `InvalidArgument` if the root's value is too long or cannot be written, `Mismatch`
-    /// if a rank cannot read it as its own type (on that rank).
+    /// `InvalidArgument`, on all ranks, if the root's value is too long or cannot be written. `Mismatch`, on
+    /// one rank alone, if that rank cannot read the value as its type.
     #[track_caller]
     pub fn broadcast_object<T>(&self, object: &mut T, root: u32) -> Result<()>
     where
@@ -63,7 +63,7 @@ impl ProcessGroup {
         })
     }
 
-    /// Gathers the objects of all ranks, by rank.
+    /// Returns the objects of all ranks, by rank.
     ///
     /// # Errors
     /// As [`broadcast_object`](Self::broadcast_object), for the value of any rank.
@@ -92,7 +92,7 @@ impl ProcessGroup {
         })
     }
 
-    /// Gathers the objects of all ranks on the root, by rank; elsewhere `None`.
+    /// Returns the objects of all ranks on the root, by rank; `None` elsewhere.
     ///
     /// # Errors
     /// As [`broadcast_object`](Self::broadcast_object), for the value of any rank.
@@ -123,10 +123,10 @@ impl ProcessGroup {
         })
     }
 
-    /// The root's object for this rank. `objects` is ignored on other ranks than the root.
+    /// Returns the root's object for this rank. `objects` is ignored on ranks other than the root.
     ///
     /// # Errors
-    /// `InvalidArgument` if the root does not give one for each rank; else as
+    /// `InvalidArgument`, on all ranks, if the root does not give one object for each rank; otherwise as
     /// [`broadcast_object`](Self::broadcast_object).
     #[track_caller]
     pub fn scatter_object<T>(&self, objects: &[T], root: u32) -> Result<T>
@@ -172,7 +172,7 @@ impl ProcessGroup {
     }
 }
 
-/// This rank among those of its group.
+/// This rank's number in its group, and the size of the group.
 #[derive(Clone, Copy)]
 struct Place {
     rank: u32,
@@ -185,7 +185,8 @@ impl Place {
     }
 }
 
-/// How an operation on objects is recorded: two collectives, of the lengths and of the values.
+/// The record of an operation on objects. It consists of two collectives: one of the lengths, one of the
+/// values.
 fn op_record(op: OpType) -> OpRecord<'static> {
     OpRecord {
         op,
@@ -242,7 +243,7 @@ fn gather(
     Ok(place.is(root).then_some(parts))
 }
 
-/// The root's values, encoded; nothing elsewhere.
+/// The root's values, encoded; empty on other ranks.
 fn parts_of<T: Serialize>(place: Place, objects: &[T], root: u32) -> Vec<Vec<u8>> {
     if place.is(root) {
         objects.iter().map(encode).collect()

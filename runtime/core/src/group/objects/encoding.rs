@@ -4,13 +4,17 @@ use crate::op::error::{Error, ErrorKind, Result};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-/// The most bytes of one value, written as JSON.
+/// The most bytes of one value as JSON: 64 MiB.
 pub const MAX_OBJECT_BYTES: usize = 64 << 20;
 
-/// The length that a rank sends if it could not serialise its value.
+/// The length that a rank sends if it could not serialize its value, or has none.
 pub(super) const NOT_SERIALISABLE: u64 = u64::MAX;
 
-/// Refuses, on every rank alike, a value that is too long or could not be serialised.
+/// Refuses, on every rank alike, a value that is too long or could not be serialized. `owner` returns the
+/// rank in the group whose length has this index.
+///
+/// # Errors
+/// `InvalidArgument` names the first such rank.
 pub(super) fn check_lengths(lens: &[u64], owner: impl Fn(u32) -> u32) -> Result<()> {
     for (rank, &len) in (0u32..).zip(lens) {
         let owner = owner(rank);
@@ -44,7 +48,7 @@ pub(super) fn decode_all<T: DeserializeOwned>(parts: &[Vec<u8>]) -> Result<Vec<T
     parts.map(|(rank, part)| decode(part, rank)).collect()
 }
 
-/// The value as JSON. Empty if it cannot be serialised; the JSON of a value is never empty.
+/// The value as JSON. Empty if it cannot be serialized; the JSON of a value is never empty.
 pub(super) fn encode<T: Serialize>(object: &T) -> Vec<u8> {
     serde_json::to_vec(object).unwrap_or_default()
 }

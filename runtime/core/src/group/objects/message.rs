@@ -1,4 +1,4 @@
-//! Values that go to one rank.
+//! Values that one rank sends to another.
 
 use super::encoding::{check_lengths, decode, encode, length_of};
 use crate::backend::Done;
@@ -17,10 +17,10 @@ impl ProcessGroup {
     /// Sends a value to `peer`, which receives it with [`recv_object`](Self::recv_object).
     ///
     /// # Blocking
-    /// Until the value is sent, or until it is received if it is long.
+    /// Until the value is sent; if it is long, until it is received.
     ///
     /// # Errors
-    /// `InvalidArgument` if the value is too long or cannot be written; the receiver gets an error too.
+    /// `InvalidArgument` if the value is too long or cannot be written; the receiver then gets an error too.
     #[track_caller]
     pub fn send_object<T: Serialize>(&self, object: &T, peer: u32, tag: u32) -> Result<()> {
         self.send_object_async(object, peer, tag)?.wait()
@@ -56,8 +56,8 @@ impl ProcessGroup {
     /// Until the value has arrived, and those before it from the same peer with the same tag.
     ///
     /// # Errors
-    /// `InvalidArgument` if the sender could not write it or it is too long; `Mismatch` if it cannot be
-    /// read as a `T`.
+    /// `InvalidArgument` if the value is too long or the sender could not write it; `Mismatch` if it cannot
+    /// be read as a `T`.
     #[track_caller]
     pub fn recv_object<T: DeserializeOwned>(&self, peer: u32, tag: u32) -> Result<T> {
         let work = self.receive(Location::caller(), peer, tag)?;

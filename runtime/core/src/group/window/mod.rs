@@ -1,6 +1,6 @@
-//! [`Window`]: memory of all members of a group that each reads and writes without the others' help.
+//! [`Window`]: one-sided reads and writes of other ranks' memory.
 //!
-//! The public interface over a backend's windows: typed, recorded, with the group's time-outs. The
+//! The public interface over a backend's windows adds element types, records and the group's time-outs; the
 //! backend moves the bytes.
 
 mod outstanding;
@@ -23,11 +23,11 @@ use std::fmt;
 use std::panic::Location;
 use std::sync::{Arc, Mutex};
 
-/// Memory of all members of a group that each reads and writes without the others' help.
+/// Memory of all members of a group, which each member reads and writes without the help of the others.
 ///
-/// Offsets and lengths are in elements, peers are ranks of the group (the caller's own too). A get
-/// that overlaps a put of the same elements may return a mix of old and new ones; a
-/// [`signal`](Self::signal) arrives only after everything put before it:
+/// Offsets and lengths are in elements; a peer is a rank of the group, or the caller itself. A get that
+/// overlaps a put of the same elements may return a mix of old and new ones. A [`signal`](Self::signal)
+/// arrives only after everything that was put before it:
 ///
 /// ```no_run
 /// # fn step(group: &rcomm::ProcessGroup, next: u32, previous: u32) -> rcomm::Result<()> {
@@ -41,12 +41,13 @@ use std::sync::{Arc, Mutex};
 /// # Ok(()) }
 /// ```
 ///
-/// A window that is dropped without [`close`](Self::close) ends at once, and peers' later accesses to it
-/// fail.
+/// A window over host memory that is dropped without [`close`](Self::close) ends at once, and peers' later
+/// accesses to it fail. With device memory, later accesses may still succeed.
 ///
 /// # Errors
-/// `InvalidArgument` for a peer, range or element type that does not fit; the call then had no effect. Any
-/// other error aborts the group, as the error of an operation does.
+/// Puts, gets and signals fail with `InvalidArgument` for a peer, range or element type that does not fit;
+/// the call then had no effect. After an error that is not [recoverable](Error::is_recoverable), the group is
+/// aborted, as after the error of any operation.
 ///
 /// # Thread safety
 /// May be used by several threads at once.
@@ -54,17 +55,17 @@ pub struct Window {
     group: ProcessGroup,
     inner: Arc<dyn backend::BackendWindow>,
     dtype: DType,
-    /// This rank's asynchronous calls that have not ended.
+    /// This rank's asynchronous puts, gets and signals that have not ended.
     outstanding: Arc<OutstandingCalls>,
 }
 
 impl ProcessGroup {
-    /// Memory, all zero, of the kind that other members reach fastest, for a window or for collectives: memory
-    /// of the host is such that its processes can map it.
+    /// Allocates zeroed memory of the kind that other members reach fastest, for a window or for collectives.
+    /// Host memory is shared memory, which other processes of the host can map.
     ///
-    /// Where all ranks of a group share memory and all call a long collective with such buffers, it works in
-    /// these without copies on the way. Parts of a buffer qualify if they begin at a page and end at one, or
-    /// with the buffer. Results are the same whichever ranks use such buffers:
+    /// If all ranks of a group share memory and all call a long collective with such buffers, it works in the
+    /// buffers, without intermediate copies. Parts of a buffer qualify if they begin at a page and end at
+    /// one, or with the buffer. Results are the same whichever ranks use such buffers:
     ///
     /// ```no_run
     /// # fn step(group: &rcomm::ProcessGroup) -> rcomm::Result<()> {
@@ -75,15 +76,15 @@ impl ProcessGroup {
     /// # Ok(()) }
     /// ```
     ///
-    /// Each call takes a file descriptor, and memory in whole pages, which return to the system as soon as
-    /// the buffer is dropped. If a rank aborts in the middle of an operation, the others no longer access its
-    /// buffer, which keeps what it holds. Where the system does not let a process make such memory, this is
-    /// ordinary memory, and a warning is logged once. A child that this process forks shares the memory: the
-    /// parent sees what the child writes there.
+    /// Each call takes a file descriptor and whole pages of memory, which return to the system as soon as the
+    /// buffer is dropped. If a rank aborts in the middle of an operation, the others no longer access its
+    /// buffer, whose contents stay as they are. Where the system does not let a process make shared memory,
+    /// this is ordinary memory, and a warning is logged once. A child that this process forks shares the
+    /// memory: the parent sees what the child writes there.
     ///
-    /// Memory of a device is also freed at once with the last buffer over it. Operations of the group keep
-    /// their buffers until they are done. Kernels and copies of the program's own are not waited for: keep
-    /// the buffer until the program has synchronised the streams that they run on.
+    /// Device memory is also freed at once when the last buffer over it is dropped. Operations of the group
+    /// keep their buffers until they are done. The program's kernels and copies are not waited for: keep the
+    /// buffer until the program has synchronized the streams that they run on.
     ///
     /// # Errors
     /// `Unsupported` if the backend has no windows; `Io` if there is no more memory.
@@ -91,7 +92,7 @@ impl ProcessGroup {
         self.allocate_of(T::DTYPE, len)
     }
 
-    /// As [`allocate`](Self::allocate), of a type that is not known before.
+    /// As [`allocate`](Self::allocate), for an element type that is chosen at run time.
     ///
     /// # Errors
     /// As [`allocate`](Self::allocate); `InvalidArgument` for [`DType::Other`], which has no size.
@@ -108,25 +109,26 @@ impl ProcessGroup {
             .map_err(named)
     }
 
-    /// Makes `memory` readable and writable by the other members. All members call it, each with its own
-    /// part; parts may differ in length (and may be empty), not in element type.
+    /// Makes `memory` readable and writable by the other members. All members call this, each with its part
+    /// of the window; parts may differ in length (and may be empty), not in element type.
     ///
-    /// Any memory that the caller hands over is accepted. Memory from [`allocate`](Self::allocate) is
-    /// fastest, and only that can be [mapped](Window::map_remote).
+    /// Any writable memory is accepted. Memory from [`allocate`](Self::allocate) is fastest, and only such
+    /// memory can be [mapped](Window::map_remote).
     ///
     /// # Blocking
     /// Until all members have called, and until the operations on objects and windows that this rank has
     /// issued before have ended.
     ///
     /// # Errors
-    /// `Unsupported` if the backend has no windows; `Mismatch` if element types differ, on all ranks.
+    /// `Unsupported` if the backend has no windows, or the group no backend for this kind of memory;
+    /// `InvalidArgument` if `memory` may only be read; `Mismatch`, on all ranks, if element types differ.
     #[track_caller]
     pub fn new_window(&self, memory: Buffer<'static>) -> Result<Window> {
         self.new_window_async(memory)?.wait()
     }
 
     /// As [`new_window`](Self::new_window), at once; the window comes with the [`Work`]. Some ranks may
-    /// call this one and others the other: windows are made in the order of the calls.
+    /// call the blocking form and others this one: windows are made in the order of the calls.
     #[track_caller]
     pub fn new_window_async(&self, memory: Buffer<'static>) -> Result<Work<Window>> {
         let named = |error: Error| error.in_group(self.desc()).during(OpType::NewWindow);
@@ -149,8 +151,8 @@ impl ProcessGroup {
             end: End::Watched,
         };
         let group = self.clone();
-        // This runs on the group's thread in any case: a backend numbers its windows in the order of these
-        // calls, which must be the same on all ranks.
+        // The blocking form runs on the group's thread too: a backend numbers its windows in the order of
+        // these calls, which must be the same on all ranks.
         self.run_on_worker(&op_record, Location::caller(), move |share| {
             let inner = backend.new_window(memory, share.deadline())?;
             Ok(Window {
@@ -171,7 +173,7 @@ impl ProcessGroup {
 }
 
 impl Window {
-    /// Elements in the part of this rank of the group.
+    /// The number of elements in the part of `peer`.
     pub fn len_of(&self, peer: u32) -> usize {
         match self.dtype.size() {
             Some(size) => self.inner.size_bytes(peer) / size,
@@ -185,13 +187,13 @@ impl Window {
     }
 
     /// Writes `from` into the part of `peer`, from element `offset` on. Returns when `from` may be used
-    /// again; a [`signal`](Self::signal) notifies the peer that the data has arrived.
+    /// again; send a [`signal`](Self::signal) to notify the peer that the data has arrived.
     #[track_caller]
     pub fn put<T: Element>(&self, peer: u32, offset: usize, from: &[T]) -> Result<()> {
         self.put_buffer(peer, offset, &Buffer::from_slice(from))
     }
 
-    /// As [`put`](Self::put), of memory of any kind.
+    /// As [`put`](Self::put), from memory of any kind.
     #[track_caller]
     pub fn put_buffer(&self, peer: u32, offset: usize, from: &Buffer<'_>) -> Result<()> {
         let offset = self.bytes(OpType::Put, from, offset)?;
@@ -216,7 +218,7 @@ impl Window {
         Ok(work.and_then(vec_of))
     }
 
-    /// As [`put_async`](Self::put_async), of memory of any kind.
+    /// As [`put_async`](Self::put_async), from memory of any kind.
     #[track_caller]
     pub fn put_buffer_async(
         &self,
@@ -236,7 +238,7 @@ impl Window {
             })
     }
 
-    /// Reads from the part of `peer`, from element `offset` on.
+    /// Fills `into` from the part of `peer`, from element `offset` on. Returns when the data is there.
     #[track_caller]
     pub fn get<T: Element>(&self, peer: u32, offset: usize, into: &mut [T]) -> Result<()> {
         self.get_buffer(peer, offset, &mut Buffer::from_mut(into))
@@ -286,7 +288,7 @@ impl Window {
             })
     }
 
-    /// Signals `peer` that everything put there before has arrived. Signals are counted.
+    /// Signals to `peer` that everything that this rank put there before has arrived. Signals are counted.
     #[track_caller]
     pub fn signal(&self, peer: u32) -> Result<()> {
         let op_record = op_record(OpType::Signal, peer, None);
@@ -312,7 +314,7 @@ impl Window {
     /// Consumes one signal of `peer`.
     ///
     /// # Blocking
-    /// Until there is a signal, or the time-out.
+    /// Until there is a signal, or the time-out has passed.
     #[track_caller]
     pub fn wait_signal(&self, peer: u32) -> Result<()> {
         let op_record = op_record(OpType::WaitSignal, peer, None);
@@ -340,8 +342,8 @@ impl Window {
     /// copies without a record.
     ///
     /// # Errors
-    /// `Unsupported` where it cannot be mapped: on another host, or if it is not of memory that
-    /// [`allocate`](ProcessGroup::allocate) returned. `put` and `get` reach it all the same.
+    /// `Unsupported` if the part cannot be mapped: it is on another host, or is not memory that
+    /// [`allocate`](ProcessGroup::allocate) returned. `put` and `get` still reach it.
     pub fn map_remote(&self, peer: u32) -> Result<RemoteMemory> {
         let mapped = self.inner.map_remote(peer);
         mapped.map_err(|error| error.in_group(self.group.desc()))
@@ -352,7 +354,11 @@ impl Window {
     /// [`map_remote`](Self::map_remote).
     ///
     /// # Blocking
-    /// Until all members have called, or the time-out.
+    /// Until all members have called this, or the time-out has passed.
+    ///
+    /// # Errors
+    /// `Timeout` if an asynchronous call has not ended, or a member has not called this; otherwise those of
+    /// the backend.
     pub fn close(self) -> Result<Option<Buffer<'static>>> {
         let deadline = Deadline::In(self.group.timeout()).started();
         let closed = if self.outstanding.wait(deadline) {
@@ -364,6 +370,10 @@ impl Window {
         closed.map_err(|error| error.in_group(self.group.desc()))
     }
 
+    /// `offset` in bytes.
+    ///
+    /// # Errors
+    /// `InvalidArgument` if the buffer has another element type than the window, or the offset overflows.
     fn bytes(&self, op: OpType, buffer: &Buffer<'_>, offset: usize) -> Result<usize> {
         let refuse = |message: String| {
             let error = Error::new(ErrorKind::InvalidArgument, message);
@@ -406,7 +416,7 @@ fn no_backend(device: DeviceKind) -> Error {
 
 impl Drop for Window {
     fn drop(&mut self) {
-        // Operations under way hold the backend's window too.
+        // Operations under way also hold the backend's window, so dropping this reference would not end it.
         self.inner.give_up();
     }
 }

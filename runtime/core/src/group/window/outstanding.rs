@@ -1,16 +1,16 @@
-//! Asynchronous calls of a window that have not ended.
+//! The count of a window's asynchronous calls that have not ended: closing the window waits for them.
 
 use crate::op::deadline::Deadline;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
-/// Counts the calls of one window.
+/// How many asynchronous calls of one window have not ended.
 #[derive(Default)]
 pub(super) struct OutstandingCalls {
     open: Mutex<usize>,
     ended: Condvar,
 }
 
-/// One call, until it is dropped.
+/// One call, which counts until this is dropped.
 pub(super) struct OutstandingCall(Arc<OutstandingCalls>);
 
 impl OutstandingCalls {

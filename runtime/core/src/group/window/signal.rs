@@ -1,4 +1,4 @@
-//! A wait for a signal that may not have come yet.
+//! An operation that waits for a signal of a peer.
 
 use crate::backend::{BackendWindow, Done, Pending, Progress};
 use crate::op::Op;
@@ -6,11 +6,12 @@ use crate::op::deadline::Deadline;
 use crate::op::error::ErrorKind;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 
-/// Consumes one signal of a peer, when polled or waited for.
+/// Consumes one signal of a peer as soon as a caller or the watchdog polls or waits for it.
 pub(super) struct SignalWait {
     pub(super) window: Arc<dyn BackendWindow>,
     pub(super) peer: u32,
-    /// A waiting thread holds this lock, so that no other thread consumes the signal that it waits for.
+    /// A waiting thread holds this lock while it waits, so that no other thread consumes a second signal for
+    /// this operation.
     pub(super) progress: Mutex<Progress>,
 }
 
@@ -36,7 +37,7 @@ impl Pending for SignalWait {
         if !progress.has_ended() {
             match self.window.wait_signal(self.peer, deadline) {
                 Ok(()) => *progress = Progress::Completed(Done::default()),
-                // This time-out is the wait's own; the watchdog enforces that of the operation.
+                // Only this wait has timed out; the watchdog enforces the time-out of the operation.
                 Err(error) if error.kind() == ErrorKind::Timeout => {}
                 Err(error) => *progress = Progress::Failed(error),
             }

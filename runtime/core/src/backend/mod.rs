@@ -262,8 +262,7 @@ pub trait Observer: Send + Sync {
 /// The reason of an abort.
 #[derive(Clone, Debug)]
 pub struct AbortReason {
-    /// The error that everything pending ends with. Its kind is `Aborted`, unless this rank's own
-    /// time-out is the reason.
+    /// The error with which everything pending ends.
     pub error: Error,
 }
 

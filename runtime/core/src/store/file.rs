@@ -19,15 +19,16 @@ use std::time::{Duration, Instant};
 const LOCK_TIMEOUT: Duration = Duration::from_secs(60);
 /// The pause between two polls of the file: the first, and the longest.
 const POLL: (Duration, Duration) = (Duration::from_millis(1), Duration::from_millis(16));
-/// Prefix of PyTorch's counters of processes that have the file open and of those that have closed it.
+/// PyTorch's counter of the stores that are open on the file.
 const REFERENCES: &str = "refcount/";
+/// PyTorch's counter of the stores on the file that were closed.
 const FINISHED: &str = "cleanup/";
 
 /// A [`Store`] in a file, for processes on one host or on a file system whose `flock` is shared.
 ///
 /// The file must be a fresh one for each job: what an earlier job left in it would be read as this one's.
-/// Opened with a world size, the file is removed when the last of that many users has dropped its store; the
-/// file of a job that was killed stays.
+/// If the stores are opened with a world size, the last of that many stores removes the file when it is dropped;
+/// the file of a job that was killed stays.
 ///
 /// A record that a killed writer left half written is dropped by the next writer.
 pub struct FileStore {
@@ -53,8 +54,8 @@ impl FileStore {
     /// Opens the store in `path`, which is created (mode 0600) if it is not there.
     ///
     /// # Errors
-    /// [`ErrorKind::Io`] if the file cannot be opened or locked, [`ErrorKind::Store`] if it holds
-    /// anything other than a store.
+    /// [`ErrorKind::Io`] if the file cannot be opened or locked, [`ErrorKind::Timeout`] if it stays locked for a
+    /// minute, [`ErrorKind::Store`] if it holds anything other than a store.
     pub fn open(path: impl AsRef<Path>, world_size: Option<u32>) -> Result<Self> {
         let path = path.as_ref().to_path_buf();
         let file = OpenOptions::new()
@@ -164,7 +165,7 @@ impl FileStore {
         })
     }
 
-    /// Polls the file until `look` returns a value or `timeout` has passed.
+    /// Polls the file until `look` returns a value; after `timeout`, returns the error that `late` makes.
     fn poll<T>(
         &self,
         timeout: Duration,

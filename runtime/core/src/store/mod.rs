@@ -2,8 +2,8 @@
 //!
 //! [`Store`] is the map that every implementation offers; [`QueueStore`] adds queues, which some
 //! implementations offer. [`HashStore`] serves the threads of one process, [`FileStore`] the processes that
-//! share a file system, [`TcpStore`] all other jobs, and [`PrefixStore`] gives each user of a store names of
-//! its own. How ranks find their store belongs to [`rendezvous`](crate::config::rendezvous).
+//! share a file system, [`TcpStore`] all other jobs, and [`PrefixStore`] gives each user of a store separate
+//! names. How ranks find their store belongs to [`rendezvous`](crate::config::rendezvous).
 
 #![forbid(unsafe_code)]
 
@@ -60,7 +60,7 @@ impl<'a> BatchRequest<'a> {
         }
     }
 
-    /// The same for another key.
+    /// The same request for the key `name`.
     fn renamed(mut self, name: &'a str) -> Self {
         match &mut self {
             Self::Set { key, .. } | Self::Add { key, .. } | Self::CompareSet { key, .. } => {
@@ -74,19 +74,19 @@ impl<'a> BatchRequest<'a> {
 /// The reply to a [`BatchRequest`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum BatchReply {
-    /// It was set.
+    /// The key was set.
     Done,
     /// The counter's new value.
     Count(i64),
-    /// What the key holds, as [`Store::compare_set`] returns it.
+    /// The value that [`Store::compare_set`] returns.
     Value(Vec<u8>),
 }
 
 /// A small shared map from keys to bytes.
 ///
 /// # Blocking
-/// `get`, `multi_get`, `wait` and `barrier` block until the keys are there (or the ranks are) or
-/// `timeout` has passed; nothing else waits for another rank.
+/// `get`, `multi_get` and `wait` block until the keys are there, `barrier` until the ranks have called it, all
+/// for at most `timeout`; no other method waits for another rank.
 ///
 /// # Thread safety
 /// Every method may be called from any thread at any time. A call that waits does not hold up the
@@ -108,7 +108,7 @@ pub trait Store: Send + Sync {
     fn add(&self, key: &str, delta: i64) -> Result<i64>;
 
     /// As [`add`](Self::add), for callers that may not be delayed: where the store may stop answering,
-    /// this waits for `timeout` at most. The value may have been added even if this fails.
+    /// this waits for at most `timeout`. The number may have been added even if this fails.
     fn add_within(&self, key: &str, delta: i64, timeout: Duration) -> Result<i64> {
         let _ = timeout;
         self.add(key, delta)
@@ -142,11 +142,11 @@ pub trait Store: Send + Sync {
     /// Sets every pair, in order. A reader may see the first without the last.
     fn multi_set(&self, pairs: &[(&str, &[u8])]) -> Result<()>;
 
-    /// Makes these requests in this order, and returns their replies. Over a network that is one round
-    /// trip. Others may see the first done and the last not.
+    /// Makes these requests in this order, and returns their replies. Over a network this takes one round
+    /// trip. Other users of the store may see the first request done and the last not.
     ///
     /// # Errors
-    /// Those of the first request that fails; those behind it may have been made or not.
+    /// Those of the first request that fails; later requests may have been made or not.
     fn batch(&self, requests: &[BatchRequest<'_>]) -> Result<Vec<BatchReply>> {
         let make = |request: &BatchRequest<'_>| {
             Ok(match *request {
@@ -173,7 +173,7 @@ pub trait Store: Send + Sync {
 
 /// A [`Store`] that also keeps first-in-first-out queues.
 ///
-/// Queues have names of their own: a key and a queue may share a name. A queue that is not empty
+/// The names of queues are separate: a key and a queue may share a name. A queue that is not empty
 /// satisfies `wait` and `check` for its name; `num_keys` and `list_keys` leave queues out.
 pub trait QueueStore: Store {
     /// Adds `value` to the end of the queue and wakes one waiter.
@@ -192,9 +192,9 @@ pub trait QueueStore: Store {
     fn queue_len(&self, key: &str) -> Result<u64>;
 }
 
-/// Which of the keys are present now, as far as that could be determined by `until`. One request checks all
-/// keys; where one is missing, the halves are checked separately. If few keys are missing that takes a few
-/// round trips.
+/// Whether each of the keys is present; `false` also for a key that could not be checked by `until` or for
+/// an error of the store. One request checks all keys; if one is missing, the halves are checked separately. If
+/// few keys are missing, this takes a few round trips.
 pub(crate) fn which_are_set(store: &dyn Store, keys: &[&str], until: Instant) -> Vec<bool> {
     if keys.is_empty() || Instant::now() >= until {
         return vec![false; keys.len()];
@@ -238,7 +238,7 @@ fn timed_out<'a>(missing: impl IntoIterator<Item = &'a str>, timeout: Duration) 
     )
 }
 
-/// The error of a barrier that `arrived` of `world_size` ranks reached.
+/// The error of a barrier that `arrived` of `world_size` ranks reached; `None` if the number is not known.
 fn barrier_timed_out(key: &str, arrived: Option<i64>, world_size: u32, timeout: Duration) -> Error {
     let who = match arrived {
         Some(arrived) => format!("{arrived} of {world_size} ranks"),

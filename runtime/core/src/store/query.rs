@@ -1,4 +1,4 @@
-//! A request to a store that may not reply: it runs on a thread of its own.
+//! A request to a store that may not reply: it runs on a separate thread.
 
 use super::Store;
 use crate::op::error::{Error, Result};
@@ -8,9 +8,9 @@ use std::time::Duration;
 
 /// A request that was sent to a store.
 ///
-/// It runs on the thread `rcomm/notice`, which ends when the store has replied or the store's own time-out
-/// has passed; dropping the query does not wait for that. A store's own time-out is as long as a job may
-/// take to start, which is too long for a rank that must report to its caller why an operation failed.
+/// The request runs on the thread `rcomm/notice`, which ends when the store has replied or the store's own
+/// time-out has passed; dropping the query does not wait for the thread. A store's own time-out is as long as a
+/// job may take to start, which is too long for a rank that must report to its caller why an operation failed.
 pub struct StoreQuery<T>(Receiver<Result<T>>);
 
 impl<T: Send + 'static> StoreQuery<T> {
@@ -35,8 +35,8 @@ impl<T: Send + 'static> StoreQuery<T> {
         }
     }
 
-    /// The reply, or the store's error; `None` if neither arrives within this time, or if it was returned
-    /// before.
+    /// The reply, or the store's error; `None` if neither arrives within this time, or if an earlier call has
+    /// returned it.
     pub fn answer_within(&self, limit: Duration) -> Option<Result<T>> {
         self.0.recv_timeout(limit).ok()
     }

@@ -1,6 +1,6 @@
 //! The contents of a store in memory, and the effect of each operation.
 //!
-//! One set of rules for the in-process store, the file store's view of its file, and the TCP server.
+//! The in-process store, the file store's view of its file, and the TCP server all use these rules.
 //! Nothing here waits, wakes a waiter or does I/O. Keys and values are bytes without an encoding.
 
 use std::collections::{HashMap, VecDeque};
@@ -46,7 +46,7 @@ pub(crate) fn sum(held: Option<&[u8]>, delta: i64) -> Result<i64, AddError> {
     count.checked_add(delta).ok_or(AddError::Overflow)
 }
 
-/// The bytes that a key or a value counts besides its own.
+/// The overhead, in bytes, that is counted for each key, each queue and each value of a queue.
 pub(crate) const ENTRY: usize = 64;
 
 /// Keys with their values, and queues with theirs.
@@ -59,8 +59,8 @@ pub(crate) struct Table {
 }
 
 impl Table {
-    /// The memory that all keys and values count: their bytes, and [`ENTRY`] for each key and for each value
-    /// of a queue.
+    /// The memory that is counted for all keys and values: their bytes, and [`ENTRY`] for each key, each queue and
+    /// each value of a queue.
     pub(crate) fn bytes(&self) -> usize {
         self.bytes
     }
@@ -73,7 +73,8 @@ impl Table {
     pub(crate) fn set(&mut self, key: &[u8], value: &[u8]) {
         self.bytes += value.len();
         match self.values.get_mut(key) {
-            // A value set over and over (a heartbeat, say) keeps its allocation.
+            // A value set over and over (a heartbeat, say) keeps its allocation, unless the allocation is over 64
+            // bytes and more than half of it would be unused.
             Some(held) if held.capacity() / 2 <= value.len().max(32) => {
                 self.bytes -= held.len();
                 held.clear();

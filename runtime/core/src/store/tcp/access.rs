@@ -10,7 +10,7 @@ pub enum StoreAccess {
     /// use the store, or PyTorch serves it.
     #[default]
     Open,
-    /// Every client that proves to know this secret. The server proves it to the client, too.
+    /// Every client that proves that it knows this secret. The server proves the same to the client.
     Secret(Secret),
 }
 
@@ -28,23 +28,25 @@ pub enum StoreChoice {
     Open,
 }
 
-/// Limits of a server. The limits of one key, value and request are those of PyTorch's server.
+/// Limits of a server for all clients together. The limits of a single request are fixed
+/// ([`TcpStoreServer`](super::TcpStoreServer) lists them).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StoreLimits {
-    /// Bytes of all keys, values and waits together, with 64 for each key.
+    /// Bytes of all keys, values and pending waits together, with 64 more for each key, each queue and each value
+    /// of a queue.
     pub stored_bytes: usize,
-    /// Keys and queues.
+    /// The number of keys and queues.
     pub stored_keys: usize,
-    /// Bytes of all requests together whose end has not come, or that are not served yet.
+    /// Bytes of all requests together that have not arrived in full, or are not served yet.
     pub unfinished_bytes: usize,
-    /// Connections of one host with a request whose end has not come.
+    /// The number of connections of one host with a request that has not arrived in full.
     pub unfinished_per_host: usize,
     /// Bytes of all replies together that clients have not read.
     pub unread_bytes: usize,
-    /// Connections.
+    /// The number of connections.
     pub connections: usize,
-    /// Connections that have not proved the secret (of an open store: not sent VALIDATE). If there are more,
-    /// the oldest of them is closed.
+    /// The number of connections that have not proved the secret (of an open store: not sent VALIDATE). If there
+    /// are more, the oldest of them is closed.
     pub unproved: usize,
     /// The longest time from a request's first byte to its last.
     pub request_time: Duration,

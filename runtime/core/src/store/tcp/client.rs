@@ -17,8 +17,8 @@ use std::time::{Duration, Instant};
 const RETRY: (Duration, Duration) = (Duration::from_micros(200), Duration::from_millis(100));
 /// After this long without a connection, a log line gives the obstacle.
 const LOG_AFTER: Duration = Duration::from_secs(5);
-/// A live server answers a request that needs no waiting at once. A reply may come this long after a
-/// caller's time-out.
+/// How long after a caller's time-out a reply is still awaited: a live server answers at once if it need not
+/// wait.
 pub(super) const GRACE: Duration = Duration::from_secs(2);
 /// The limit of one attempt to connect: the host's next address may be the one that answers.
 const ATTEMPT: Duration = Duration::from_secs(10);
@@ -26,10 +26,12 @@ const ATTEMPT: Duration = Duration::from_secs(10);
 const MIN_ATTEMPT: Duration = Duration::from_secs(1);
 /// The longest string to accept from a server: PyTorch's older server has no limit of its own.
 const MAX_STRING: u64 = 1 << 30;
+/// The room for one read, in bytes, and the most that an empty inbox keeps allocated.
 const READ: usize = 16 << 10;
-/// The longest reason of a refusal that is read.
+/// The longest reason of a refusal that is read, in bytes.
 const MAX_REASON: usize = 1024;
-/// The nonce of a PING whose reply shows that the requests before it have landed.
+/// The nonce of a PING whose reply shows that the server has handled the requests before it. Any value serves;
+/// this one spells READ.
 pub(super) const NONCE: u32 = 0x5245_4144;
 
 /// Why a connection is no longer usable.
@@ -71,7 +73,7 @@ pub(super) struct Connection {
 }
 
 impl Connection {
-    /// Connects to `host` and validates the server there; tries again until `deadline`.
+    /// Connects to `host` and validates the server there; tries again until `timeout` has passed.
     pub(super) fn dial(
         host: &str,
         port: u16,
@@ -267,7 +269,7 @@ impl Connection {
         Ok(())
     }
 
-    /// The next `length` bytes that come.
+    /// Reads the next `length` bytes.
     pub(super) fn read_bytes(&mut self, length: usize, deadline: Instant) -> Result<&[u8], Broken> {
         while self.inbox.len() - self.used < length {
             self.fill(deadline)?;
@@ -308,19 +310,19 @@ impl Connection {
         }
     }
 
-    /// One byte.
+    /// Reads one byte.
     pub(super) fn read_u8(&mut self, deadline: Instant) -> Result<u8, Broken> {
         Ok(self.read_reply(1, deadline)?[0])
     }
 
-    /// An integer of 64 bits.
+    /// Reads an integer of 64 bits.
     pub(super) fn read_i64(&mut self, deadline: Instant) -> Result<i64, Broken> {
         let mut number = [0; 8];
         number.copy_from_slice(self.read_reply(8, deadline)?);
         Ok(i64::from_le_bytes(number))
     }
 
-    /// A string behind its length.
+    /// Reads a string and the length before it.
     pub(super) fn read_string(&mut self, deadline: Instant) -> Result<Vec<u8>, Broken> {
         let length = self.read_i64(deadline)? as u64;
         if length > MAX_STRING {
@@ -329,7 +331,7 @@ impl Connection {
         Ok(self.read_bytes(length as usize, deadline)?.to_vec())
     }
 
-    /// Reads a yes-or-no byte.
+    /// Reads a yes-or-no byte, in which 0 is yes.
     pub(super) fn read_answer(&mut self, deadline: Instant) -> Result<bool, Broken> {
         match self.read_u8(deadline)? {
             0 => Ok(true),
@@ -338,7 +340,7 @@ impl Connection {
         }
     }
 
-    /// The reply to a PING that carried [`NONCE`].
+    /// Reads the reply to a PING that carried [`NONCE`].
     pub(super) fn read_nonce(&mut self, deadline: Instant) -> Result<(), Broken> {
         match self.read_reply(4, deadline)? {
             answer if answer == NONCE.to_le_bytes() => Ok(()),
@@ -346,8 +348,8 @@ impl Connection {
         }
     }
 
-    /// The reply to a WAIT or BARRIER that was sent. If the reply does not come, the wait is cancelled, and
-    /// the connection stays usable.
+    /// Reads the reply to a WAIT or BARRIER that was sent. If no reply comes by `deadline`, the wait is canceled,
+    /// and the connection stays usable.
     pub(super) fn read_wait(&mut self, deadline: Instant) -> Result<Waited, Broken> {
         match self.read_answer(deadline) {
             Ok(true) => return Ok(Waited::Came),
@@ -360,7 +362,7 @@ impl Connection {
         if self.read_u8(deadline)? == WAIT_CANCELED {
             return Ok(Waited::TimedOut);
         }
-        // The keys came during the cancellation; the server still replies to the latter.
+        // The keys came during the cancellation; the server still replies to the CANCEL_WAIT.
         self.read_u8(deadline)?;
         Ok(Waited::Came)
     }
@@ -438,9 +440,9 @@ enum Obstacle {
     Foreign(String),
     /// A store refused, for this reason.
     Refusal(String),
-    /// It answered with a wrong proof of the secret.
+    /// The store answered with a wrong proof of the secret.
     WrongProof,
-    /// It closed the connection when it was asked to prove the secret.
+    /// The server closed the connection when it was asked to prove the secret.
     ClosedAtProof,
 }
 

@@ -2,10 +2,10 @@
 //!
 //! A request is one opcode byte and its fields; nothing frames it, and the next one follows at once. Integers
 //! are little-endian, a string is its `u64` length and its bytes. Replies come in the order of the requests,
-//! but for that of a WAIT or BARRIER, which may come later. The protocol has no error replies: the server
-//! closes the connection of a client that breaks a rule. If the client has proved the job's secret
-//! ([`StoreCaller`](rcomm_recorder::publish::StoreCaller) has those two requests), the server sends the
-//! reason first ([`STORE_REFUSAL`](rcomm_recorder::publish::STORE_REFUSAL)).
+//! except that the reply to a WAIT or BARRIER may come later. The protocol has no error replies: the server
+//! closes the connection of a client that breaks a rule. rcomm adds the requests HELLO and PROOF
+//! ([`StoreCaller`](rcomm_recorder::publish::StoreCaller)) and sends a client that uses them, or should have,
+//! the reason first ([`STORE_REFUSAL`](rcomm_recorder::publish::STORE_REFUSAL)).
 //!
 //! [`Scanner`] finds the end of a request in bytes that arrive in any pieces, [`Request`] reads it, and
 //! [`Encoder`] writes one. None of them does I/O.
@@ -15,16 +15,16 @@ use rcomm_recorder::publish::StoreOpCode;
 
 /// The magic number that VALIDATE carries.
 pub(super) const MAGIC: u32 = 0x3C85_F7CE;
-/// The longest key.
+/// The longest key, in bytes.
 pub(super) const MAX_KEY: u64 = 8192;
-/// The longest value.
+/// The longest value, in bytes.
 pub(super) const MAX_VALUE: u64 = 8 << 20;
 /// The most keys in one CHECK, WAIT, MULTI_GET or MULTI_SET.
 pub(super) const MAX_KEYS: u64 = 131_072;
-/// The longest request and the longest reply: PyTorch has no such limit, but the three above multiply
-/// to a terabyte.
+/// The longest request and the longest reply, in bytes. PyTorch has no such limit, but [`MAX_KEYS`] values of
+/// [`MAX_VALUE`] bytes are a terabyte.
 pub(super) const MAX_MESSAGE: usize = 256 << 20;
-/// The reply to WAIT and BARRIER.
+/// The reply to WAIT and BARRIER, and to a PROOF that is right.
 pub(super) const STOP_WAITING: u8 = 0;
 /// The reply to CANCEL_WAIT.
 pub(super) const WAIT_CANCELED: u8 = 1;
@@ -185,7 +185,7 @@ pub(super) struct Scanner {
     field: u8,
     /// Within `Keys` or `Pairs`: how many strings are left, once the count was read.
     strings: Option<u32>,
-    /// How many bytes of the request have been scanned or may be skipped.
+    /// The offset in the request of the next length or count to read.
     at: usize,
 }
 

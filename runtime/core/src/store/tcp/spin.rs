@@ -16,11 +16,14 @@ pub(super) struct Spin {
 impl Spin {
     /// How long to poll: about what a wake-up costs.
     pub(super) const LONGEST: Duration = Duration::from_micros(50);
+    /// A sleep up to this long is short: with polling, the message would have come in about [`Self::LONGEST`].
     const SHORT_SLEEP: Duration = Duration::from_micros(150);
+    /// After this many short sleeps in a row, the thread polls.
     const ENOUGH: u32 = 4;
+    /// After a poll without a message, this many sleeps are not counted.
     const PAUSE: u32 = 64;
 
-    /// Polls only after several messages have come quickly.
+    /// A thread that polls only after several messages have come quickly.
     pub(super) fn initially_sleeping() -> Self {
         Self {
             short_sleeps: 0,
@@ -28,7 +31,7 @@ impl Spin {
         }
     }
 
-    /// Polls from the first message on.
+    /// A thread that polls from the first message on.
     pub(super) fn initially_polling() -> Self {
         Self {
             short_sleeps: Self::ENOUGH,

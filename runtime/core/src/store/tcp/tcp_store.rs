@@ -13,19 +13,20 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-/// The counter of PyTorch's clients; the key has no prefix.
+/// The key of PyTorch's counter of clients; it has no prefix.
 const WORKERS: &[u8] = b"init/";
 /// Idle connections kept; more are open while more threads call at once.
 const IDLE: usize = 8;
 
 /// A [`Store`] at a server of rcomm or of PyTorch.
 ///
-/// Calls that wait hold a connection of their own, so they do not hold up other threads; connections
+/// Each call uses a separate connection, so a call that waits does not hold up other threads; connections
 /// are kept for later calls. A `get` of a key that is there is one round trip. A `set` returns when the
-/// server has it, which makes it visible to every later call of any client.
+/// server has the value, which makes it visible to every later call of any client.
 ///
 /// A call that does not wait for other ranks fails with [`ErrorKind::Timeout`] when the server has not
-/// answered within the store's own time-out; one that waits fails 2 s after its own time-out.
+/// answered within the store's own time-out. A call that waits fails at its own time-out, or 2 s later if the
+/// server has stopped answering.
 pub struct TcpStore {
     host: String,
     port: u16,
@@ -34,14 +35,14 @@ pub struct TcpStore {
     idle: Mutex<Vec<Connection>>,
     /// PyTorch's legacy server closes a connection that asks for a missing key.
     closes_on_missing: AtomicBool,
-    /// Last: the connections close before the server does.
+    /// The last field, so that the connections are closed before the server.
     server: Option<TcpStoreServer>,
 }
 
 impl TcpStore {
     /// Connects to the open server at `host` and `port`, trying again until it is there.
     ///
-    /// `timeout` is for that, and for every later call that does not wait for other ranks.
+    /// `timeout` is for the connection, and for every later call that does not wait for other ranks.
     ///
     /// # Errors
     /// [`ErrorKind::Rendezvous`] if nothing listens there within `timeout`, or something that is not a
@@ -130,10 +131,10 @@ impl TcpStore {
 
     /// Counts this process among the workers, as PyTorch's clients do when they know the world size.
     ///
-    /// Where this store hosts the server, waits until `world_size` have been counted.
+    /// If this store hosts the server, it waits until `world_size` workers have been counted.
     ///
     /// # Errors
-    /// [`ErrorKind::Timeout`] gives the number of those that have come.
+    /// [`ErrorKind::Timeout`] gives the number of workers that were counted.
     pub fn wait_for_workers(&self, world_size: u32, timeout: Duration) -> Result<()> {
         let deadline = after(timeout);
         let mut count = self.add_raw(WORKERS, 1)?;
@@ -155,7 +156,7 @@ impl TcpStore {
         Ok(())
     }
 
-    /// Runs `exchange` on a connection of its own, which is kept if nothing went wrong.
+    /// Runs `exchange` on a connection that no other call uses, and keeps the connection if nothing went wrong.
     fn call<T>(
         &self,
         what: &str,
@@ -226,7 +227,8 @@ impl TcpStore {
         }
     }
 
-    /// Sends a request that has no reply of its own, with a PING behind it whose reply shows that it landed.
+    /// Sends a request to which the server does not reply, and a PING whose reply shows that the server has
+    /// handled the request.
     fn send_and_confirm(&self, what: &str, request: Encoder) -> Result<()> {
         let request = request.op(OpCode::Ping).u32(NONCE);
         self.ask(what, request, Connection::read_nonce)
@@ -251,10 +253,11 @@ impl TcpStore {
         self.ask(&what, request, Connection::read_i64)
     }
 
-    /// The values of `names` once all are there; `read` asks for them and reads the reply.
+    /// The values of `keys` once all are there. `op` is the request for the values, GET or MULTI_GET; `what`
+    /// names the call in errors.
     ///
-    /// One write contains a check of the keys, a request for the values, and a wait. If all keys were there,
-    /// that is all; if not, the values are requested again when the wait ends.
+    /// One write contains a check of the keys, a request for the values, and a wait. If a key was missing, the
+    /// values are requested again when the wait ends.
     fn values(
         &self,
         what: &str,
@@ -320,7 +323,8 @@ impl TcpStore {
         self.or_missing(values, keys, timeout)
     }
 
-    /// The result of a wait, or the error that names the keys that are still missing.
+    /// The result of a wait, or the time-out error: it names the keys that are still missing, or all keys if there
+    /// are too many to check.
     fn or_missing<T>(&self, result: Option<T>, keys: &[&str], timeout: Duration) -> Result<T> {
         /// The most keys that are checked one by one.
         const ASKED: usize = 64;
@@ -341,7 +345,10 @@ impl TcpStore {
     }
 }
 
-/// The addresses that the name or address `host` resolves to.
+/// The addresses to which the name or address `host` resolves.
+///
+/// # Errors
+/// [`ErrorKind::Rendezvous`] if it does not resolve.
 pub fn addresses_of(host: &str) -> Result<Vec<IpAddr>> {
     let found = (host, 0).to_socket_addrs().map_err(|e| {
         Error::new(
@@ -490,7 +497,8 @@ impl Store for TcpStore {
                     .string(checked_value(desired)?),
             };
         }
-        // The reply to a later request shows that a SET has landed; the last needs a PING.
+        // A SET has no reply: the reply to a later request shows that the server has handled it, and a PING
+        // follows the last request.
         all = all.op(OpCode::Ping).u32(NONCE);
         self.ask("batch", all, |connection, deadline| {
             let mut replies = Vec::with_capacity(requests.len());

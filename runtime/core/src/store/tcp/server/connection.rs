@@ -38,13 +38,13 @@ pub(super) enum LinkState {
 /// The state of a client's validation.
 #[derive(Clone, Debug)]
 pub(super) enum Admission {
-    /// It has sent nothing.
+    /// The client has not sent VALIDATE.
     New,
-    /// It has sent VALIDATE, to a store that asks for a proof.
+    /// The client has sent VALIDATE, to a store that asks for a proof.
     Validated,
     /// The server has sent its challenge.
     Challenged(StoreChallenge),
-    /// It may use the store. `proved`: it uses rcomm's extension of the protocol, which has refusals.
+    /// The client may use the store. `proved`: it has proved the secret, and so understands a refusal.
     Served { proved: bool },
     /// The server has sent the reason of the refusal; bytes that the client still sends are discarded.
     Refused,
@@ -55,7 +55,7 @@ pub(super) struct ClientConnection {
     pub(super) host: Option<IpAddr>,
     pub(super) admission: Admission,
     /// The moment at which the connection is closed, unless the client has proved the secret, or finished its
-    /// request, before.
+    /// request, by then; `None` while neither is outstanding.
     pub(super) deadline: Option<Instant>,
     /// Bytes of `inbox` that are counted as unfinished.
     pub(super) counted: usize,
@@ -68,7 +68,7 @@ pub(super) struct ClientConnection {
     sent: usize,
     /// Whether too many replies are unread: no request is served until the peer has read them.
     pub(super) paused: bool,
-    /// What epoll reports of the socket.
+    /// The events of the socket that epoll reports.
     pub(super) interest: rustix::event::epoll::EventFlags,
 }
 

@@ -26,6 +26,7 @@ const ACCEPTS: usize = 128;
 /// How long to wait for a free file descriptor before accepting is tried again.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
+/// The epoll token of the stop signal. The tokens of connections count up from 0.
 const STOP: u64 = u64::MAX;
 /// The token of the first listener; further listeners count down from it.
 const LISTENER: u64 = STOP - 1;
@@ -37,13 +38,14 @@ pub(super) struct EventLoop {
     listen_at: Option<Instant>,
     connections: Slab<ClientConnection>,
     state: State,
-    /// The key that clients must prove to know; `None` in an open store.
+    /// The key that clients must prove that they know; `None` in an open store.
     key: Option<Secret>,
     quota: Quota,
     buffers: Buffers,
     scratch: Box<[u8]>,
     spin: Spin,
-    /// Connections with replies to send, other than the one being served.
+    /// Connections, other than the one being served, whose wait a request has ended and which get
+    /// [`STOP_WAITING`].
     dirty: Vec<ConnectionId>,
 }
 
@@ -532,7 +534,7 @@ impl EventLoop {
     }
 }
 
-/// Takes the soft limit of open files up to the hard one; returns whether that changed it.
+/// Raises the soft limit of open files to the hard one; returns whether this has raised it.
 fn raise_descriptor_limit() -> bool {
     let mut limit = getrlimit(Resource::Nofile);
     if limit.current == limit.maximum {

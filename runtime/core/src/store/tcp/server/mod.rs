@@ -130,12 +130,12 @@ impl TcpStoreServer {
         start().map_err(|e| Error::io("the store server cannot start", e))
     }
 
-    /// The port it listens on.
+    /// The port on which the server listens.
     pub fn port(&self) -> u16 {
         self.bound.port()
     }
 
-    /// Where this host reaches it.
+    /// The address at which this host reaches the server.
     pub fn local_addr(&self) -> SocketAddr {
         let ip = match self.bound.ip() {
             IpAddr::V6(ip) if ip.is_unspecified() => Ipv6Addr::LOCALHOST.into(),
@@ -172,7 +172,7 @@ fn refused(address: IpAddr, port: u16, error: Errno) -> Error {
     )
 }
 
-/// A listening socket, and where it listens.
+/// A listening socket, and its address with the port that the kernel chose if `address` has port 0.
 fn listen_on(address: SocketAddr) -> rustix::io::Result<(OwnedFd, SocketAddr)> {
     let family = match address {
         SocketAddr::V4(_) => AddressFamily::INET,

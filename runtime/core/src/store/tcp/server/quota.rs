@@ -14,9 +14,9 @@ const REASON_TIME: Duration = Duration::from_secs(2);
 /// Why a connection's deadline has passed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Overdue {
-    /// It has not proved the secret, or it was refused.
+    /// The client has not proved the secret (of an open store: not sent VALIDATE), or it was refused.
     Proof,
-    /// It has not finished its request.
+    /// The client has not finished its request.
     Request,
 }
 
@@ -24,7 +24,7 @@ pub(super) struct Quota {
     pub(super) limits: StoreLimits,
     /// Connections that may not use the store, by the moment when they are closed.
     proofs: BTreeSet<(Instant, ConnectionId)>,
-    /// Connections with a request whose end has not come, by the moment when they are closed.
+    /// Connections with a request that has not arrived in full, by the moment when they are closed.
     requests: BTreeSet<(Instant, ConnectionId)>,
     unfinished_bytes: usize,
     /// How many of `requests` each host has.

@@ -24,7 +24,8 @@ enum PendingWait {
 }
 
 impl PendingWait {
-    /// The bytes that the wait counts towards the store's limit.
+    /// The bytes that are counted for the wait toward the store's limit. Each key is held twice: here, and in the
+    /// map of waiting connections.
     fn bytes(&self) -> usize {
         match self {
             PendingWait::Keys { keys, .. } => keys.iter().map(|key| 2 * (key.len() + ENTRY)).sum(),
@@ -174,7 +175,7 @@ impl State {
         self.woken.drain(..)
     }
 
-    /// Ends what the connection waits for: it cancelled, or it is gone.
+    /// Ends the wait of a connection that has canceled it, was refused or is gone.
     pub(super) fn forget(&mut self, connection: ConnectionId) {
         match self.take_pending(connection) {
             None => {}
@@ -277,7 +278,7 @@ impl State {
         Ok(())
     }
 
-    /// `key` was set: each connection that waits for it misses one key less.
+    /// Notes that `key` was set: each connection that waits for it has one missing key fewer.
     fn wake_all(&mut self, key: &[u8]) {
         // Checked first because most keys are set while no connection waits.
         if self.waiting.is_empty() || !self.table.has(key) {
@@ -288,7 +289,7 @@ impl State {
         }
     }
 
-    /// A value came into the queue `key`: serves one waiter.
+    /// Notes that a value was added to the queue `key`: wakes one waiter.
     fn wake_first(&mut self, key: &[u8]) {
         let Some(connections) = self.waiting.get_mut(key) else {
             return;

@@ -82,8 +82,8 @@ impl NcclBackend {
     /// Until all remaining ranks take part, or the deadline.
     ///
     /// # Errors
-    /// `Unsupported`, on all ranks, if the communicator of one of them cannot be used for it any more, or
-    /// the library cannot shrink.
+    /// `Unsupported`, on all remaining ranks, if the library of one of them cannot shrink, or if its communicator
+    /// can no longer be used for this; also if no rank is left out, or if the new group changes the order of ranks.
     pub(crate) fn derive_by_shrink(
         &self,
         group: &GroupContext,
@@ -134,7 +134,7 @@ impl NcclBackend {
             let message = "ncclCommShrink returned no communicator for a remaining rank";
             return Err(Error::new(ErrorKind::Backend, message));
         };
-        // A shrink has neither number nor colour.
+        // A shrink has neither number nor color.
         self.adopt(comm, group, (0, 0))
     }
 

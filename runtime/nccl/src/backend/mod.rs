@@ -41,9 +41,9 @@ pub struct NcclBackend {
     peers: Mutex<BTreeMap<[u32; 2], Arc<CommQueue>>>,
     turns: Turns,
     abort: Mutex<Option<JoinHandle<()>>>,
-    /// Number of times that it was split.
+    /// Number of times that this group was split.
     pub(crate) splits: AtomicU64,
-    /// Number of windows that it has made.
+    /// Number of windows that this group has made.
     pub(crate) windows: AtomicU64,
     pub(crate) signals: Arc<Signals>,
 }
@@ -86,7 +86,7 @@ impl NcclBackend {
         queues.cloned().collect()
     }
 
-    /// Waits until an abort that was begun has finished; returns whether it has.
+    /// Waits until an abort that was begun has finished; `false` if it has not finished by the deadline.
     pub(crate) fn wait_for_abort(&self, deadline: Deadline) -> bool {
         let deadline = deadline.started();
         let mut thread = self.abort.lock().unwrap_or_else(PoisonError::into_inner);
@@ -118,7 +118,7 @@ impl NcclBackend {
         result.map_err(|error| error.during(op.op_type()))
     }
 
-    /// Returns the queue that an operation goes through.
+    /// Returns the queue that an operation goes through, and makes it for the first message of a pair of ranks.
     fn queue_of(&self, op: &Op<'_>) -> Result<Arc<CommQueue>> {
         let own = self.group.group_rank;
         let Peer::Rank(peer) = op.peer() else {

@@ -5,7 +5,7 @@ use rcomm_core::{Error, ErrorKind, Result};
 use std::collections::BTreeSet;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
-/// Hands out turns 1, 2, 3, ... in this order.
+/// Hands out turns 1, 2, 3, ... in this order. A turn is a collective's place in the group's order of issue.
 #[derive(Default)]
 pub(crate) struct Turns {
     state: Mutex<State>,
@@ -16,7 +16,7 @@ pub(crate) struct Turns {
 struct State {
     /// All turns up to this one have passed.
     last: u64,
-    /// Later turns that have already passed, with errors.
+    /// Turns after `last` that passed before an earlier turn, since their operations failed.
     passed: BTreeSet<u64>,
     closed: bool,
 }
@@ -42,7 +42,8 @@ impl Turns {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits for a turn. Number 0 belongs to no operation; its turn has always come.
+    /// Waits for a turn. Number 0 is that of operations without a turn (sends and receives), which do not wait;
+    /// after [`close`](Self::close) no operation waits.
     ///
     /// # Errors
     /// `Timeout` if the turn has not come in time; the turn then passes.

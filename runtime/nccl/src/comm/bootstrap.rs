@@ -76,8 +76,8 @@ impl Bootstrap {
         }
     }
 
-    /// Returns the longest time between two polls of the store, which serves all ranks: longer for more
-    /// ranks.
+    /// Returns the longest time between two polls of the store: it grows by one `LONGEST_PAUSE` for every 256
+    /// ranks, since one store serves all of them.
     fn longest_pause(&self) -> Duration {
         Self::LONGEST_PAUSE * (1 + self.members.ranks.len() as u32 / 256)
     }
@@ -96,7 +96,8 @@ impl Bootstrap {
         result
     }
 
-    /// Returns the communicator, once [`step`](Self::step) has returned that it exists.
+    /// Returns the communicator and the unique ids with which it was joined, once [`step`](Self::step) has
+    /// returned `true`; `None` before.
     pub(crate) fn into_comm(self) -> Option<(Comm, Vec<UniqueId>)> {
         match self.stage {
             BootstrapStage::Gathering | BootstrapStage::Joining(_) => None,
@@ -167,7 +168,7 @@ impl Bootstrap {
     /// Publishes that this rank gives up, and adds to the error which ranks are missing, as far as is known.
     ///
     /// # Blocking
-    /// For `report_time` at most, until every other rank that is alive has reported its outcome.
+    /// For at most `report_time`, until every other rank has reported its outcome.
     pub(crate) fn give_up(&self, error: Error, report_time: Duration) -> Error {
         match self.try_give_up(&error, report_time) {
             Ok(more) => error.with_more(&more),

@@ -207,7 +207,7 @@ impl CommInit {
     /// Advances as far as possible without waiting.
     ///
     /// # Errors
-    /// `Backend` or `PeerLost` with the library's message. The creation has then failed finally.
+    /// `Backend` or `PeerLost` with the library's message. The creation has then failed for good.
     pub(crate) fn step(&mut self) -> Result<InitStep> {
         let done = match &mut self.0 {
             InitStage::Joining(comm, warm_up) => {
@@ -254,7 +254,7 @@ impl Child {
             .slot
             .take()
             .map_or(std::ptr::null_mut(), |slot| slot.handle());
-        // The library will not read it again.
+        // The library will not read the input again.
         self.input = None;
         if raw.is_null() {
             return Ok(None);

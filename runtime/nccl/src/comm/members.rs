@@ -20,7 +20,7 @@ pub(crate) struct BootstrapGroup {
     pub(crate) store: Arc<dyn Store>,
     /// The members' ranks in the world, in the order of their ranks in the communicator.
     pub(crate) ranks: Vec<Rank>,
-    /// This rank's index among them.
+    /// This rank's index in `ranks`.
     pub(crate) own: u32,
     /// The communicator's name in the library's logs.
     pub(crate) name: String,

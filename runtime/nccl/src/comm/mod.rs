@@ -82,11 +82,11 @@ pub(crate) enum CommStatus {
     Failed(Error),
 }
 
-/// Null after destroy or abort.
+/// The library's handle of a communicator; null after destroy or abort.
 struct Handle(NcclComm);
 
 // SAFETY: NCCL allows calls on a communicator from any thread, one at a time; the lock around the handle
-// sees to that.
+// ensures that.
 unsafe impl Send for Handle {}
 
 impl Comm {
@@ -197,7 +197,7 @@ impl Comm {
         self.with(Self::ask)?
     }
 
-    /// Works as [`is_ready`](Self::is_ready), for callers that must not wait for the lock.
+    /// Returns the state, as [`is_ready`](Self::is_ready) would, for callers that must not wait for the lock.
     pub(crate) fn status(&self) -> CommStatus {
         let Ok(handle) = self.handle.try_lock() else {
             return CommStatus::InUse;
@@ -381,7 +381,7 @@ impl Comm {
         std::mem::forget(std::mem::take(&mut *children));
         drop(children);
         let _ending = self.ending.lock().unwrap_or_else(PoisonError::into_inner);
-        // A call on it that has not returned holds the lock; later calls fail to get the lock.
+        // If a call on the communicator has not returned, it holds the lock, and later calls do not get the lock.
         if let Some(mut handle) = self.lock_within(Duration::ZERO) {
             self.take(&mut handle);
         }
@@ -430,7 +430,8 @@ impl Comm {
     /// Undoes [`register`](Self::register), which returned `handle`. Each registration is undone once.
     ///
     /// # Errors
-    /// `Closed` if the communicator was ended, which also ended its registrations.
+    /// `Closed` if the communicator was ended, which also ended its registrations; `Unsupported` before 2.19;
+    /// `Backend` with the library's message.
     ///
     /// # Safety
     /// `handle` comes from this communicator, and is not used again.

@@ -80,6 +80,7 @@ const COUNTER: &str = "arrived";
 const VERDICT: &str = "verdict";
 /// At most this many values are requested at once, so that a reply stays small.
 const MAX_KEYS_PER_READ: usize = 256;
+/// How long the store may take to return values that are already there.
 const STORE_TIME: Duration = Duration::from_secs(10);
 
 /// Publishes this rank's information.
@@ -95,7 +96,7 @@ pub(crate) fn publish_info(members: &BootstrapGroup, info: &PeerInfo) -> Result<
     members.store.add(COUNTER, 1).map(drop)
 }
 
-/// Returns the unique ids, once all ranks have arrived.
+/// Returns the unique ids; `None` as long as a rank has not arrived or the first rank has not compared all.
 ///
 /// # Errors
 /// `Rendezvous` names ranks that do not fit together; `PeerLost` names the rank that gave up; `Store`.

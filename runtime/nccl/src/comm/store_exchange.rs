@@ -17,7 +17,7 @@ pub(crate) struct StoreExchange {
 }
 
 impl StoreExchange {
-    /// `prefix` is the step's key prefix, the same on all members.
+    /// Makes the exchange of one step. `prefix` is the prefix of its keys; all members pass the same one.
     pub(crate) fn new(group: &GroupContext, prefix: String) -> Self {
         Self {
             store: PrefixStore::new(prefix, group.store.clone()),
@@ -53,7 +53,7 @@ impl StoreExchange {
         })
     }
 
-    /// Returns the ranks that have not published this value, as text for an error message.
+    /// Returns the ranks that are known not to have published this value, as text for an error message.
     pub(crate) fn missing(&self, key: &str) -> String {
         let is_here = |at: usize| self.store.check(&[&format!("{key}/{at}")]).unwrap_or(true);
         let ranks = self.ranks.iter().enumerate();

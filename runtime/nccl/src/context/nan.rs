@@ -19,7 +19,7 @@ use std::ptr::null_mut;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
-/// The bits of an element, and those by which a NaN is recognised.
+/// The bits of an element, and those by which a NaN is recognized.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Format {
     bits: u32,
@@ -52,8 +52,11 @@ impl Format {
     }
 }
 
+/// The widths, in bits, for which there is a kernel.
 const WIDTHS: [u32; 4] = [8, 16, 32, 64];
+/// The threads of one block of a kernel.
 const THREADS: u32 = 256;
+/// The most blocks of a launch: each thread looks at several elements if there are more.
 const MAX_BLOCKS: u64 = 1024;
 
 /// Generates a kernel for each width, which writes the least index of a NaN to `found`.
@@ -130,7 +133,7 @@ struct Slot {
 unsafe impl Send for Slot {}
 
 impl Slot {
-    /// The context must be current. Nothing on `stream` waits for a kernel.
+    /// Makes a slot. The context must be current. Nothing on `stream` waits for a kernel.
     fn new(stream: &Arc<CudaStream>) -> Result<Self> {
         let device = stream.device();
         let word = DeviceBuffer::uninitialised(stream, DType::U64, 1)?;
@@ -237,6 +240,7 @@ impl NanFinder {
         stream: &CudaStream,
     ) -> Result<()> {
         let (driver, at) = (stream.device().driver(), slot.word.address());
+        // All ones stand for no NaN: every index is less.
         // SAFETY: eight bytes of the slot's word, which stays until the stream is done with it: `find`
         // waits for that, or leaks the slot.
         let status = unsafe { (driver.table().memset)(at, 0xff, size_of::<u64>(), stream.raw()) };
@@ -285,7 +289,7 @@ unsafe impl Send for Kernels {}
 unsafe impl Sync for Kernels {}
 
 impl Kernels {
-    /// The context must be current.
+    /// Loads the kernels. The context must be current.
     fn load(device: &Arc<CudaDevice>) -> Result<Self> {
         let (driver, table) = (device.driver(), device.driver().table());
         let text = CString::new(ptx()).unwrap_or_default();
@@ -307,7 +311,8 @@ impl Kernels {
         Ok(kernels)
     }
 
-    /// The context must be current.
+    /// Enqueues the kernel for the buffer's format, which writes to the address `found`. The context must be
+    /// current.
     fn launch(
         &self,
         format: Format,

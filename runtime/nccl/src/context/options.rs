@@ -36,18 +36,17 @@ const DEFAULT_RAS: &str = "localhost:28028";
 /// NCCL reads its own variables (`NCCL_*`) by itself.
 #[derive(Clone, Debug)]
 pub struct NcclOptions {
-    /// Path of the library; `None` = it is searched for.
+    /// Path of the library; `None` = search for it, as in the table above.
     pub library: Option<PathBuf>,
     /// Root of an active Python environment, whose `nvidia-nccl` package is tried last.
     pub python_prefix: Option<PathBuf>,
-    /// Path of the CUDA driver; `None` = it is searched for.
+    /// Path of the CUDA driver; `None` = `libcuda.so.1` in the system's search path.
     pub driver: Option<PathBuf>,
     /// The device of this rank; `None` = the local rank, modulo the number of devices.
     pub device: Option<u16>,
     /// Priority of the streams that communicate.
     pub priority: Priority,
-    /// Whether the device times operations; [`Done::duration`](rcomm_core::backend::Done) is then how long
-    /// they ran.
+    /// Whether the device measures how long operations run, for [`Done::duration`](rcomm_core::backend::Done).
     pub timing: Timing,
     /// Number of ranks for which one unique id is made. Large worlds start faster with several ids.
     pub ranks_per_id: u32,
@@ -96,8 +95,8 @@ pub enum Connecting {
 /// How a group's communicators, and the process, end after an operation has failed or timed out: the modes of
 /// c10d (`ErrorHandlingMode` of ProcessGroupNCCL).
 ///
-/// In every mode the flag is raised and the dump written first, and every operation of the group ends
-/// with the error. An abort by the program itself never ends the process.
+/// In every mode the failure is first published to the other ranks and the dump written, and every operation of
+/// the group ends with the error. An abort by the program itself never ends the process.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ErrorHandling {
     /// Communicators stay as they are, and the process continues (c10d: `NoHandling`).
@@ -112,7 +111,7 @@ pub enum ErrorHandling {
 }
 
 impl ErrorHandling {
-    /// The modes by rcomm's names, at the numbers of c10d's modes.
+    /// The modes by rcomm's names. The index of a mode is its number in c10d.
     const NAMES: [(&'static str, Self); 4] = [
         ("none", Self::None),
         ("tear_down", Self::TearDown),

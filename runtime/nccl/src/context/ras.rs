@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 /// Queries the monitor, with a minimum interval.
 pub(crate) struct Ras {
-    /// `None` if this rank sends no queries: two ranks of the job do.
+    /// `None` if this rank sends no queries: the monitor is off, or other ranks of the job query it.
     address: Option<String>,
     timeouts: QueryTimeouts,
     resolver: Arc<Resolver>,
@@ -46,6 +46,7 @@ impl Ras {
     };
     /// The age up to which an answer is reused, for all groups of a dump and for all dumps of one fault.
     const FRESH: Duration = Duration::from_secs(5);
+    /// The most bytes of a report that are read.
     const MAX_BYTES: u64 = 1 << 20;
 
     pub(crate) fn new(address: Option<String>, timeouts: QueryTimeouts) -> Self {
@@ -138,7 +139,10 @@ impl Resolver {
         Self { look_up, late }
     }
 
-    /// Connects to the monitor, trying every address that its name resolves to.
+    /// Returns the addresses of the monitor: `address` itself, or those to which its name resolves.
+    ///
+    /// # Errors
+    /// `TimedOut` if the name is not resolved by the deadline; the resolver's error.
     fn find(&self, address: &str, deadline: Instant) -> Found {
         if let Ok(place) = address.parse() {
             return Ok(vec![place]);
@@ -166,6 +170,7 @@ impl Resolver {
     }
 }
 
+/// Connects to the first of these addresses that accepts; `left` is the time that is left.
 fn connect(places: &[SocketAddr], left: impl Fn() -> Duration) -> io::Result<TcpStream> {
     let mut refused = io::Error::from(ErrorKind::AddrNotAvailable);
     for place in places {
@@ -187,7 +192,7 @@ fn ask(places: &[SocketAddr], deadline: Instant) -> io::Result<String> {
     stream.set_write_timeout(Some(left()))?;
     let mut lines = BufReader::new(DeadlineStream { stream, deadline });
     let mut said = String::new();
-    // Releases before 2.28.7 offer only text, and answer this line with an error.
+    // Releases before 2.28.7 offer only text, and answer the last of these lines with an error.
     for line in ["CLIENT PROTOCOL 2\n", "TIMEOUT 5\n", "SET FORMAT json\n"] {
         lines.get_mut().stream.write_all(line.as_bytes())?;
         said.clear();
@@ -199,7 +204,7 @@ fn ask(places: &[SocketAddr], deadline: Instant) -> io::Result<String> {
     Ok(String::from_utf8_lossy(&report).into_owned())
 }
 
-/// A connection that is closed at a deadline, however slowly data arrive on it.
+/// A connection whose reads fail after a deadline, however slowly data arrive on it.
 struct DeadlineStream {
     stream: TcpStream,
     deadline: Instant,

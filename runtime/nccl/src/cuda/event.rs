@@ -71,7 +71,7 @@ impl Event {
         Ok(true)
     }
 
-    /// Returns the time from this mark to a later one; both must be complete and timed.
+    /// Returns the time from this mark to a later one; `None` unless both are complete and timed.
     pub(crate) fn until(&self, later: &Event) -> Option<Duration> {
         let mut milliseconds = 0f32;
         let elapsed = self.device.driver().table().event_elapsed_time;

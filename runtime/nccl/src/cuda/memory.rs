@@ -96,7 +96,7 @@ struct LibraryAllocation {
 }
 
 impl LibraryAllocation {
-    /// Whether the work that was enqueued here is complete.
+    /// Whether the memory has been filled with zeros; nothing else is enqueued by this type.
     fn is_zeroed(&self) -> bool {
         let Some(mark) = &self.zeroed else {
             return true;
@@ -123,8 +123,8 @@ impl Drop for LibraryAllocation {
         }
         let free = || -> Result<()> {
             let _entered = self.device.enter()?;
-            // SAFETY: allocated by `DeviceBuffer::from_library`, freed once: what is laid aside above is freed
-            // there alone. What was enqueued here at first is done; operations keep a buffer until they are.
+            // SAFETY: allocated by `DeviceBuffer::from_library`, freed once: memory that was deferred above does
+            // not reach this line. The filling with zeros is done; operations keep a buffer until they are done.
             let status =
                 unsafe { (self.free)(std::ptr::with_exposed_provenance_mut(self.at as usize)) };
             self.library.check("ncclMemFree", status)
@@ -138,7 +138,7 @@ impl Drop for LibraryAllocation {
 /// Elements in the memory of a device, used on one stream.
 ///
 /// Clones refer to the same memory. If the device has memory pools, the memory is allocated and freed in
-/// the order of that stream, and waits for no other: the program's work on another stream must end before
+/// the order of that stream, without waiting for others: the program's work on another stream must end before
 /// the last clone is dropped.
 ///
 /// # Thread safety
@@ -329,7 +329,7 @@ impl DeviceBuffer {
         self.at
     }
 
-    /// The stream on which the program uses it.
+    /// The stream on which the program uses the memory.
     pub fn stream(&self) -> &Arc<CudaStream> {
         &self.memory.stream
     }
@@ -370,7 +370,8 @@ impl DeviceBuffer {
     /// Until the copy is done.
     ///
     /// # Errors
-    /// `InvalidArgument` if type or length differ; `Backend` with the driver's message.
+    /// `InvalidArgument` if type or length differ, if `elements` is not in host memory, or if the stream is being
+    /// captured; `Backend` with the driver's message.
     pub fn fill_from(&self, elements: &Buffer<'_>) -> Result<()> {
         self.check_same_shape(elements)?;
         let bytes = elements.as_bytes()?;
@@ -403,8 +404,8 @@ impl DeviceBuffer {
     /// Until the copy is done.
     ///
     /// # Errors
-    /// `InvalidArgument` if type or length differ or the buffer may only be read; `Backend` with the
-    /// driver's message.
+    /// `InvalidArgument` if type or length differ, if `elements` is not in host memory or may only be read, or if
+    /// the stream is being captured; `Backend` with the driver's message.
     pub fn copy_to(&self, elements: &mut Buffer<'_>) -> Result<()> {
         self.check_same_shape(elements)?;
         let device = self.stream().device();

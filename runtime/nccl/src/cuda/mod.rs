@@ -1,8 +1,8 @@
 //! The few calls of the CUDA driver that the NCCL backend needs, found at run time.
 //!
-//! rcomm has its own table instead of that of a crate, since a simulator can fill it too, and since every
-//! failure has to be an error: nothing here panics. The types in `device` and `memory` own what the calls
-//! make (streams, events, memory).
+//! rcomm uses its own table of functions instead of a crate's, so that a simulator can fill it too, and so that
+//! every failure is an error: nothing here panics. The types in the modules below own what the calls make
+//! (streams, events, memory).
 //!
 //! Source: `cuda.h` of CUDA 13; every function used is in all drivers since CUDA 11.4.
 
@@ -56,7 +56,7 @@ pub(crate) const NOT_READY: CuResult = 600;
 pub(crate) const EVENT_TIMED: c_uint = 0;
 /// `CU_EVENT_DISABLE_TIMING`.
 pub(crate) const EVENT_UNTIMED: c_uint = 2;
-/// `CU_STREAM_NON_BLOCKING`: does not synchronise with the null stream.
+/// `CU_STREAM_NON_BLOCKING`: does not synchronize with the null stream.
 pub(crate) const STREAM_NON_BLOCKING: c_uint = 1;
 /// `CU_STREAM_CAPTURE_MODE_RELAXED`.
 pub(crate) const CAPTURE_MODE_RELAXED: c_int = 2;
@@ -195,7 +195,7 @@ pub struct CudaDriver {
 }
 
 impl CudaDriver {
-    /// Loads the driver and initialises it; `explicit` names a file to load instead of `libcuda.so.1`.
+    /// Loads the driver and initializes it; `explicit` names a file to load instead of `libcuda.so.1`.
     ///
     /// # Errors
     /// [`ErrorKind::Backend`] if the driver is not found or refuses (no device).
@@ -210,8 +210,8 @@ impl CudaDriver {
                 ),
             )
         };
-        // SAFETY: loading runs the library's initialisers. It is the CUDA driver by its name, or the
-        // file that the user named as such.
+        // SAFETY: loading runs the library's initializers. The file is the CUDA driver by its name, or the
+        // user named it as such.
         let library = unsafe { Library::new(&path) }.map_err(|error| absent(error.to_string()))?;
         let library = ManuallyDrop::new(library);
         // SAFETY: the names and signatures are those of cuda.h; the library is never unloaded.
@@ -222,7 +222,7 @@ impl CudaDriver {
         Ok(driver)
     }
 
-    /// Makes and initialises a driver from these functions.
+    /// Makes and initializes a driver from these functions.
     ///
     /// # Errors
     /// [`ErrorKind::Backend`] if `cuInit` refuses.

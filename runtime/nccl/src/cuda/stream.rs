@@ -13,10 +13,10 @@ use std::sync::Arc;
 /// The scheduling priority of a stream on its device.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Priority {
-    /// The same priority as all other streams.
+    /// The default priority.
     #[default]
     Normal,
-    /// Kernels of this stream start before those that wait in others.
+    /// Kernels of this stream start before those that wait in streams of lower priority.
     High,
 }
 
@@ -74,7 +74,7 @@ impl CudaStream {
         }))
     }
 
-    /// The default stream of the device, which programs use that name no stream.
+    /// The default stream of the device, which a program uses if it names no stream.
     pub fn default_of(device: &Arc<CudaDevice>) -> Arc<Self> {
         Arc::new(Self {
             device: device.clone(),

@@ -48,6 +48,7 @@ impl<'a> Calls<'a> {
 }
 
 impl Calls<'_> {
+    /// Notes the result of a call: that the library is still launching, or an error.
     pub(super) fn note(&self, call: &str, status: NcclResult) -> Result<()> {
         if status == result::IN_PROGRESS {
             self.is_pending.set(true);
@@ -382,7 +383,7 @@ impl Calls<'_> {
         (at, moves.into_iter())
     }
 
-    /// Sends and receives parts, also to and from this rank itself.
+    /// Sends each input to its rank and receives each output from its rank, which may be this rank itself.
     pub(super) fn exchange(
         &self,
         mut inputs: impl Iterator<Item = (Part, u32)>,

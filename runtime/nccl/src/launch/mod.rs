@@ -137,7 +137,7 @@ fn parts(list: &[Buffer<'_>]) -> impl Iterator<Item = (Part, u32)> {
     list.iter().map(Part::of).zip(0..)
 }
 
-/// Whether the operation consists of more than one call.
+/// Whether the operation may take more than one call, which then form a group.
 fn needs_group(op: &Op<'_>) -> bool {
     // A reduction with a factor is made before the call and destroyed after it, and neither may overlap a
     // launch.

@@ -20,7 +20,7 @@ pub(super) struct Part {
 impl Part {
     pub(super) fn of(buffer: &Buffer<'_>) -> Self {
         Self {
-            // The library too only reads what is read-only here.
+            // The library does not write to inputs, so memory that is read-only here stays unchanged.
             at: buffer.as_ptr().cast_mut().cast(),
             len: buffer.len(),
             dtype: buffer.dtype(),
@@ -91,7 +91,7 @@ pub(crate) fn staging_bytes(library: &NcclLibrary, op: &Op<'_>) -> usize {
 /// Alignment of staged lists, in bytes.
 pub(super) const STAGING_ALIGN: usize = 256;
 
-/// Returns the address of a list's parts, if they are contiguous. An empty list counts as contiguous.
+/// Returns the address of a list's parts; `None` if they are not contiguous, or if the list is empty.
 pub(super) fn whole(list: &[Buffer<'_>]) -> Option<*mut c_void> {
     let first = list.first()?;
     let mut end = first.as_ptr().addr();

@@ -43,7 +43,7 @@ pub struct CommOptions {
     pub nvls_ctas: Option<i32>,
     /// Channels per network peer (2.28).
     pub channels_per_net_peer: Option<i32>,
-    /// Whether scheduling is centred on NVLink (2.28).
+    /// Whether scheduling is centered on NVLink (2.28).
     pub nvlink_centric: Option<bool>,
     /// `graphUsageMode`: 0 = no graphs, 1 = one at a time, 2 = graphs and plain calls mixed (2.29).
     pub graph_usage_mode: Option<i32>,
@@ -72,7 +72,10 @@ impl AsMut<sys::Config> for RawConfig {
 }
 
 impl CommOptions {
-    /// `name` is the communicator's name in the library's logs and tools (2.27).
+    /// Returns the C form of the options. `name` is the communicator's name in the library's logs and tools (2.27).
+    ///
+    /// # Errors
+    /// `InvalidArgument` if a string holds a NUL byte.
     pub(crate) fn to_raw(&self, name: &str) -> Result<RawConfig> {
         let text = |what: &str, value: Option<&str>| {
             let value = value.map(CString::new).transpose();

@@ -122,7 +122,7 @@ fn scalar_of(factor: f64, dtype: DType) -> [u8; 8] {
         DType::F16 => bytes[..2].copy_from_slice(&half::f16::from_f64(factor).to_ne_bytes()),
         DType::Bf16 => bytes[..2].copy_from_slice(&half::bf16::from_f64(factor).to_ne_bytes()),
         DType::F32 => bytes[..4].copy_from_slice(&(factor as f32).to_ne_bytes()),
-        // This is the only other type that `Reduction::allows`.
+        // `f64` is the only other type that `Reduction::allows`.
         _ => bytes = factor.to_ne_bytes(),
     }
     bytes

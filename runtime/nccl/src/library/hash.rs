@@ -24,7 +24,7 @@ pub(crate) fn of_joined(version: Version, first: &UniqueId) -> u64 {
 }
 
 /// The number of a child. `nth` is the number of the split, from 1; a shrink has the number 0 and the
-/// colour 0.
+/// color 0.
 pub(crate) fn of_child(version: Version, parent: u64, (nth, color): (u32, u32)) -> u64 {
     if version >= MIXING {
         let (parent, nth, color) = (parent.to_le_bytes(), nth.to_le_bytes(), color.to_le_bytes());

@@ -83,7 +83,7 @@ pub struct NcclLibrary {
     table: NcclTable,
     version: Version,
     path: PathBuf,
-    /// The names of communicators.
+    /// The names of communicators that were given to the library, which are never freed.
     names: Mutex<BTreeSet<&'static CStr>>,
     // The library is never unloaded: NCCL leaves threads and atexit handlers behind.
     _library: Option<ManuallyDrop<Library>>,
@@ -112,8 +112,8 @@ impl NcclLibrary {
     }
 
     fn load_one(path: &Path) -> Result<Self, String> {
-        // SAFETY: loading runs the library's initialisers. It is NCCL by its name, or the file that the
-        // user named as NCCL.
+        // SAFETY: loading runs the library's initializers. The file is NCCL by its name, or the user named it
+        // as NCCL.
         let library = unsafe { Library::new(path) }.map_err(|error| error.to_string())?;
         let library = ManuallyDrop::new(library);
         // SAFETY: the names and signatures are those of nccl.h; the library is never unloaded.
@@ -160,7 +160,8 @@ impl NcclLibrary {
         self.version
     }
 
-    /// The file from which it was loaded, as searched: a bare name means the system's search path.
+    /// The path from which the library was loaded, as it was tried: a bare name is found in the system's search
+    /// path.
     pub fn path(&self) -> &Path {
         &self.path
     }
@@ -204,7 +205,7 @@ impl NcclLibrary {
         Ok(id)
     }
 
-    /// Works as [`NcclLibrary::check_on`], for a call without a communicator.
+    /// Checks the result of a call without a communicator, as [`NcclLibrary::check_on`] does.
     pub(crate) fn check(&self, call: &str, status: NcclResult) -> Result<()> {
         // SAFETY: `check_on` takes null for no communicator.
         unsafe { self.check_on(std::ptr::null_mut(), call, status) }
@@ -212,7 +213,7 @@ impl NcclLibrary {
 
     /// Turns a code into an error with the library's own message, and the text of the last error.
     ///
-    /// A code that is not in the list keeps its number.
+    /// The message has the code's number, so that a code unknown to the library can be looked up.
     ///
     /// # Errors
     /// Unless `status` is `ncclSuccess`: [`ErrorKind::PeerLost`] for `ncclRemoteError`,

@@ -100,7 +100,7 @@ pub(crate) type RawWindow = *mut c_void;
 pub(crate) struct WaitSignalDesc {
     /// Number of signals.
     pub(crate) op_cnt: c_int,
-    /// The peer whose signals the wait is for.
+    /// The peer from which the signals are awaited.
     pub(crate) peer: c_int,
     /// Always 0.
     pub(crate) sig_idx: c_int,

@@ -67,9 +67,9 @@ impl CommQueue {
             .for_each(|queue| queue.fail_waiting(Self::CLEAN_UP));
     }
 
-    /// Ends the communicators on this rank, and waits a short time for the device to release buffers.
-    /// Pending work is stopped. A group's own communicator can be shrunk to the remaining ranks, if the
-    /// library supports that.
+    /// Ends the communicators on this rank, and waits for at most [`CLEAN_UP`](Self::CLEAN_UP) until the device
+    /// has released buffers. Pending work is stopped. If the library can revoke and shrink, the group's own
+    /// communicator is kept, so that it can be shrunk to the remaining ranks.
     ///
     /// # Blocking
     /// Until the library has stopped its kernels, which may never happen: a kernel of the program that
@@ -221,8 +221,8 @@ impl CommQueue {
     /// Waits until everything submitted has ended.
     ///
     /// # Errors
-    /// `Timeout` if some operation has not ended by then. The failure of an operation is reported by that
-    /// operation.
+    /// `Timeout` if some operation has not ended by the deadline; the error of the communicator, or of an abort.
+    /// The failure of a single operation is reported by that operation.
     pub(crate) fn drain(&self, deadline: Deadline) -> Result<()> {
         let deadline = deadline.started();
         let late = || {
@@ -339,8 +339,8 @@ impl CommQueue {
         }
     }
 
-    /// Ends the communicator if that was not done, or leaks it to the library; returns whether it has
-    /// ended.
+    /// Aborts the communicator, or leaks it to the library if a failure or a graph requires that; returns whether
+    /// it has ended.
     fn end_or_leak(&self, comm: Arc<Comm>) -> bool {
         if self.shared.is_abandoned() || self.live_graphs() > 0 {
             comm.abandon();

@@ -59,8 +59,8 @@ impl CommQueue {
     /// captured. The context must be current; `graph` is that of [`check_capture`](Self::check_capture) if
     /// it is known.
     ///
-    /// `Err` with a mark: there may be work on the device before the mark. `Err` without a mark: it is not
-    /// known when the device will be done.
+    /// An error comes with a mark if all work that may be on the device is before this mark, and without one if it
+    /// is not known when the device will be done.
     pub(super) fn enqueue(
         &self,
         op: &Op<'static>,
@@ -114,8 +114,8 @@ impl CommQueue {
                 .finish(comm, launched, deadline)
                 .inspect_err(|_| is_marked = false),
             Ok(Err(error)) => {
-                // Calls before it in its group may still be in progress (`Group` ends the group when it is
-                // dropped).
+                // Calls of the group before the one that failed may still be in progress (`Group` ends the group
+                // when it is dropped).
                 is_marked = !matches!(comm.status(), CommStatus::AtWork | CommStatus::InUse);
                 Err(error)
             }
@@ -271,8 +271,9 @@ impl CommQueue {
         })
     }
 
-    /// Returns the memory that an operation needs besides its buffers. It is used only on the queue's
-    /// stream, so that one operation after the other may use it; an operation in a graph has its own.
+    /// Returns the memory that an operation needs besides its buffers; `None` if it needs none. It is used only on
+    /// the queue's stream, so that one operation after the other may use it; an operation in a graph gets separate
+    /// memory.
     fn staging_for(&self, op: &Op<'_>, graph: Option<Graph>) -> Result<Option<DeviceBuffer>> {
         let bytes = staging_bytes(&self.shared.library, op);
         if bytes == 0 {
@@ -309,8 +310,9 @@ impl CommQueue {
         graph.keep(&self.shared.device, Box::new(memory), &self.live)
     }
 
-    /// Records which operation was captured into a graph.
+    /// Notes for dumps which operation was captured into a graph.
     pub(crate) fn note_captured(&self, graph: u64, seq: u64) {
+        /// Only the latest graphs are noted, since a program may capture any number of them.
         const MOST: usize = 64;
         let mut graphs = self.graphs();
         let captured = graphs.entry(graph).or_default();
@@ -441,6 +443,8 @@ impl CommQueue {
     }
 }
 
+/// Returns whether a call is done or still in progress.
+///
 /// # Errors
 /// `Backend` with the library's message.
 fn check_call(
@@ -469,7 +473,7 @@ struct Streams<'o> {
 }
 
 impl<'o> Streams<'o> {
-    /// `default` is the stream of buffers that name none.
+    /// Collects the streams of `op`; `default` is the stream of buffers that name none.
     fn of(op: &'o Op<'_>, default: &'o Arc<CudaStream>) -> Self {
         let mut streams = Self::default();
         for_each_buffer(op, &mut |buffer| {
@@ -493,7 +497,7 @@ fn place_of(memory: &DeviceBuffer) -> *mut c_void {
     std::ptr::with_exposed_provenance_mut(memory.address() as usize)
 }
 
-/// Calls `look` with every buffer of an operation; with a single buffer twice.
+/// Calls `look` with every buffer of an operation, and twice with one that is input and output.
 pub(crate) fn for_each_buffer<'o, 'b>(op: &'o Op<'b>, look: &mut impl FnMut(&'o Buffer<'b>)) {
     if let Op::Coalesced(ops) = op {
         for op in ops {

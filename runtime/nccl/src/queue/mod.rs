@@ -50,7 +50,7 @@ enum Stage {
 pub(crate) struct QueueState {
     stage: Stage,
     waiting: VecDeque<Arc<Ticket>>,
-    /// The shapes of calls for which the library has connected to peers.
+    /// The keys of the calls for which the library has connected to peers.
     connected: HashSet<ConnectionKey>,
     /// The calls, other than operations, that have returned once.
     called: HashSet<&'static str>,
@@ -83,7 +83,7 @@ pub(crate) struct CommQueue {
     barrier: DeviceBuffer,
     /// NCCL's number of the communicator, which is the same on all members.
     hash: OnceLock<u64>,
-    /// Number of operations put on the device.
+    /// Number of operations that were passed to the library, those that it refused included.
     launched: AtomicU64,
     /// The operations captured into each of the latest graphs.
     graphs: Mutex<BTreeMap<u64, Captured>>,
@@ -215,7 +215,7 @@ impl CommQueue {
         &self.stream
     }
 
-    /// The hash that identifies this communicator, once it exists.
+    /// NCCL's number of this communicator, once the communicator exists.
     pub(crate) fn hash(&self) -> Option<u64> {
         self.hash.get().copied()
     }
@@ -263,7 +263,8 @@ impl CommQueue {
         }
     }
 
-    /// Returns the reason why work in progress cannot complete, if there is one. Never waits.
+    /// Returns the reason why work in progress cannot complete, if there is one: an abort, an error of the
+    /// communicator that is older than [`GRACE`](Self::GRACE), or a failure of this queue. Never waits.
     pub(crate) fn async_error(&self) -> Option<Error> {
         if let Some(error) = self.shared.aborted.get() {
             return Some(error.clone());
@@ -389,7 +390,8 @@ impl CommQueue {
         self.comm.get()
     }
 
-    /// Makes a communicator from this one, as [`take_over`](Self::take_over) does.
+    /// Makes a communicator from this one, as a step of [`take_over`](Self::take_over); `None` for a rank that is
+    /// in no part of a split.
     pub(crate) fn derive(
         &self,
         begin: impl FnOnce(&Arc<Comm>) -> Result<CommInit>,

@@ -1,5 +1,4 @@
-//! An operation that was submitted to a queue, in the form for its group: [`Pending`] from a pair of
-//! events.
+//! An operation that was submitted to a queue: a [`Pending`] whose state follows from two events of the device.
 
 use crate::cuda::event::Mark;
 use crate::cuda::stream::CudaStream;
@@ -30,7 +29,7 @@ pub(crate) struct Ticket {
     /// Set if something may have been put on the device; `marks` or `failed_launch` holds what, once that is
     /// known.
     may_be_on_device: OnceLock<()>,
-    /// Whether the operation's progress was queried since it is on the device.
+    /// Whether the operation's progress was queried after it was put on the device.
     was_polled: AtomicBool,
 }
 
@@ -158,7 +157,7 @@ impl Ticket {
         })
     }
 
-    /// Checks only the state of the device.
+    /// Queries the device: `None` if the operation is not on the device or has not started.
     fn poll(&self) -> Result<Option<Progress>> {
         let Some((start, end)) = self.marks.get() else {
             return Ok(None);
@@ -210,8 +209,8 @@ impl Pending for Ticket {
         if self.marks.get().is_none() {
             self.queue.try_progress();
         } else if !self.was_polled.swap(true, Ordering::Relaxed) {
-            // This query comes when the operation is issued. The device has only just received it, and a
-            // check costs as much as a launch.
+            // The first query comes when the operation is issued. The device has only just received the
+            // operation, and a check costs as much as a launch.
             return Progress::Queued;
         }
         let progress = match self.poll() {

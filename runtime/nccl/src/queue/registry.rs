@@ -39,7 +39,8 @@ impl Registry {
         std::mem::forget(std::mem::take(&mut *self.windows()));
     }
 
-    /// Keeps the memory of a window until it is released, or the communicator is gone.
+    /// Keeps the memory of a window until it is released, or the communicator is gone. Returns the number by which
+    /// to [`release`](Self::release) it.
     pub(crate) fn keep(&self, memory: Box<dyn Send>) -> u64 {
         let mut windows = self.windows();
         windows.last += 1;
@@ -48,7 +49,7 @@ impl Registry {
         number
     }
 
-    /// Releases the memory: the library does not refer to it any more.
+    /// Releases the memory of a window, to which the library no longer refers.
     pub(crate) fn release(&self, number: u64) {
         drop(self.windows().memory.remove(&number));
     }
@@ -98,6 +99,10 @@ impl CommQueue {
     }
 
     /// Undoes a registration.
+    ///
+    /// # Errors
+    /// `InvalidArgument` if there is no such registration; `Timeout` if the communicator is not free in time; the
+    /// library's error, after which the memory is kept.
     pub(crate) fn deregister(&self, registration: Registration) -> Result<()> {
         let _alone = match self.comm() {
             Some(comm) if comm.is_live() => Some(self.lock_idle(comm)?),

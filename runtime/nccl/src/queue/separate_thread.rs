@@ -22,15 +22,15 @@ use std::time::Duration;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct ConnectionKey {
     op: OpType,
-    /// The power of two of the number of bytes.
+    /// The binary logarithm of the number of bytes, rounded down: the library chooses algorithms by size.
     size: u32,
     /// The peer of a send or receive, whose connections are per peer.
     peer: Option<u32>,
 }
 
 impl ConnectionKey {
-    /// Calls `look` with the shape of each call that an operation makes, until it returns false; returns
-    /// whether all were true.
+    /// Calls `look` with the key of each call that an operation makes, until `look` returns false; returns
+    /// whether it returned true for all.
     fn all(op: &Op<'_>, look: &mut impl FnMut(Self) -> bool) -> bool {
         if let Op::Coalesced(ops) = op {
             return ops.iter().all(|op| Self::all(op, look));
@@ -109,6 +109,7 @@ impl CommQueue {
         call: &mut ForeignCall<T>,
         deadline: Deadline,
     ) -> Result<T> {
+        /// The interval at which an abort is looked for.
         const LOOK: Duration = Duration::from_millis(20);
         let deadline = deadline.started();
         loop {

@@ -44,7 +44,7 @@ use std::sync::atomic::{AtomicPtr, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, TryLockError};
 use std::time::Duration;
 
-/// Size of the staging area, through which a put goes whose bytes do not lie in a window.
+/// The size in bytes of the staging area, through which a put goes whose bytes do not lie in a window.
 const STAGING: usize = 4 << 20;
 const WORD: usize = size_of::<u64>();
 
@@ -68,20 +68,22 @@ impl WindowMemory {
 struct OpenWindow {
     data: WindowMemory,
     control: WindowMemory,
-    /// The caller's memory; and rcomm's own: words from other ranks, words to other ranks, staging.
+    /// The caller's memory, which `data` makes a window.
     memory: Buffer<'static>,
+    /// rcomm's own memory, which `control` makes a window: words from other ranks, words to other ranks, staging.
     words: DeviceBuffer,
-    /// The number under which the queue keeps both.
+    /// The number under which the queue keeps `memory` and `words`.
     kept: u64,
 }
 
-/// What has arrived from one sender.
+/// The signals of the window that one sender has sent. All counts begin with the window, and wrap.
 #[derive(Default)]
 struct Incoming {
+    /// How many signals were taken.
     taken: u32,
-    /// Signals of the window that may be taken.
+    /// How many signals have arrived with the data put before them.
     available: u32,
-    /// This many signals may be taken once this mark is reached.
+    /// How many will have arrived once this mark is reached.
     awaited: Option<(u32, Arc<Mark>)>,
 }
 
@@ -91,6 +93,7 @@ pub(crate) struct NcclWindow {
     queue: Arc<CommQueue>,
     signals: Arc<Signals>,
     own: u32,
+    /// The sizes in bytes of all ranks' parts.
     parts: Vec<usize>,
     exchange: StoreExchange,
     /// The stream for copies to and from the host: nothing on it waits for a peer.
@@ -178,7 +181,7 @@ impl NcclWindow {
         }
     }
 
-    /// Returns the address at which this device reaches the part of a peer.
+    /// Returns the address at which this device reaches the byte at `offset` in the part of a peer.
     fn address_of(&self, open: &OpenWindow, peer: u32, offset: usize) -> Result<u64> {
         if peer == self.own {
             return Ok(open.data.at + offset as u64);

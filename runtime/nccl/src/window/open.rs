@@ -41,7 +41,10 @@ pub(crate) struct WindowGroup<'a> {
 }
 
 impl WindowGroup<'_> {
-    /// Makes a window of this rank's `memory`.
+    /// Makes a window of this rank's `memory`. All ranks call it.
+    ///
+    /// # Blocking
+    /// Until all ranks have registered their memory, or the deadline.
     pub(crate) fn open(
         &self,
         memory: Buffer<'static>,
@@ -111,7 +114,8 @@ impl WindowGroup<'_> {
         Ok(Arc::new(window))
     }
 
-    /// Allocates what this rank needs besides its memory. Sends no data.
+    /// Allocates what this rank needs besides its memory: a placeholder for empty memory, the words and staging
+    /// area, and a stream for copies. Sends no data.
     #[allow(clippy::type_complexity, reason = "three things, used once")]
     fn prepare(
         &self,
@@ -143,6 +147,9 @@ impl WindowGroup<'_> {
     }
 
     /// Returns the sizes in bytes of all parts.
+    ///
+    /// # Errors
+    /// `Unsupported` if a rank cannot take part, `Mismatch` if element types differ.
     fn check_infos(&self, own: DType, infos: &[Vec<u8>]) -> Result<Vec<usize>> {
         let refuse = |kind, why: String| Err(Error::new(kind, why));
         let mut parts = Vec::with_capacity(infos.len());
@@ -189,7 +196,7 @@ fn check_kind(device: &CudaDevice, memory: &Buffer<'_>) -> Result<()> {
 }
 
 impl CommQueue {
-    /// Fails if the library reports that the communicator has no symmetric memory.
+    /// Fails if the library reports that the communicator has no symmetric memory or no one-sided operations.
     fn check_symmetric(&self) -> Result<()> {
         let refuse = |what: &str| {
             let message = format!(
@@ -235,6 +242,7 @@ impl CommQueue {
         exchange: &StoreExchange,
         deadline: Deadline,
     ) -> Result<WindowMemory> {
+        /// The interval at which the store is polled for the failure of another rank.
         const LOOK: Duration = Duration::from_millis(50);
         let Some(register) = self.shared.library.table().comm_window_register else {
             let what = "a window on device memory";

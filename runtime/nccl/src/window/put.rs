@@ -14,7 +14,7 @@ use std::ffi::{c_uint, c_void};
 use std::sync::Arc;
 use std::sync::atomic::AtomicPtr;
 
-/// What this rank has sent.
+/// The state of the puts and signals that this rank has sent through one window.
 #[derive(Default)]
 pub(super) struct Outgoing {
     /// Number of signals of the window, by receiver.
@@ -44,7 +44,8 @@ impl Outgoing {
 }
 
 impl NcclWindow {
-    /// Enqueues a put, after what `before` enqueues.
+    /// Enqueues a put, after what `before` enqueues. `before` gets the number of this put among the library's
+    /// signals to the peer, since each put is one.
     ///
     /// # Safety
     /// The bytes lie in a window of this communicator. They, and what `before` copies from, stay until the
@@ -80,7 +81,7 @@ impl NcclWindow {
                 let from: *const c_void = std::ptr::with_exposed_provenance(from);
                 // SAFETY: communicator and stream are live and lent for the call, and the window is
                 // registered. The caller keeps the bytes until the mark, and the target lies in the peer's
-                // part.
+                // part. The three zeros are the signal's index, the context and the flags.
                 unsafe {
                     call(
                         from,
@@ -231,7 +232,8 @@ impl NcclWindow {
         }
     }
 
-    /// Sends a peer the number of the window's signals sent so far, and of the library's signals by then.
+    /// Signals a peer: puts a word that holds the number of the window's signals to this peer, this one included,
+    /// and the number of the library's signals by then.
     pub(super) fn put_word(&self, open: &OpenWindow, peer: u32, deadline: Deadline) -> Result<()> {
         let mut outgoing = lock(&self.outgoing);
         let count = outgoing.signals[peer as usize].wrapping_add(1);

@@ -14,7 +14,7 @@ use std::time::Duration;
 pub(crate) struct Signals {
     /// Number of signals sent to each rank.
     pub(super) sent: Mutex<Vec<u32>>,
-    /// Number of signals of each rank that were waited for.
+    /// Number of signals from each rank that were waited for.
     taken: Mutex<Vec<u32>>,
 }
 
@@ -29,8 +29,8 @@ impl Signals {
 }
 
 impl NcclWindow {
-    /// Makes all ranks signal themselves: at the first one-sided operation of a communicator the library
-    /// connects all its ranks (`ncclRmaCeInit`), and would wait for those that have issued no one-sided
+    /// Makes this rank signal itself; all ranks call it. At the first one-sided operation of a communicator the
+    /// library connects all its ranks (`ncclRmaCeInit`), and would wait for those that have issued no one-sided
     /// operation yet.
     pub(super) fn connect(&self, deadline: Deadline) -> Result<()> {
         let Some(signal) = self.queue.shared.library.table().signal else {
@@ -47,7 +47,7 @@ impl NcclWindow {
                 || Ok(()),
                 move |comm, stream| {
                     // SAFETY: communicator and stream are live and lent for the call, which is given no
-                    // pointer of ours.
+                    // pointer of ours. The three zeros are the signal's index, the context and the flags.
                     unsafe { signal(to_c(own), 0, 0, 0, comm, stream) }
                 },
             )?;
@@ -61,7 +61,8 @@ impl NcclWindow {
         }
     }
 
-    /// Enqueues a wait for the library's signals of `peer` up to this one, which were all sent already.
+    /// Enqueues a wait for the library's signals of `peer` up to number `until`, which were all sent already;
+    /// `None` if they were waited for before.
     fn take_signals(
         &self,
         state: MutexGuard<'_, QueueState>,
@@ -117,7 +118,7 @@ impl NcclWindow {
         Ok((word as u32, (word >> 32) as u32))
     }
 
-    /// Whether one more signal of `peer` may be taken; never waits.
+    /// Whether one more signal of `peer` may be taken. Waits for a copy from the device, but never for a peer.
     pub(super) fn poll_signals(
         &self,
         open: &OpenWindow,

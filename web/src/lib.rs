@@ -16,7 +16,7 @@
 //! |---|---|
 //! | `serve` | the server and its routes |
 //! | `api` | the handlers of the API |
-//! | `http` | shared by all routes: access control, limits, errors, the page's files, request counters |
+//! | `http` | shared by all routes: access control, limits, compression, errors, the page's files, request counters |
 //! | `otel` | traces, metrics and logs for OpenTelemetry |
 //! | `state` | snapshots and their history, the jobs of the node |
 //! | `metrics` | counters, and metrics for Prometheus |

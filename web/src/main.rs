@@ -232,7 +232,7 @@ fn serve(cli: &Cli) -> anyhow::Result<()> {
     served
 }
 
-/// Completes when a signal asks this program to stop.
+/// Returns a future that completes when this program receives SIGTERM or SIGINT.
 fn stopped() -> anyhow::Result<impl Future<Output = ()> + Send + 'static> {
     let mut terminate =
         signal(SignalKind::terminate()).context("failed to install the SIGTERM handler")?;

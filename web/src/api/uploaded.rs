@@ -39,7 +39,7 @@ pub(crate) struct Uploads {
 }
 
 impl Uploads {
-    /// Accepts uploads of at most this many bytes.
+    /// Creates an empty store that accepts uploads of at most `most_bytes` bytes each.
     ///
     /// # Errors
     /// If no private directory can be created.

@@ -199,7 +199,7 @@ pub(crate) async fn guard(State(access): State<Access>, request: Request, next: 
     with_security_headers(next.run(request).await)
 }
 
-/// A page with a field for the token. The page loads nothing, so its policy allows only to send the form.
+/// A page with a field for the token. The page loads nothing, so its policy allows nothing but sending the form.
 fn ask_for_token(was_wrong: bool) -> Response {
     let wrong = match was_wrong {
         true => "<p role=\"alert\"><strong>This token is wrong.</strong></p>",

@@ -1,11 +1,11 @@
-//! Gauges of single groups: the first [`MAX_GROUPS`] have series of their own.
+//! Gauges of single groups, for the first [`MAX_GROUPS`] groups of the report.
 
 use super::list::{self, Metric};
 use super::writer::Writer;
 use rcomm_analyzer::Snapshot;
 use std::collections::BTreeMap;
 
-/// Maximum number of groups with series of their own.
+/// Maximum number of groups that have series.
 const MAX_GROUPS: usize = 512;
 
 /// Sums and extremes over the groups of one name and description: groups may share both, and a series

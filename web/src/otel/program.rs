@@ -82,8 +82,8 @@ impl Notes {
 
     fn exit(&self, span: &Id) {
         let begun = self.begun();
-        // The span is alive, so the reading thread finds its context under the lock. Query it outside
-        // of the lock: the code that builds a span may hold locks of its own.
+        // The span is alive, so the reading thread finds its context under the lock. Query it outside of the lock:
+        // the code that builds a span may hold other locks.
         let thread = own_thread();
         let open = |it: &&mut SpanVisit| it.until.is_none() && it.span == *span;
         let needed = self.with(|threads| {

@@ -41,10 +41,11 @@ pub struct SettingsError {
 }
 
 impl Settings {
-    /// Reads the settings from the environment. Returns `None` if `OTEL_SDK_DISABLED` is true or no signal is to be
-    /// exported: it has no endpoint, or its exporter is `none`.
+    /// Reads the settings from the environment. Returns `None` if `OTEL_SDK_DISABLED` is true, or if every signal
+    /// lacks an endpoint or has the exporter `none`.
     ///
-    /// # Errors [`SettingsError`] names the first variable whose value is invalid.
+    /// # Errors
+    /// [`SettingsError`] names the first variable whose value is invalid.
     pub fn from_environment() -> Result<Option<Self>, SettingsError> {
         Self::from_variables(
             &std::env::vars()

@@ -3,14 +3,14 @@
 //! | method and path | answer |
 //! |---|---|
 //! | `GET /`, `GET /reports/{id}` | the page: of the live job, of an upload |
-//! | `GET /assets/{file}` | its files |
+//! | `GET /assets/{file}` | the files of the page |
 //! | `GET /api/v1` | the list of the routes below, as JSON |
-//! | `GET /api/v1/openapi.json` | their description, OpenAPI 3.1 |
+//! | `GET /api/v1/openapi.json` | the description of the routes, OpenAPI 3.1 |
 //! | `GET /api/v1/picture` | the report, its age, and the matrix of the group that matters most |
 //! | `GET /api/v1/report` | the report, `rcomm.report/1` |
 //! | `GET /api/v1/status` | job, age and sources of the snapshot |
-//! | `GET /api/v1/jobs` | the jobs with rings on this node, trouble first |
-//! | `GET /api/v1/events` | server-sent events: `picture` first, then `delta` whenever it changes |
+//! | `GET /api/v1/jobs` | the jobs with rings on this node, those in trouble first |
+//! | `GET /api/v1/events` | server-sent events: `picture` first, then `delta` or `picture` whenever it changes |
 //! | `GET /api/v1/history` | the snapshots that are kept |
 //! | `GET /api/v1/select?filter=` | rows that match a filter |
 //! | `GET /api/v1/filter-keys` | the terms of the filter language |
@@ -19,7 +19,7 @@
 //! | `GET /api/v1/timeline` | the newest operations of each rank |
 //! | `GET /api/v1/perfetto` | a timeline for ui.perfetto.dev |
 //! | `GET /api/v1/records` | the records of this node, or their changes, for a collector |
-//! | `POST /api/v1/uploads` | analyses dumps, returns the address of the report |
+//! | `POST /api/v1/uploads` | analyzes dumps, returns the address of the report |
 //! | `GET /metrics` | Prometheus: OpenMetrics 1.0 or text 0.0.4, chosen by `Accept` |
 //! | `GET /healthz` | 200 while the server runs; no token |
 //! | `GET /readyz` | 200 once the sources were read; no token |

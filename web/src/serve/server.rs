@@ -48,7 +48,8 @@ pub struct Tls {
 impl Tls {
     /// Loads PEM files: the chain, with the server's own certificate first, and its private key.
     ///
-    /// # Errors If a file cannot be read or parsed, or the key does not match the certificate.
+    /// # Errors
+    /// If a file cannot be read or parsed, or the key does not match the certificate.
     pub fn from_files(certificates: &Path, key: &Path) -> io::Result<Self> {
         let unreadable = |path: &Path, error: &dyn std::fmt::Display| {
             io::Error::other(format!("{}: {error}", path.display()))

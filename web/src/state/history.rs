@@ -9,7 +9,7 @@ use std::io::{Read, Write};
 
 /// Maximum size of the compressed snapshots, in bytes; the oldest are dropped first, the newest is kept.
 const MAX_BYTES: usize = 48 << 20;
-/// Maximum number of snapshots, however small.
+/// Maximum number of snapshots, however small: two hours with one per second.
 const MAX_SNAPSHOTS: usize = 7200;
 
 struct KeptSnapshot {

@@ -20,7 +20,7 @@ pub(crate) enum Failure {
     /// A file in the arguments could not be read.
     #[error("cannot read {}: {source}", path.display())]
     Read { path: PathBuf, source: io::Error },
-    /// A path names no file.
+    /// A path or a pattern gives no file.
     #[error(transparent)]
     Find(#[from] rcomm_analyzer::load::FindError),
     /// The records do not fit into the memory limit.
@@ -51,7 +51,7 @@ pub(crate) enum Failure {
 }
 
 impl Failure {
-    /// What the user can do, for some errors.
+    /// A hint on what the user can do; `None` if there is nothing to add to the message.
     fn hint(&self) -> Option<&'static str> {
         match self {
             Self::UnknownCode { .. } => Some("`rcomm-fr explain` lists all codes"),

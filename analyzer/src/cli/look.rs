@@ -1,5 +1,5 @@
-//! `rcomm-fr` without arguments: looks for records in the usual places of this node and judges the newest;
-//! where there are none, lists what PyTorch would need to write some.
+//! `rcomm-fr` without arguments: looks for records in the usual places of this node and judges the newest; if there are
+//! none, lists the settings with which PyTorch would write some.
 
 use super::args::JudgeArgs;
 use super::judge::{Keep, judge};
@@ -33,7 +33,7 @@ struct Records {
     /// The command that repeats the analysis.
     typed: String,
     written: SystemTime,
-    /// Whether a process of the job is alive: a pending operation is then no finding in itself.
+    /// Whether a process of the job is alive: then a pending operation alone is not a finding.
     alive: bool,
 }
 

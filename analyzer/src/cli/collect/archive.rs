@@ -20,15 +20,15 @@ pub(super) const MANIFEST: &str = "manifest.json";
 pub(super) struct Manifest {
     /// [`Manifest::SCHEMA`].
     pub(super) schema: String,
-    /// Program and version.
+    /// The program that made the archive, and its version.
     pub(super) made_by: String,
     /// When it was made, wall clock, ns since the epoch.
     pub(super) made_ns: u64,
     /// Every member except the manifest.
     pub(super) files: Vec<Kept>,
-    /// Records that should be in the archive, with the reason why they are not.
+    /// Records, folders, hosts and ranks that should be in the archive, with the reason why they are not.
     pub(super) absent: Vec<Absence>,
-    /// The number of other files in the folders, which are no records.
+    /// The number of other files in the folders, which are not records.
     pub(super) left_out: u64,
 }
 

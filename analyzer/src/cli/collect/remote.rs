@@ -166,7 +166,7 @@ fn start(host: &str, command: &RemoteCommand, timeout: Duration) -> io::Result<R
         .stdin(Stdio::null())
         .stdout(stdout.try_clone()?)
         .stderr(stderr.try_clone()?)
-        // With a process group of its own, its children can be killed at the deadline.
+        // In its own process group, it can be killed with its children at the deadline.
         .process_group(0)
         .spawn()?;
     Ok(Running {

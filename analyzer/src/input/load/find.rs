@@ -5,7 +5,7 @@ use rcomm_verdict::Problem;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// Why a path names no file.
+/// Why a path or a pattern gives no file.
 #[derive(Debug, thiserror::Error)]
 pub enum FindError {
     /// The file or folder does not exist or cannot be accessed.
@@ -27,7 +27,7 @@ pub enum FindError {
     Pattern {
         /// As given.
         pattern: String,
-        /// What is wrong with it.
+        /// The reason why it is not valid.
         why: String,
     },
 }

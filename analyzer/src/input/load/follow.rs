@@ -45,7 +45,7 @@ pub enum Change {
 /// The result of one poll, apart from the changes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct FollowerPoll {
-    /// The problems of the files that were read.
+    /// The problems of the files that were read, and of folders that could not be listed.
     pub problems: Vec<Problem>,
     /// The number of files that exist now.
     pub files: usize,

@@ -35,7 +35,7 @@ impl Numbered {
             let (digits, tail) = tail.split_at(end.unwrap_or(tail.len()));
             series.push_str(text);
             series.push('#');
-            // A number that is too large is no rank, but it keeps its place, since places are compared.
+            // A number that is too large is not a rank, but it keeps its place, since places are compared.
             let number = digits.parse().unwrap_or(u64::MAX);
             numbers.push((standing(text), number));
             rest = tail;

@@ -125,7 +125,7 @@ fn stdin(name: &str, worker: &mut Worker<'_>) -> io::Result<()> {
 const MOST_UNPACKED: u64 = 1000;
 
 /// The number of bytes that a file of `packed` bytes may unpack to. It is larger than the largest file that is read, so
-/// that even a tiny file may unpack to that one.
+/// that even a tiny file may unpack to one of that size.
 fn budget(packed: u64, worker: &Worker<'_>) -> u64 {
     let most = packed.saturating_mul(MOST_UNPACKED);
     most.max(worker.options.max_file_bytes.saturating_add(1))

@@ -42,7 +42,7 @@ impl<R: Read> Frames<R> {
     }
 }
 
-/// What is wrong with the stream. The decoder's own text is for its developers and is left out.
+/// Describes an error in the stream. The decoder's own text is for its developers and is left out.
 fn decode_error(error: &FrameDecoderError) -> io::Error {
     let mut cause: Option<&dyn Error> = Some(error);
     while let Some(error) = cause {

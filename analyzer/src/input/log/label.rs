@@ -1,4 +1,4 @@
-//! The labels before a message: its rank, its time, and those of programs that forwarded it.
+//! Reads the labels before a message: rank, time, and the labels of programs that forwarded the message.
 
 use super::scan::leading_number;
 use rcomm_recorder::model::Rank;

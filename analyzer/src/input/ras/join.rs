@@ -6,8 +6,8 @@ use rcomm_verdict::{Code, Finding, RankReport, Report, Severity, Verdict};
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 
-/// Adds the facts of RAS reports to a report: as evidence for the culprits of findings, and as findings of their own
-/// for ranks that are dead or failed and that no error names.
+/// Adds the facts of RAS reports to a report: as evidence for the culprits of findings, and as separate findings for
+/// ranks that are dead or failed and that no error names.
 pub fn join<'a>(report: &mut Report, ras: impl IntoIterator<Item = &'a RasReport>) {
     let mut of_rank: BTreeMap<Rank, Vec<&Fact>> = BTreeMap::new();
     for fact in ras.into_iter().flat_map(|one| &one.facts) {

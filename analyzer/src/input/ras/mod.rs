@@ -3,7 +3,7 @@
 //! RAS reports what no flight recorder shows: which processes its network no longer reaches, and which communicators
 //! ended with an error. It does not show what hangs: it counts only launches, and only of five functions. So it is
 //! further evidence: [`join`] adds its facts to the findings on a rank. Only a rank that is dead or failed and that no
-//! error names becomes a finding of its own (E150), which turns the verdicts `healthy`, `running`, `slow` and
+//! error names becomes a separate finding (E150), which turns the verdicts `healthy`, `running`, `slow` and
 //! `inconclusive` into `stuck`.
 //!
 //! `communicators` reads both forms for live views (see [`RasSource`](crate::live::source::RasSource)), [`RasReport`]
@@ -76,7 +76,7 @@ pub enum RasState {
 }
 
 impl RasReport {
-    /// Reads a report; `None` if these bytes are no report.
+    /// Reads a report; `None` if these bytes are not a report.
     pub fn parse(bytes: &[u8]) -> Option<Self> {
         if bytes.trim_ascii_start().first() == Some(&b'{') && !json::is_report(bytes) {
             return None;
@@ -88,7 +88,7 @@ impl RasReport {
     }
 }
 
-/// Reads a report of either form and returns its communicators, or why these bytes are no report.
+/// Reads a report of either form and returns its communicators, or why these bytes are not a report.
 pub(crate) fn communicators(bytes: &[u8]) -> Result<Vec<Communicator>, String> {
     match bytes.trim_ascii_start().first() {
         Some(b'{') => json::read(bytes),

@@ -43,17 +43,17 @@ const MOST_LISTED: usize = 1 << 18;
 
 #[derive(Default)]
 enum Block {
-    /// Text that is about no communicator.
+    /// Text that is not about a communicator.
     #[default]
     Other,
     /// A communicator.
     Of {
         name: String,
-        /// The state of ranks that are listed without one.
+        /// The state of ranks that are listed without a state.
         silent: MemberState,
         /// The kind of operation that the counts are of.
         kind: String,
-        /// The state of the ranks listed below, unless their line has one.
+        /// The state of the ranks listed below, unless their line states another.
         heading: Option<Parsed>,
     },
     /// Processes in this state.
@@ -156,7 +156,7 @@ impl TextParser {
                             member.launched.push((kind.clone(), count));
                         }
                         Some(Parsed::Is(state)) => member.state = state,
-                        // A rank may be listed in several sections; this one does not state its state.
+                        // A rank may be listed in several sections; this section does not show the rank's state.
                         None if *silent == MemberState::Running => {}
                         None => member.state = silent.clone(),
                     }

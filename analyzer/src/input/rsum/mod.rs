@@ -12,8 +12,8 @@
 //! record that refers to it; operations are columns, mostly of differences. The last part holds the number of records:
 //! without it the file is cut.
 //!
-//! Version 2 adds a kind of part for records with operations in CUDA graphs; version 3 adds one for failures and the
-//! end of the process of the next record; version 4 adds one for its connections.
+//! Version 2 adds a kind of part for records with operations in CUDA graphs; version 3 adds one for the failures and
+//! the end of the process of the record that follows; version 4 adds one for the connections of that record.
 //!
 //! Readers trust no length: parts, tables and the references of a record to the tables are bounded, and a record is
 //! checked before it is passed on.

@@ -12,7 +12,7 @@ use std::io::{self, Read};
 /// Why a summary could not be read, or only a part of it. The part before the error is used.
 #[derive(Debug, thiserror::Error)]
 pub enum RsumError {
-    /// The summary has a newer version.
+    /// The version of the summary is newer than this build reads.
     #[error(
         "summary version {found} is newer than this build reads (up to {VERSION}); use a newer build"
     )]
@@ -23,15 +23,15 @@ pub enum RsumError {
     /// The file ends too early.
     #[error("the summary is cut short after {records} records")]
     Cut {
-        /// Records that were read.
+        /// The number of records that were read.
         records: u64,
     },
     /// The content is not valid.
     #[error("the summary is damaged ({what}) after {records} records")]
     Damaged {
-        /// What is wrong.
+        /// A description of the damage.
         what: String,
-        /// Records that were read.
+        /// The number of records that were read.
         records: u64,
     },
 }

@@ -119,7 +119,9 @@ struct Columns {
     thread: Vec<Option<u32>>,
 }
 
+/// The bit in [`Columns::flags`] for [`Entry::retired`].
 const RETIRED: u8 = 1;
+/// The bit in [`Columns::flags`] for [`Entry::is_p2p`].
 const IS_P2P: u8 = 2;
 
 /// Indices of the rows of the tables that a record refers to, in the record's own order.

@@ -41,7 +41,7 @@ struct Known {
 }
 
 impl<W: Write> Writer<W> {
-    /// Begins a summary.
+    /// Begins a summary: writes its head to `out`.
     ///
     /// # Errors
     /// If `out` cannot be written to.
@@ -55,7 +55,7 @@ impl<W: Write> Writer<W> {
         })
     }
 
-    /// Adds a record.
+    /// Adds a record and writes it to `out`.
     ///
     /// # Errors
     /// If `out` cannot be written to, or a part of the record (its operations, its tables) is longer than 32 MiB.
@@ -87,7 +87,7 @@ impl<W: Write> Writer<W> {
     /// Ends the summary with the problems and the RAS reports of the input, and returns the destination.
     ///
     /// # Errors
-    /// If `out` cannot be written to.
+    /// If `out` cannot be written to, or one of the reports is longer than 32 MiB.
     pub fn finish(mut self, loaded: &Loaded) -> Result<W, SummarizeError> {
         for problem in &loaded.problems {
             let (code, path) = (problem.code.id().to_owned(), problem.path.clone());

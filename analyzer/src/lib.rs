@@ -23,7 +23,7 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! A [`Source`] reads a running job and a [`Live`] judges it; a [`Watch`] does both on threads of its own.
+//! A [`Source`] reads a running job and a [`Live`] judges it; a [`Watch`] does both on its own threads.
 //!
 //! | module | holds |
 //! |---|---|

@@ -21,7 +21,7 @@ const MOST_JUDGED: usize = 16;
 const ENTRIES: usize = 50_000;
 /// The time between two polls. It is longer if a poll takes more processor time than a fiftieth of it.
 const ROUND: Duration = Duration::from_secs(3);
-/// Polls and judgements together take at most one part in this many of a core.
+/// Polls and judgments together take at most one part in this many of a core.
 const SHARE: u32 = 50;
 /// The longest time that a poll of one job may take.
 const POLL_TIMEOUT: Duration = Duration::from_secs(2);
@@ -166,7 +166,7 @@ fn by_name(listing: Vec<RingListing>) -> Vec<NodeJob> {
     found.into_iter().map(job).collect()
 }
 
-/// Keeps the list of a node's jobs current on a thread of its own, until it is dropped.
+/// Keeps the list of a node's jobs current on its own thread, until it is dropped.
 ///
 /// # Blocking
 ///

@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 /// sentences contain ages.
 const AGES: Duration = Duration::from_secs(5);
 
-/// How urgent a new judgement is.
+/// How urgent a new judgment is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Urgency {
     /// Not needed: nothing has changed.

@@ -235,9 +235,9 @@ impl LatestRecords {
             .collect()
     }
 
-    /// The time up to which all records show what happened: the oldest last answer of the sources of living ranks that
-    /// are not silent, on these ranks' clocks. Without such a rank, it is `at`. `None` if there are such ranks, but
-    /// none has stated its time.
+    /// The time up to which all records show what happened: the oldest last answer of the sources of ranks that are
+    /// neither dead nor silent, by these ranks' clocks. If there is no such rank, it is `at`. `None` if there are such
+    /// ranks, but none has stated its time.
     ///
     /// So an operation counts as old as it was when it was last seen pending.
     pub(super) fn horizon(&self, at: Moment, silent: &BTreeSet<Rank>) -> Option<Horizon> {

@@ -6,9 +6,11 @@
 //! | file | holds |
 //! |---|---|
 //! | `judging` | [`Live`]: when the records are judged again, and the making of a snapshot |
-//! | `jobs` | the jobs of a node, for a list |
+//! | `jobs` | the list of a node's jobs with their verdicts |
 //! | `latest` | the last answer of each source |
+//! | `options` | [`LiveOptions`], and [`Moment`], a time on both clocks |
 //! | `seen` | findings that no record shows |
+//! | `snapshot` | [`Snapshot`] and [`RankView`]: the data that a view shows |
 //! | `views` | the ranks as views show them |
 //! | [`source`] | the sources of records: rings, endpoints, files, collectors |
 //! | `watch` | the threads that read sources and refresh a [`Live`] |

@@ -1,4 +1,4 @@
-//! What a caller passes to a [`Live`](super::Live): its options, the time, and the function that judges.
+//! The types that a caller passes to a [`Live`](super::Live): options, times, and the function that judges.
 
 use crate::live::source::NEWEST;
 use rcomm_recorder::publish::Dump;
@@ -15,7 +15,7 @@ pub struct Moment {
     pub wall_ns: i64,
 }
 
-/// How a [`Live`](super::Live) judges, and how much it keeps in memory.
+/// The policy, the time limit and the memory budgets of a [`Live`](super::Live).
 #[derive(Clone, Debug)]
 pub struct LiveOptions {
     /// The parameters of the analysis. With `snapshot`, [`Live`](super::Live) sets the time of judgment itself.

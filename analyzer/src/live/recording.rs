@@ -170,7 +170,7 @@ impl RecordingReader {
             from: BufReader::new(MultiGzDecoder::new(File::open(path)?)),
             known: BTreeSet::new(),
         };
-        // A file that is no gzip stream or has another header is not a recording.
+        // A file that is not a gzip stream, or has another header, is not a recording.
         let header = match reader.line() {
             Ok(Some(line)) => serde_json::from_slice::<Header>(&line).ok(),
             Ok(None) | Err(_) => None,

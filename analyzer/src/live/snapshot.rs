@@ -69,7 +69,7 @@ pub struct Snapshot {
     pub sources: Vec<SourceStatus>,
     /// Name of the job; empty if unknown.
     pub job: String,
-    /// How long making it took, wall time.
+    /// The wall time that it took to judge and make this snapshot.
     pub cost: Duration,
 }
 

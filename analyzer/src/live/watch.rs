@@ -1,4 +1,4 @@
-//! Polls each source on a thread of its own and judges on another one: a thread that draws waits for neither.
+//! Polls each source on its own thread and judges on another one: a thread that draws waits for neither.
 //!
 //! `rcomm/source/<n>` polls one source at every interval; `rcomm/judge` owns the [`Live`] and passes each new
 //! [`Snapshot`] to a function. Dropping the [`Watch`] stops and joins all threads.

@@ -2,8 +2,9 @@
 //!
 //! Every rank runs the same program: in each step an all-gather and a reduce-scatter over its tensor-parallel group
 //! (the ranks of its host), a barrier of all ranks every eighth step, and an all-reduce over its data-parallel group
-//! (one rank of every host). A fault occurs in one step. How far each rank gets then follows from the rules of blocking
-//! operations: a rank issues its next operation when all members have entered its previous one.
+//! (one rank of every host). A fault occurs in one step; only a straggler is late in all steps. How far each rank gets
+//! then follows from the rules of blocking operations: a rank issues its next operation when all members have entered
+//! its previous one.
 
 mod progress;
 mod record;
@@ -59,7 +60,9 @@ impl Situation {
 }
 
 const MS: i64 = 1_000_000;
+/// The duration of one step of the program, ns.
 const STEP_NS: i64 = 200 * MS;
+/// The time between two slots of a step, ns.
 const SLOT_NS: i64 = 50 * MS;
 /// The slots of one step, one for each operation: gather, scatter, barrier (or nothing), all-reduce.
 const SLOTS: u64 = 4;
@@ -68,7 +71,7 @@ const GATHER: u64 = 0;
 const SCATTER: u64 = 1;
 const BARRIER: u64 = 2;
 const ALL_REDUCE: u64 = 3;
-/// How late the ranks of the straggling host are, ns.
+/// The delay of the ranks of the straggling host, ns.
 const LATE_NS: i64 = 4 * MS;
 
 /// A simulated job.

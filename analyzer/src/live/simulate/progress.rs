@@ -1,4 +1,4 @@
-//! How far each rank gets after the fault.
+//! Computes how far each rank gets after the fault.
 
 use super::{ALL_REDUCE, ProgramStep, SCATTER, Simulation, Situation};
 use rcomm_recorder::model::Rank;

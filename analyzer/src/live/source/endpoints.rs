@@ -76,8 +76,8 @@ impl EndpointSource {
         EndpointClient::new(address.clone(), self.token.clone())
     }
 
-    /// Finds ranks in the store, at the given addresses and in the lists of these. Returns whether the ranks known
-    /// before belong to an earlier attempt of the job.
+    /// Finds ranks in the store, at the given addresses and in the lists of ranks that these endpoints return. Returns
+    /// whether the ranks known before belong to an earlier attempt of the job.
     fn find(&mut self, deadline: Instant) -> Result<bool, SourceError> {
         let (restart, mut failure) = match self.find_in_store(deadline) {
             Ok(restart) => (restart, None),
@@ -176,7 +176,7 @@ impl EndpointSource {
 pub struct EndpointDumps(Mutex<EndpointSource>);
 
 impl EndpointDumps {
-    /// Requests dumps from the ranks of this source, on connections of its own.
+    /// Requests dumps from the ranks of this source, on separate connections.
     pub fn new(source: EndpointSource) -> Self {
         Self(Mutex::new(source))
     }

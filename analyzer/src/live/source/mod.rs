@@ -45,7 +45,7 @@ use std::time::Instant;
 /// for every view and for the analysis. With it, the cost of a poll does not depend on the size of the rings.
 pub const NEWEST: usize = 1_024;
 
-/// A source of records that is polled repeatedly. It is not shared: each source has a thread of its own.
+/// A source of records that is polled repeatedly. It is not shared: each source has its own thread.
 pub trait Source: Send {
     /// A short description of the source, like `rings of job llama in /dev/shm/rcomm-0`.
     fn name(&self) -> String;
@@ -82,7 +82,7 @@ pub struct Poll {
     pub communicators: Vec<Communicator>,
     /// A report that another program has made.
     pub collected: Option<Collected>,
-    /// Whether all earlier observations of this source belong to another job and must be dropped.
+    /// Whether all earlier observations of this source belong to another job or an earlier attempt and must be dropped.
     pub restart: bool,
 }
 
@@ -146,7 +146,7 @@ pub enum SourceError {
     Nothing {
         /// What is missing, and where.
         what: String,
-        /// How to get a record.
+        /// A hint on how to get a record.
         hint: String,
     },
     /// Input or output failed.
@@ -154,7 +154,7 @@ pub enum SourceError {
     Io {
         /// File or address.
         place: String,
-        /// What went wrong.
+        /// The system's error.
         source: std::io::Error,
     },
     /// The data that was read is not valid.

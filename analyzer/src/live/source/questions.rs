@@ -5,7 +5,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// The number of ranks asked at the same time.
+/// At most this many ranks are asked at the same time.
 const AT_ONCE: usize = 32;
 
 /// Calls `ask` for every item, up to 32 at the same time, and returns the answers in the order of the items.

@@ -39,7 +39,7 @@ pub struct RecordHead {
     pub attempt: u32,
     /// The process id; see `attempt`.
     pub pid: u32,
-    /// Whether the process lives; `null` = unknown.
+    /// Whether the process is alive; `null` = unknown.
     pub alive: Option<bool>,
     /// Why the rank does not answer; `null` if it does.
     pub failure: Option<String>,
@@ -47,13 +47,13 @@ pub struct RecordHead {
     pub whole: bool,
     /// The oldest record id that the rank still has; older ones must be dropped.
     pub oldest: u64,
-    /// The first record id to request the next time; 0 requests the complete record.
+    /// The first record id to request the next time. The follower sets it to 0 to request the complete record.
     pub next: u64,
     /// A number that changes with the groups of the record. If the request has the same number, the groups of the dump
     /// are sent without their ranks.
     #[serde(default)]
     pub groups: u64,
-    /// The length of the dump, bytes; 0 if nothing changed.
+    /// The length of the dump, bytes; 0 if the rank does not answer.
     pub bytes: usize,
 }
 
@@ -136,7 +136,7 @@ impl RecordsFollower {
     ///
     /// # Errors
     ///
-    /// A sentence on what is wrong with the answer. The known records remain.
+    /// If the answer is not valid, a sentence with the reason. The known records remain.
     pub fn take(
         &mut self,
         asked: &RecordsQuestion,

@@ -20,7 +20,8 @@ use std::time::{Duration, Instant};
 
 /// The time between two searches for new rings, of ranks that join and attempts that start.
 const LISTING: Duration = Duration::from_secs(2);
-/// The same while the job starts: a rank whose ring is not read yet must not count as a rank without a record.
+/// The time between two searches while the job starts: a rank whose ring is not read yet must not count as a rank
+/// without a record.
 const LISTING_AT_START: Duration = Duration::from_millis(200);
 /// A job counts as starting for this time after a new ring was found.
 const START: Duration = Duration::from_secs(10);
@@ -86,7 +87,7 @@ impl RingSource {
         self.problems.clear();
         let mut found: BTreeMap<String, Vec<Candidate>> = BTreeMap::new();
         // The newest job is the one with the newest ring of a living process; rings of dead processes count only if no
-        // process lives.
+        // process is alive.
         let mut newest: Option<(bool, i64, String)> = None;
         for RingListing { path, ring } in listing {
             let summary = match ring {
@@ -483,7 +484,7 @@ mod tests {
                 assert!(report.findings.is_empty(), "{:?}", report.findings);
             };
             running(look(&mut source).0);
-            // Nothing is written, so it becomes overdue by time alone.
+            // Nothing was written since the first look.
             assert_eq!(look(&mut source).1, Urgency::No);
             shift_clock(&recorder, jump);
             let (report, urgency) = look(&mut source);

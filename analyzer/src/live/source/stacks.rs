@@ -60,11 +60,11 @@ impl TakenStacks {
     }
 }
 
-/// Takes the Python frames of every thread from PyTorch's worker servers, which only read.
+/// Takes the Python frames of every thread from PyTorch's worker servers. It changes nothing in the processes.
 pub struct WorkerServerStacks(Mutex<WorkerServerSource>);
 
 impl WorkerServerStacks {
-    /// Takes the stacks of the ranks of this source, on connections of its own.
+    /// Takes the stacks of the ranks of this source, on separate connections.
     pub fn new(source: WorkerServerSource) -> Self {
         Self(Mutex::new(source))
     }

@@ -77,7 +77,7 @@ pub(super) fn endpoints(
 ///
 /// # Blocking
 ///
-/// Until `deadline` at most.
+/// At most until `deadline`.
 ///
 /// # Errors
 ///

@@ -198,7 +198,7 @@ impl WorkerServerSource {
 pub struct WorkerServerDumps(Mutex<WorkerServerSource>);
 
 impl WorkerServerDumps {
-    /// Requests dumps from the ranks of this source, on connections of its own.
+    /// Requests dumps from the ranks of this source, on separate connections.
     pub fn new(source: WorkerServerSource) -> Self {
         Self(Mutex::new(source))
     }

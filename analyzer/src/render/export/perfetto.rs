@@ -288,7 +288,7 @@ impl Joins {
     }
 }
 
-/// Writes arrows, each with an id of its own: viewers close an id at its first end.
+/// Writes arrows, each with its own id: viewers close an id at its first end.
 struct Arrows<'a, 'b> {
     events: &'a mut TraceEvents<'b>,
     id: u64,

@@ -17,8 +17,7 @@ use std::time::Instant;
 /// The longest event that is read, bytes.
 const MOST_EVENT: usize = 1 << 20;
 
-/// Receives events on a thread of its own, `rcomm/ras-monitor`, until it is dropped or the server closes the
-/// connection.
+/// Receives events on its own thread, `rcomm/ras-monitor`, until it is dropped or the server closes the connection.
 pub(super) struct Monitor {
     stream: TcpStream,
     shared: Arc<MonitorState>,

@@ -43,7 +43,7 @@ fn answer(stream: TcpStream, server: &Server, keep: &Sender<TcpStream>) -> io::R
             "MONITOR all" if server.speaks_json => {
                 out.write_all(b"OK\n")?;
                 out.write_all(server.events.as_bytes())?;
-                // Sending cannot fail: the receiver lives as long as the server's thread.
+                // Sending cannot fail: the receiver exists as long as the server's thread.
                 let _ = keep.send(out);
                 return Ok(());
             }

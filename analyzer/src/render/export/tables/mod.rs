@@ -39,7 +39,7 @@ pub struct Tables {
     pub findings: DataFrame,
 }
 
-/// How a table is written.
+/// The format in which a table is written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TableFormat {
     /// Apache Parquet, compressed.
@@ -69,7 +69,7 @@ impl Tables {
     /// The names of the tables.
     pub const NAMES: [&'static str; 4] = ["entries", "collectives", "groups", "findings"];
 
-    /// One table by name.
+    /// The table of this name.
     ///
     /// # Errors
     /// [`TableError::NoTable`] if there is no table of this name.

@@ -5,17 +5,17 @@ use rcomm_verdict::format::printable;
 use std::io::{self, Write};
 use textwrap::{Options, WordSeparator, WordSplitter, core::display_width};
 
-/// An error.
+/// The style of errors.
 pub(super) const ALARM: Style = AnsiColor::Red.on_default().bold();
-/// A warning.
+/// The style of warnings.
 pub(super) const CAUTION: Style = AnsiColor::Yellow.on_default().bold();
-/// A good state.
+/// The style of good states.
 pub(super) const FINE: Style = AnsiColor::Green.on_default().bold();
-/// The next step, and titles.
+/// The style of the next step and of titles.
 pub(super) const ACT: Style = Style::new().bold();
-/// Keys and minor text.
+/// The style of keys and minor text.
 pub(super) const DIM: Style = Style::new().dimmed();
-/// No style.
+/// Text without a style.
 pub(super) const PLAIN: Style = Style::new();
 
 /// The width of the column of keys with its indent, columns.
@@ -24,13 +24,13 @@ const KEY_WIDTH: usize = 13;
 /// The smallest width to which lines are wrapped, columns.
 const MIN_WIDTH: usize = 40;
 
-/// How much is printed.
+/// The amount of detail on a page.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Detail {
-    /// What is needed to act.
+    /// Only the facts that are needed to act.
     #[default]
     Brief,
-    /// With the evidence, the groups, the ranks and the stacks.
+    /// Also the evidence, the groups, the ranks and the stacks.
     Verbose,
 }
 
@@ -39,7 +39,7 @@ pub enum Detail {
 pub struct Layout {
     /// The width, columns; at least 40 are used.
     pub width: usize,
-    /// How much is printed.
+    /// The amount of detail on a page.
     pub detail: Detail,
 }
 
@@ -52,7 +52,7 @@ impl Default for Layout {
     }
 }
 
-/// Writes a page.
+/// Writes the lines of a page to `out`.
 pub(super) struct Page<'a> {
     out: &'a mut dyn Write,
     width: usize,
@@ -87,7 +87,7 @@ impl<'a> Page<'a> {
         self.wrapped("", PLAIN, "", style, text)
     }
 
-    /// Writes ` key text`; further lines are aligned with the text. An empty key continues the one above.
+    /// Writes ` key text`; further lines are aligned with the text. An empty key continues the item above.
     pub(super) fn item(&mut self, key: &str, style: Style, text: &str) -> io::Result<()> {
         let head = format!("{:KEY_WIDTH$}", format!("  {key}"));
         self.wrapped(&head, DIM, &" ".repeat(KEY_WIDTH), style, text)

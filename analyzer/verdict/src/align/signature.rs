@@ -7,7 +7,7 @@
 use rcomm_recorder::model::{Layout, OpType, Parts, Pattern, ReduceOp, Signature};
 use std::collections::HashMap;
 
-/// Operations that are the same on the wire for all variants of the call.
+/// The kind of operation that a call performs on the wire; calls of different kinds cannot match.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) enum OpClass {
     /// A known operation: all variants of all-gather share a class, and so on, except those that make several tensors

@@ -68,7 +68,7 @@ impl Analysis {
         }
     }
 
-    /// Sets when a file was written whose record states no time, ns since the epoch; the newest such time counts.
+    /// States when a file was written whose record holds no time, ns since the epoch; the newest of these times counts.
     pub fn note_written(&mut self, written_ns: i64) {
         self.policy.written_ns = self.policy.written_ns.max(Some(written_ns));
     }

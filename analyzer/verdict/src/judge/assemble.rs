@@ -152,7 +152,7 @@ fn finding(
     }
 }
 
-/// The end of a sentence: how many ranks wait because of an error; empty if these are no more than its group has
+/// The end of a sentence: how many ranks wait because of an error; empty if no more ranks wait than its group has
 /// members.
 fn in_all(ctx: &Context<'_>, draft: &FindingDraft, waiting: usize) -> String {
     use Code::*;

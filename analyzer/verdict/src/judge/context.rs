@@ -538,8 +538,8 @@ impl Context<'_> {
         }
     }
 
-    /// Whether the last member of a collective came so long ago that it should have finished; also if this is no
-    /// snapshot or times are unknown. Until then the others have waited for this member, and the fabric has had no
+    /// Whether the last member of a collective came so long ago that it should have finished; also true if this is not
+    /// a snapshot or times are unknown. Until then the others have waited for this member, and the fabric has had no
     /// time.
     pub(crate) fn is_long_complete(&self, place: usize) -> bool {
         let now = now_ns(self.aligned, self.policy).filter(|_| self.policy.snapshot);

@@ -12,7 +12,7 @@ use rcomm_recorder::model::{Layout, OpType, Pattern, Rank};
 /// The reason why one part is right.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Ground {
-    /// It has more members.
+    /// It has more members than any other.
     Majority,
     /// The parts are equally large, but input and output of the others' calls do not fit.
     Consistency,

@@ -11,7 +11,7 @@ impl WaitGraph {
     /// The places that a process had reached only shortly before it ended as the first, each with the node of its rank.
     ///
     /// A rank that had not arrived there was not late: the end of the process is the cause of the waits. A process that
-    /// had waited for long before it ended keeps its wait.
+    /// had waited for a long time before it ended keeps its wait.
     pub(super) fn young_waits_of_dead(
         &self,
         aligned: &Aligned<'_>,

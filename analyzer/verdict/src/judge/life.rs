@@ -399,9 +399,9 @@ fn lost_first<'a>(aligned: &'a Aligned<'_>) -> &'a [Rank] {
     first.map_or(&[], |(_, failure)| &failure.ranks)
 }
 
-/// Whether the other processes waited until their own ends for processes that had given no sign of life for long. They
-/// would have noticed if those had been gone: so those were stopped or without processor time, and ended together with
-/// the others.
+/// Whether the other processes waited until their own ends for processes that had given no sign of life for a long time
+/// (`quiet`). They would have noticed if the quiet processes had been gone: so these were stopped or without processor
+/// time, and ended together with the others.
 fn waited_on(aligned: &Aligned<'_>, quiet: &[&Gone], others: &[&Gone]) -> bool {
     let Some(last) = quiet.last() else {
         return false;

@@ -1,8 +1,8 @@
 //! Finds what a rank that others wait for would have done next.
 //!
-//! Such a rank may be missed at several places: its tensor-parallel peer waits in an all_reduce, the next stage in a
-//! receive, all others at the end of the step. It left the program at only one of them. The ranks that went on show the
-//! order; if they do not, the earliest wait counts.
+//! A rank that others wait for may be missed at several places: its tensor-parallel peer waits in an all_reduce, the
+//! next stage in a receive, all others at the end of the step. It left the program at only one of them. The ranks that
+//! went on show the order; if they do not, the earliest wait counts.
 
 use crate::align::event::{self, ProgramEvent};
 use crate::align::p2p::peer_of;

@@ -1,8 +1,8 @@
 //! Makes a report from records: which ranks wait for which, why, and what to do.
 //!
 //! [`analysis`] is the entry point. It selects the records of one job ([`provenance`]), aligns them, builds the graph
-//! of waits ([`wait_graph`]) and finds its roots ([`wait_root`]); every file of [`check`] drafts findings from one
-//! [`context`], and [`assemble`] ranks the drafts and writes the report.
+//! of waits ([`wait_graph`]) and finds its roots ([`wait_root`]); every [`check`] drafts findings from one [`context`],
+//! and [`assemble`] ranks the drafts and writes the report.
 
 mod analysis;
 mod assemble;

@@ -539,7 +539,7 @@ fn count_misplaced(aligned: &Aligned<'_>, tallies: &mut [Comparison]) {
                 continue;
             }
             for record in aligned.records_of(rank) {
-                // Operations of another backend in a group of this name are no contradiction.
+                // Operations of another backend in a group of this name do not contradict.
                 let elsewhere = aligned.lanes[record].iter().any(|lane| {
                     let other = &aligned.groups[lane.group];
                     other.name == group.name

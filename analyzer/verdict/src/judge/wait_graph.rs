@@ -116,9 +116,9 @@ impl WaitGraph {
                 // If no collective connects a clock to the others, ages are measured by that clock alone.
                 let own = aligned.records[record].latest_ns();
                 let foreign = policy.now_ns.is_none() && !aligned.clock_known[record];
-                // An operation that was pending when the record was taken may have ended since, so its age counts up to
-                // that time only. The record of a dead process no longer changes, so its operations age while others
-                // live.
+                // An operation that was pending when the record was taken may have ended since, so its age counts only
+                // up to when the record was taken. The record of a dead process no longer changes, so its operations
+                // age while others live.
                 let dead = life.end.is_none() && life.gone(aligned.records[record].rank).is_some();
                 // A launcher's account dates an end more exactly than the last sign of life, which on a
                 // busy host may be seconds older.

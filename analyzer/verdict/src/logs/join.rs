@@ -22,7 +22,7 @@ impl LoggedOp {
 }
 
 /// Adds what the logs show to a report. If no record was read, the logs alone make the verdict and the finding.
-/// Otherwise their lines become evidence of the findings, or a finding of their own if the records show no error.
+/// Otherwise their lines become evidence of the findings, or a separate finding if the records show no error.
 pub fn join(report: &mut Report, logs: &[Log]) {
     if logs.is_empty() {
         return;

@@ -75,8 +75,8 @@ pub fn chain(report: &Report, roots: &[Rank]) -> Vec<Link> {
     links
 }
 
-/// The waits from one rank towards a root, each of the rank that the one before waits for. Empty if the rank does not
-/// wait.
+/// The waits that lead from a rank towards a root: each is the wait of a rank for which the previous rank waits. Empty
+/// if the rank does not wait.
 ///
 /// The path ends at a rank that waits for no other, or where it closes into a cycle: then the last wait is for a rank
 /// that is already in the path.

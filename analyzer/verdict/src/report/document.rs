@@ -130,7 +130,7 @@ impl Verdict {
     }
 }
 
-/// How a job ended of which no process is left.
+/// The end of a job that has no process left.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct JobEnd {
     /// The kind of end.
@@ -342,11 +342,11 @@ pub struct Wait {
 /// One frame of the merged stacks.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StackNode {
-    /// Function.
+    /// Name of the function.
     pub name: String,
-    /// Source file.
+    /// Path of the source file.
     pub filename: String,
-    /// Line.
+    /// Line number; 0 if unknown.
     pub line: u32,
     /// Ranks whose newest call passes through this frame, ascending.
     pub ranks: Vec<Rank>,

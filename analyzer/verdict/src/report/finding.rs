@@ -38,7 +38,7 @@ macro_rules! codes {
                 match self { $( Self::$code => Severity::$severity, )+ }
             }
 
-            /// When it is reported: one line.
+            /// When the code is reported: one line.
             pub const fn meaning(self) -> &'static str {
                 match self { $( Self::$code => $text, )+ }
             }

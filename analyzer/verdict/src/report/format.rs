@@ -249,8 +249,7 @@ pub const fn counter(kind: SeqKind) -> &'static str {
 
 /// `text` with every control character, and every character that changes the direction of text, escaped.
 ///
-/// Names in a dump are untrusted: an escape sequence must not reach the
-/// terminal of the engineer who reads it.
+/// Names in a dump are untrusted: an escape sequence must not reach the reader's terminal.
 pub fn printable(text: &str) -> Cow<'_, str> {
     if !text.chars().any(is_unprintable) {
         return Cow::Borrowed(text);

@@ -33,9 +33,9 @@ pub struct FrameRef {
     /// `last_seen` (its last recorded call), `waiting` (the call it is in), `there` (the call that differs from the
     /// others') or `now` (a stack taken live).
     pub when: String,
-    /// Function.
+    /// Name of the function.
     pub name: String,
-    /// Source file.
+    /// Path of the source file.
     pub filename: String,
     /// Line number; 0 if unknown.
     pub line: u32,

@@ -1,9 +1,9 @@
 //! W270: ranks issue the same sequence numbers of a group from different places of the source, in crossed order.
 //!
-//! Two threads that share a group, or two branches of the program, issue in an order that differs from rank
-//! to rank. Where the operations agree, no backend notices: the data of the one operation meet those of the
-//! other. Only the places from which they were issued show it. A program may well issue one operation from
-//! several places, so a crossing counts only where all of this holds:
+//! Two threads that share a group, or two branches of the program, issue in an order that differs from rank to rank.
+//! Where the operations agree, no backend notices: the data of one operation meets that of the other. Only the places
+//! from which they were issued show it. A program may well issue one operation from several places, so a crossing
+//! counts only where all of this holds:
 //!
 //! * both places are known as places that all ranks come through together: under other numbers every member
 //!   issued from the one, and from the other;
@@ -122,7 +122,7 @@ fn rows(ctx: &Context<'_>, group: GroupIx, members: &[(RecordIx, &Lane)]) -> Opt
     (!rows.differ.is_empty()).then_some(rows)
 }
 
-/// Where ranks cross.
+/// Two numbers under which some ranks issued from each other's places of the source.
 struct Crossing {
     group: GroupIx,
     /// The first number that is crossed, and the one under which the odd ranks issue from where the others issued the
@@ -132,7 +132,7 @@ struct Crossing {
     last: u32,
     /// Records of the ranks that agree with most, and of the odd ones.
     sides: [Vec<RecordIx>; 2],
-    /// More than half of the members are on the first side.
+    /// Whether more than half of the members are on the first side.
     decided: bool,
     /// The frame in which the places differ, counted from the call outwards.
     depth: usize,

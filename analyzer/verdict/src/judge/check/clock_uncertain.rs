@@ -1,9 +1,9 @@
 //! W260: a finding rests on an order in time that the hosts' clocks are too uncertain to show.
 //!
-//! Verdicts rest on sequence numbers and waits, not on clocks. Clocks that differ by seconds are no finding, since the
-//! difference is estimated from the collectives and subtracted. But a few questions can be answered only from times:
-//! which of several silent ranks was missed first, or which rank came late if a recorder measures no waits. This check
-//! reports when the times are closer together than the error of the clocks.
+//! Verdicts rest on sequence numbers and waits, not on clocks. Clocks that differ by seconds are not reported, since
+//! the difference is estimated from the collectives and subtracted. But a few questions can be answered only from
+//! times: which of several silent ranks was missed first, or which rank came late if a recorder measures no waits. This
+//! check reports when the times are closer together than the error of the clocks.
 
 use super::Check;
 use crate::align::clocks::sum;

@@ -4,8 +4,8 @@
 //! before number `t` of another and a rank that is in both groups does the opposite, each of the two can come to wait
 //! for the other: a deadlock that has not happened yet. Once it has, E130 names it.
 //!
-//! Only operations that need every member are compared, and only those of groups on a device: threads of a
-//! host that use a group each wait for nothing but their own.
+//! Only operations that need every member are compared, and only those of groups on a device: on a host, threads that
+//! each use one group wait only in that group.
 
 use super::Check;
 use crate::align::pending::on_device;

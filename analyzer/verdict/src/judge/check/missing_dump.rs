@@ -327,8 +327,8 @@ fn exclusive_peers(ctx: &Context<'_>, culprits: &[Rank]) -> Vec<Rank> {
     peers
 }
 
-/// Other ranks whose process is gone or that had an operation fail before its time-out. Empty if those are more than
-/// half of all ranks.
+/// Other ranks whose process is gone or that had an operation fail before its time-out. Empty if these are more than
+/// half of the ranks that were read.
 fn ended_early(ctx: &Context<'_>, culprits: &[Rank]) -> Vec<Rank> {
     let records = ctx.aligned.records.iter().enumerate();
     let ended = records

@@ -1,8 +1,8 @@
 //! The checks: each looks for one kind of fault in the aligned records and the wait-for graph.
 //!
 //! A check returns drafts of findings; [`assemble`](crate::judge::assemble) ranks them, lists consequences under their
-//! causes and counts victims. Adding a check means adding a file, a line in [`ALL`] after the checks whose findings it
-//! needs to see, and, for a new kind of finding, a [`Code`].
+//! causes and counts victims. Adding a check means adding a type that implements [`Check`], a line in [`ALL`] after the
+//! checks whose findings it needs to see, and, for a new kind of finding, a [`Code`].
 
 mod all_arrived_stuck;
 mod call_site_order;
@@ -59,6 +59,7 @@ pub(crate) const ALL: &[&dyn Check] = &[
     &p2p_unmatched::P2pUnmatched,
     &not_joined::NotJoined,
     &cross_group_deadlock::CrossGroupDeadlock,
+    // After the checks that explain waits: it reports processes that are gone and that none of them blames.
     &rank_failed::Unmissed,
     &recorded_failure::RecordedFailure,
     &missing_dump::MissingDump,

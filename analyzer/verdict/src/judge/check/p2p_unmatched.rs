@@ -354,7 +354,7 @@ fn draft(ctx: &Context<'_>, place: usize, nodes: &[Node], possible: bool) -> Fin
         return FindingDraft::new(Code::E120, String::new());
     };
     let waiting = ctx.aligned.records[record].rank;
-    // Of a batch, the message whose other half the culprit did not post.
+    // In a batch, this is the message whose other half the culprit did not post.
     let position = ctx
         .halves(record, pending)
         .iter()

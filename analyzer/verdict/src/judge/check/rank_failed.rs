@@ -1,4 +1,4 @@
-//! E150: a rank failed by itself: its process is gone, or an operation of its own ended with an error.
+//! E150: a rank failed by itself: its process is gone, or one of its operations ended with an error.
 //!
 //! A process that is gone left its ring behind, and others wait for operations that it will never issue. An operation
 //! that fails at its time-out belongs to a victim, and when one rank dies, its peers' operations fail soon after. So a

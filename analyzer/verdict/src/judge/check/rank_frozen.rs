@@ -136,8 +136,8 @@ fn inside(ctx: &Context<'_>, place: usize) -> Option<FindingDraft> {
             Some((node, record, frozen(ctx, record)?))
         })
         .collect();
-    // The peers may have completed the operation and wait for those ranks elsewhere. If no rank waits, the whole job is
-    // stopped.
+    // The peers may have completed the operation and wait for the stopped ranks elsewhere. If no rank waits, the whole
+    // job is stopped.
     let waits = |node: &Node| {
         let is_stopped = stopped.iter().any(|one| one.0 == *node);
         !is_stopped && !ctx.graph.waits_in[*node].is_empty()

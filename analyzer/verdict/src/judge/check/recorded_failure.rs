@@ -155,7 +155,7 @@ struct OwnWait<'a> {
 }
 
 /// The wait of a rank that a time-out names: its oldest operation, other than the one that timed out, that it had
-/// issued and not completed at that time.
+/// issued and not completed when the time-out was recorded. `None` if there is none.
 fn own_wait<'a>(ctx: &'a Context<'_>, rank: Rank, witness: &Recorded<'_>) -> Option<OwnWait<'a>> {
     let record = ctx.aligned.record_of(rank)?;
     let timed_out = operation(ctx, witness).map(|(group, op)| (group, op.seq, op.is_p2p));
@@ -173,7 +173,8 @@ fn own_wait<'a>(ctx: &'a Context<'_>, rank: Rank, witness: &Recorded<'_>) -> Opt
     waits.min_by_key(|wait| ctx.aligned.created_ns(wait.record, wait.op))
 }
 
-/// The members whose records show that they had not issued the collective of a wait by that time, common time, ns.
+/// The members whose records show that they had not issued the collective of a wait by `at_ns`, common time; empty for
+/// a message.
 fn absent(ctx: &Context<'_>, wait: &OwnWait<'_>, at_ns: i64) -> Vec<Rank> {
     if wait.op.is_p2p {
         return Vec::new();

@@ -1,8 +1,9 @@
 //! W160: a ring overwrites records that the analysis needs, or could not keep records.
 //!
-//! A ring that has wrapped is the normal case and no finding. It is one if the ring has dropped the operation that the
-//! rank is in, or the entries that show whether it arrived where others wait; if the program reports its steps and one
-//! step has more operations than the ring holds; or if records were lost because several threads wrote at once.
+//! A ring that has wrapped is the normal case and is not reported, unless it has dropped the operation that the rank is
+//! in or the entries that show whether it arrived where others wait, or unless the program reports its steps and one
+//! step has more operations than the ring holds. Records that were lost because several threads wrote at once are
+//! always reported.
 
 use super::Check;
 use crate::align::UnknownReason;

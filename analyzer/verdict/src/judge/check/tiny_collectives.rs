@@ -2,7 +2,7 @@
 //!
 //! Small collectives are normal: norms, flags, barriers. They are wasteful if they come in long rows of one operation
 //! on one group, which one larger operation could replace, and if the rank spends a considerable share of its time in
-//! them. Both are required: a program with only a few small operations is no finding.
+//! them. Both are required: a program with only a few small operations is not reported.
 
 use super::Check;
 use crate::align::record::{Op, Record};

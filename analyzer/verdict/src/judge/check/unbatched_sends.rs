@@ -50,7 +50,7 @@ struct Opposite {
     records: [RecordIx; 2],
     /// The first such send of each.
     sends: [u32; 2],
-    /// How often they did so.
+    /// The number of times that both sent before they received.
     times: usize,
 }
 

@@ -182,7 +182,7 @@ impl<'a> Links<'a> {
         (sender.unacknowledged > 0).then_some(sender.sent <= receiver.received)
     }
 
-    /// Which direction of these links works, if just one does.
+    /// Which direction of these links works, if just one does; `None` otherwise, or if the records do not show it.
     fn one_way(&self, cut: &BTreeSet<Rank>, pairs: &[Pair]) -> Option<Direction> {
         let outward = |&(a, b): &Pair| if cut.contains(&a) { (a, b) } else { (b, a) };
         let all = |of: &dyn Fn(Pair) -> Option<bool>| -> Option<bool> {

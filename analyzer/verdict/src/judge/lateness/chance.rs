@@ -35,7 +35,7 @@ const FEW: usize = 8;
 /// The time that one instance lost because of its last member.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Loss {
-    /// When that member issued it, common time, ns.
+    /// When the last member issued its operation, common time, ns.
     pub(crate) at_ns: i64,
     /// The last to arrive: the index of the rank's first record, or of the host.
     pub(crate) unit: usize,

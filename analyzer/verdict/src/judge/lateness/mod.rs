@@ -95,7 +95,7 @@ pub(crate) struct Lateness {
     pub(crate) pattern: Pattern,
     /// The number of ranks that took part in an instance.
     pub(crate) among: usize,
-    /// What each rank cost.
+    /// The cost of each rank's lateness.
     pub(crate) by_rank: Tally,
     pub(crate) by_host: Tally,
     /// For each host, the number of instances in which it was last as a whole, beyond the usual spread.
@@ -402,8 +402,8 @@ fn leave_out_ahead(losses: &mut Vec<(Loss, f32)>) {
 }
 
 /// How late the last member already was when it issued its previous compared operation, ms: a rank that the others are
-/// ahead of stays behind without being late again. 0 if the second last issued this operation after that one: then the
-/// others had waited, and the delay is new.
+/// ahead of stays behind without being late again. 0 if the second last member issued this operation only after the
+/// last member issued its previous one: then the others had waited, and the delay is new.
 fn carried(aligned: &Aligned<'_>, borne_ms: &[Vec<f32>], last: &Arrived, second: &Arrived) -> f32 {
     let ops = &aligned.records[last.record].ops[..last.position as usize];
     let compared = |at: &usize| borne_ms[last.record][*at] != 0.0 && !is_message(&ops[*at]);

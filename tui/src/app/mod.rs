@@ -52,7 +52,8 @@ impl Inbox {
     }
 }
 
-/// Runs the view until the user quits. `asked` holds the ranks to which requests for dumps and call stacks can be sent.
+/// Runs the view until the user quits or a signal ends it. `asked` holds the ranks to which requests for dumps and
+/// call stacks can be sent, and the choice of the job.
 ///
 /// # Errors
 ///

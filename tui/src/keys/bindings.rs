@@ -59,17 +59,17 @@ pub enum Action {
 /// Section of the help.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Section {
-    /// Going to a view.
+    /// Going to a view or back, opening a row, and quitting.
     Views,
     /// Moving within a view.
     Move,
-    /// Choosing which rows and columns are shown.
+    /// Choosing what is shown, and how.
     Show,
     /// Showing another point in time.
     Time,
-    /// Details about the selection.
+    /// Explaining, following, marking and comparing what is selected.
     Ask,
-    /// Copying, exporting and quitting.
+    /// Copying, exporting and saving, suspending and redrawing.
     Take,
 }
 

@@ -53,7 +53,7 @@ pub enum Body {
     Strip(Strip),
     /// Cells in rows and columns.
     Grid(Grid),
-    /// Lanes along time.
+    /// Operations along time.
     Timeline(Timeline),
     /// Lines of text.
     Text(Vec<Line>),
@@ -95,18 +95,18 @@ pub const INSIDE: char = '█';
 /// Timeline glyph: within an operation that has not ended.
 pub const PENDING: char = '▒';
 
-/// Lanes along time.
+/// Operations along time, in lanes (rows), one for each rank.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Timeline {
     /// Left edge, wall clock, ns since the epoch.
     pub from_ns: i64,
     /// Right edge, wall clock, ns since the epoch.
     pub to_ns: i64,
-    /// One lane per rank.
+    /// The lanes, from top to bottom.
     pub lanes: Vec<Lane>,
 }
 
-/// One lane: the operations of one rank along time, those of all its recorders.
+/// One lane of a timeline: the operations of one rank, those of all its recorders.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Lane {
     /// The rank.

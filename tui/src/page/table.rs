@@ -18,7 +18,7 @@ pub enum Target {
     Rank(Rank),
     /// Several ranks.
     Ranks(Arc<[Rank]>),
-    /// The finding at this index in the report.
+    /// The finding with this id in the report.
     Finding(u32),
     /// Another job of this node.
     Job(Arc<str>),

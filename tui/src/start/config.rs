@@ -42,7 +42,7 @@ pub struct Config {
 #[derive(Clone, Copy, Debug, PartialEq, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Warning {
-    /// Whether its findings are shown; if not, it is muted at start.
+    /// Whether findings with the code are shown; if not, the code is muted at start.
     pub enabled: bool,
     /// Threshold of codes that have one: for W220 a share of the job's time, from 0 to 1.
     pub threshold: Option<f64>,
@@ -52,7 +52,8 @@ pub struct Warning {
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct LayoutConfig {
-    /// Panes of the first screen, from top to bottom; if empty, as many as the terminal has room for.
+    /// Panes of the first screen, from top to bottom; if empty, the default ones, which depend on the job and on the
+    /// height of the terminal.
     pub overview: Vec<OverviewPane>,
 }
 

@@ -44,7 +44,7 @@ impl State {
         }
     }
 
-    /// Edits the input line.
+    /// Applies a key press to the input line. While a filter is typed, applies the filter too.
     fn edit(&mut self, key: &KeyEvent) -> Option<Command> {
         let facts = self.facts();
         let mut input = self.input.take()?;

@@ -21,7 +21,7 @@ pub enum Event {
     Tick(Moment),
     /// A new analysis of the job.
     Observed(Arc<Snapshot>),
-    /// The jobs of this node, trouble first.
+    /// The jobs of this node, those in trouble first.
     Jobs(Arc<[NodeJob]>),
     /// A request to end the program.
     Terminate,
@@ -65,7 +65,7 @@ pub enum Command {
 /// The content that `:export` writes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ExportFormat {
-    /// The screen, without colours.
+    /// The screen, without colors.
     Text,
     /// The report.
     Json,

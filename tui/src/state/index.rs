@@ -104,7 +104,8 @@ pub struct FrameIndex {
     pub states: Vec<RankState>,
     /// Ranks that are root causes, ascending.
     pub roots: Vec<Rank>,
-    /// Index in the report of the finding that the headline is about; `None` if the headline is the verdict alone.
+    /// Index in the report of the gravest finding that is neither muted, a note, nor the consequence of another; the
+    /// headline is about it, unless the job has ended. `None` if there is none.
     pub head: Option<usize>,
     /// Hosts in order of their first rank.
     pub hosts: Vec<Host>,

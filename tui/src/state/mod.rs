@@ -50,7 +50,7 @@ pub struct Options {
     pub askable: bool,
     /// Whether ranks can be asked for their call stacks.
     pub stacks_askable: bool,
-    /// Whether the sources are recordings, which never change.
+    /// Whether the sources never change, as dumps and recordings.
     pub still: bool,
     /// Memory for recorded frames, in bytes.
     pub history: usize,
@@ -60,7 +60,8 @@ pub struct Options {
     pub muted: BTreeSet<Code>,
     /// Columns of tables, by the name of their pane; other tables show all columns.
     pub columns: BTreeMap<String, Vec<String>>,
-    /// Panes of the first screen, from top to bottom; if empty, as many as the terminal has room for.
+    /// Panes of the first screen, from top to bottom; if empty, the default ones, which depend on the job and on the
+    /// height of the terminal.
     pub layout: Vec<OverviewPane>,
 }
 
@@ -88,7 +89,7 @@ pub struct State {
     pub confirm: Option<PathBuf>,
     /// The call stacks taken last, and when they were taken.
     pub stacks: Option<(Arc<TakenStacks>, Moment)>,
-    /// The jobs of this node, problems first; empty if the sources are not rings.
+    /// The jobs of this node, those in trouble first; empty if the sources are not rings.
     pub jobs: Arc<[NodeJob]>,
     /// Recorded frames.
     pub history: History,

@@ -28,7 +28,7 @@ pub enum Screen {
     Stragglers,
     /// Findings of the analysis.
     Warnings,
-    /// One finding with its evidence.
+    /// The finding with this id, and its evidence.
     Finding(u32),
     /// The operations of ranks along time.
     Timeline,

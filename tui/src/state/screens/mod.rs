@@ -70,11 +70,11 @@ pub struct ViewModel<'a> {
     pub size: (u16, u16),
     /// The key bindings.
     pub keymap: &'a Keymap,
-    /// Panes of the first screen; if empty, as many as there is room for.
+    /// Panes of the first screen; if empty, the default ones.
     pub layout: &'a [OverviewPane],
     /// The call stacks taken last, and when they were taken.
     pub stacks: Option<&'a (Arc<TakenStacks>, Moment)>,
-    /// The jobs of this node, problems first.
+    /// The jobs of this node, those in trouble first.
     pub jobs: &'a [NodeJob],
     /// Figures of the job over time.
     pub trends: &'a Trends,

@@ -1,4 +1,4 @@
-//! Stragglers: ranks by the time that others waited for them; late ranks of one host share a row.
+//! Stragglers: ranks by the time that others waited for them; if all ranks of a host are late, they share a row.
 
 use super::ViewModel;
 use crate::page::table::{Cell, Heads, Mark, Row, Table, Target, number, rest, text};

@@ -13,7 +13,7 @@ use rcomm_recorder::model::EntryState;
 pub struct Scale {
     /// Width in ns.
     pub width_ns: i64,
-    /// Distance of the right edge from the last recorded event, in ns.
+    /// How far the range is moved back in time, in ns; at 0, the last recorded event is at four fifths of the width.
     pub back_ns: i64,
 }
 
@@ -33,7 +33,7 @@ impl Scale {
         self.width_ns = width.clamp(1_000_000, 3_600_000_000_000);
     }
 
-    /// Moves the range by quarters of its width, earlier (+) or later (-), but not beyond the last recorded event.
+    /// Moves the range by quarters of its width, earlier (+) or later (-), but not later than at the start.
     pub fn pan(&mut self, quarters: i64) {
         let back = self.back_ns + quarters * self.width_ns / 4;
         self.back_ns = back.max(0);

@@ -1,5 +1,5 @@
-//! Handles as C callers see them: numbers in a table, so that one that is used after its end is found out
-//! at once. The real libraries would read freed memory.
+//! Handles as C callers see them: numbers in a table, so that the use of a handle after its end is detected at
+//! once. The real libraries would read freed memory.
 
 use crate::callback;
 use crate::stream::lock;
@@ -31,13 +31,14 @@ impl<T> Handles<T> {
         callback::check();
         let mut table = lock(&self.table);
         table.last += 1;
-        // Like an address, and never one.
+        // Odd, so that it is never the address of an aligned object.
         let handle = table.last << 4 | 1;
         table.live.insert(handle, value);
         std::ptr::without_provenance_mut(handle)
     }
 
-    /// `None` for null. Ends the process for a handle that is not live: the caller is broken.
+    /// Returns the value of a handle; `None` for null. Ends the process if the handle is not live, since the
+    /// caller is broken.
     pub(crate) fn get(&self, handle: *mut c_void) -> Option<Arc<T>> {
         callback::check();
         if handle.is_null() {
@@ -47,7 +48,7 @@ impl<T> Handles<T> {
         Some(found.unwrap_or_else(|| self.refuse(handle)))
     }
 
-    /// As [`get`](Self::get); the handle is not live afterwards.
+    /// Works as [`get`](Self::get); the handle is not live afterwards.
     pub(crate) fn remove(&self, handle: *mut c_void) -> Option<Arc<T>> {
         callback::check();
         if handle.is_null() {

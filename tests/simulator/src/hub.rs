@@ -1,8 +1,9 @@
 //! The hub of a communicator's ranks. `ncclGetUniqueId` starts it in the process that calls it, as NCCL does with
 //! its bootstrap root (`bootstrapCreateRoot`, bootstrap.cc:405), and it lives as long as that process.
 //!
-//! The hub gathers one contribution of every rank, computes, and answers all of them. Ranks that
-//! disagree on a collective are never answered: undefined in NCCL's documentation, a hang in practice.
+//! The hub gathers one contribution of every rank, computes, and answers all of them. Ranks that disagree on
+//! the kind, type, root or length of a collective are never answered: this is undefined in NCCL's
+//! documentation, and a hang in practice.
 
 use crate::number::{self, Reduction};
 use crate::stream::lock;
@@ -56,7 +57,7 @@ struct State {
     last_key: u64,
 }
 
-/// The address of an abstract socket: nothing to clean up.
+/// The address of an abstract socket, which leaves no file behind.
 pub(crate) fn address(name: &[u8]) -> io::Result<SocketAddr> {
     SocketAddr::from_abstract_name(name)
 }
@@ -151,7 +152,7 @@ impl State {
         Some((key, rank))
     }
 
-    /// A rank closed its connection: cleanly after destroy, or because it died.
+    /// Handles a rank that has closed its connection, cleanly after destroy, or because it died.
     fn leave(&mut self, key: u64, rank: usize) {
         let Some(communicator) = self.communicators.get_mut(&key) else {
             return;
@@ -229,7 +230,7 @@ impl Communicator {
         receives || sends || !self.collectives.is_empty() || !self.derivations.is_empty()
     }
 
-    /// Reports a rank that has gone to an operation that began since and is not finished.
+    /// Fails the communicator if an unfinished operation needs a rank that is gone.
     fn fail_if_gone(&mut self) {
         let missing = (0..self.size).filter(|rank| !self.members.contains_key(rank));
         let needed = missing.into_iter().any(|rank| self.needs(rank));
@@ -283,7 +284,8 @@ impl Communicator {
         }
     }
 
-    /// Lengths that differ never complete: undefined in NCCL, a hang in practice.
+    /// Answers a send and its receive. If their lengths differ, neither is ever answered: this is undefined in
+    /// NCCL, and a hang in practice.
     fn deliver(
         &self,
         from: usize,
@@ -299,7 +301,8 @@ impl Communicator {
         }
     }
 
-    /// The payloads of a split or shrink, once all that are to take part have arrived.
+    /// Removes and returns the contributions to a split, shrink or exchange, once those of all ranks that take
+    /// part have arrived.
     fn complete_derivation(&mut self, seq: u64) -> Option<Contributions> {
         let contributions = self.derivations.get(&seq)?;
         let mut excluded = Vec::new();
@@ -334,8 +337,8 @@ impl Communicator {
         }
     }
 
-    /// Sends each rank its place: ranks of one color in order of key, then of rank. Of a shrink all colors
-    /// and keys are 0, so that the ranks close up.
+    /// Sends each rank its place: ranks of one color in order of key, then of rank. In a shrink all colors
+    /// and keys are 0, so that the remaining ranks keep their order.
     fn derive(&self, all: &Contributions, last_key: &mut u64) {
         let mut colors: BTreeMap<i32, Vec<(i32, usize)>> = BTreeMap::new();
         for (&rank, (request, _)) in all {

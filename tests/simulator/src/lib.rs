@@ -1,17 +1,17 @@
 //! A stand-in for `libnccl.so.2` and `libcuda.so.1` over host memory: the symbols that the NCCL
 //! backend calls, with the semantics that it relies on.
 //!
-//! It is loaded by an explicit path and lives outside the product. Streams are threads with a queue,
+//! It is loaded by an explicit path and is not part of the product. Streams are threads with a queue,
 //! events are flags with a time, device memory is host memory, and a communicator is a connection to
 //! a hub that the maker of the unique id runs. Faults are ordered by the environment, see
-//! `trouble`. Each behaviour names the document or the line of NCCL's source that it follows; where
-//! NCCL leaves behaviour undefined (ranks that disagree on a collective), the simulator hangs, which is
+//! `trouble`. Each behavior names the document or the line of NCCL's source that it follows; where
+//! NCCL leaves behavior undefined (ranks that disagree on a collective), the simulator hangs, which is
 //! what users see most often.
 //!
-//! A handle that is used after its end stops the process, as does memory that was freed, and a call from within
-//! a callback. One-sided operations inside a group of calls are not simulated.
+//! The process ends if it uses a handle after its end or memory that was freed, or calls the libraries from
+//! within a callback. One-sided operations inside a group of calls are not simulated.
 //!
-//! It has the inconvenient behaviours of the library: calls on communicators that do not block launch on a
+//! It has the inconvenient behaviors of the library: calls on communicators that do not block launch on a
 //! thread, aborts wait for the device's kernels, and failures leave state behind (`nccl::group`, `nccl::comm`,
 //! `nccl::lifecycle`).
 //!

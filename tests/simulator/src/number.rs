@@ -8,7 +8,7 @@ use std::ffi::CStr;
 
 use rcomm::{F8E4M3, F8E5M2, bf16, f16};
 
-/// What to do with the inputs.
+/// The reduction that one rank asks for.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Reduction {
     /// `ncclRedOp_t`: 0 sum, 1 product, 2 max, 3 min, 4 average.
@@ -97,7 +97,7 @@ floats! {
     F8E5M2, f32, |b: [u8; 1]| F8E5M2::from_bits(b[0]), |v: F8E5M2| [v.to_bits()], F8E5M2::to_f32, F8E5M2::from_f32;
 }
 
-/// Bytes of one element of an `ncclDataType_t`; `None` for a number that is none.
+/// Bytes of one element of an `ncclDataType_t`; `None` for an unknown one.
 pub(crate) fn size_of_type(data_type: i32) -> Option<usize> {
     Some(match data_type {
         0 | 1 | 10 | 11 => 1,

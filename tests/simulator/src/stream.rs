@@ -32,7 +32,7 @@ struct Queue {
 pub struct Stream {
     /// The device of its context, from 1; 0 for the default stream, which is every context's.
     pub(crate) device: i32,
-    /// What it was made with.
+    /// The priority that it was made with.
     pub(crate) priority: c_int,
     queue: Mutex<Queue>,
     moved: Condvar,
@@ -67,7 +67,7 @@ impl Stream {
             if let Some(work) = queue.work.pop_front() {
                 drop(queue);
                 work();
-                // Drop what it holds before its end is visible to waiters.
+                // What the work holds is dropped before waiters see that it has ended.
                 drop(work);
                 queue = lock(&self.queue);
                 queue.pending -= 1;
@@ -83,7 +83,7 @@ impl Stream {
         }
     }
 
-    /// Enqueues, or adds to the graph that the stream is being captured into.
+    /// Enqueues work, or adds it to the graph into which the stream is being captured.
     pub(crate) fn push(&self, work: Work) {
         let mut queue = lock(&self.queue);
         if let Some(member) = &mut queue.capture {
@@ -114,20 +114,20 @@ impl Stream {
         self.moved.notify_all();
     }
 
-    /// The capture that it belongs to.
+    /// The capture that the stream belongs to, if any.
     pub(crate) fn capture(&self) -> Option<Arc<Capture>> {
         let queue = lock(&self.queue);
         queue.capture.as_ref().map(|member| member.capture.clone())
     }
 
-    /// What it has seen of its capture.
+    /// The stream's capture, and how much of the capture precedes the stream's next work.
     pub(crate) fn seen(&self) -> Option<(Arc<Capture>, Seen)> {
         let queue = lock(&self.queue);
         let member = queue.capture.as_ref()?;
         Some((member.capture.clone(), member.seen.clone()))
     }
 
-    /// Makes it part of a capture, or adds to what it has seen of it.
+    /// Makes the stream part of a capture; the work in `seen` precedes its next work.
     pub(crate) fn join(self: &Arc<Self>, capture: &Arc<Capture>, seen: &Seen) {
         let mut queue = lock(&self.queue);
         let member = queue.capture.get_or_insert_with(|| {
@@ -173,7 +173,7 @@ impl Event {
         })
     }
 
-    /// In a capture, a record is a place in the graph and nothing that happens.
+    /// Records the event on a stream. In a capture, this only marks a place in the graph.
     pub(crate) fn record(self: &Arc<Self>, stream: &Stream) {
         let captured = stream.seen();
         let number = {
@@ -229,7 +229,7 @@ impl Event {
         marks.completed >= marks.recorded
     }
 
-    /// When it completed.
+    /// When a record of it last completed; `None` if none has.
     pub(crate) fn at(&self) -> Option<Instant> {
         lock(&self.marks).at
     }

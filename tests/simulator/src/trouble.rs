@@ -4,8 +4,8 @@
 //! |---|---|
 //! | `version=22105` | the result of `ncclGetVersion` |
 //! | `hang_after=3` | the fourth operation that this process enqueues, and all later ones, never end |
-//! | `async_error_after=3` | the fourth operation ends the communicator with `ncclRemoteError` |
-//! | `launch_error_after=3` | the fourth operation is refused by the driver |
+//! | `async_error_after=3` | the fourth operation, and all later ones, end their communicator with `ncclRemoteError` |
+//! | `launch_error_after=3` | the fourth operation, and all later ones, are refused by the driver |
 //! | `call_error_after=1` | the second call of an operation, and all later ones, are refused, and with them their group of calls |
 //! | `init_delay_ms=500` | joining a communicator takes that much longer |
 //! | `die_in_init=1` | the process ends as it joins its first communicator, without a message |
@@ -13,13 +13,13 @@
 //! | `launch_delay_ms=3000` | what is enqueued on a communicator that does not block is enqueued that much later |
 //! | `put_delay_ms=3000` | the same, of puts alone |
 //! | `abort_hangs=1` | `ncclCommAbort` never returns |
-//! | `query_hangs_after=3` | the fourth `cuEventQuery` never returns |
+//! | `query_hangs_after=3` | the fourth `cuEventQuery`, and all later ones, never return |
 //! | `no_memory_after=2` | the third allocation of device memory and later ones fail |
 //! | `no_symmetric=1` | communicators have no symmetric memory |
 //! | `no_one_sided=1` | communicators have no one-sided operations |
 //! | `no_reach=1` | no device reaches the memory of another rank |
 //! | `local_peers=1` | the ranks share a host: the death of one is not reported, and operations that wait for it hang |
-//! | `capability=8` | the devices' compute capability |
+//! | `capability=8` | the devices' major compute capability |
 //! | `no_device=1` | `cuInit` answers `CUDA_ERROR_NO_DEVICE` |
 
 use std::sync::OnceLock;
@@ -44,7 +44,7 @@ fn orders() -> &'static Orders {
     })
 }
 
-/// The value ordered for `key`.
+/// The value ordered for `key`; `None` if it is not ordered.
 pub(crate) fn order(key: &str) -> Option<u64> {
     orders()
         .pairs
@@ -95,21 +95,21 @@ pub(crate) fn next_allocation_fits() -> bool {
     order("no_memory_after").is_none_or(|after| number < after)
 }
 
-/// Ends the process if that was ordered.
+/// Ends the process if `die_in_init` was ordered.
 pub(crate) fn die_in_init() {
     if order("die_in_init").is_some() {
         std::process::abort();
     }
 }
 
-/// Does not return if that was ordered.
+/// Does not return if `abort_hangs` was ordered.
 pub(crate) fn hang_in_abort() {
     if order("abort_hangs").is_some() {
         hang();
     }
 }
 
-/// Counts one query of an event, and does not return if that was ordered.
+/// Counts one query of an event, and does not return if `query_hangs_after` orders this.
 pub(crate) fn hang_in_query() {
     static COUNT: AtomicU64 = AtomicU64::new(0);
     let number = COUNT.fetch_add(1, Ordering::Relaxed);

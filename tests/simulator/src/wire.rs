@@ -3,7 +3,7 @@
 use std::io::{self, Read, Write};
 use std::os::unix::net::UnixStream;
 
-/// Asks of a rank.
+/// What a rank asks of the hub.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub(crate) enum Ask {
@@ -49,18 +49,19 @@ impl Ask {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Request {
     pub(crate) ask: Ask,
-    /// Answered with the same number.
+    /// The reply has the same number.
     pub(crate) id: u64,
-    /// The how many-th collective of the communicator; the communicator's key where a rank joins.
+    /// Number of the collective in the communicator, or of the split, shrink or exchange; the communicator's
+    /// key when a rank joins.
     pub(crate) seq: u64,
-    /// Root or peer; the own rank where a rank joins; the color of a split.
+    /// Root or peer; the sender's own rank when it joins; the color of a split.
     pub(crate) rank: i32,
-    /// `ncclDataType_t`; the device where a rank joins.
+    /// `ncclDataType_t`; the device when a rank joins.
     pub(crate) data_type: i32,
-    /// `ncclRedOp_t`; the number of ranks where a rank joins; the key of a split.
+    /// `ncclRedOp_t`; the number of ranks when a rank joins; the key of a split.
     pub(crate) op: i32,
     pub(crate) factor: f64,
-    /// Bytes that the caller wants back, for a receive.
+    /// Bytes of a message, or of each input of a collective.
     pub(crate) length: u64,
 }
 

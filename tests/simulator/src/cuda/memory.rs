@@ -1,4 +1,4 @@
-//! Memory, which is the host's ("Memory Management" in the driver's manual).
+//! Device memory, which is memory of the host here ("Memory Management" in the driver's manual).
 
 use super::stream::synchronize;
 use super::{
@@ -35,7 +35,7 @@ enum Kind {
 
 static MEMORY: Mutex<BTreeMap<u64, Allocation>> = Mutex::new(BTreeMap::new());
 
-/// Mappings, with their sizes.
+/// Sizes of all mappings, by address.
 static MAPPED: Mutex<BTreeMap<u64, usize>> = Mutex::new(BTreeMap::new());
 
 /// A file in memory, mapped here.
@@ -89,7 +89,7 @@ impl Mapping {
         Ok(Self { at, size })
     }
 
-    /// The memory of another process.
+    /// Maps the memory that another process shows as the file at `path`.
     pub(crate) fn open(path: &str) -> io::Result<Self> {
         let file = rustix::fs::open(path, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())?;
         let size = rustix::fs::fstat(&file)?.st_size;
@@ -127,7 +127,7 @@ pub(crate) fn allocate(size: usize) -> Option<u64> {
     Some(note(at, layout.size(), Kind::Own(layout)))
 }
 
-/// As [`allocate`], of the kind that windows can be made of.
+/// Works as [`allocate`], but returns memory of which windows can be made.
 pub(crate) fn allocate_shared(size: usize) -> Option<u64> {
     callback::check();
     if !trouble::next_allocation_fits() {
@@ -163,7 +163,7 @@ pub(crate) fn free(at: u64) -> bool {
     true
 }
 
-/// The file behind these bytes, and their place in it, if they are of [`allocate_shared`].
+/// The file behind these bytes, and their offset in it; `None` if they are not from [`allocate_shared`].
 pub(crate) fn file_of(at: u64, size: u64) -> Option<((c_int, u64), u64)> {
     let memory = lock(&MEMORY);
     let (start, held) = memory.range(..=at).next_back()?;
@@ -173,7 +173,7 @@ pub(crate) fn file_of(at: u64, size: u64) -> Option<((c_int, u64), u64)> {
     (at + size <= start + held.size as u64).then(|| (shared.file(), at - start))
 }
 
-/// The device of an address, if all these bytes are in one piece of its memory.
+/// The device of an address; `None` unless all these bytes are in one allocation of its memory.
 pub(crate) fn device_of(at: u64, size: u64) -> Option<c_int> {
     let memory = lock(&MEMORY);
     let (start, held) = memory.range(..=at).next_back()?;
@@ -197,7 +197,8 @@ pub unsafe extern "C" fn cuMemAlloc_v2(out: *mut u64, size: usize) -> c_int {
     }
 }
 
-/// In the order of the stream ("Stream Ordered Memory Allocator" in the driver's manual); not simulated in a capture.
+/// Allocates at once, which the order of the stream permits ("Stream Ordered Memory Allocator" in the driver's
+/// manual). An allocation in a capture is not simulated.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuMemAllocAsync(out: *mut u64, size: usize, stream: *mut c_void) -> c_int {
     crate::calls::note();
@@ -303,7 +304,8 @@ pub(crate) fn check(at: usize, length: usize) {
     }
 }
 
-/// Whether a device reaches all these bytes: they are memory of a device, or what another process shows.
+/// Whether a device reaches all these bytes: they are memory of a device, or memory of another process that is
+/// mapped here.
 fn is_reached(at: u64, size: usize) -> bool {
     if device_of(at, size as u64).is_some() {
         return true;
@@ -313,7 +315,7 @@ fn is_reached(at: u64, size: usize) -> bool {
     below.is_some_and(|(start, &held)| (at - start) as usize + size <= held)
 }
 
-/// As [`check`], where memory of another process is allowed as well.
+/// Works as [`check`], but allows memory of another process as well.
 fn check_reach(at: usize, size: usize) {
     if size > 0 && !is_reached(at as u64, size) {
         refuse(&format!(
@@ -384,7 +386,7 @@ pub unsafe extern "C" fn cuMemsetD8Async(
     SUCCESS
 }
 
-/// So many 32-bit words.
+/// Sets `count` 32-bit words.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuMemsetD32Async(
     to: u64,
@@ -437,17 +439,17 @@ pub unsafe extern "C" fn cuPointerGetAttribute(
         return INVALID_VALUE;
     };
     match attribute {
-        // SAFETY: this attribute is an unsigned int, CU_MEMORYTYPE_DEVICE: `data` is null, which `put`
-        // refuses, or the caller lets one be written there.
+        // SAFETY: CU_POINTER_ATTRIBUTE_MEMORY_TYPE is an unsigned int, here CU_MEMORYTYPE_DEVICE: `data` is
+        // null, which `put` refuses, or the caller lets one be written there.
         2 => unsafe { put(data.cast::<c_uint>(), 2) },
-        // SAFETY: this attribute is an int, an ordinal: `data` is null, which `put` refuses, or the caller
-        // lets one be written there.
+        // SAFETY: CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL is an int: `data` is null, which `put` refuses, or the
+        // caller lets one be written there.
         9 => unsafe { put(data.cast::<c_int>(), device) },
         _ => NOT_SUPPORTED,
     }
 }
 
-/// Of memory of the virtual memory functions alone, which is what `ncclMemAlloc` uses.
+/// Only for memory of the virtual memory functions, which `ncclMemAlloc` uses.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuMemRetainAllocationHandle(out: *mut u64, at: *mut c_void) -> c_int {
     crate::calls::note();
@@ -459,7 +461,7 @@ pub unsafe extern "C" fn cuMemRetainAllocationHandle(out: *mut u64, at: *mut c_v
     }
 }
 
-/// References are not counted: what is allocated goes by `ncclMemFree`.
+/// References are not counted: `ncclMemFree` frees the memory.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuMemRelease(_handle: u64) -> c_int {
     crate::calls::note();

@@ -2,7 +2,7 @@
 //! its type, aligned; a text ends with a NUL; what a stream works on stays as the manual asks until that
 //! work is done. Any handle may be passed.
 //!
-//! Eight devices that share host memory. Contexts are primary contexts, stacked on each thread.
+//! There are eight devices, which share host memory. Contexts are primary contexts, stacked on each thread.
 
 pub(crate) mod context;
 pub(crate) mod event;
@@ -28,7 +28,7 @@ pub(crate) const NOT_FOUND: c_int = 500;
 pub(crate) const NOT_READY: c_int = 600;
 pub(crate) const NOT_SUPPORTED: c_int = 801;
 
-/// Writes a result through a pointer of the caller, unless it is null.
+/// Writes a result through a pointer of the caller; returns `INVALID_VALUE` if the pointer is null.
 ///
 /// # Safety
 /// `out` is null or takes an aligned `T`.
@@ -41,13 +41,14 @@ pub(crate) unsafe fn put<T>(out: *mut T, value: T) -> c_int {
     SUCCESS
 }
 
-/// The first bad status of several.
+/// The first status that is not `SUCCESS`; `SUCCESS` if there is none.
 pub(crate) fn first_bad(statuses: &[c_int]) -> c_int {
     let bad = statuses.iter().find(|&&status| status != SUCCESS);
     bad.copied().unwrap_or(SUCCESS)
 }
 
-/// Whether a call that may wait or allocate may be made now (see `capture`).
+/// `SUCCESS` if a call that may wait or allocate is allowed now (see `capture`), else the status that it
+/// returns.
 pub(crate) fn check_capture() -> c_int {
     if crate::capture::allows_unsafe_calls() {
         SUCCESS

@@ -1,5 +1,5 @@
-//! Kernels: of a PTX text, the entries whose names are known here are executed by code of this file.
-//! Nothing reads the PTX itself ("Module Management", "Execution Control" in the driver's manual).
+//! Kernels. Only the names of the entries are read from a PTX text; the entries whose names are known here are
+//! executed by code of this file ("Module Management", "Execution Control" in the driver's manual).
 
 use super::{INVALID_PTX, INVALID_VALUE, NOT_FOUND, SUCCESS, put, stream_of};
 use crate::handles::Handles;
@@ -15,7 +15,7 @@ struct Module {
 /// A kernel.
 #[derive(Clone, Copy)]
 enum Function {
-    /// Looks for NaNs among elements of so many bytes.
+    /// Looks for NaNs among elements of this many bytes.
     FindNan(usize),
     /// A product of two square matrices.
     Gemm,
@@ -121,6 +121,8 @@ pub unsafe extern "C" fn cuLaunchKernel(
     SUCCESS
 }
 
+/// Reads the parameters of a kernel, which have eight bytes each.
+///
 /// # Safety
 /// `parameters` holds `N` addresses of eight readable bytes each.
 unsafe fn words<const N: usize>(parameters: *mut *mut c_void) -> [u64; N] {
@@ -129,7 +131,8 @@ unsafe fn words<const N: usize>(parameters: *mut *mut c_void) -> [u64; N] {
     std::array::from_fn(|nth| unsafe { (*parameters.add(nth)).cast::<u64>().read_unaligned() })
 }
 
-/// Address, length, mask, limit, address of the result.
+/// Finds the first of `len` elements at `at` whose bits under `mask` exceed `limit`, and writes its index to
+/// `found` if the index there is larger.
 fn find_nan([at, len, mask, limit, found]: [u64; 5], width: usize) {
     let is_nan = |nth: u64| {
         let mut bits = [0; 8];
@@ -150,7 +153,8 @@ fn find_nan([at, len, mask, limit, found]: [u64; 5], width: usize) {
     }
 }
 
-/// Addresses of two square matrices and of their product, and the side.
+/// Multiplies two square matrices. The parameters are the addresses of both and of the product, and the number
+/// of elements of a side.
 fn multiply([a, b, product, side]: [u64; 4]) {
     let side = side as usize;
     let element = |matrix: u64, row: usize, column: usize| {

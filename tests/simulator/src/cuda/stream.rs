@@ -14,7 +14,7 @@ use std::time::Duration;
 
 static STREAMS: Handles<Stream> = Handles::new("stream");
 
-/// All that have not ended.
+/// All streams but the default one, including destroyed ones whose work has not ended.
 static MADE: Mutex<Vec<Weak<Stream>>> = Mutex::new(Vec::new());
 
 /// The stream behind a handle; null is the default stream.
@@ -87,7 +87,7 @@ pub unsafe extern "C" fn cuStreamSynchronize(handle: *mut c_void) -> c_int {
     SUCCESS
 }
 
-/// All streams of the current context.
+/// Waits for all streams of the current context.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuCtxSynchronize() -> c_int {
     crate::calls::note();
@@ -189,7 +189,7 @@ pub unsafe extern "C" fn cuThreadExchangeStreamCaptureMode(mode: *mut c_int) -> 
     SUCCESS
 }
 
-/// A function of the program's that runs as work of a stream.
+/// Enqueues a function of the program as work of a stream.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuLaunchHostFunc(
     handle: *mut c_void,
@@ -209,7 +209,7 @@ pub unsafe extern "C" fn cuLaunchHostFunc(
     SUCCESS
 }
 
-/// Holds the stream up until the word is at least `value` (flag 0; the others are not simulated).
+/// Holds the stream up until the word is at least `value` (flag 0, the only one that is simulated).
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuStreamWaitValue32_v2(
     handle: *mut c_void,

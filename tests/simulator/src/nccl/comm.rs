@@ -26,12 +26,12 @@ pub(super) fn comm_of(handle: *mut c_void) -> Option<Arc<Comm>> {
     COMMS.get(handle)
 }
 
-/// Makes a handle.
+/// Makes a handle for a communicator.
 pub(super) fn admit(comm: &Arc<Comm>) -> *mut c_void {
     COMMS.insert(Arc::clone(comm))
 }
 
-/// Ends a handle.
+/// Ends a handle and returns its communicator; `None` for null.
 pub(super) fn dismiss(handle: *mut c_void) -> Option<Arc<Comm>> {
     COMMS.remove(handle)
 }
@@ -41,12 +41,12 @@ pub(super) fn dismiss(handle: *mut c_void) -> Option<Arc<Comm>> {
 pub(super) enum WaitsFor {
     /// A kernel, which ends when the communicator is stopped.
     Device,
-    /// A call of the host's, which ends then too (`childAbortFlag`, init.cc:2918, which the
-    /// bootstrap's sockets look at).
+    /// A call on the host, which also ends when the communicator is stopped (`childAbortFlag`, init.cc:2918,
+    /// which the bootstrap's sockets check).
     Bootstrap,
 }
 
-/// What a call does in the background.
+/// Work of a call in the background, which is counted until this value is dropped.
 pub(super) struct Job(Arc<Comm>);
 
 impl Drop for Job {
@@ -83,41 +83,41 @@ pub(super) struct Comm {
     pub(super) rank: c_int,
     pub(super) size: c_int,
     pub(super) device: c_int,
-    /// As its configuration has it ("blocking", nccl.h); children inherit it.
+    /// Whether its calls block, from its configuration ("blocking", nccl.h); children inherit it.
     pub(super) is_blocking: bool,
     pub(super) name: Name,
     /// `commHash`.
     pub(super) hash: u64,
-    /// What the plug-in of a profiler has given to it, once it has joined.
+    /// The context that the profiler plug-in has given to it when it joined.
     profiled: OnceLock<profiler::Context>,
     writer: Mutex<Option<UnixStream>>,
     replies: Mutex<Replies>,
     arrived: Condvar,
     /// The result of the communicator's own calls (`asyncResult`).
     pub(super) state: AtomicI32,
-    /// An error of the connections, which nothing takes back (`proxyState->asyncResult`).
+    /// An error of the connections, which is never cleared (`proxyState->asyncResult`).
     network: AtomicI32,
-    /// Ranks, once they have joined.
+    /// Number of ranks once all have joined; 0 before.
     pub(super) joined: AtomicI32,
     /// Operations that graphs hold (`localPersistentRefs`).
     captured: AtomicUsize,
-    /// Nothing on the device goes on.
+    /// Its work on the device ends.
     pub(super) stopped: AtomicBool,
     /// Only management calls are taken.
     pub(super) revoked: AtomicBool,
     pub(super) aborted: AtomicBool,
     /// `ncclCommFinalize` or `ncclCommRevoke` was called (`finalizeCalled`).
     pub(super) finalizing: AtomicBool,
-    /// Nothing is expected of the others any more.
+    /// The other ranks may leave without an error.
     pub(super) finalized: AtomicBool,
     pub(super) collectives: AtomicU64,
     /// Splits, shrinks, and what else all ranks do together on the host.
     pub(super) derivations: AtomicU64,
     /// Splits alone (`splitCount`).
     pub(super) splits: AtomicU32,
-    /// Calls of which something goes on in the background.
+    /// Number of calls that have work in the background.
     jobs: AtomicUsize,
-    /// Of one-sided operations, once there was one.
+    /// Counters of signals, from the first one-sided operation on.
     pub(super) signals: Mutex<Option<Arc<Signals>>>,
     ids: AtomicU64,
     pub(super) pending: AtomicUsize,
@@ -217,8 +217,10 @@ impl Comm {
         }
     }
 
-    /// A call was refused. On a communicator that does not block that is its state from then on
-    /// (`ncclEnqueueCheck`, enqueue.cc, and `groupCleanup`, group.cc: `ncclCommSetAsyncError` unless `blocking`).
+    /// Handles a refused call and returns its status, which becomes the state of a communicator that does not
+    /// block
+    /// (`ncclEnqueueCheck`, enqueue.cc, and `groupCleanup`, group.cc: `ncclCommSetAsyncError` unless
+    /// `blocking`).
     pub(super) fn refuse(&self, status: c_int) -> c_int {
         if !self.is_blocking {
             self.state.store(status, Ordering::Release);
@@ -226,7 +228,7 @@ impl Comm {
         status
     }
 
-    /// Ends a process whose call changes what an unfinished launch looks through, unlocked: the registrations
+    /// Ends a process whose call changes what an unfinished launch reads without a lock: the registrations
     /// (`ncclRegister`, register/register.cc) and the user's reductions (`ncclRedOpCreatePreMulSum`, enqueue.cc).
     pub(super) fn check_alone(&self, call: &str) {
         if self.has_jobs() {
@@ -234,7 +236,7 @@ impl Comm {
         }
     }
 
-    /// What the plug-in of a profiler knows it by.
+    /// The context of the profiler plug-in; `None` without a plug-in.
     pub(super) fn profiled(&self) -> Option<&profiler::Context> {
         self.profiled.get()
     }
@@ -276,7 +278,7 @@ impl Comm {
         }
     }
 
-    /// An asynchronous error: seen by `ncclCommGetAsyncError`, and kernels do not end by themselves.
+    /// Records an asynchronous error, which `ncclCommGetAsyncError` returns. Kernels do not end because of it.
     pub(super) fn end(&self, status: c_int, text: &str) {
         if self.finalized.load(Ordering::Acquire) {
             return;
@@ -290,7 +292,7 @@ impl Comm {
         );
     }
 
-    /// As `ncclCommEnsureReady`, init.cc:422: "Attempt to use communicator before the previous operation
+    /// Works as `ncclCommEnsureReady`, init.cc:422: "Attempt to use communicator before the previous operation
     /// returned ncclSuccess".
     pub(super) fn ensure_ready(&self) -> c_int {
         match self.async_error() {
@@ -306,23 +308,23 @@ impl Comm {
         }
     }
 
-    /// Something goes on in the background until what is returned goes.
+    /// Counts work in the background until the returned value is dropped.
     pub(super) fn begin_job(self: &Arc<Self>) -> Job {
         self.jobs.fetch_add(1, Ordering::AcqRel);
         Job(Arc::clone(self))
     }
 
-    /// Whether something goes on, on the device or in the background.
+    /// Whether it has unfinished work, on the device or in the background.
     pub(super) fn is_busy(&self) -> bool {
         self.pending.load(Ordering::Acquire) > 0 || self.has_jobs()
     }
 
-    /// Whether something goes on in the background.
+    /// Whether it has unfinished work in the background.
     pub(super) fn has_jobs(&self) -> bool {
         self.jobs.load(Ordering::Acquire) > 0
     }
 
-    /// Waits until the device has done what it has of the communicator's, kernels that precede included
+    /// Waits until the device has done all work of the communicator, and the kernels before it
     /// (`ncclStrongStreamSynchronize` in `commDestroySync`, init.cc:2741, and `commRevokeAsync`, 2941).
     pub(super) fn drain(&self) {
         while self.is_busy() {
@@ -376,8 +378,8 @@ impl Comm {
         }
     }
 
-    /// Ends what is on the device, and rejects new work (`setCommAbortFlags`, init.cc:2915: kernels look at
-    /// the flag while they wait for a peer).
+    /// Ends its work on the device, and rejects new work (`setCommAbortFlags`, init.cc:2915: kernels check the
+    /// flag while they wait for a peer).
     pub(super) fn stop(&self) {
         self.stopped.store(true, Ordering::Release);
         let _replies = lock(&self.replies);

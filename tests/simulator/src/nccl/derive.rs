@@ -25,7 +25,7 @@ struct Place(*mut *mut c_void);
 unsafe impl Send for Place {}
 
 impl Place {
-    /// By value, so that a closure takes the whole of it.
+    /// Takes `self` by value, so that a closure captures the whole `Place`, which is `Send`.
     fn fill(self, handle: *mut c_void) {
         // SAFETY: the place takes a handle until the parent is no longer in progress (`derive`), which it
         // is until this has returned. No other code writes there.
@@ -107,7 +107,7 @@ unsafe fn derive(
     };
     // SAFETY: the caller's `config` is null or an `ncclConfig_t`, whose length `is_blocking` has checked.
     let name = unsafe { Name::of(config) };
-    // Of a revoked one children can be made, but not after an error of its connections.
+    // A child can be made of a revoked communicator, but not after an error of its connections.
     let before = parent.async_error();
     if before != SUCCESS {
         return fail(before, "the parent communicator is not ready");
@@ -115,7 +115,7 @@ unsafe fn derive(
     // SAFETY: the caller lets a handle be written to `out`, which is not null.
     unsafe { *out = std::ptr::null_mut() };
     let place = Place(out);
-    // A shrink has neither number nor colour.
+    // A shrink has neither number nor color.
     let (nth, color) = match request.ask {
         Ask::Split => (
             parent.splits.fetch_add(1, Ordering::AcqRel) + 1,
@@ -147,7 +147,8 @@ unsafe fn derive(
             }
             Err(status) => status,
         };
-        // First: a thread that stops the communicator waits for this, and sets its final state.
+        // Before the job ends: a thread that stops the communicator waits for the job, then sets the final
+        // state.
         let status = parent.settle(status);
         drop(job);
         status

@@ -27,7 +27,7 @@ pub(super) struct Item {
     pub(super) request: Request,
     pub(super) input: Option<(usize, usize)>,
     pub(super) output: usize,
-    /// Its call's events, of which the plug-in of a profiler has seen the first.
+    /// The parts that its call has reported to the profiler plug-in.
     pub(super) parts: Vec<Part>,
 }
 
@@ -53,7 +53,8 @@ fn write(at: usize, bytes: &[u8]) {
     }
 }
 
-/// The kernel: all items are under way before one is waited for, as within `ncclGroupStart/End`.
+/// Runs a kernel and reports it to the profiler. All items are under way before one is waited for, as within
+/// `ncclGroupStart/End`.
 fn run(comm: &Comm, items: &[Item], tasks: &[Event], fate: Fate) {
     let kernels = match comm.profiled() {
         Some(profiled) if !comm.stopped.load(Ordering::Acquire) => profiled.device_starts(tasks),
@@ -64,7 +65,7 @@ fn run(comm: &Comm, items: &[Item], tasks: &[Event], fate: Fate) {
     }
 }
 
-/// Whether it came to its end.
+/// Runs the items of a kernel; returns whether all came to their end.
 fn carry_out(comm: &Comm, items: &[Item], fate: Fate) -> bool {
     match fate {
         Fate::Hangs => {
@@ -103,7 +104,7 @@ fn carry_out(comm: &Comm, items: &[Item], fate: Fate) -> bool {
     true
 }
 
-/// What runs as one on a stream.
+/// Operations of one communicator that run as one kernel on a stream.
 struct Kernel {
     comm: Arc<Comm>,
     stream: Arc<Stream>,
@@ -121,9 +122,9 @@ pub(super) struct Launch {
 struct Group {
     depth: usize,
     launches: Vec<Launch>,
-    /// What is neither an operation nor one of a communicator's calls that start at once: to join, to be freed.
+    /// Calls other than operations that run when the group ends: joining and freeing a communicator.
     jobs: Vec<Box<dyn FnOnce() -> c_int + Send>>,
-    /// Of a call in it.
+    /// Status of the first call in it that was refused; `SUCCESS` if none was.
     error: c_int,
 }
 
@@ -142,7 +143,7 @@ pub(super) fn leak_depth() {
     GROUP.with_borrow_mut(|group| group.depth += 1);
 }
 
-/// Does it now, or when the thread's group ends (`ncclAsyncLaunch`, group.cc:35).
+/// Runs `job` now, or when the thread's group ends (`ncclAsyncLaunch`, group.cc:35).
 pub(super) fn run_or_defer(job: impl FnOnce() -> c_int + Send + 'static) -> c_int {
     if !is_in_group() {
         return job();
@@ -206,7 +207,8 @@ fn launch(launches: Vec<Launch>) -> c_int {
     let Some(is_blocking) = comms.first().map(|comm| comm.is_blocking) else {
         return SUCCESS;
     };
-    // One rank alone has nothing to launch: a copy on the stream does (`ncclLaunchOneRank`, enqueue.cc).
+    // A communicator of one rank launches no kernel, but a copy on the stream (`ncclLaunchOneRank`,
+    // enqueue.cc).
     if comms.iter().all(|comm| comm.size == 1) {
         return launch_all(kernels);
     }

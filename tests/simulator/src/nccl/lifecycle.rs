@@ -46,9 +46,9 @@ pub struct ConfigHead {
     comm_name: *const c_char,
 }
 
-/// A communicator's name, kept by its pointer alone (`parseCommConfig`, init.cc:2442), which the plugin of a
-/// profiler is given when all have joined, and may look at until the end (`ncclProfilerPluginInit`,
-/// profiler.cc:250; `plugins/profiler/example/plugin.cc`, 318 and 424).
+/// A communicator's name. The library keeps only its pointer (`parseCommConfig`, init.cc:2442). The profiler
+/// plug-in gets the pointer when all ranks have joined, and may read the name until the communicator ends
+/// (`ncclProfilerPluginInit`, profiler.cc:250; `plugins/profiler/example/plugin.cc`, 318 and 424).
 pub(super) struct Name {
     at: *const c_char,
     was: Vec<u8>,
@@ -61,6 +61,8 @@ unsafe impl Send for Name {}
 unsafe impl Sync for Name {}
 
 impl Name {
+    /// The name in a configuration; none if `config` or the name is null.
+    ///
     /// # Safety
     /// `config` is null or points to an `ncclConfig_t` as long as [`ConfigHead`] or longer, whose name is
     /// null or ends with a NUL.
@@ -77,12 +79,12 @@ impl Name {
         Self { at, was }
     }
 
-    /// Where it is; null if there is none.
+    /// The name's address; null if there is no name.
     pub(super) fn at(&self) -> *const c_char {
         self.at
     }
 
-    /// Whether it is what it was when the communicator was asked for.
+    /// Whether the name still has the bytes that it had when the communicator was made.
     fn is_intact(&self) -> bool {
         let byte = |nth: usize| {
             // SAFETY: `nth` is within what was a text when the communicator was made. The caller keeps that
@@ -105,8 +107,8 @@ impl Name {
     }
 }
 
-/// Whether a configuration asks for blocking calls, which is the default ("blocking", nccl.h);
-/// `default` where there is none.
+/// Whether a configuration asks for blocking calls ("blocking", nccl.h); `default` if there is no
+/// configuration or it leaves this undefined.
 ///
 /// # Safety
 /// `config` is null or points to an `ncclConfig_t` as long as [`ConfigHead`] or longer.
@@ -247,8 +249,8 @@ pub unsafe extern "C" fn ncclCommFinalize(handle: *mut c_void) -> c_int {
     })
 }
 
-/// What frees a communicator waits for all kernels of its device: it frees memory (`commReclaim`, init.cc:2824, and
-/// `commFree`; "cudaFree" waits for the device).
+/// Frees what a communicator holds. This waits for all kernels of its device, since memory is freed
+/// (`commReclaim`, init.cc:2824, and `commFree`; "cudaFree" waits for the device).
 fn reclaim(comm: &Arc<Comm>) -> c_int {
     if !comm.finalizing.load(Ordering::Acquire) {
         comm.drain();
@@ -265,7 +267,7 @@ pub unsafe extern "C" fn ncclCommDestroy(handle: *mut c_void) -> c_int {
     let Some(comm) = comm_of(handle) else {
         return SUCCESS;
     };
-    // Revoked or not.
+    // A revoked communicator can be destroyed as well.
     let state = comm.async_error();
     if state != SUCCESS {
         // `NCCLCHECK(ncclCommEnsureReady(comm))`, init.cc:2903: the group that it has opened stays open.
@@ -279,7 +281,7 @@ pub unsafe extern "C" fn ncclCommDestroy(handle: *mut c_void) -> c_int {
     drop(dismiss(handle));
     run_or_defer(move || {
         let status = reclaim(&comm);
-        // Whatever is finalized goes without harm to the others.
+        // The hub removes the rank, so that the other ranks see no failure.
         comm.ask(&Request::new(Ask::Leave, 0, 0), &[]);
         comm.abort();
         status
@@ -296,7 +298,7 @@ pub unsafe extern "C" fn ncclCommAbort(handle: *mut c_void) -> c_int {
         return SUCCESS;
     };
     comm.abort();
-    // What is on its way is joined first (`ncclCommEnsureReady`, init.cc:3041).
+    // Launches in progress are joined first (`ncclCommEnsureReady`, init.cc:3041).
     while comm.has_jobs() {
         std::thread::sleep(Duration::from_millis(1));
     }
@@ -322,9 +324,9 @@ pub unsafe extern "C" fn ncclCommRevoke(handle: *mut c_void, flags: c_int) -> c_
     comm.revoked.store(true, Ordering::Release);
     comm.stop();
     let is_blocking = comm.is_blocking;
-    // What was in progress is joined first, and its result is dropped (`ncclCommRevoke`: the error of
-    // `ncclCommEnsureReady` is dropped, init.cc:2989); then the flags are put back (`commRevokeAsync`, 2958),
-    // once the device has come through what precedes. An error of the connections stays.
+    // Work in progress is joined first, and its result is dropped (`ncclCommRevoke`: the error of
+    // `ncclCommEnsureReady` is dropped, init.cc:2989). The flags are reset once the device has done the
+    // earlier work (`commRevokeAsync`, 2958). An error of the connections stays.
     comm.settle(IN_PROGRESS);
     let job = move || {
         comm.drain();
@@ -339,7 +341,7 @@ pub unsafe extern "C" fn ncclCommRevoke(handle: *mut c_void, flags: c_int) -> c_
     }
 }
 
-/// How many ranks it has: none before it has joined (`ncclCommCount`, init.cc).
+/// The number of ranks; 0 before all have joined (`ncclCommCount`, init.cc).
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ncclCommCount(handle: *mut c_void, count: *mut c_int) -> c_int {
     let Some(comm) = comm_of(handle) else {

@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Pages that a communicator has registered.
 struct Registered {
-    /// Its address.
+    /// Address of the communicator.
     comm: usize,
     begin: u64,
     end: u64,
@@ -26,7 +26,7 @@ pub(crate) fn is_registered(at: u64, size: u64) -> bool {
     REGISTERED.any(|it| at < it.end && it.begin < at + size)
 }
 
-/// A communicator takes its registrations with it (`ncclRegCleanup`, register/register.cc:141).
+/// Ends the registrations of a communicator that is freed (`ncclRegCleanup`, register/register.cc:141).
 pub(super) fn forget_registrations(comm: &Comm) {
     let own = std::ptr::from_ref(comm).addr();
     drop(REGISTERED.take(|it| it.comm == own));
@@ -61,8 +61,8 @@ pub unsafe extern "C" fn ncclMemFree(at: *mut c_void) -> c_int {
     }
 }
 
-/// `ncclCommRegister`, register/register.cc:155. A range within the pages of one that is registered gets its
-/// handle, and is counted (`ncclRegister`, 82).
+/// `ncclCommRegister`, register/register.cc:155. A range within the pages of a registered one gets the same
+/// handle, and is counted as a reference to it (`ncclRegister`, 82).
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ncclCommRegister(
     comm: *mut c_void,
@@ -103,7 +103,7 @@ pub unsafe extern "C" fn ncclCommRegister(
     SUCCESS
 }
 
-/// `ncclCommDeregister`, register/register.cc:203: the last reference takes the registration with it.
+/// `ncclCommDeregister`, register/register.cc:203: a registration ends with its last reference.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ncclCommDeregister(comm: *mut c_void, handle: *mut c_void) -> c_int {
     let Some(comm) = comm_of(comm) else {

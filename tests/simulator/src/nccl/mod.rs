@@ -29,7 +29,8 @@ const IN_PROGRESS: c_int = 7;
 
 static LAST_ERROR: Mutex<Option<CString>> = Mutex::new(None);
 
-/// Notes the text that `ncclGetLastError` returns (`ncclDebugLog` keeps the last WARN, debug.cc:268).
+/// Keeps the text for `ncclGetLastError` (`ncclDebugLog` keeps the last WARN, debug.cc:268) and returns the
+/// status.
 fn fail(status: c_int, text: &str) -> c_int {
     *lock(&LAST_ERROR) = CString::new(text.replace('\0', " ")).ok();
     status

@@ -1,5 +1,5 @@
-//! Collectives, sends and receives: what `nccl.h` calls them, and their arguments checked as in
-//! `ArgsCheck` (misc/argcheck.cc:201) and `ncclEnqueueCheck` (enqueue.cc:3124); user reductions as in
+//! The functions of `nccl.h` for collectives, sends and receives. Arguments are checked as in `ArgsCheck`
+//! (misc/argcheck.cc:201) and `ncclEnqueueCheck` (enqueue.cc:3124), and user reductions are made as in
 //! `ncclRedOpCreatePreMulSum` (enqueue.cc:3176).
 
 use super::comm::{Comm, comm_of};
@@ -15,14 +15,14 @@ use std::sync::Arc;
 /// First value of a reduction that was made at run time (`ncclNumOps`).
 const FIRST_USER_OP: c_int = 5;
 
-/// One call.
+/// The arguments of one call.
 struct Call {
     ask: Ask,
     send: *const c_void,
     receive: *mut c_void,
-    /// Elements of the input; 0 where this rank brings none.
+    /// Elements of this rank's input; 0 if it has none.
     input: usize,
-    /// What all inputs have, for the hub's comparison, in elements.
+    /// Elements of each input, which the hub compares between the ranks.
     length: usize,
     data_type: c_int,
     op: c_int,
@@ -32,7 +32,7 @@ struct Call {
 }
 
 impl Call {
-    /// Of which all ranks bring `count` elements.
+    /// A call in which all ranks have an input of `count` elements.
     fn new(
         ask: Ask,
         (send, receive): (*const c_void, *mut c_void),
@@ -66,7 +66,10 @@ impl Call {
         }
     }
 
-    /// What is to be launched, or why not.
+    /// Checks the arguments and returns what is to be launched.
+    ///
+    /// # Errors
+    /// The status with which the call is refused.
     fn check(&self, comm: &Arc<Comm>) -> Result<Launch, c_int> {
         let status = comm.ensure_ready();
         if status != SUCCESS {
@@ -142,6 +145,7 @@ pub unsafe extern "C" fn ncclRedOpCreatePreMulSum(
     // SAFETY: the caller's `scalar` is a value of this type on the host, as `ncclScalarHostImmediate`
     // promises, and stays as it is during this call: `size` bytes, in which any pattern is a value.
     let bytes = unsafe { std::slice::from_raw_parts(scalar.cast::<u8>(), size) };
+    // `ncclDataType_t`: 6 and 9 are the 16-bit floats, 7 and 8 those of 32 and 64 bits.
     let factor = match (data_type, bytes) {
         (6, &[a, b]) => rcomm::f16::from_le_bytes([a, b]).to_f64(),
         (9, &[a, b]) => rcomm::bf16::from_le_bytes([a, b]).to_f64(),

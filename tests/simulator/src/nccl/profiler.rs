@@ -136,8 +136,7 @@ struct Table {
 /// The plug-in, if the environment names one that can be loaded.
 struct Plugin {
     table: *const Table,
-    /// Never unloaded: the library unloads it with its last communicator, which a test of this one's users does not
-    /// need.
+    /// Never unloaded. NCCL unloads it with its last communicator, which no test needs.
     _library: Library,
 }
 
@@ -160,11 +159,11 @@ fn plugin() -> Option<&'static Plugin> {
     PLUGIN.get_or_init(load).as_ref()
 }
 
-/// By its path, or by what follows `libnccl-profiler-` in its name (plugin/plugin_open.cc).
+/// Loads the plug-in by its path, or by the part of its name after `libnccl-profiler-` (plugin/plugin_open.cc).
 fn load() -> Option<Plugin> {
     let named = std::env::var("NCCL_PROFILER_PLUGIN").ok()?;
     let names = [named.clone(), format!("libnccl-profiler-{named}.so")];
-    // SAFETY: loading runs the initialisers of a library that the environment names, as NCCL does.
+    // SAFETY: loading runs the initializers of a library that the environment names, as NCCL does.
     let mut opened = names
         .iter()
         .filter_map(|name| unsafe { Library::new(name) }.ok());
@@ -181,14 +180,14 @@ fn load() -> Option<Plugin> {
     })
 }
 
-/// What the plug-in has given to a communicator.
+/// The context that the plug-in has given to a communicator, and the kinds of events that it wants.
 pub(super) struct Context {
     address: usize,
     mask: u64,
     rank: c_int,
 }
 
-/// An event that the plug-in has a handle for; null where it has none.
+/// The plug-in's handle of an event; 0 if it has none.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Event(usize);
 
@@ -238,7 +237,9 @@ pub(super) fn hash_of(parts: &[&[u8]]) -> u64 {
     a.wrapping_mul(0x995a_187a_14e7_b445)
 }
 
-/// Names a communicator that has joined to the plug-in; `None` without one, or where it wants no events.
+/// Reports a communicator that has joined to the plug-in and returns its context. `None` if there is no
+/// plug-in,
+/// or its `init` fails.
 pub(super) fn admit(hash: u64, name: *const c_char, rank: c_int, size: c_int) -> Option<Context> {
     let plugin = plugin()?;
     let (mut context, mut mask) = (null_mut(), 0);
@@ -272,7 +273,9 @@ impl Context {
         Event(handle.addr())
     }
 
-    /// A call begins and ends: the events of its parts, and that of its group, if this is the first.
+    /// Reports a call, with the event of its group if this is the group's first call, and returns its parts. If
+    /// the
+    /// plug-in wants no events of groups, the call is not reported.
     pub(super) fn call(&self, comm: &Comm, request: &Request, is_captured: bool) -> Vec<Part> {
         let mut parts = parts_of(comm, request);
         if parts.is_empty() || self.mask & GROUP_API == 0 {
@@ -319,7 +322,7 @@ impl Context {
         parts
     }
 
-    /// The parts are in a plan that is launched.
+    /// Reports the tasks of these parts, whose plan is launched, and returns their events.
     pub(super) fn launch(&self, parts: &[Part]) -> Vec<Event> {
         let started: Vec<Event> = parts.iter().map(|part| self.task(part)).collect();
         started.iter().for_each(|&event| stop(event));
@@ -365,7 +368,7 @@ impl Context {
         }
     }
 
-    /// The device begins with these tasks.
+    /// Reports that the device begins these tasks; returns the events of their channels.
     pub(super) fn device_starts(&self, tasks: &[Event]) -> Vec<Event> {
         if self.mask & KERNEL_CH == 0 {
             return Vec::new();
@@ -391,7 +394,7 @@ impl Drop for Context {
     }
 }
 
-/// The device has ended these channels' work.
+/// Reports that the device has ended the work of these channels.
 pub(super) fn device_stops(kernels: &[Event]) {
     for kernel in kernels.iter().filter(|kernel| kernel.0 != 0) {
         if let Some(plugin) = plugin() {
@@ -405,7 +408,7 @@ pub(super) fn device_stops(kernels: &[Event]) {
     }
 }
 
-/// The thread's outermost group call ends.
+/// Reports the end of the thread's outermost group call.
 pub(super) fn group_ends() {
     stop(GROUP.replace(Event::default()));
 }
@@ -417,7 +420,7 @@ fn stop(event: Event) {
     }
 }
 
-/// ns, as the device's clock counts them.
+/// The device's clock, in nanoseconds; never 0.
 fn device_clock() -> u64 {
     static BEGAN: OnceLock<Instant> = OnceLock::new();
     let began = *BEGAN.get_or_init(Instant::now);
@@ -426,7 +429,7 @@ fn device_clock() -> u64 {
 
 fn parts_of(comm: &Comm, request: &Request) -> Vec<Part> {
     let (size, datatype) = name_of_type(request.data_type);
-    // One rank alone has no task: a copy on the stream does (`taskAppend`, enqueue.cc:3039).
+    // A communicator of one rank has no task, but a copy on the stream (`taskAppend`, enqueue.cc:3039).
     if comm.size == 1 && !matches!(request.ask, Ask::Send | Ask::Recv) {
         return Vec::new();
     }

@@ -3,7 +3,7 @@
 //! Registration is collective, and without symmetric memory it succeeds and gives no window
 //! (`ncclCommWindowRegister`, dev_runtime.cc:1333 and 1342). A peer out of reach has no address
 //! (`ncclGetPeerDevicePointer`, dev_runtime.cc:1768). The source of a put must lie in a symmetric window
-//! (`rmaTaskAppend`, enqueue.cc:2866), and what is missing is an error of the communicator (2813). The first
+//! (`rmaTaskAppend`, enqueue.cc:2866), and missing support is an error of the communicator (2813). The first
 //! one-sided operation of a communicator connects all its ranks (enqueue.cc:2912; `ncclRmaCeInit`,
 //! rma/rma_ce.cc:19), and waits for them. A signal is counted for each pair of ranks of the communicator, after
 //! the data of its put (`ncclRmaCePutLaunch`, rma/rma_ce.cc:372), and a wait blocks the stream until the count
@@ -30,9 +30,10 @@ use std::time::Duration;
 
 const SYMMETRIC: c_int = 1;
 const ALIGNMENT: u64 = 4096;
+/// Bytes of a card.
 const CARD: usize = 32;
 
-/// The parts of all ranks.
+/// A registered window: the parts of all ranks.
 struct Window {
     comm: usize,
     at: u64,
@@ -51,7 +52,7 @@ pub(super) struct Signals {
     tables: Vec<u64>,
     _own: memory::Shared,
     _mapped: Vec<Mapping>,
-    /// What was waited for, by sender.
+    /// The number of signals that this rank has waited for so far, by sender.
     expected: std::sync::Mutex<Vec<u64>>,
 }
 
@@ -65,7 +66,7 @@ impl Signals {
     }
 }
 
-/// A rank's description of its memory, sent to the others.
+/// Makes a card, a rank's description of its memory for the others: process, file, offset and size.
 fn card(file: (c_int, u64), offset: u64, size: u64) -> Vec<u8> {
     let mut card = Vec::with_capacity(CARD);
     card.extend(u64::from(std::process::id()).to_le_bytes());
@@ -135,7 +136,7 @@ pub unsafe extern "C" fn ncclCommWindowRegister(
     }
     let (at, size) = (at.addr() as u64, size as u64);
     let Some((file, offset)) = memory::file_of(at, size) else {
-        // cuMemRetainAllocationHandle of memory that is none of the virtual memory API's.
+        // cuMemRetainAllocationHandle of memory that is not from the virtual memory API.
         return fail(UNHANDLED_CUDA_ERROR, "Cuda failure 1 'invalid argument'");
     };
     if offset % ALIGNMENT != 0 {
@@ -149,7 +150,7 @@ pub unsafe extern "C" fn ncclCommWindowRegister(
         let status = match exchange(&comm, &card(file, offset, size)) {
             Err(status) => status,
             Ok((mut parts, mapped)) => {
-                // The own part where the program knows it.
+                // This rank's part is at the address that the program uses.
                 parts[usize::try_from(comm.rank).unwrap_or(0)].0 = at;
                 let window = WINDOWS.insert(Arc::new(Window {
                     comm: key,
@@ -178,7 +179,7 @@ pub unsafe extern "C" fn ncclCommWindowDeregister(comm: *mut c_void, window: *mu
         return no_comm();
     };
     comm.check_alone("ncclCommWindowDeregister");
-    // A window that is none is nothing to do.
+    // A null window is not an error.
     drop(WINDOWS.remove(window));
     SUCCESS
 }
@@ -339,7 +340,7 @@ fn launch(comm: &Arc<Comm>, stream: &Stream, work: Work) {
     }));
 }
 
-/// The communicator, if it may signal to the peer so.
+/// Returns the communicator if a signal with these arguments may be sent to `peer`.
 fn comm_that_signals(
     handle: *mut c_void,
     peer: c_int,

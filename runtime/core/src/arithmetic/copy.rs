@@ -166,9 +166,9 @@ unsafe fn avx512<const STREAMING: bool>(to: *mut u8, from: *const u8, blocks: us
     use std::arch::x86_64::*;
     for block in 0..blocks {
         // SAFETY: `block` is less than `blocks`, so 256 bytes at both addresses are among those that the
-        // caller lets be read and written. Loads need no alignment; stores go to multiples of 64, since
-        // `to` begins at one and 64 divides both steps. Four at a time, so that no compiler makes the
-        // library's copy of it again.
+        // caller guarantees to be readable and writable. Loads need no alignment; stores go to multiples of
+        // 64, since `to` begins at one and 64 divides both steps. Four at a time, so that no compiler makes
+        // the library's copy of it again.
         unsafe {
             let from = from.add(block * 256).cast::<__m512i>();
             let to = to.add(block * 256).cast::<__m512i>();
@@ -196,8 +196,8 @@ unsafe fn avx2<const STREAMING: bool>(to: *mut u8, from: *const u8, blocks: usiz
     use std::arch::x86_64::*;
     for block in 0..blocks {
         // SAFETY: `block` is less than `blocks`, so 256 bytes at both addresses are among those that the
-        // caller lets be read and written. Loads need no alignment; stores go to multiples of 32, since
-        // `to` begins at a multiple of 64 and 32 divides both steps.
+        // caller guarantees to be readable and writable. Loads need no alignment; stores go to multiples of
+        // 32, since `to` begins at a multiple of 64 and 32 divides both steps.
         unsafe {
             let from = from.add(block * 256).cast::<__m256i>();
             let to = to.add(block * 256).cast::<__m256i>();

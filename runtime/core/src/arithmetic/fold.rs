@@ -9,9 +9,9 @@ use rcomm_recorder::model::{DType, ReduceOp};
 
 /// A reduction: its inputs and its outputs.
 pub(super) struct FoldJob<'a> {
-    /// Where each input starts, in the order of combination.
+    /// The addresses of the inputs, in the order of combination.
     pub(super) sources: &'a [*const u8],
-    /// Where the result goes; may be one of the sources.
+    /// The address of the result, which may be one of the sources.
     pub(super) out: *mut u8,
     /// Further outputs for the result; they may be sources as well.
     pub(super) also: &'a [*mut u8],
@@ -133,9 +133,9 @@ unsafe fn fold<F: Format, C: Combine<F::Acc>, I: Isa, const N: usize>(job: &Fold
     while at + N <= job.count {
         let offset = at * F::SIZE;
         // SAFETY: there is a source, and elements `at..at + N` lie inside every source, `out` and all of
-        // `also`, which the caller lets be read and written over `count` elements; its processor has `I`. A
-        // block is read from all sources before it is written, and a source that overlaps an output is that
-        // output, so no write changes what is still to be read.
+        // `also`, which the caller guarantees to be readable and writable over `count` elements; the
+        // processor has `I`. A block is read from all sources before it is written, and a source that
+        // overlaps an output is that output, so no write changes what is still to be read.
         unsafe {
             let mut block = F::load_block::<I, N>(job.sources[0].add(offset));
             for source in &job.sources[1..] {
@@ -311,7 +311,7 @@ pub(super) unsafe fn scale(dtype: DType, data: *mut u8, count: usize, factor: f6
     }
     let narrow = factor as f32;
     // SAFETY: `each` visits places below `count` elements of `dtype` (twice as many parts of complex ones),
-    // all inside what the caller lets be read and written; each is read before it is written.
+    // all inside what the caller guarantees to be readable and writable; each is read before it is written.
     unsafe {
         match dtype {
             DType::F32 => each!(Plain<f32>, count, |value: f32| value * narrow),

@@ -23,8 +23,8 @@ pub(super) trait Isa {
     #[inline(always)]
     unsafe fn store_f16(to: *mut u8, values: [f32; 16]) {
         let bits = values.map(narrow::narrow::<5, 10, false>);
-        // SAFETY: the caller lets 32 bytes at `to` be written, which is sixteen `u16`; the write asks for
-        // no alignment.
+        // SAFETY: the caller guarantees that 32 bytes at `to` can be written, which is sixteen `u16`; the
+        // write needs no alignment.
         unsafe { to.cast::<[u16; 16]>().write_unaligned(bits) }
     }
 }
@@ -40,9 +40,9 @@ impl Isa for Avx2 {
     #[inline(always)]
     unsafe fn load_f16(from: *const u8) -> [f32; 16] {
         use std::arch::x86_64::*;
-        // SAFETY: the caller lets 32 bytes at `from` be read, which the two loads of 16 bytes do without
-        // asking for alignment, and its processor has AVX2 and F16C. Two registers of eight floats have the
-        // size of an array of sixteen, and every bit pattern is a float.
+        // SAFETY: the caller guarantees that 32 bytes at `from` can be read, which the two loads of 16 bytes
+        // do without needing alignment, and the processor has AVX2 and F16C. Two registers of eight floats
+        // have the size of an array of sixteen, and every bit pattern is a float.
         unsafe {
             let low = _mm256_cvtph_ps(_mm_loadu_si128(from.cast()));
             let high = _mm256_cvtph_ps(_mm_loadu_si128(from.add(16).cast()));
@@ -53,9 +53,9 @@ impl Isa for Avx2 {
     #[inline(always)]
     unsafe fn store_f16(to: *mut u8, values: [f32; 16]) {
         use std::arch::x86_64::*;
-        // SAFETY: an array of sixteen floats has the size of two registers of eight. The caller lets 32
-        // bytes at `to` be written, which the two stores of 16 bytes do without asking for alignment, and
-        // its processor has AVX2 and F16C.
+        // SAFETY: an array of sixteen floats has the size of two registers of eight. The caller guarantees
+        // that 32 bytes at `to` can be written, which the two stores of 16 bytes do without needing
+        // alignment, and the processor has AVX2 and F16C.
         unsafe {
             let [low, high] = std::mem::transmute::<[f32; 16], [__m256; 2]>(values);
             let low = _mm256_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(low);
@@ -73,9 +73,9 @@ impl Isa for Avx512 {
     #[inline(always)]
     unsafe fn load_f16(from: *const u8) -> [f32; 16] {
         use std::arch::x86_64::*;
-        // SAFETY: the caller lets 32 bytes at `from` be read, which the load does without asking for
-        // alignment, and its processor has AVX-512 F. A register of sixteen floats has the size of an array
-        // of sixteen, and every bit pattern is a float.
+        // SAFETY: the caller guarantees that 32 bytes at `from` can be read, which the load does without
+        // needing alignment, and the processor has AVX-512 F. A register of sixteen floats has the size of an
+        // array of sixteen, and every bit pattern is a float.
         unsafe {
             let wide = _mm512_cvtph_ps(_mm256_loadu_si256(from.cast()));
             std::mem::transmute::<__m512, [f32; 16]>(wide)
@@ -85,9 +85,9 @@ impl Isa for Avx512 {
     #[inline(always)]
     unsafe fn store_f16(to: *mut u8, values: [f32; 16]) {
         use std::arch::x86_64::*;
-        // SAFETY: an array of sixteen floats has the size of a register of sixteen. The caller lets 32
-        // bytes at `to` be written, which the store does without asking for alignment, and its processor
-        // has AVX-512 F.
+        // SAFETY: an array of sixteen floats has the size of a register of sixteen. The caller guarantees
+        // that 32 bytes at `to` can be written, which the store does without needing alignment, and the
+        // processor has AVX-512 F.
         unsafe {
             let wide = std::mem::transmute::<[f32; 16], __m512>(values);
             let bits = _mm512_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(wide);
@@ -122,7 +122,7 @@ pub(super) trait Format {
     #[inline(always)]
     unsafe fn load_block<I: Isa, const N: usize>(from: *const u8) -> [Self::Acc; N] {
         // SAFETY: `at` is less than `N`, so these `SIZE` bytes are among the `N * SIZE` that the caller
-        // lets be read.
+        // guarantees to be readable.
         std::array::from_fn(|at| unsafe { Self::load(from.add(at * Self::SIZE)) })
     }
 
@@ -134,7 +134,7 @@ pub(super) trait Format {
     unsafe fn store_block<I: Isa, const N: usize>(to: *mut u8, values: [Self::Acc; N]) {
         for (at, value) in values.into_iter().enumerate() {
             // SAFETY: `at` is less than `N`, so these `SIZE` bytes are among the `N * SIZE` that the caller
-            // lets be written.
+            // guarantees to be writable.
             unsafe { Self::store(to.add(at * Self::SIZE), value) }
         }
     }
@@ -148,15 +148,15 @@ impl<T: Copy> Format for Plain<T> {
 
     #[inline(always)]
     unsafe fn load(from: *const u8) -> T {
-        // SAFETY: the caller lets `SIZE` bytes at `from` be read, the size of a `T`; the read asks for no
-        // alignment. `T` is always a number type here, of which every bit pattern is a value.
+        // SAFETY: the caller guarantees that `SIZE` bytes at `from` can be read, the size of a `T`; the read
+        // needs no alignment. `T` is always a number type here, of which every bit pattern is a value.
         unsafe { from.cast::<T>().read_unaligned() }
     }
 
     #[inline(always)]
     unsafe fn store(to: *mut u8, value: T) {
-        // SAFETY: the caller lets `SIZE` bytes at `to` be written, the size of a `T`; the write asks for no
-        // alignment.
+        // SAFETY: the caller guarantees that `SIZE` bytes at `to` can be written, the size of a `T`; the
+        // write needs no alignment.
         unsafe { to.cast::<T>().write_unaligned(value) }
     }
 }
@@ -169,14 +169,14 @@ impl Format for BoolByte {
 
     #[inline(always)]
     unsafe fn load(from: *const u8) -> u8 {
-        // SAFETY: the caller lets one byte at `from` be read; as `u8`, of which every value is one, and not
-        // as `bool`.
+        // SAFETY: the caller guarantees that one byte at `from` can be read; as `u8`, of which every value is
+        // one, and not as `bool`.
         u8::from(unsafe { from.read() } != 0)
     }
 
     #[inline(always)]
     unsafe fn store(to: *mut u8, value: u8) {
-        // SAFETY: the caller lets one byte at `to` be written.
+        // SAFETY: the caller guarantees that one byte at `to` can be written.
         unsafe { to.write(u8::from(value != 0)) }
     }
 }
@@ -191,8 +191,8 @@ macro_rules! widened {
 
             #[inline(always)]
             unsafe fn load(from: *const u8) -> f32 {
-                // SAFETY: the caller lets `SIZE` bytes at `from` be read, the size of `$bits`, an integer;
-                // the read asks for no alignment.
+                // SAFETY: the caller guarantees that `SIZE` bytes at `from` can be read, the size of `$bits`,
+                // an integer; the read needs no alignment.
                 let bits = unsafe { from.cast::<$bits>().read_unaligned() };
                 $widen(bits.into())
             }
@@ -200,8 +200,8 @@ macro_rules! widened {
             #[inline(always)]
             unsafe fn store(to: *mut u8, value: f32) {
                 let bits = $narrow(value) as $bits;
-                // SAFETY: the caller lets `SIZE` bytes at `to` be written, the size of `$bits`; the write
-                // asks for no alignment.
+                // SAFETY: the caller guarantees that `SIZE` bytes at `to` can be written, the size of
+                // `$bits`; the write needs no alignment.
                 unsafe { to.cast::<$bits>().write_unaligned(bits) }
             }
         }
@@ -223,14 +223,14 @@ impl Format for F16 {
 
     #[inline(always)]
     unsafe fn load(from: *const u8) -> f32 {
-        // SAFETY: the caller lets two bytes at `from` be read; the read asks for no alignment.
+        // SAFETY: the caller guarantees that two bytes at `from` can be read; the read needs no alignment.
         narrow::widen::<5, 10, false>(unsafe { from.cast::<u16>().read_unaligned() })
     }
 
     #[inline(always)]
     unsafe fn store(to: *mut u8, value: f32) {
         let bits = narrow::narrow::<5, 10, false>(value);
-        // SAFETY: the caller lets two bytes at `to` be written; the write asks for no alignment.
+        // SAFETY: the caller guarantees that two bytes at `to` can be written; the write needs no alignment.
         unsafe { to.cast::<u16>().write_unaligned(bits) }
     }
 
@@ -239,8 +239,9 @@ impl Format for F16 {
         const { assert!(N.is_multiple_of(16)) };
         let mut values = [0.0; N];
         for (at, lane) in values.chunks_exact_mut(16).enumerate() {
-            // SAFETY: the caller lets `N` elements of two bytes at `from` be read. `N` is a multiple of 16
-            // (checked), so the 32 bytes at `at * 32` are among them; and its processor has `I`.
+            // SAFETY: the caller guarantees that `N` elements of two bytes at `from` can be read. `N` is a
+            // multiple of 16 (checked), so the 32 bytes at `at * 32` are among them; and the processor has
+            // `I`.
             lane.copy_from_slice(&unsafe { I::load_f16(from.add(at * 32)) });
         }
         values
@@ -252,8 +253,9 @@ impl Format for F16 {
         for (at, lane) in values.chunks_exact(16).enumerate() {
             let mut sixteen = [0.0; 16];
             sixteen.copy_from_slice(lane);
-            // SAFETY: the caller lets `N` elements of two bytes at `to` be written. `N` is a multiple of 16
-            // (checked), so the 32 bytes at `at * 32` are among them; and its processor has `I`.
+            // SAFETY: the caller guarantees that `N` elements of two bytes at `to` can be written. `N` is a
+            // multiple of 16 (checked), so the 32 bytes at `at * 32` are among them; and the processor has
+            // `I`.
             unsafe { I::store_f16(to.add(at * 32), sixteen) }
         }
     }

@@ -303,8 +303,8 @@ unsafe fn run(
         count: out.len() / size,
         terms: sources.len(),
     };
-    // SAFETY: the caller lets all sources be read and all outputs be written over the bytes of `out`, which
-    // are `count` elements (a multiple of `size`, checked). There is a source (checked). Of one length, a
-    // source that begins where an output does is that output. The caller answers for the level.
+    // SAFETY: the caller guarantees that all sources can be read and all outputs be written over the bytes of
+    // `out`, which are `count` elements (a multiple of `size`, checked). There is a source (checked). Of one
+    // length, a source that begins where an output does is that output. The caller answers for the level.
     unsafe { fold::run(level, op, dtype, &job) }
 }

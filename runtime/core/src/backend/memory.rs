@@ -202,7 +202,7 @@ mod tests {
     fn memory() -> RemoteMemory {
         let owner = Arc::new(Bytes(UnsafeCell::new([0; 8])));
         let start = NonNull::new(owner.0.get()).unwrap().cast();
-        // SAFETY: the array's 64 bytes are initialised, live as long as `owner`, and are accessed through
+        // SAFETY: the array's 64 bytes are initialized, live as long as `owner`, and are accessed through
         // the result alone.
         unsafe { RemoteMemory::new(start, 64, owner) }
     }

@@ -3,7 +3,7 @@
 //!
 //! A backend gives no sequence numbers (it gets them in a [`Call`]), records nothing and dumps nothing: the
 //! group does. It guarantees three things. Operations of a group happen in the order of their turns. A buffer
-//! is returned only when no code and no device can access it any more. And every wait ends, by completion,
+//! is returned only when neither code nor a device can still access it. And every wait ends, by completion,
 //! deadline or abort.
 
 pub mod fake;
@@ -28,7 +28,7 @@ use std::fmt;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::Duration;
 
-/// What a world's backends share: made once, before the first group.
+/// The state that a world's backends share. It is made once, before the first group.
 #[derive(Clone)]
 pub struct WorldContext {
     /// This process's rank in the world.
@@ -93,7 +93,7 @@ pub trait BackendFactory: Send + Sync {
     /// its first operation.
     fn connect(&self, group: GroupContext, deadline: Deadline) -> Result<Arc<dyn Backend>>;
 
-    /// What other ranks need to find this one: keys of [`WorldContext::store`], and values. The world writes
+    /// The facts by which other ranks find this one: keys of [`WorldContext::store`], and values. The world writes
     /// them, in one request with its own keys, before it makes the first group.
     fn announcement(&self) -> Vec<(String, Vec<u8>)> {
         Vec::new()
@@ -139,7 +139,7 @@ pub enum Agreement {
     Other(Vec<u8>),
 }
 
-/// Opens a backend for a world.
+/// A function that opens a backend for a world.
 pub type OpenBackend = Box<dyn FnOnce(&WorldContext) -> Result<Arc<dyn BackendFactory>> + Send>;
 
 /// The backends that a type of [`World`](crate::World) comes with.
@@ -181,9 +181,9 @@ pub struct Done {
 /// The state of an issued operation.
 #[derive(Clone, Debug)]
 pub enum Progress {
-    /// Waiting for its turn.
+    /// The operation waits for its turn ([`Call::turn`]).
     Queued,
-    /// Running.
+    /// The operation runs.
     Started,
     /// Ended without an error; final.
     Completed(Done),

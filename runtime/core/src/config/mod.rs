@@ -75,9 +75,9 @@ pub struct Config {
     /// The job's secret; `None` = on one host derived from the user's
     /// ([`Secret::of_user`]), else made by rank 0 and sealed for each rank.
     pub secret: Option<Secret>,
-    /// Who may use the job's store.
+    /// The clients that may use the job's store.
     pub store: StoreChoice,
-    /// Where the ring file goes.
+    /// The directory of the ring file, if there is a file.
     pub ring_dir: RingDir,
     /// How many operations the ring holds.
     pub ring_entries: u32,
@@ -106,11 +106,11 @@ pub struct Config {
     pub signal_interval: Duration,
     /// How long a rank that timed out waits for the status of the others.
     pub status_wait: Duration,
-    /// What this rank does when another rank has failed.
+    /// The reaction of this rank to the failure of another.
     pub propagation: Propagation,
 }
 
-/// What a rank does when it learns from the store that another has failed.
+/// The reaction of a rank that learns from the store that another has failed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Propagation {
     /// It makes its dump and continues: an operation that can no longer end fails by itself.
@@ -154,7 +154,7 @@ pub enum NanCheck {
     On,
 }
 
-/// Where a rank's endpoint listens.
+/// The place at which a rank's endpoint listens.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum EndpointChoice {
     /// Nowhere.
@@ -167,7 +167,7 @@ pub enum EndpointChoice {
     Tcp(SocketAddr),
 }
 
-/// Where the ring file goes.
+/// The place of the ring: a file that outlives the process, or the process's own memory.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum RingDir {
     /// Below `/dev/shm/rcomm-<uid>`.

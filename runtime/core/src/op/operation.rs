@@ -40,7 +40,7 @@ impl<'a> Side<'a> for Vec<Buffer<'a>> {
     }
 }
 
-/// A field of [`Op`] that can be copied with other buffers in place of its own.
+/// A field of [`Op`] that can be copied with other buffers in place of those that it holds.
 trait OpField<'a> {
     type Over<'b>;
 
@@ -388,23 +388,23 @@ operations! {
         },
         /// `outputs[r]` ends as rank r's `inputs[own rank]`. Sizes may differ from pair to pair.
         AllToAll {
-            /// What goes to each rank.
+            /// The part for each rank.
             inputs: Vec<Buffer<'a>> as input,
-            /// What comes from each rank.
+            /// The part from each rank.
             outputs: Vec<Buffer<'a>> as output,
         },
         /// As `AllToAll` with equal parts, which lie one after the other in `input` and in `output`.
         AllToAllSingle {
-            /// What goes out.
+            /// The parts for all ranks, in order of rank.
             input: Buffer<'a> as input,
-            /// What comes in; as long as `input`.
+            /// The parts from all ranks, in order of rank; as long as `input`.
             output: Buffer<'a> as output,
         },
         /// As `AllToAll`; the parts lie one after the other in `input` and in `output`.
         AllToAllVSingle {
-            /// What goes out.
+            /// The parts for all ranks, in order of rank.
             input: Buffer<'a> as input,
-            /// What comes in.
+            /// The parts from all ranks, in order of rank.
             output: Buffer<'a> as output,
             /// Elements to each rank; their sum is the length of `input`.
             input_splits: Vec<usize> as input_splits,

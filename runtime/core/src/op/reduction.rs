@@ -7,7 +7,7 @@ use rcomm_recorder::model::{DType, ReduceOp};
 pub struct Reduction {
     /// How values are combined.
     pub op: ReduceOp,
-    /// What this rank's input is multiplied by first; 1 unless `op` is `PremulSum`.
+    /// The number by which this rank's input is multiplied before it is summed; used only by `PremulSum`.
     pub factor: f64,
 }
 

@@ -164,7 +164,7 @@ impl Algorithm {
 pub struct Choice {
     /// The operation.
     pub pattern: Pattern,
-    /// Where the ranks are.
+    /// Where the group's ranks are.
     pub topology: Topology,
     /// Most ranks; `None` for any number.
     pub ranks: Option<usize>,

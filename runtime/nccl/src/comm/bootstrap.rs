@@ -19,7 +19,7 @@ enum BootstrapStage {
     Joined(Option<Comm>),
 }
 
-/// One rank's progress towards a communicator.
+/// One rank's progress toward a communicator.
 pub(crate) struct Bootstrap {
     members: BootstrapGroup,
     stage: BootstrapStage,
@@ -82,7 +82,8 @@ impl Bootstrap {
         Self::LONGEST_PAUSE * (1 + self.members.ranks.len() as u32 / 256)
     }
 
-    /// Advances as far as possible without waiting; returns `true` when all ranks have joined.
+    /// Advances as far as it can without waiting; returns `true` when this rank has joined and the communicator
+    /// exists.
     ///
     /// # Errors
     /// `Rendezvous` names ranks that do not fit together; `PeerLost` names the rank that gave up.

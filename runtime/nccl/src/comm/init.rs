@@ -204,7 +204,7 @@ impl CommInit {
         derive(library, device, parent, (params, excluded), call, options)
     }
 
-    /// Advances as far as possible without waiting.
+    /// Advances as far as it can without waiting.
     ///
     /// # Errors
     /// `Backend` or `PeerLost` with the library's message. The creation has then failed for good.

@@ -20,7 +20,7 @@ pub enum Priority {
     High,
 }
 
-/// Who owns the stream.
+/// Whether rcomm owns a stream, and so destroys it.
 enum Ownership {
     Own,
     /// The program owns it: rcomm never destroys it. `Some` keeps it alive.

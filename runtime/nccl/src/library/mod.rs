@@ -33,7 +33,7 @@ impl std::fmt::Display for Version {
     }
 }
 
-/// Where to look for the library.
+/// The places in which the library is looked for.
 #[derive(Clone, Debug, Default)]
 pub struct Search {
     /// Only this file is tried.

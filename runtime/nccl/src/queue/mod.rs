@@ -39,7 +39,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, TryLockError};
 use std::time::{Duration, Instant};
 
-/// How far the queue's communicator is set up.
+/// The stage of the queue's communicator.
 enum Stage {
     Joining(Box<Bootstrap>),
     Ready,

@@ -33,7 +33,7 @@ pub(crate) struct Ticket {
     was_polled: AtomicBool,
 }
 
-/// Where an operation starts.
+/// The point at which the device starts an operation.
 pub(crate) enum Start {
     /// It starts at this mark.
     Marked(Arc<Mark>),

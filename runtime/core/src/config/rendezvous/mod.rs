@@ -33,7 +33,7 @@ use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
 /// The key below `rcomm/<attempt>` that holds the result of the rendezvous: `yes` and rank 0's settings if
-/// all ranks have come, or why the job cannot start. It is set once.
+/// all ranks have arrived, or why the job cannot start. It is set once.
 pub(crate) const ALL_HERE: &str = "all here";
 
 /// The launcher that gave this process its rank.
@@ -359,7 +359,7 @@ mod tests {
             again.to_string(),
             "rank 3 of job \"train\" was started 2 times"
         );
-        // The next attempt uses keys of its own, also where the launcher's store outlives the attempt.
+        // The next attempt uses other keys, also where the launcher's store outlives the attempt.
         let restarted = Rendezvous {
             attempt: 3,
             ..place

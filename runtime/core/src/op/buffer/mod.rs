@@ -221,7 +221,7 @@ impl<'a> Buffer<'a> {
     #[inline]
     pub fn as_bytes(&self) -> Result<&[u8]> {
         self.check_host()?;
-        // SAFETY: `data` is not null and valid for `size_bytes` bytes of initialised host memory (checked)
+        // SAFETY: `data` is not null and valid for `size_bytes` bytes of initialized host memory (checked)
         // as long as `self` lives: a loan outlives it, an owned vector is freed by it, and the caller of
         // `from_raw` answers for foreign memory, whose size fits in `isize`. The bytes do not change
         // while the slice lives: writing needs `&mut self`.
@@ -260,7 +260,7 @@ impl<'a> Buffer<'a> {
     pub unsafe fn bytes_to_fill(&mut self) -> Result<&mut [u8]> {
         self.check_host()?;
         self.check_writable()?;
-        // SAFETY: `data` is valid for `size_bytes` bytes of initialised host memory as long as `self` lives
+        // SAFETY: `data` is valid for `size_bytes` bytes of initialized host memory as long as `self` lives
         // (as in `as_bytes`), and no other code has access to them: lent and owned memory is this buffer's
         // alone, and so is foreign memory with `Access::Write`, by the contract of `from_raw`. Every bit
         // pattern is a value of every element type but `bool`. The caller normalizes loans of `bool`s, owned
@@ -453,8 +453,8 @@ impl Buffer<'static> {
     /// Foreign memory: `len` elements of `dtype` at `data` on `device`.
     ///
     /// # Safety
-    /// * `data` is valid for `len` elements on `device` for as long as `owner` is alive, which the
-    ///   buffer makes sure of; on the host, its bytes are initialised.
+    /// * `data` is valid for `len` elements on `device` as long as `owner` is alive, and the buffer keeps it
+    ///   alive; on the host, the bytes are initialized.
     /// * On the host, nothing else writes to the memory as long as the buffer lives, and with [`Access::Write`]
     ///   nothing else reads it either. On a device, enqueued work is ordered so that the same holds.
     ///

@@ -24,7 +24,7 @@ pub(super) const GRACE: Duration = Duration::from_secs(2);
 const ATTEMPT: Duration = Duration::from_secs(10);
 /// If an attempt has less time than this and gets no reply, the short time may be the only reason.
 const MIN_ATTEMPT: Duration = Duration::from_secs(1);
-/// The longest string to accept from a server: PyTorch's older server has no limit of its own.
+/// The longest string, in bytes, to accept from a server: PyTorch's older server has no limit.
 const MAX_STRING: u64 = 1 << 30;
 /// The room for one read, in bytes, and the most that an empty inbox keeps allocated.
 const READ: usize = 16 << 10;

@@ -20,7 +20,7 @@ pub enum UnusedParameters {
     Find,
 }
 
-/// Settings of a [`Reducer`]. The defaults are those of PyTorch's DistributedDataParallel.
+/// How a [`Reducer`] forms and averages buckets.
 pub struct ReducerOptions<T = f32> {
     /// The sizes of buckets.
     pub buckets: BucketSizes,

@@ -1,7 +1,8 @@
 //! The destination of a rank's dumps: [`DumpWriter`], and [`FileDumpWriter`], which writes files.
 //!
-//! A dump that cannot be written is logged, and the job continues. The recorder decides what a dump holds;
-//! the watchdog, its monitor and the failure broadcast decide when one is made.
+//! If a dump cannot be written, that is logged or returned as an error, and the job continues. The recorder
+//! decides what a dump holds. The watchdog, its monitor and the failure broadcast make dumps, and so do the
+//! program and the endpoint on request.
 
 use crate::config::DumpFormat;
 use crate::op::error::{Error, ErrorKind, Result};
@@ -12,10 +13,11 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Takes a rank's dumps.
+/// Writes a rank's dumps.
 ///
 /// # Thread safety
-/// The watchdog, its monitor and the thread that responds to alarms call it, possibly at the same time.
+/// The threads that make dumps call it, possibly at the same time: those of the library, and those of the
+/// program that call [`World::dump`](crate::World::dump).
 pub trait DumpWriter: Send + Sync {
     /// Writes one dump and returns its location, for a log line or an error.
     ///
@@ -24,9 +26,11 @@ pub trait DumpWriter: Send + Sync {
     fn write(&self, dump: &Dump) -> Result<String>;
 }
 
-/// Writes `rank_<n>.json` or `rank_<n>.pickle` below a directory of its own for each run.
+/// Writes `rank_<n>.json`, `rank_<n>.pickle` or both to a directory. A world passes another directory for
+/// each run ([`World::dump_dir`](crate::World::dump_dir)).
 ///
-/// A file is complete or absent, has mode 0600, and never replaces another.
+/// A file is complete or absent, has mode 0600, and never replaces another: further dumps get the endings
+/// `.1`, `.2` and so on.
 #[derive(Clone, Debug)]
 pub struct FileDumpWriter {
     dir: PathBuf,
@@ -34,7 +38,7 @@ pub struct FileDumpWriter {
 }
 
 impl FileDumpWriter {
-    /// A writer below `dir`, which is created when it is needed.
+    /// A writer of files in `dir`, which is created for the first one.
     pub fn new(dir: impl Into<PathBuf>, format: DumpFormat) -> Self {
         Self {
             dir: dir.into(),
@@ -42,7 +46,7 @@ impl FileDumpWriter {
         }
     }
 
-    /// The directory.
+    /// The directory of the files.
     pub fn dir(&self) -> &Path {
         &self.dir
     }
@@ -73,13 +77,13 @@ pub(crate) struct Dumps {
     recorder: Arc<FlightRecorder>,
     watch: Arc<Watch>,
     writer: Box<dyn DumpWriter>,
-    /// When the last dump because of a fault was made, and where it is.
+    /// When [`make_for_fault`](Self::make_for_fault) last tried to make a dump, and what it returned.
     last: Mutex<Option<(Instant, String)>>,
 }
 
 impl Dumps {
-    /// Faults closer together than this count as one: several threads of a rank notice one fault at about the
-    /// same time.
+    /// Faults within this time of a dump count as the same fault: several threads of a rank notice one fault
+    /// at about the same time.
     const ONE_FAULT: Duration = Duration::from_secs(10);
 
     pub(crate) fn new(
@@ -95,12 +99,12 @@ impl Dumps {
         }
     }
 
-    /// Makes a dump now; returns its location, if it could be written.
+    /// Makes a dump now; returns its location, or `None` if it could not be written, which is logged.
     pub(crate) fn make(&self, reason: &str) -> Option<String> {
         self.write(reason).ok()
     }
 
-    /// Makes a dump now.
+    /// Makes a dump now; returns its location.
     ///
     /// # Errors
     /// The error names what could not be written and why.
@@ -109,7 +113,7 @@ impl Dumps {
         reason.clone_into(&mut dump.identity.reason);
         let states = &mut dump.nccl_comm_state;
         for state in self.watch.groups().iter().flat_map(|it| it.comm_state()) {
-            // Two groups may report the same fault.
+            // Two groups may report the same communicator.
             if states.iter().all(|(id, _)| *id != state.id) {
                 states.push((state.id, state.facts));
             }
@@ -117,7 +121,8 @@ impl Dumps {
         self.writer.write(&dump)
     }
 
-    /// Makes a dump unless one was made for the same fault; returns its location, for an error.
+    /// Makes a dump, unless one was made for the same fault. Returns text for an error message: the location
+    /// of the dump, or why there is none.
     pub(crate) fn make_for_fault(&self, reason: &str) -> String {
         let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some((at, place)) = &*last

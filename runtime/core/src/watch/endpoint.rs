@@ -4,9 +4,9 @@
 //! |---|---|---|
 //! | `rcomm/endpoint/<attempt>/<rank>` | address and host, in JSON: `{"address":"unix:/...","host":"node1"}` | every rank that has one |
 //!
-//! The recorder defines the routes and the thread ([`Endpoint`]). It reads the ring and takes no lock of an
-//! operation, so it answers while the program is stuck. An endpoint that cannot be opened is logged, and the
-//! job continues.
+//! The recorder defines the routes and the thread ([`Endpoint`]). The thread reads the ring and takes no lock
+//! of an operation, so it answers while the program is stuck. If an endpoint cannot be opened, that is
+//! logged, and the job continues.
 
 use crate::config::rendezvous::Rendezvous;
 use crate::config::{Config, EndpointChoice};
@@ -22,13 +22,14 @@ use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-/// The longest time to look up the other ranks' endpoints.
+/// How long it may take to find out which other ranks have published endpoints.
 const LOOKUP_TIME: Duration = Duration::from_secs(1);
-/// Addresses read in one call to the store.
+/// The most addresses that are read in one call to the store.
 const CHUNK: usize = 256;
 
-/// Serves the rank's endpoint, as configured, and returns the key and value by which others find it. The
-/// caller writes them to the store.
+/// Serves the rank's endpoint, as configured, and returns it with the key and value by which others find it.
+/// The caller writes these to the store. `None` if no endpoint is configured or can be opened, or if a Unix
+/// socket is configured and the ring has no directory.
 pub(crate) fn serve(
     place: &Rendezvous,
     config: &Config,
@@ -67,8 +68,8 @@ pub(crate) fn serve(
     }
 }
 
-/// The address with this rank's port: the ranks of one host that are given one port use it plus their local
-/// rank.
+/// The address with this rank's port. All ranks of a host are given the same port, to which each adds its
+/// local rank, if the launcher sets that. Port 0, for which the kernel chooses one, stays.
 fn own_port(mut address: SocketAddr, place: &Rendezvous) -> SocketAddr {
     if let (port @ 1.., Some(local)) = (address.port(), place.local_rank) {
         let local = u16::try_from(local).unwrap_or(u16::MAX);
@@ -77,11 +78,11 @@ fn own_port(mut address: SocketAddr, place: &Rendezvous) -> SocketAddr {
     address
 }
 
-/// A key of the root store, and the value that a rank writes there for the others.
+/// A key of the root store, and the value that a rank writes there so that others find it.
 pub(crate) type Announcement = (String, Vec<u8>);
 
-/// Lets the endpoint find those of the other ranks, and returns the key and value by which they find this
-/// one.
+/// Lets `endpoint` find the endpoints of the other ranks, and returns the key and value by which those find
+/// it.
 fn announce(endpoint: &Endpoint, place: &Rendezvous, root: &Arc<dyn Store>) -> Announcement {
     let notice = EndpointNotice {
         address: endpoint.address().clone(),
@@ -107,16 +108,17 @@ fn own_host() -> String {
     name.nodename().to_string_lossy().into_owned()
 }
 
-/// Finds the other ranks' endpoints when a client asks for them.
+/// Finds the endpoints of the other ranks when a client asks for them.
 struct Peers {
     place: Rendezvous,
     host: String,
     root: Arc<dyn Store>,
-    /// The endpoints that were found before: they do not change.
+    /// The endpoints that earlier requests have found: they do not change.
     known: Mutex<BTreeMap<Rank, EndpointNotice>>,
 }
 
 impl Peers {
+    /// The endpoints of the other ranks that can be reached from this host.
     fn find(&self) -> Vec<PeerEndpoint> {
         let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
         let until = Instant::now() + LOOKUP_TIME;
@@ -140,7 +142,7 @@ impl Peers {
             }
         }
         let reachable = known.iter().filter(|(_, notice)| {
-            // The path of a unix socket is valid on its own host only.
+            // The path of a Unix socket is valid on its host only.
             matches!(notice.address, EndpointAddress::Tcp(_)) || notice.host == self.host
         });
         reachable

@@ -1,8 +1,9 @@
 //! [`HeartbeatMonitor`]: watches the watchdog. If the watchdog is stuck, it raises the alarm and makes the
 //! dump.
 //!
-//! The watchdog calls backends, and a backend may call a driver that does not return. The monitor shares only
-//! the counter of rounds with the watchdog, so that it can still act.
+//! The watchdog calls backends, and a backend may call a driver that does not return. The monitor only reads
+//! the watchdog's counter of rounds, and needs no lock that the watchdog holds during such a call: so it can
+//! still act.
 
 use crate::op::error::{Error, Result};
 use crate::watch::failure_broadcast::{FailureBroadcast, Incident};
@@ -14,7 +15,7 @@ use std::time::{Duration, Instant};
 
 const STUCK_MESSAGE: &str = "the watchdog is stuck";
 
-/// Owns the thread that counts the watchdog's rounds.
+/// Owns the thread `rcomm/heartbeat`, which observes the watchdog's counter of rounds.
 pub(crate) struct HeartbeatMonitor {
     stop: Arc<Stop>,
     thread: Option<JoinHandle<()>>,
@@ -70,6 +71,7 @@ impl Drop for HeartbeatMonitor {
     }
 }
 
+/// The state of the thread.
 struct Listener {
     stop: Arc<Stop>,
     watch: Arc<Watch>,
@@ -99,7 +101,7 @@ impl Listener {
                     "the watchdog has stopped making rounds; operations are not watched"
                 );
                 // The flag comes first, so that the other ranks write their dumps at about the same moment. A
-                // store that does not reply delays this rank's dump by a second at most.
+                // store that does not reply delays this rank's dump by at most a second.
                 let until = self.broadcast.until();
                 self.broadcast
                     .raise(&Incident::of_rank(STUCK_MESSAGE), until);
@@ -109,7 +111,7 @@ impl Listener {
         }
     }
 
-    /// Sleeps for this long; returns whether the thread must end.
+    /// Sleeps for `interval`, or until the thread must end; returns whether it must.
     fn sleep(&self, interval: Duration) -> bool {
         let stopped = self
             .stop

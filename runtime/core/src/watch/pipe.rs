@@ -1,4 +1,4 @@
-//! A FIFO that asks for a dump: any write to it makes one.
+//! A FIFO by which users request a dump: any write to it is a request.
 
 use crate::op::error::{Error, Result};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -13,8 +13,8 @@ pub(crate) struct DumpPipe {
 }
 
 impl DumpPipe {
-    /// Makes `<stem><rank>.pipe`, the name that PyTorch gives it. A FIFO that an earlier run left behind is
-    /// replaced; any other file there is not changed.
+    /// Makes `<stem><rank>.pipe`, which is PyTorch's name for it. A FIFO that an earlier run left behind is
+    /// replaced; any other file of this name is not changed, and is an error.
     ///
     /// # Errors
     /// `Io` names the path.
@@ -45,7 +45,7 @@ impl DumpPipe {
         self.fd.as_fd()
     }
 
-    /// Whether anything was written since the last call. Never waits.
+    /// Whether anything was written since the last call; reads it. Never waits.
     pub(crate) fn was_written(&self) -> bool {
         let mut bytes = [0; 256];
         let mut any = false;
@@ -58,7 +58,7 @@ impl DumpPipe {
 
 impl Drop for DumpPipe {
     fn drop(&mut self) {
-        // The FIFO may have been removed before; an error cannot be handled here.
+        // The FIFO may already have been removed; an error cannot be handled here.
         let _ = rustix::fs::unlink(&self.path);
     }
 }

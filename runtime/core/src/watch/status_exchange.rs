@@ -3,12 +3,12 @@
 //! | key, below `rcomm/status/<attempt>/<alarm>` | holds | writer |
 //! |---|---|---|
 //! | `<rank>` | progress of this rank, in JSON | every rank |
-//! | `<group>/<seq>/asking` | how many ask about this operation of a large group | each rank that asks |
+//! | `<group>/<seq>/asking` | how many members have asked about this operation of a large group | each rank that asks |
 //! | `<group>/<seq>` | the summary of the answers, as text | the first rank that asked |
 //!
-//! In a small group every member reads every answer. In one of thousands that would be millions of reads at
-//! one store within two seconds, so the first member that asks reads them, in chunks, and publishes the
-//! result for the rest.
+//! In a small group every member reads every answer. In a group of thousands that would be millions of reads
+//! from one store within two seconds. So in a large group the first member that asks reads the answers, in
+//! chunks, and publishes a summary for the rest.
 
 use crate::op::error::Result;
 use crate::store::{Store, which_are_set};
@@ -21,7 +21,7 @@ use std::time::{Duration, Instant};
 
 /// The largest group in which every member reads all answers.
 const SMALL_GROUP: usize = 64;
-/// Answers read in one call to the store.
+/// The most answers that are read in one call to the store.
 const CHUNK: usize = 256;
 /// The most ranks that an error lists by number.
 const MAX_RANKS: usize = 16;
@@ -32,12 +32,14 @@ pub(crate) struct RankReport {
     /// The status of each group, by its `wire_id` in hexadecimal.
     groups: BTreeMap<String, ProcessGroupStatus>,
     phase: String,
-    /// How long the program has been in that phase, in ms.
+    /// How long the program has been in `phase`, in ms.
     phase_ms: u64,
+    /// The step that the program set last; -1 if it set none.
     step: i64,
 }
 
 impl RankReport {
+    /// A report of these groups, by `wire_id`. `now_ms` is the wall clock, in ms since the epoch.
     pub(crate) fn new(
         groups: impl Iterator<Item = (u64, ProcessGroupStatus)>,
         now_ms: i64,
@@ -58,7 +60,7 @@ pub(crate) struct StatusQuery<'a> {
     pub(crate) wire_id: u64,
     pub(crate) seq: u64,
     pub(crate) is_p2p: bool,
-    /// Members that are known to be gone: their answers are not waited for.
+    /// Members whose processes are known to have ended: their answers are not waited for.
     pub(crate) gone: &'a [Rank],
 }
 
@@ -66,10 +68,11 @@ pub(crate) struct StatusQuery<'a> {
 pub(crate) struct StatusExchange {
     pub(crate) rank: Rank,
     pub(crate) attempt: u32,
+    /// The number of the alarm for which status is exchanged.
     pub(crate) broadcast: i64,
     /// How long to wait for answers.
     pub(crate) wait_time: Duration,
-    /// How long to read, after that, the answers that have arrived.
+    /// How long to read the answers that have arrived, after `wait_time`.
     pub(crate) read_time: Duration,
 }
 
@@ -84,10 +87,12 @@ impl StatusExchange {
         store.set(&self.key(self.rank), &report)
     }
 
-    /// Which ranks have arrived and which have not.
+    /// The status of the members: those that have arrived at the operation, and those that have not. If the
+    /// store fails, the text says so.
     ///
     /// # Blocking
-    /// For `wait_time` and `read_time` together, however many ranks there are.
+    /// Until all members have answered, for about `wait_time` and `read_time` together at most, however many
+    /// ranks there are.
     pub(crate) fn collect(&self, store: &dyn Store, query: &StatusQuery<'_>) -> StatusReplies {
         if query.members.len() <= SMALL_GROUP {
             return self.read_all(store, query);
@@ -96,7 +101,7 @@ impl StatusExchange {
         match store.add(&format!("{topic}/asking"), 1) {
             Ok(1) => {
                 let answers = self.read_all(store, query);
-                // A rank that does not receive this reports so itself.
+                // If this fails, the other members report that they have no summary.
                 let _ = store.set(&topic, answers.text.as_bytes());
                 answers
             }
@@ -127,7 +132,7 @@ impl StatusExchange {
         }
         let keys: Vec<String> = ranks.iter().map(|rank| self.key(rank)).collect();
         let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
-        // The result of the wait is not used: the answers that arrived are read below.
+        // The result of the wait is not used: those answers that have arrived are read below.
         let _ = store.wait(&keys, self.wait_time);
         let until = Instant::now() + self.read_time;
         let came = which_are_set(store, &keys, until);
@@ -137,7 +142,7 @@ impl StatusExchange {
             .filter_map(|(key, came)| came.then_some(*key))
             .collect();
         let mut reports = present.chunks(CHUNK).flat_map(|keys| {
-            // They are there, so this does not wait.
+            // The keys exist, so this does not wait.
             let soon = Duration::from_millis(1);
             let values = if Instant::now() < until {
                 store.multi_get(keys, soon).ok()
@@ -162,19 +167,21 @@ impl StatusExchange {
     }
 }
 
-/// The other ranks' status, as far as it was received.
+/// The status of an operation's members.
 #[derive(Debug, Default)]
 pub(crate) struct StatusReplies {
     /// All of it, as text.
     pub(crate) text: String,
-    /// Members that have issued the operation, as far as they are known one by one.
+    /// Members that have issued the operation. Empty for messages, and if only the text of another member's
+    /// summary was read.
     pub(crate) arrived: Vec<Rank>,
-    /// Members that have not, or have not answered; likewise.
+    /// Members that have not issued the operation, have not answered, or have ended. Empty if only the text
+    /// of another member's summary was read.
     pub(crate) absent: Vec<Rank>,
 }
 
 impl StatusReplies {
-    /// A result that consists of text only.
+    /// A status of which only the text is known.
     pub(crate) fn text(text: String) -> Self {
         Self {
             text,
@@ -187,17 +194,23 @@ fn wire_name(wire_id: u64) -> String {
     format!("{wire_id:016x}")
 }
 
-/// The members, sorted by whether they have arrived.
+/// The members of an operation, by whether they have arrived.
 #[derive(Default)]
 struct Arrivals {
+    /// How many members there are.
     members: usize,
     arrived: Vec<Rank>,
+    /// Members that have answered but not arrived (of a message: all that have answered), and their progress
+    /// as text.
     missing: Vec<(Rank, String)>,
+    /// Members that have not answered.
     silent: Vec<Rank>,
+    /// Members whose processes have ended.
     gone: Vec<Rank>,
 }
 
 impl Arrivals {
+    /// Adds a member by its answer, `None` if it has not answered.
     fn add(&mut self, query: &StatusQuery<'_>, rank: Rank, report: Option<RankReport>) {
         let Some(report) = report else {
             self.silent.push(rank);
@@ -373,7 +386,7 @@ mod tests {
         ] {
             assert!(first.contains(published), "{first}");
         }
-        // The second rank does not read them again: late answers change nothing.
+        // The second rank does not read the answers again: late ones change nothing.
         exchange(17, Duration::ZERO)
             .publish(&*store, &report(41, ""))
             .expect("the store is there");
@@ -381,7 +394,7 @@ mod tests {
             .collect(&*store, &query(&members))
             .text;
         assert_eq!(second, first);
-        // A request about another operation gets an answer of its own.
+        // A request about another operation gets a separate answer.
         let other = StatusQuery {
             seq: 42,
             ..query(&members)

@@ -1,9 +1,10 @@
-//! [`Watchdog`]: watches every operation in flight, including those without a waiter.
+//! [`Watchdog`]: watches operations in flight, including those that no caller waits for.
 //!
-//! On its rounds it settles and retires operations that have ended. An operation that is overdue or has
-//! failed is a fault. For a fault the watchdog raises the flag so that the other ranks write dumps, makes
-//! this rank's dump, collects the others' answers, and then aborts the group with an error that holds all
-//! this. The watchdog takes no lock that a stuck call could hold.
+//! In its rounds it settles and retires operations that have ended. An operation is a *fault* if it is
+//! overdue, or if it failed with an error after which its group is unusable. For a fault the watchdog raises
+//! the flag so that the other ranks write dumps, makes this rank's dump, collects the others' answers, and
+//! then aborts the group with an error that contains the answers and the place of the dump. The watchdog
+//! takes no lock that a stuck call could hold.
 
 use crate::op::error::{Error, ErrorKind, Result};
 use crate::op::info::{OpInfo, WorkStatus};
@@ -18,7 +19,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// An operation that failed or is overdue.
+/// An operation that is overdue, or has failed so that its group is unusable.
 pub(crate) struct Fault {
     pub(crate) wire_id: u64,
     pub(crate) op_info: OpInfo,
@@ -30,20 +31,20 @@ pub(crate) struct Fault {
 struct Requests {
     in_flight_ops: Vec<Arc<dyn WatchedOperation>>,
     faults: Vec<Fault>,
-    /// When to begin to touch the ring's pages.
+    /// When to begin to touch the ring's pages; `None` until the world is made.
     touch_at: Option<Instant>,
     /// Whether there is a request that cannot wait for the next round.
     urgent: bool,
     stopped: bool,
 }
 
-/// The operations and groups that are watched: the interface of the watchdog for callers.
+/// The groups and the operations that are watched. Through this, callers pass requests to the watchdog.
 #[derive(Default)]
 pub(crate) struct Watch {
     groups: Mutex<Vec<Weak<dyn WatchedGroup>>>,
     requests: Mutex<Requests>,
     wake: Condvar,
-    /// Rounds made: the counter that the heartbeat monitor reads.
+    /// How many rounds the watchdog has made; the heartbeat monitor reads this.
     rounds: AtomicU64,
 }
 
@@ -54,7 +55,7 @@ impl Watch {
         groups.push(group);
     }
 
-    /// The groups alive, in order of creation.
+    /// The groups that still exist, in order of creation.
     pub(crate) fn groups(&self) -> Vec<Arc<dyn WatchedGroup>> {
         let groups = self.groups.lock().unwrap_or_else(PoisonError::into_inner);
         groups.iter().filter_map(Weak::upgrade).collect()
@@ -64,6 +65,7 @@ impl Watch {
         self.requests().in_flight_ops.push(in_flight);
     }
 
+    /// Passes a fault to the watchdog, which handles it at once.
     pub(crate) fn report(&self, fault: Fault) {
         let mut requests = self.requests();
         requests.faults.push(fault);
@@ -72,10 +74,10 @@ impl Watch {
         self.wake.notify_all();
     }
 
-    /// Notes that the world is made, so that the ring's pages may be touched soon.
+    /// Notes that the world is made, so that the watchdog soon begins to touch the ring's pages.
     ///
-    /// Touching them takes a millisecond. It starts later, since other ranks may still be starting and share
-    /// a core with this one, and is done in small parts.
+    /// It begins after a delay and touches the pages in small parts, since other ranks that share a core with
+    /// this one may still be starting.
     pub(crate) fn world_is_made(&self) {
         const AFTER: Duration = Duration::from_millis(50);
         // The watchdog reads this in its next round: waking it now would lengthen this rank's start.
@@ -104,7 +106,8 @@ impl Watch {
 
 /// Blocking calls in flight in one group, readable without a lock.
 ///
-/// There is room for a few at once; more are watched by their own deadline alone.
+/// There is room for eight at once. The watchdog does not see further ones: only the backend ends them at
+/// their deadline.
 #[derive(Default)]
 pub(crate) struct Running {
     slots: [RunningSlot; 8],
@@ -112,21 +115,23 @@ pub(crate) struct Running {
 
 #[derive(Default)]
 struct RunningSlot {
-    /// The record; 0 = free.
+    /// The number of the operation's record; 0 if the slot is free.
     record_id: AtomicU64,
     seq: AtomicU64,
-    /// Operation | whether point-to-point << 8 | time-out in ms << 16.
+    /// The operation in bits 0 to 7, whether it is point-to-point in bit 8, the time-out in ms from bit 16
+    /// on.
     what: AtomicU64,
 }
 
 impl Running {
-    /// Takes a place. One caller at a time, under the issue lock.
+    /// Takes a slot for a call and returns it; `None` if all are taken. One caller at a time, under the issue
+    /// lock.
     pub(crate) fn enter(&self, op_info: &OpInfo) -> Option<usize> {
         let free = |slot: &RunningSlot| slot.record_id.load(Ordering::Relaxed) == 0;
         let at = self.slots.iter().position(free)?;
         let slot = &self.slots[at];
-        // A reader that loads values stored after this fence sees, after its own fence, that the slot had
-        // been left. So it cannot attribute them to the previous call.
+        // A reader that loads values stored after this fence sees, after its own fence, that the slot was
+        // free. So it cannot attribute them to the previous call.
         fence(Ordering::Release);
         let timeout_ms = u64::try_from(op_info.timeout.as_millis()).unwrap_or(u64::MAX);
         let what = u64::from(op_info.op.code())
@@ -138,20 +143,21 @@ impl Running {
         Some(at)
     }
 
-    /// Leaves it.
+    /// Frees the slot that [`enter`](Self::enter) returned, if any.
     pub(crate) fn leave(&self, at: Option<usize>) {
         if let Some(slot) = at.and_then(|at| self.slots.get(at)) {
             slot.record_id.store(0, Ordering::Release);
         }
     }
 
+    /// The calls in the slots. A slot that changes while it is read is left out.
     fn under_way(&self) -> impl Iterator<Item = OpInfo> {
         self.slots.iter().filter_map(|slot| {
             let record_id = slot.record_id.load(Ordering::Acquire);
             let seq = slot.seq.load(Ordering::Relaxed);
             let what = slot.what.load(Ordering::Relaxed);
-            // If a word belongs to a later call, this fence synchronises with the one in `enter`, and the
-            // place no longer holds the record id that was read first. The next round will see that call.
+            // If a word belongs to a later call, this fence synchronizes with the one in `enter`, and the
+            // slot no longer holds the record id that was read first. The next round will see the later call.
             fence(Ordering::Acquire);
             if record_id == 0 || slot.record_id.load(Ordering::Relaxed) != record_id {
                 return None;
@@ -175,10 +181,10 @@ pub(crate) struct Helpers {
     pub(crate) broadcast: ResponderThread,
 }
 
-/// Starts the helpers.
+/// The function that starts the helpers, once.
 type StartHelpers = Box<dyn FnOnce() -> Result<Helpers> + Send>;
 
-/// Owns the thread that makes the rounds, and the helper threads that it starts.
+/// Owns the thread `rcomm/watchdog`, which makes the rounds, and the helper threads that it starts.
 pub(crate) struct Watchdog {
     watch: Arc<Watch>,
     thread: Option<JoinHandle<()>>,
@@ -194,7 +200,7 @@ impl Watchdog {
         interval: Duration,
         start_helpers: impl FnOnce() -> Result<Helpers> + Send + 'static,
     ) -> Result<Self> {
-        // Records a first heartbeat, so that a process that is killed before the first round has one.
+        // A first heartbeat, so that the ring has one even if the process is killed before the first round.
         broadcast.recorder().heartbeat();
         let helpers = Arc::new(Mutex::new(None));
         let rounds = Rounds {
@@ -242,33 +248,35 @@ impl Drop for Watchdog {
     }
 }
 
-/// The state of the thread.
+/// The state of the thread `rcomm/watchdog`.
 struct Rounds {
     watch: Arc<Watch>,
     broadcast: Arc<FailureBroadcast>,
     start_helpers: Option<StartHelpers>,
-    /// The helpers, which outlive this thread if it panics.
+    /// The helpers. They are shared, so that they outlive this thread if it panics.
     helpers: Arc<Mutex<Option<Helpers>>>,
     interval: Duration,
-    /// When the next part of the ring is touched; `None` before the world is made and once all was.
+    /// When to touch the next part of the ring; `None` before the world is made, and once all parts are
+    /// touched.
     touch_at: Option<Instant>,
     in_flight_ops: Vec<Arc<dyn WatchedOperation>>,
-    /// When each blocking call was first seen in flight.
+    /// When each blocking call was first seen in flight, by record id.
     first_seen: HashMap<u64, Instant>,
 }
 
 impl Rounds {
-    /// How long after its deadline a blocking call may still run before the watchdog ends it. Its own thread
-    /// ends it earlier, unless that is stuck in the backend.
+    /// How long after its deadline a blocking call may still run before the watchdog ends it. The calling
+    /// thread ends it earlier, unless it is stuck in the backend.
     const GRACE: Duration = Duration::from_secs(5);
-    /// The bytes of the ring that are touched at a time, and the pause in between.
+    /// How many bytes of the ring are touched at a time.
     const TOUCH_BYTES: usize = 64 << 10;
+    /// The pause between two parts.
     const TOUCH_PAUSE: Duration = Duration::from_millis(1);
 
     fn run(mut self) {
         loop {
             let (faults, stopped) = self.next();
-            // The helpers start before any fault that they handle can occur.
+            // The helpers start before the first fault is handled, which needs them.
             if let Some(start) = self.start_helpers.take() {
                 self.start(start);
             }
@@ -299,7 +307,8 @@ impl Rounds {
         }
     }
 
-    /// Waits for the next round.
+    /// Waits until the next round is due or an urgent request arrives. Returns the reported faults, and
+    /// whether this is the last round.
     fn next(&mut self) -> (Vec<Fault>, bool) {
         let pause = self.touch_at.map_or(self.interval, |at| {
             at.saturating_duration_since(Instant::now())
@@ -318,7 +327,7 @@ impl Rounds {
         (std::mem::take(&mut requests.faults), requests.stopped)
     }
 
-    /// Touches the next part of the ring, so that recording meets no page fault there.
+    /// Touches the next part of the ring if it is time to, so that recording causes no page fault there.
     fn touch_ring(&mut self) {
         let now = Instant::now();
         if self.touch_at.is_some_and(|at| at <= now) {
@@ -327,6 +336,7 @@ impl Rounds {
         }
     }
 
+    /// Settles and retires issued operations that have ended, and handles those that are faults.
     fn check_in_flight(&mut self) {
         let now = Instant::now();
         let mut faults = Vec::new();
@@ -371,6 +381,7 @@ impl Rounds {
         }
     }
 
+    /// Handles blocking calls that have not ended by [`GRACE`](Self::GRACE) after their deadline.
     fn check_running_calls(&mut self) {
         let now = Instant::now();
         let mut seen = HashMap::new();
@@ -391,7 +402,7 @@ impl Rounds {
         self.first_seen = seen;
     }
 
-    /// Handles a fault in this order: flag, dump, answers, abort.
+    /// Handles a fault, unless its group has already failed: flag, dump, answers, abort, in this order.
     fn handle(&self, fault: Fault) {
         let groups = self.watch.groups();
         let Some(group) = groups.iter().find(|group| group.wire_id() == fault.wire_id) else {
@@ -402,7 +413,7 @@ impl Rounds {
         }
         let op_info = &fault.op_info;
         let mut error = group.explain(op_info, fault.error);
-        // The end is recorded before the dump, so that the dump shows it.
+        // The end of the group is recorded before the dump, so that the dump shows it.
         group.record_end(Some(op_info), &error);
         let finding = error.to_string();
         if let Some(age) = self.broadcast.age_of(op_info.record_id) {
@@ -429,8 +440,8 @@ impl Rounds {
     }
 }
 
-/// Ends the process, as c10d's `TearDown` and `SkipCleanUp` do: the launcher then sees that the rank has
-/// ended, and restarts the job.
+/// Ends the process by `abort`, as c10d's `TearDown` and `SkipCleanUp` do, so that the launcher notices the
+/// failure and can restart the job.
 #[expect(
     clippy::print_stderr,
     reason = "a process that ends must report why, even without a log"

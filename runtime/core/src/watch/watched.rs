@@ -8,12 +8,12 @@ use crate::watch::watchdog::Running;
 use rcomm_recorder::model::{ProcessGroupInfo, ProcessGroupStatus, Rank};
 use std::time::{Duration, Instant};
 
-/// A group. No function takes a lock that a stuck call could hold.
+/// A group. No function but [`shut_down`](Self::shut_down) takes a lock that a stuck call could hold.
 // invariant 5
 pub(crate) trait WatchedGroup: Send + Sync {
     fn info(&self) -> &ProcessGroupInfo;
 
-    /// Distinguishes the group on shared connections, equal on all members.
+    /// The number that distinguishes the group on shared connections; the same on all members.
     fn wire_id(&self) -> u64;
 
     /// The group's name in errors and logs.
@@ -22,36 +22,41 @@ pub(crate) trait WatchedGroup: Send + Sync {
     /// This process's rank in the world.
     fn global_rank(&self) -> Rank;
 
+    /// The group's progress on this rank.
     fn status(&self) -> ProcessGroupStatus;
 
-    /// The state of its backends' communicators.
+    /// The state of its backends' communicators, for a dump. Takes a second for each backend at most.
     fn comm_state(&self) -> Vec<CommState>;
 
     /// Its blocking calls in flight.
     fn running(&self) -> &Running;
 
-    /// The longest time after the deadline in which its backends end an overdue operation themselves.
+    /// How long after the deadline its backends may take to end an overdue operation; zero if they leave that
+    /// to the watchdog.
     fn overdue_time(&self) -> Duration;
 
-    /// Whether the group has failed or was aborted, and the error for its waiters is decided.
+    /// Whether the group has failed or was aborted, so that the error for its waiters is decided.
     fn has_failed(&self) -> bool;
 
-    /// The error that refuses further operations, if the group takes no more.
+    /// The error with which further operations are refused; `None` while the group is open.
     fn refusal(&self) -> Option<&Error>;
 
     /// Adds group, operation and sequence number to an error that lacks them.
     fn explain(&self, op_info: &OpInfo, error: Error) -> Error;
 
-    /// Records, once, that the group ends with this error in this operation.
+    /// Records that the group ends with this error in this operation. Only the first call has an effect.
     fn record_end(&self, op_info: Option<&OpInfo>, error: &Error);
 
-    /// Ends everything pending and refuses everything later, with this error.
+    /// Ends pending operations and refuses later ones with this error.
     fn close(&self, op_info: Option<&OpInfo>, error: Error);
 
     /// Refuses new operations, waits for pending ones until the deadline, and closes the backends.
+    ///
+    /// # Errors
+    /// `Timeout` if an operation is still pending then; otherwise those of the backends.
     fn shut_down(&self, deadline: Deadline) -> Result<()>;
 
-    /// Whether the process is to end after a failure.
+    /// Whether one of its backends demands that the process ends after a failure.
     fn ends_process(&self) -> bool;
 }
 
@@ -64,19 +69,20 @@ pub(crate) trait WatchedOperation: Send + Sync {
     /// Polls the operation and settles it if it has ended. Never waits.
     fn poll_state(&self) -> WorkStatus;
 
-    /// How it ended, if it has.
+    /// The result of the operation; `None` until it has ended.
     fn outcome(&self) -> Option<&Result<Done>>;
 
-    /// When it is overdue.
+    /// The moment at which its time-out has passed.
     fn due(&self) -> Instant;
 
-    /// Whether the backend's call that starts it has returned.
+    /// Whether the call to the backend that starts it has returned.
     fn is_issued(&self) -> bool;
 
-    /// Whether the issuing thread handles its end, since the backend rejected it.
+    /// Whether the backend rejected it, so that the issuing thread handles its end.
     fn was_rejected(&self) -> bool;
 
-    /// Records the failure and wakes the waiters, once the dump is made and the verdict is known.
+    /// Records the failure and wakes the waiters. Called once the dump is made and the group's error is
+    /// decided.
     fn announce_failure(&self);
 
     /// Records that the watchdog no longer watches the operation.

@@ -1,4 +1,4 @@
-//! One fault, shared by the watchdog and the thread that uses the store.
+//! [`Incident`]: the state of one fault, shared by the watchdog and the thread that uses the store.
 
 use crate::op::error::{Error, ErrorKind};
 use crate::op::info::OpInfo;
@@ -13,7 +13,7 @@ pub(crate) struct Incident {
     wire_id: u64,
     seq: u64,
     is_p2p: bool,
-    /// The description of the fault, as text.
+    /// The error, as text.
     pub(super) cause: String,
     /// The part of `cause` that is the same on every rank that detects the fault.
     pub(super) finding: String,
@@ -23,15 +23,19 @@ pub(crate) struct Incident {
     changed: Condvar,
 }
 
+/// The progress of the thread that uses the store.
 #[derive(Default)]
 pub(super) struct IncidentProgress {
+    /// Whether the attempt to raise the alarm has ended, with or without success.
     pub(super) raised: bool,
+    /// The other ranks' status, or why it is not known; `None` until the exchange has ended.
     pub(super) answers: Option<StatusReplies>,
-    /// Whether the process that serves the store has ended.
+    /// Whether the connection to the store has failed, since the process that serves it has ended.
     pub(super) store_gone: bool,
 }
 
 impl Incident {
+    /// A fault of the operation `op_info`. `finding` is the part of the error that is the same on every rank.
     pub(crate) fn new(
         info: &ProcessGroupInfo,
         wire_id: u64,
@@ -57,8 +61,8 @@ impl Incident {
         })
     }
 
-    /// A fault of the rank itself and of no operation: the other ranks make dumps, and no status exchange
-    /// follows.
+    /// A fault of this rank that belongs to no operation: the other ranks make dumps, and are not asked for
+    /// their status.
     pub(crate) fn of_rank(cause: &str) -> Arc<Self> {
         let info = ProcessGroupInfo {
             id: ProcessGroupInfo::UNKNOWN_ID,
@@ -79,6 +83,7 @@ impl Incident {
         })
     }
 
+    /// The request for the status of the operation's members.
     pub(super) fn query(&self) -> StatusQuery<'_> {
         StatusQuery {
             members: &self.info.ranks,
@@ -89,11 +94,13 @@ impl Incident {
         }
     }
 
+    /// Changes the progress and wakes the waiting threads.
     pub(super) fn update(&self, change: impl FnOnce(&mut IncidentProgress)) {
         change(&mut self.progress.lock().unwrap_or_else(PoisonError::into_inner));
         self.changed.notify_all();
     }
 
+    /// Waits until `until` holds, for `timeout` at most; returns the progress in either case.
     pub(super) fn wait(
         &self,
         timeout: Duration,

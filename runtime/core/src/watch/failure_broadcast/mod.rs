@@ -1,7 +1,8 @@
 //! [`FailureBroadcast`]: when one rank fails, all ranks write dumps and exchange their status.
 //!
-//! Everything goes through the store, on a thread of its own (`rcomm/dump`), so that neither a slow
-//! store nor a slow disk holds up the watchdog for longer than it allows.
+//! Everything goes through the store, on a separate thread (`rcomm/dump`), so that a slow store does not hold
+//! up the watchdog for longer than it allows. The watchdog's dumps are written on another one
+//! (`rcomm/dump-file`), for slow disks.
 //!
 //! | key | holds | writer |
 //! |---|---|---|
@@ -9,8 +10,8 @@
 //! | `rcomm/alarm/<attempt>` | how often the alarm was raised | a rank that detects a fault |
 //! | `rcomm/cause/<attempt>/<alarm>` | the cause, as text | the first to raise it, before the alarm itself |
 //!
-//! The ranks' status goes through keys of its own ([`status_exchange`](crate::watch::status_exchange)).
-//! The same thread watches the FIFOs that ask for a dump.
+//! The ranks' status goes through other keys ([`status_exchange`](crate::watch::status_exchange)). The thread
+//! `rcomm/dump` also watches the FIFOs by which users request a dump.
 
 mod incident;
 #[cfg(test)]
@@ -36,13 +37,14 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant, SystemTime};
 
-/// The members of a group time out within this time of each other; one may poll the store in between.
+/// A fault of this rank belongs to another rank's alarm that was read within this time before it: the members
+/// of a group time out at about the same time, and one of them may poll the store in between.
 const SAME_FAULT: Duration = Duration::from_secs(2);
 /// PyTorch's flag: a rank that finds it in the root store makes a dump.
 pub(crate) const FLAG: &str = "exception_dump";
-/// The most alarms that are answered at once, if many were raised since the last poll.
+/// If many alarms were raised since the last poll, how many are answered besides the newest.
 const MAX_ANSWERS: i64 = 16;
-/// How long a rank reads the answers that have arrived.
+/// The longest time for which a rank reads the answers that have arrived.
 const READING: Duration = Duration::from_millis(500);
 /// How long a world that ends waits for the thread that uses the store.
 const ENDING: Duration = Duration::from_millis(500);
@@ -53,7 +55,7 @@ const RECENT: Duration = Duration::from_secs(60);
 pub(crate) struct FailureBroadcastParts {
     pub(crate) rank: Rank,
     pub(crate) attempt: u32,
-    /// Who serves the store, if another process does.
+    /// The process that serves the store; `None` if this one does.
     pub(crate) store_end: Option<LinkEnd>,
     /// The root store, which PyTorch's ranks use too.
     pub(crate) root: Arc<dyn Store>,
@@ -65,19 +67,22 @@ pub(crate) struct FailureBroadcastParts {
     pub(crate) propagation: Propagation,
 }
 
-/// The interface for the watchdog.
+/// One rank's part in the failure broadcast, as the watchdog and its monitor use it. The thread of a
+/// [`ResponderThread`] carries it out.
 pub(crate) struct FailureBroadcast {
     parts: FailureBroadcastParts,
     incidents: Mutex<Vec<Arc<Incident>>>,
     stopped: AtomicBool,
     bell: OwnedFd,
-    /// Where the store's replies are recorded.
+    /// The row of the ring in which the store's replies are recorded; `None` if this process serves the
+    /// store, or there is no row left.
     store_row: Option<PeerHandle>,
-    /// Since when a request waits for the store's reply, on the clock of the records; 0 = none does.
+    /// Since when the store has not replied to requests, on the clock of the records; 0 if it has replied to
+    /// the last one.
     asked: AtomicU64,
 }
 
-/// A store that has not answered for this long does not work: it answers in microseconds.
+/// A store that has not answered for this long counts as down: a working one answers in microseconds.
 const STORE_SILENT: Duration = Duration::from_secs(2);
 
 impl FailureBroadcast {
@@ -99,7 +104,7 @@ impl FailureBroadcast {
         &self.parts.recorder
     }
 
-    /// The moment until which a fault that is handled now waits for the other ranks' status.
+    /// The moment until which the handling of a fault that begins now waits for the other ranks' status.
     pub(crate) fn until(&self) -> Instant {
         Instant::now() + self.parts.status_wait
     }
@@ -107,7 +112,8 @@ impl FailureBroadcast {
     /// Raises the flag, so that the other ranks make their dumps.
     ///
     /// # Blocking
-    /// For a second at most: a store that does not answer must not keep this rank from its dump.
+    /// For a second at most, and not beyond `until`: a store that does not answer must not keep this rank
+    /// from its dump.
     pub(crate) fn raise(&self, incident: &Arc<Incident>, until: Instant) {
         let mut incidents = self
             .incidents
@@ -120,16 +126,17 @@ impl FailureBroadcast {
         drop(incident.wait(wait_time, |progress| progress.raised));
     }
 
-    /// Makes this rank's dump, unless one was made for this fault already; returns its location.
+    /// Makes this rank's dump on the thread `rcomm/dump-file`, unless one was made for this fault already.
+    /// Returns text for an error message: the location of the dump, or why there is none yet.
     ///
     /// # Blocking
     /// Until `until` at most: a disk that does not respond must not keep this rank's callers from their
-    /// error. In that case the dump is finished on the thread `rcomm/dump-file`.
+    /// error. The thread finishes the dump later.
     pub(crate) fn dump_for_fault(&self, reason: &str, until: Instant) -> String {
         let (dumps, reason) = (self.parts.dumps.clone(), reason.to_owned());
         let (done, place) = channel();
         let make = move || {
-            // The watchdog may no longer wait.
+            // This fails if the watchdog no longer waits.
             let _ = done.send(dumps.make_for_fault(&reason));
         };
         let thread = std::thread::Builder::new().name("rcomm/dump-file".to_owned());
@@ -153,8 +160,10 @@ impl FailureBroadcast {
         u64::try_from(age).ok().map(Duration::from_nanos)
     }
 
-    /// Adds the other ranks' status to an error. If a time-out names only ranks that have arrived, the error
-    /// then names the absent ranks instead; if rank 0 serves the store and has ended, it names rank 0.
+    /// Adds the other ranks' status to an error. A time-out that names no rank, or only ranks that have
+    /// arrived, then names the absent ranks. If another process, rank 0, serves the store, the error names
+    /// rank 0 if that has ended; a time-out also if the store has left the alarm unanswered, and has not
+    /// replied for [`STORE_SILENT`].
     ///
     /// # Blocking
     /// Until the other members have answered, or until `until`.
@@ -176,7 +185,7 @@ impl FailureBroadcast {
             && silence >= STORE_SILENT
             && !incident.wait(Duration::ZERO, |_| true).raised
         {
-            // Whether the rank that this one waited for works cannot be known here; rank 0 does not.
+            // It cannot be known here whether the rank that this one waited for works; rank 0 does not.
             let silent = format!(
                 "rank 0, which serves the store, has not answered for {}",
                 text::duration(silence)
@@ -197,7 +206,7 @@ impl FailureBroadcast {
     /// The other members' status, or the reason why it is not known.
     ///
     /// # Blocking
-    /// Until the exchange has ended, or until `until`. Does not wait if the store has not even accepted the
+    /// Until the exchange has ended, or until `until`. Does not wait if the store has not yet replied to the
     /// alarm.
     fn answers(&self, incident: &Incident, until: Instant) -> StatusReplies {
         let has_ended =
@@ -212,7 +221,7 @@ impl FailureBroadcast {
         })
     }
 
-    /// For how long the store has left a request without a reply; zero if it has answered.
+    /// For how long the store has not replied to requests; zero if it has replied to the last one.
     fn store_silence(&self) -> Duration {
         match self.asked.load(Ordering::Relaxed) {
             0 => Duration::ZERO,
@@ -223,7 +232,7 @@ impl FailureBroadcast {
         }
     }
 
-    /// Notes that the store is asked.
+    /// Notes that a request is sent to the store.
     fn store_asked(&self) {
         let now = self.parts.recorder.now();
         let first =
@@ -237,7 +246,7 @@ impl FailureBroadcast {
         }
     }
 
-    /// Notes the store's reply.
+    /// Notes the store's reply to the request, or its failure.
     fn store_replied(&self, reply: &Result<()>) {
         let errno = match reply {
             Ok(()) => 0,
@@ -258,13 +267,14 @@ impl FailureBroadcast {
         }
     }
 
+    /// Wakes the thread `rcomm/dump`.
     fn ring(&self) {
-        // The write can fail only when the counter is full, and then the thread is already awake.
+        // The write can fail only if the counter is full, and then the thread is awake already.
         let _ = rustix::io::write(&self.bell, &1u64.to_ne_bytes());
     }
 }
 
-/// The system's number of what an error is due to; 0 if that is not known.
+/// The `errno` of the system call that caused an error; 0 if there is none.
 fn errno_of(error: &Error) -> u32 {
     let mut cause: Option<&(dyn std::error::Error + 'static)> = Some(error);
     while let Some(one) = cause {
@@ -281,11 +291,11 @@ fn left_until(until: Instant) -> Duration {
     until.saturating_duration_since(Instant::now())
 }
 
-/// Owns the thread that uses the store and watches the FIFOs.
+/// Owns the thread `rcomm/dump`, which uses the store and watches the FIFOs.
 pub(crate) struct ResponderThread {
     broadcast: Arc<FailureBroadcast>,
     thread: Option<JoinHandle<()>>,
-    /// Disconnected once the thread is about to end.
+    /// The thread holds the other end, so this is disconnected when the thread is about to end.
     at_work: Receiver<()>,
 }
 
@@ -315,8 +325,8 @@ impl ResponderThread {
         })
     }
 
-    /// Ends the thread. A thread that waits for a store that does not respond is not joined; it ends by
-    /// itself.
+    /// Ends the thread. If it still waits for the store after [`ENDING`], it is not joined; it ends when the
+    /// store replies or the request times out.
     ///
     /// # Blocking
     /// For [`ENDING`] at most.
@@ -342,11 +352,11 @@ impl Drop for ResponderThread {
     }
 }
 
-/// The state of the thread.
+/// The state of the thread `rcomm/dump`.
 struct Responder {
     broadcast: Arc<FailureBroadcast>,
     pipes: Vec<DumpPipe>,
-    /// The newest alarm that this rank has answered.
+    /// The number of the newest alarm that this rank has answered; 0 if none.
     answered: i64,
     /// The last alarm of another rank: when this rank read it, and its cause.
     announced: Option<(Instant, String)>,
@@ -358,8 +368,8 @@ struct Responder {
 
 impl Responder {
     fn run(mut self) {
-        // The first poll is not at once, since other ranks may still be starting and it needs a connection of
-        // its own.
+        // The first poll comes after an interval: other ranks may still be starting, and the poll needs
+        // another connection to the store.
         let mut next_poll = Instant::now() + self.broadcast.parts.interval;
         while !self.broadcast.stopped.load(Ordering::Acquire) {
             self.sleep_until(next_poll);
@@ -391,6 +401,7 @@ impl Responder {
         }
     }
 
+    /// Sleeps until this moment, or until the thread is woken or a FIFO is written to.
     fn sleep_until(&self, wake: Instant) {
         let rest = wake.saturating_duration_since(Instant::now());
         let mut fds = vec![PollFd::new(&self.broadcast.bell, PollFlags::IN)];
@@ -400,17 +411,19 @@ impl Responder {
             tv_sec: i64::try_from(rest.as_secs()).unwrap_or(i64::MAX),
             tv_nsec: i64::from(rest.subsec_nanos()),
         };
-        // An interrupted wait only ends early.
+        // If the wait is interrupted, it ends early, which does no harm.
         let _ = poll(&mut fds, Some(&timeout));
         let mut count = [0; 8];
         let _ = rustix::io::read(&self.broadcast.bell, &mut count);
     }
 
+    /// The key of the number of alarms.
     fn key(&self) -> String {
         format!("rcomm/alarm/{}", self.broadcast.parts.attempt)
     }
 
-    /// Whether another rank has raised the alarm or PyTorch's flag.
+    /// Polls the store for alarms of other ranks and for PyTorch's flag, and responds to them. Notes whether
+    /// the store replied.
     fn poll_store(&mut self) {
         self.broadcast.store_asked();
         let reply = self.read_store();
@@ -426,6 +439,7 @@ impl Responder {
         }
     }
 
+    /// Answers new alarms; if there is none, makes a dump if PyTorch's flag is newly set.
     fn read_store(&mut self) -> Result<()> {
         let parts = &self.broadcast.parts;
         let raised = parts.root.add(&self.key(), 0)?;
@@ -452,10 +466,11 @@ impl Responder {
         Ok(())
     }
 
-    /// Makes this rank's dump, then publishes its status, for every alarm that was not answered yet.
+    /// Makes this rank's dump, then publishes its status for the alarms up to number `raised` that it has not
+    /// yet answered. Aborts this rank's groups if that is configured.
     ///
-    /// The dump comes first: the rank that raised the alarm cleans up once it has all answers, and a dump
-    /// must show what was pending before that.
+    /// The dump comes first: the rank that raised the alarm cleans up once it has all answers, and the dump
+    /// must show what was pending before the clean-up.
     fn answer(&mut self, raised: i64) -> Result<()> {
         let first = (self.answered + 1).max(raised - MAX_ANSWERS);
         self.answered = raised;
@@ -471,8 +486,8 @@ impl Responder {
         published
     }
 
-    /// Ends everything pending on this rank, since another rank has failed. Called after the dump and the
-    /// answer, which must show what was pending.
+    /// Aborts all groups of this rank, since another rank has failed. Called after the dump and the answer,
+    /// which must show what was pending.
     fn abort_groups(&self, cause: Option<&str>) {
         let error = match cause.and_then(|cause| cause.split_once(": ")) {
             Some((who, why)) => {
@@ -496,14 +511,14 @@ impl Responder {
         format!("rcomm/cause/{}/{broadcast}", self.broadcast.parts.attempt)
     }
 
-    /// Writes the cause of an alarm, unless another rank has; returns the cause that is stored.
+    /// Writes the cause of an alarm, unless another rank already has; returns the cause that is stored.
     fn publish_cause(&self, broadcast: i64, own: &str) -> Result<String> {
         let root = &self.broadcast.parts.root;
         let first = root.compare_set(&self.cause_key(broadcast), b"", own.as_bytes())?;
         Ok(String::from_utf8_lossy(&first).into_owned())
     }
 
-    /// The cause of an alarm, if the store still holds it.
+    /// The cause of an alarm; `None` if the store does not hold it or does not reply.
     fn cause_of(&self, broadcast: i64) -> Option<String> {
         let root = &self.broadcast.parts.root;
         let cause = root.get(&self.cause_key(broadcast), Duration::from_millis(100));
@@ -522,8 +537,8 @@ impl Responder {
             rank: parts.rank,
             attempt: parts.attempt,
             broadcast,
-            // Waiting, reading and the reply must together fit in the time that a fault waits for the
-            // answers.
+            // Waiting, reading and the store's reply must together fit in the time for which a fault waits
+            // for the answers.
             wait_time: parts.status_wait * 3 / 4,
             read_time: READING.min(parts.status_wait / 8),
         }
@@ -539,8 +554,8 @@ impl Responder {
         RankReport::new(groups, now_ms, status)
     }
 
-    /// Responds to a fault of this rank: raises the alarm, publishes this rank's status, and reads the
-    /// others'.
+    /// Responds to a fault of this rank: raises the alarm, publishes this rank's status, and reads the status
+    /// of the others.
     fn respond_to_own(&mut self, incident: &Incident) {
         let mut store_gone = false;
         let answers = match self.raise(incident) {
@@ -577,7 +592,8 @@ impl Responder {
         announced.is_some_and(|(at, _)| at.elapsed() < SAME_FAULT)
     }
 
-    /// Joins an alarm that is being raised by another rank, or raises a new one.
+    /// Joins an alarm that another rank has raised just before, or raises a new one; sets PyTorch's flag and
+    /// publishes this rank's status. Returns the number of the alarm.
     fn raise(&mut self, incident: &Incident) -> Result<i64> {
         let parts = &self.broadcast.parts;
         let key = self.key();
@@ -622,7 +638,8 @@ impl Responder {
     }
 }
 
-/// The text on an earlier report by another rank; a finding equal to this rank's is not repeated.
+/// Text that refers to an earlier alarm of another rank. It does not repeat the cause if that is the same
+/// finding as this rank's.
 fn reported_before(cause: &str, finding: &str) -> String {
     match cause.split_once(": ") {
         Some((rank, theirs)) if theirs.starts_with(finding) => format!("found before by {rank}"),

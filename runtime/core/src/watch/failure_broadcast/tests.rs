@@ -7,7 +7,7 @@ use rcomm_recorder::publish::Dump;
 use rcomm_recorder::record::{Placement, RecorderConfig};
 use std::sync::mpsc;
 
-/// Sends a dump's reason, and whether the flag was set by then.
+/// A dump writer that sends each dump's reason, and whether the flag was set by then.
 struct Send(mpsc::Sender<(String, bool)>, Arc<dyn Store>);
 
 impl DumpWriter for Send {
@@ -18,7 +18,8 @@ impl DumpWriter for Send {
     }
 }
 
-/// The failure broadcast of one rank at this store, without a watchdog that makes rounds.
+/// The failure broadcast of one rank over this store, without a watchdog. The receiver gets this rank's
+/// dumps, as [`Send`] sends them.
 pub(crate) fn broadcast(
     rank: u32,
     store: &Arc<impl Store + 'static>,
@@ -66,7 +67,7 @@ fn the_same_finding_of_another_rank_is_not_spelt_out_again() {
 #[test]
 fn ranks_that_time_out_at_once_raise_one_alarm() {
     let store = Arc::new(HashStore::new());
-    // No responder polls the store by itself, so each acts as the first to raise the alarm.
+    // No responder polls the store within this interval, so each acts as the first to raise the alarm.
     let never = Duration::from_secs(3_600);
     let ranks: Vec<_> = (0..16).map(|rank| broadcast(rank, &store, never)).collect();
     let incidents = ranks.iter().map(|(broadcast, _, _)| {
@@ -100,7 +101,7 @@ fn a_fault_just_after_another_rank_raised_belongs_to_its_alarm() {
     assert_eq!(store.add("rcomm/alarm/0", 0).unwrap(), 1);
 }
 
-/// A store that checks at every change that no alarm exists without its cause.
+/// A store that checks after every change that no alarm exists without its cause.
 #[derive(Default)]
 struct CausesFirst {
     store: HashStore,
@@ -172,7 +173,7 @@ impl Store for CausesFirst {
     }
 }
 
-/// Makes this rank fail, and waits until the others can read that.
+/// Makes this rank fail, and waits until it has raised the alarm.
 fn fail(broadcast: &FailureBroadcast, cause: &str) {
     let incident = Incident::of_rank(cause);
     broadcast.incidents.lock().unwrap().push(incident.clone());

@@ -265,7 +265,8 @@ fn anchor(aligned: &Aligned<'_>, one: RecordIx, other: RecordIx) -> Option<(u32,
     newest
 }
 
-/// The cost of this shift: how badly the two lists fit; 0 is best.
+/// The cost of this shift: how badly the two lists fit; 0 is best. The weights order the cases: what cannot happen
+/// costs most, what is only unusual least.
 fn misfit(
     aligned: &Aligned<'_>,
     sender: RecordIx,

@@ -297,6 +297,7 @@ impl Shared {
                 peer: match entry.peer {
                     Peer::None => NONE,
                     Peer::Any => ANY,
+                    // A damaged number must not read as `ANY` or `NONE`.
                     Peer::Rank(peer) => peer.min(ANY - 1),
                 },
                 started_us: after(entry.time_created_ns, entry.time_discovered_started_ns),
@@ -458,8 +459,8 @@ fn narrow(value: u64) -> u32 {
     u32::try_from(value).unwrap_or(u32::MAX)
 }
 
-/// The µs from `created` to `then`, both ns, and 0 if `then` is earlier; [`NONE`] if `then` is not positive, so
-/// unknown.
+/// The µs from `created` to `then`, both ns, and 0 if `then` is earlier, at most `NONE - 1`; [`NONE`] if `then` is not
+/// positive, so unknown.
 fn after(created: i64, then: i64) -> u32 {
     if then <= 0 {
         return NONE;

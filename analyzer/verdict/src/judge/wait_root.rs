@@ -28,6 +28,7 @@ pub(crate) enum WaitRoot {
 /// Finds the sinks. If a cycle is closed only by operations that the device may in fact have reached, these no longer
 /// count as held up, provided that this leads out of the cycle.
 pub(crate) fn find(aligned: &Aligned<'_>, graph: &mut WaitGraph) -> Vec<WaitRoot> {
+    // Releasing one cycle may show the next; eight rounds bound the time.
     for _ in 0..8 {
         let found = wait_roots(aligned, graph);
         let soft: Vec<usize> = found

@@ -1,7 +1,8 @@
 //! E135: every member is in the operation, their calls agree, and none has finished.
 //!
-//! The program did its part, so the cause is the fabric, a device or the library. Reported only if no other cause was
-//! found: a peer that is missing elsewhere, or a member that merely finished first, explains such a wait better.
+//! The program did its part, so the cause is the fabric, a device or the library. Reported only if the operation has
+//! had time to finish and no other cause was found: a peer that is missing elsewhere, or a member that merely finished
+//! first, explains such a wait better.
 
 use super::Check;
 use super::p2p_size_mismatch::both_ends;

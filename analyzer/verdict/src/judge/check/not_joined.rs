@@ -1,4 +1,5 @@
-//! E101: a rank left a record, others wait for it, and it waits for no other rank: it never arrived.
+//! E101: a rank left a record, others wait for it, and it waits for no other rank: it never issued the operation, or
+//! issued it but has not started it.
 //!
 //! It is stuck in its own code or took another branch. Of all the places where it is missed, the finding names the
 //! first in the order of the program; the other waits are consequences.

@@ -199,7 +199,7 @@ fn absent(ctx: &Context<'_>, wait: &OwnWait<'_>, at_ns: i64) -> Vec<Rank> {
 }
 
 /// Starts at the first time-out and follows the waits of the ranks that it names: a rank that was itself waiting for
-/// others is not the cause. `None` if the waits form a cycle.
+/// others is not the cause. `None` if no time-out names a rank, or the waits form a cycle.
 ///
 /// Returns the last time-out on this path, the wait in which the cause was absent (`None` if the time-out itself names
 /// the cause), and the ranks that are the cause.

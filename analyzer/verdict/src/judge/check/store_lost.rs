@@ -1,7 +1,7 @@
 //! E153: the store no longer answers: its host is gone, frozen or cut off.
 //!
-//! A rank asks the store several times a second, and records since when a request waits. One rank alone may be
-//! cut off itself, so most of those that asked must agree.
+//! A rank asks the store several times a second, and records since when a request waits. One rank alone may be cut off
+//! itself, so at least two, and most of those that asked, must agree.
 
 use super::Check;
 use crate::align::record::Record;

@@ -1,4 +1,5 @@
-//! E114 and E112: one member of a collective sends other sizes than another member expects.
+//! E114 and E112: one member of a collective sends other sizes than another member expects, or not exactly one member
+//! takes itself for the root.
 //!
 //! In an exchange each member names a size for each other member: the size that rank 2 sends to rank 5 must be the one
 //! that rank 5 receives from rank 2. If the record holds these sizes (split sizes, or one tensor for each member),

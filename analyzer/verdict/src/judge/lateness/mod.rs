@@ -389,6 +389,7 @@ fn leave_out_ahead(losses: &mut Vec<(Loss, f32)>) {
     for (loss, _) in losses.iter() {
         if let Some([busy_ms, off_ms]) = loss.busy_ms {
             let [idle, busy] = by_unit.entry(loss.unit).or_default();
+            // A device that was busy for less than half of the loss counts as idle. An eighth of the error is allowed.
             let counted = if busy_ms <= off_ms / 8.0 + loss.ms / 2.0 {
                 idle
             } else {

@@ -200,7 +200,8 @@ impl<'a> ArrivalReader<'a> {
         self.aligned.records.iter().map(of_record).collect()
     }
 
-    /// Calls `visit` with each completed instance of a group that all members recorded. `row` is a buffer.
+    /// Calls `visit` with each completed instance of a group that needs every member and that all members recorded.
+    /// `row` is a buffer.
     pub(super) fn each(
         &self,
         group: GroupIx,
@@ -235,7 +236,8 @@ impl<'a> ArrivalReader<'a> {
         }
     }
 
-    /// The record's lanes in groups that have all members of this one and others, each with index 0 to start from.
+    /// The record's lanes in groups that have all members of this one and others, and whose members all have records;
+    /// each with index 0 to start from.
     fn wider(&self, group: GroupIx, record: RecordIx) -> Vec<(usize, usize)> {
         let ranks = &self.aligned.groups[group].ranks;
         let contains = |lane: &Lane| {
@@ -348,6 +350,8 @@ fn grain_ms(ops: &[Op]) -> f32 {
         }
         last = Some(end);
     }
+    // Rounds show if a quarter of the moments are shared. The lower quartile of the steps leaves out rounds that noticed
+    // nothing.
     if shared * 4 < looks || steps.is_empty() {
         return 0.0;
     }

@@ -19,13 +19,14 @@ struct SlotSeen {
 #[derive(Debug)]
 pub(crate) struct Changes {
     slots: Vec<SlotSeen>,
-    /// The number before the first read. Not 0, so that numbers of an earlier process are recognised.
+    /// The number before the first read. Not 0, so that numbers of an earlier process are recognized.
     first: u64,
     poll: u64,
 }
 
 impl Changes {
-    /// Polls are numbered from `first` on, which is above all numbers of an earlier process of this rank.
+    /// The first poll gets the number after `first`, which must not be below any number of an earlier process of this
+    /// rank.
     pub(crate) fn numbered_from(first: u64, layout: &RingLayout) -> Self {
         Self {
             slots: vec![SlotSeen::default(); layout.slots.rows],

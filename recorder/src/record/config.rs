@@ -92,9 +92,9 @@ impl Storage {
 pub struct RecorderConfig {
     /// Where to place the ring.
     pub placement: Placement,
-    /// When its pages are touched.
+    /// When its slots are reserved and mapped.
     pub touch: Touch,
-    /// The job, at most 255 bytes. Ranks of one job have the same.
+    /// The job's name, the same on all its ranks; at most 255 bytes.
     pub job: String,
     /// Attempt of the job, from 0.
     pub attempt: u32,
@@ -120,7 +120,7 @@ pub struct RecorderConfig {
 }
 
 impl RecorderConfig {
-    /// 16,384 entries in shared memory, on this host, attempt 0.
+    /// A configuration with 16,384 entries in shared memory, for attempt 0 on this host.
     pub fn new(job: impl Into<String>, rank: Rank, world_size: u32) -> Self {
         let host = rustix::system::uname();
         Self {

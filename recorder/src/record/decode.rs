@@ -1,4 +1,4 @@
-//! Decodes words into a [`Dump`], for the owner's snapshot and for readers outside.
+//! Decodes the words of a ring into a [`Dump`], for the owner's snapshot and for readers outside.
 //!
 //! The contents are untrusted: every index is checked, every length is bounded by the section it points into,
 //! and the lengths together by that section's size, since valid rows do not overlap.
@@ -69,7 +69,7 @@ pub(crate) fn dump_of(
     dump
 }
 
-/// The call site of the record with this id; `None` if it has none, or has left the ring.
+/// The call site of the record with this id; `None` if the record has none, or has left the ring.
 pub(crate) fn call_site(memory: &impl Read, layout: &RingLayout, id: u64) -> Option<Frame> {
     let ring = rings::slots(layout);
     match ring.read(memory, ring.index_of(id), TRIES) {
@@ -138,7 +138,7 @@ impl<'a, R: Read> Decoder<'a, R> {
 
     fn used(&self, word: usize, rows: usize) -> usize {
         let used = self.memory.load(word).min(rows as u64) as usize;
-        // The rows that the count admits come after it.
+        // The rows must be loaded after their count.
         self.memory.fence_acquire();
         used
     }

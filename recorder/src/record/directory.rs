@@ -107,7 +107,7 @@ pub(crate) fn job_directory_name(job: &str) -> String {
     format!("{}-{hash:016x}", clean.replacen('.', "_", 1))
 }
 
-/// A new ring file without a name yet.
+/// A new ring file that has only a temporary name.
 #[derive(Debug)]
 pub(crate) struct Unnamed {
     pub(crate) file: OwnedFd,
@@ -117,6 +117,7 @@ pub(crate) struct Unnamed {
 
 impl Unnamed {
     /// Creates a locked file of `bytes` zero bytes below `directory`, and reserves space for the first `first` of them.
+    /// Fails if the file system has less space than the whole file needs.
     pub(crate) fn create(
         directory: &Path,
         place: RingId<'_>,
@@ -289,14 +290,15 @@ pub(crate) fn open(path: &Path) -> io::Result<OwnedFd> {
     Ok(rfs::open(path, flags, Mode::empty())?)
 }
 
-/// Whether the lock is free; taken briefly to find out, or kept until `file` is closed.
+/// Whether the lock is free. If it is, it is now taken, until the caller unlocks or closes `file`.
 fn lock_is_free(file: &OwnedFd, how: FlockOperation) -> bool {
     rfs::flock(file, how).is_ok()
 }
 
 /// Whether the process that made this ring is alive.
 ///
-/// A forked child keeps its parent's lock, so where the process itself can be looked up, that result is used.
+/// If the lock is free, it is not. A forked child keeps its parent's lock, so if the lock is taken and the process can
+/// be looked up, the look-up decides.
 pub(crate) fn owner_is_alive(file: &OwnedFd, owner: &ProcessIdentity) -> bool {
     if lock_is_free(file, FlockOperation::NonBlockingLockShared) {
         let _ = rfs::flock(file, FlockOperation::Unlock);
@@ -325,7 +327,7 @@ pub(crate) fn remove(path: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// Creates the directory if it is missing, and checks that only its owner may write to it.
+/// Creates the directory if it is missing, and checks that it belongs to this user and only this user may write to it.
 pub(crate) fn ensure_private(directory: &Path) -> Result<()> {
     let shown = directory.display();
     fs::DirBuilder::new()

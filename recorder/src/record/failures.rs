@@ -48,6 +48,8 @@ pub(super) fn write<M: Memory>(memory: &M, layout: &RingLayout, failure: &Failur
 fn fill<W: Word>(words: &[W; failure::WORDS], it: &Failure, at: Timestamp) {
     let store = |word: usize, value| words[word].store(value, Ordering::Relaxed);
     let operation = it.operation.as_ref();
+    // The bytes of `failure::WHAT`: the kind, whether there is an operation, whether it is P2P, and its code; the upper
+    // half is `seen_by`.
     let flags = operation.map_or(0, |op| {
         1 << 8 | u64::from(op.is_p2p) << 16 | u64::from(op.op.code()) << 24
     });

@@ -14,7 +14,7 @@ use crate::model::Signature;
 
 const HEAD_WORDS: usize = 2;
 
-/// The data that was read.
+/// The data specific to one record, as it was read.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct OwnFacts {
     pub(super) input_splits: Vec<u64>,
@@ -22,7 +22,7 @@ pub(super) struct OwnFacts {
     pub(super) signature: Option<Signature>,
 }
 
-/// The place of the data specific to one record.
+/// The place in the lap ring of the data specific to one record; 0 words if there is none.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct LapPlace {
     pub(super) position: u64,

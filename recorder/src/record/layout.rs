@@ -13,7 +13,7 @@ compile_error!("ring files are little-endian and mapped as they are");
 
 /// `RCOMMRNG`.
 pub(crate) const MAGIC: u64 = u64::from_le_bytes(*b"RCOMMRNG");
-/// Raised when a word changes its meaning; readers refuse a newer major version.
+/// Raised when a word changes its meaning; readers refuse any other major version.
 pub(crate) const MAJOR: u32 = 1;
 /// Raised when a word that was zero gets a meaning.
 pub(crate) const MINOR: u32 = 6;
@@ -61,7 +61,7 @@ pub(crate) mod header {
     pub(crate) const JOB: usize = 65;
     pub(crate) const WRITER: usize = 98;
 
-    // Each word below is written while others are read, so each has a cache line of its own.
+    // Each of these five words is written often by some thread, so each is alone in its cache line.
     /// The newest record id assigned.
     pub(crate) const LAST_ID: usize = 136;
     pub(crate) const LAP_HEAD: usize = 144;
@@ -70,7 +70,7 @@ pub(crate) mod header {
     /// Two's complement; -1 = never set.
     pub(crate) const STEP: usize = 168;
 
-    // Rows in use, each published after its row.
+    // Numbers of rows in use; each is stored after the row that it admits.
     pub(crate) const GROUPS_USED: usize = 176;
     pub(crate) const SIGNATURES_USED: usize = 177;
     pub(crate) const CALL_SITES_USED: usize = 178;
@@ -109,7 +109,7 @@ pub(crate) const STATE_OPEN: u64 = 1;
 /// A value of [`header::STATE`].
 pub(crate) const STATE_CLOSED: u64 = 2;
 
-/// Words of one group's row. The status words have a cache line of their own.
+/// Words of one group's row. The progress words, which change often, are in the second cache line.
 pub(crate) mod group {
     pub(crate) const WORDS: usize = 16;
     pub(crate) const ID: usize = 0;
@@ -124,7 +124,7 @@ pub(crate) mod group {
     pub(crate) const OWN_RANK: usize = 6;
     /// NCCL's hash of a communicator; 0 = the group is not a communicator. Since 1.4.
     pub(crate) const COMM_HASH: usize = 7;
-    /// Each is the sequence number + 1; 0 = none yet.
+    /// This word and the next two: a sequence number + 1; 0 = none yet.
     pub(crate) const LAST_ENQUEUED: usize = 8;
     pub(crate) const LAST_STARTED: usize = 9;
     pub(crate) const LAST_COMPLETED: usize = 10;
@@ -151,7 +151,7 @@ pub(crate) mod thread {
     pub(crate) const NAME: usize = 1;
 }
 
-/// Words of one phase's slot; text follows in the rest.
+/// Words of one phase's slot. Here and in the modules below, word 0 of a slot or row is its stamp (`ring`).
 pub(crate) mod phase {
     pub(crate) const WORDS: usize = 16;
     pub(crate) const SINCE: usize = 1;
@@ -184,7 +184,7 @@ pub(crate) mod slot {
     pub(crate) const CALL: usize = 11;
     /// Position in the lap ring.
     pub(crate) const LAP_POSITION: usize = 12;
-    /// Number of words there; 0 if it has no data there.
+    /// Number of words of this record in the lap ring; may be 0.
     pub(crate) const LAP_WORDS: usize = 13;
     pub(crate) const INPUT_ELEMENTS: usize = 14;
     pub(crate) const OUTPUT_ELEMENTS: usize = 15;
@@ -199,10 +199,11 @@ pub(crate) mod slot {
 
     pub(crate) const FLAG_P2P: u64 = 1;
 
-    /// A value of the byte of the reduction.
+    /// Value of the reduction's byte: the operation has none.
     pub(crate) const NO_REDUCTION: u8 = 0xff;
-    /// A value of the words of peer and root.
+    /// Value of peer and root: none.
     pub(crate) const NO_RANK: u32 = u32::MAX;
+    /// Value of the peer: any source.
     pub(crate) const ANY_RANK: u32 = u32::MAX - 1;
 }
 
@@ -221,7 +222,7 @@ pub(crate) mod kernel {
 /// Words of one link's progress.
 pub(crate) mod link {
     pub(crate) const WORDS: usize = 8;
-    /// group row | channel << 16 | is sent << 24 | what it waits for << 25 | peer << 32.
+    /// group row | channel << 16 | whether it sends << 24 | what it waits for << 25 | peer << 32.
     pub(crate) const PLACE: usize = 1;
     pub(crate) const RECORD: usize = 2;
     /// completed | total << 32.
@@ -264,7 +265,7 @@ pub(crate) mod peer {
     pub(crate) const HEARD: usize = 2;
     pub(crate) const SAMPLED: usize = 3;
     pub(crate) const WAITED_SINCE: usize = 4;
-    /// The number of the group of what waits | is point-to-point << 32 | there is such an operation << 33.
+    /// group number of the waiting operation | is point-to-point << 32 | an operation waits << 33.
     pub(crate) const WAITING: usize = 5;
     pub(crate) const SEQ: usize = 6;
     pub(crate) const RECEIVED: usize = 7;
@@ -290,8 +291,11 @@ pub(crate) const NO_THREAD: u16 = u16::MAX;
 
 /// Maximum number of slots of a ring, for readers too.
 pub(crate) const MAX_SLOTS: usize = 1 << 20;
+/// Maximum number of rows of the other sections, for readers too.
 const MAX_ROWS: usize = 1 << 16;
+/// Maximum size of the arena, in bytes.
 const MAX_ARENA: usize = 1 << 23;
+/// Maximum size of the lap ring, in words.
 const MAX_LAP: usize = 1 << 22;
 const PHASE_SLOTS: usize = 16;
 const THREAD_ROWS: usize = 256;
@@ -444,7 +448,8 @@ impl RingLayout {
         }
     }
 
-    /// The layout in a header, if every section is within the memory; else the reason.
+    /// The layout in a header, if every section is within the memory and its limit, and every ring's size is a power of
+    /// two; else the reason.
     pub(crate) fn load(memory: &impl Read) -> Result<Self, String> {
         let have = memory.len().saturating_mul(8);
         let bytes = usize::try_from(memory.load(header::FILE_BYTES)).unwrap_or(usize::MAX);
@@ -514,7 +519,7 @@ impl RingLayout {
     }
 }
 
-/// Reads the anchor of both clocks.
+/// Reads the anchor of the ring's times.
 pub(crate) fn load_anchor(memory: &impl Read) -> Anchor {
     Anchor {
         monotonic_ns: memory.load(header::ANCHOR_MONOTONIC),

@@ -64,10 +64,10 @@ impl Pages {
     #[inline]
     fn first(&self, words: usize) -> &[AtomicU64] {
         let words = words.min(self.words);
-        // SAFETY: `start` is page-aligned and `self.words` words from it stay mapped, initialised (zero or
-        // the file's) and readable until `self` is dropped. Whatever another process stores there, it is
-        // seen through relaxed loads of whole words, of which any value is one; what is read from pages
-        // that cannot be written is read by no other operation (`View`).
+        // SAFETY: `start` is page-aligned and `self.words` words from it stay mapped, initialized (zero or
+        // the file's) and readable until `self` is dropped. Another process may store there at any time, but the words
+        // are accessed only as atomics, and every value of a word is valid. Pages that are mapped read-only are only
+        // loaded from (`View`).
         unsafe { std::slice::from_raw_parts(self.start.as_ptr(), words) }
     }
 }

@@ -27,7 +27,7 @@ pub const PROTOCOLS: [&str; 4] = ["", "LL", "LL128", "SIMPLE"];
 /// How often a row that changes during the read is read again.
 const TRIES: u32 = 100;
 
-/// Adds to a dump the communicators of the ring that it was read from: for each its hash, its own rank and its
+/// Adds to a dump the communicators of the ring that it was read from: for each its group's name, its hash, and its
 /// operations and transfers in progress.
 pub(crate) fn put_into(dump: &mut Dump, memory: &impl Read, layout: &RingLayout) {
     let anchor = layout::load_anchor(memory);

@@ -26,7 +26,7 @@ impl GroupHandle {
 pub enum SignatureRef<'a> {
     /// Interned before, which is faster.
     Id(SignatureId),
-    /// Looked up or interned at the record; if the table is full, it is stored with this record only.
+    /// Looked up, or interned if it is new; if it does not fit in the table, it is stored with this record only.
     Key(&'a SignatureKey<'a>),
 }
 
@@ -82,11 +82,12 @@ pub struct Operation<'a> {
     pub op: OpType,
     /// Its signature: backend, name and tensors.
     pub signature: SignatureRef<'a>,
-    /// Per group, +1 per collective; point-to-point operations carry the current value.
+    /// Number of the collective in its group; a point-to-point operation carries the number of the last collective
+    /// before it.
     pub collective_seq_id: u64,
-    /// Per group, +1 per point-to-point operation or batch.
+    /// Number of the point-to-point operation or batch in its group.
     pub p2p_seq_id: u64,
-    /// Per group, +1 per logical operation.
+    /// Number of the logical operation in its group.
     pub op_id: u64,
     /// Whether it is counted by `p2p_seq_id`, and not by `collective_seq_id`.
     pub is_p2p: bool,
@@ -94,7 +95,7 @@ pub struct Operation<'a> {
     pub peer: Peer,
     /// Root of a rooted operation, as a rank of the group.
     pub root: Option<u32>,
-    /// Reduction.
+    /// The reduction, if the operation has one.
     pub reduce_op: Option<ReduceOp>,
     /// Elements sent to each rank of the group; empty where the operation has none.
     pub input_splits: &'a [u64],

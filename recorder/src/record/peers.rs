@@ -1,4 +1,4 @@
-//! Rows of connections in a ring: one of each other end, with what the process saw of it last.
+//! Rows of connections in a ring: one row per other end, with what the process last saw of its connections to it.
 
 use super::clock::{Anchor, Timestamp};
 use super::layout::{RingLayout, halves, join, peer};
@@ -15,7 +15,7 @@ const TRIES: u32 = 1_000;
 /// What a process knows of its connections to one other end, on the clock of the records. A time of 0 is "never".
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PeerFacts {
-    /// The last sign of life.
+    /// When the other end last gave a sign of life.
     pub heard: Timestamp,
     /// When the connections were looked at last.
     pub sampled: Timestamp,
@@ -31,7 +31,7 @@ pub struct PeerFacts {
     pub unacknowledged: u32,
     /// The number of the system's last error; 0 = none.
     pub errno: u32,
-    /// How often an idle connection gives a sign of life; 0 = it gives none.
+    /// Time between two signs of life on an idle connection; 0 = there are none.
     pub interval: Duration,
 }
 
@@ -75,7 +75,7 @@ impl PeerFacts {
     }
 }
 
-/// The word of an end.
+/// An end, encoded as [`peer::END`].
 pub(super) fn end_word(end: LinkEnd) -> u64 {
     match end {
         LinkEnd::Rank(rank) => join(rank, peer::RANK),

@@ -11,7 +11,7 @@ pub(crate) struct ProcessIdentity {
     pub(crate) start: u64,
     /// Inode of its pid namespace; 0 if unknown.
     pub(crate) pid_namespace: u64,
-    /// The host's boot; 0 if unknown.
+    /// The id of the host's boot; zeros if unknown.
     pub(crate) boot_id: [u64; 2],
 }
 
@@ -27,18 +27,18 @@ impl ProcessIdentity {
         }
     }
 
-    /// Whether it runs in the same boot of the host as this process, so that their monotonic clocks are the
-    /// same.
+    /// Whether the process was started in the same boot of the same host as the caller, so that their monotonic clocks
+    /// are the same.
     pub(crate) fn shares_clock(&self) -> bool {
         self.boot_id != [0, 0] && self.boot_id == boot_id()
     }
 
-    /// Whether that process still exists; `None` if it is not visible from here.
+    /// Whether the process still exists; `None` if it is not visible from here.
     pub(crate) fn exists(&self) -> Option<bool> {
         self.state().map(|state| state != ProcessState::Gone)
     }
 
-    /// The system's state of that process; `None` if it is not visible from here.
+    /// The state of the process according to the system; `None` if it is not visible from here.
     pub(crate) fn state(&self) -> Option<ProcessState> {
         let known = self.start != 0 && self.pid_namespace != 0 && self.boot_id != [0, 0];
         if !known || self.boot_id != boot_id() || self.pid_namespace != own_pid_namespace() {
@@ -51,7 +51,7 @@ impl ProcessIdentity {
     }
 }
 
-/// The system's state of a process.
+/// The state of a process according to the system.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ProcessState {
     /// It has ended.

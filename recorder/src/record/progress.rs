@@ -6,7 +6,8 @@ use crate::model::EntryState;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-/// Advances the state, never back, and sets `bits`.
+/// Advances the state, which is the low byte of its word, and sets `bits`. Returns false, and changes nothing, if the
+/// operation has already reached `to`.
 #[inline]
 pub(super) fn advance(words: &[AtomicU64; slot::WORDS], to: EntryState, bits: u64) -> bool {
     let state = words[slot::STATE].load(Ordering::Relaxed);

@@ -44,7 +44,7 @@ const fn next_revision(stamp: u64) -> u64 {
 /// Why a writer did not write a slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Missed {
-    /// The slot contains a newer record.
+    /// The slot contains a newer record; or another one, if the record to update was never written.
     Reused,
     /// Another writer held the slot during all tries.
     Held,
@@ -59,7 +59,7 @@ pub(crate) enum Found<const N: usize> {
     Empty,
     /// A whole record; `words[0]` is its stamp.
     Record { id: u64, words: [u64; N] },
-    /// Busy at every try, or left incomplete by a process that died while writing.
+    /// Busy or changed at every try, or left incomplete by a process that died while writing.
     Unreadable { id: u64 },
 }
 
@@ -263,7 +263,7 @@ impl LapRing {
         Some(position)
     }
 
-    /// Whether these words were written and not overwritten since.
+    /// Whether these words were reserved, and no later reservation has reached them.
     pub(crate) fn holds(&self, memory: &impl Read, position: u64, len: usize) -> bool {
         let head = memory.load(self.head);
         let end = position.saturating_add(len as u64);

@@ -2,7 +2,7 @@
 //! checks that weakened memories (mutants) are detected.
 //!
 //! The mutants show that the model detects errors, and the asserted counts that it explored enough
-//! orders: with the writer in the spawned thread, for example, loom visits only one or two and proves
+//! orders: with the writer in the spawned thread, for example, loom visits only one or two orders and proves
 //! nothing.
 
 use super::ring::*;
@@ -12,7 +12,7 @@ use loom::sync::atomic::AtomicU64;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// How far the memory honours the requested ordering.
+/// How far the memory honors the requested ordering.
 #[derive(Clone, Copy, PartialEq)]
 enum Honour {
     All,
@@ -172,7 +172,7 @@ fn a_slot_published_without_release_is_detected() {
     }
 }
 
-/// A late update, a newer record and a reader access one slot.
+/// A late update and a newer record compete for one slot; afterwards the slot holds one whole record.
 #[test]
 fn two_writers_never_mix_in_one_slot() {
     let orders = explore(|| {

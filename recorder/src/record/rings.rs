@@ -18,7 +18,7 @@ pub(crate) fn lap_ring(layout: &RingLayout) -> LapRing {
     LapRing::new(header::LAP_HEAD, layout.lap.word, layout.lap.rows)
 }
 
-/// The rows of the operations' progress.
+/// The slots of the operations' progress on their channels.
 pub(crate) fn kernels(layout: &RingLayout) -> SlotRing<{ kernel::WORDS }> {
     SlotRing::new(layout.kernels.word, layout.kernels.rows.max(1))
 }

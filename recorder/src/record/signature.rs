@@ -148,7 +148,7 @@ impl SignatureKey<'_> {
 
 struct Mixer(u64);
 
-/// The golden ratio's multiplier.
+/// 2^64 divided by the golden ratio: multiplication by it spreads the bits of a number.
 const MIX: u64 = 0x9e37_79b9_7f4a_7c15;
 
 impl Mixer {

@@ -64,8 +64,8 @@ impl SignatureCache {
         after(rest, outputs)?.is_empty().then_some(row.id)
     }
 
-    /// Keeps an id for [`find`](Self::find), and replaces an older one if necessary. The key's `op_name` is
-    /// the operation's [`name`](OpType::name), its `backend` the one given here.
+    /// Keeps an id for [`find`](Self::find), and replaces an older one if necessary. The key's `op_name` must be
+    /// the operation's [`name`](OpType::name), and its `backend` the one given here.
     pub fn keep(
         &mut self,
         backend: &'static str,
@@ -111,12 +111,12 @@ fn head_of(tensor: &Tensor<'_>) -> u64 {
     u64::from(tensor.dtype.code()) | (tensor.shape.len() as u64) << 8
 }
 
-/// A hash of the properties that differ most between the operations of a step.
+/// The row of an operation: a hash of the properties that differ most between the operations of a step.
 #[inline]
 fn row_of(op: OpType, inputs: usize, first: Option<&Tensor<'_>>) -> usize {
     let size = first.and_then(|tensor| tensor.shape.first()).copied();
     let facts = size.unwrap_or(0) ^ u64::from(op.code()) << 56 ^ (inputs as u64) << 40;
-    // The golden ratio's multiplier; its upper bits depend on all bits.
+    // A product with 2^64 divided by the golden ratio; its upper bits depend on all bits of the number.
     let spread = facts.wrapping_mul(0x9e37_79b9_7f4a_7c15);
     (spread >> (64 - ROWS.trailing_zeros())) as usize
 }

@@ -1,9 +1,9 @@
 //! Tables of repeated data: groups, signatures, call sites and threads, each stored once.
 //!
 //! A look-up takes no lock; adding takes one for the time of a copy. A row is written before the count
-//! that admits it and never changes again, so readers need no stamp here; only a group that was added
-//! without its members gets them later, once. A full table stays as it is; the caller gets `None` and
-//! counts it.
+//! that admits it and does not change afterwards, so readers need no stamp here. In a group's row a few words are
+//! changed one by one: progress, time-out, and once the members of a group that was added without them.
+//! A full table stays as it is; the caller gets `None` and counts it.
 
 use super::bytes::Packer;
 use super::layout::{self, RingLayout, Section, header, join};
@@ -21,7 +21,7 @@ use std::time::Duration;
 /// A hash index of the rows, which is read without a lock. Rows are only added.
 ///
 /// The index has levels, each four times as long as the previous one and created when that is full: nearly all programs
-/// use only the first, and memory for empty places must be initialised too.
+/// use only the first, and memory for empty places must be initialized too.
 #[derive(Debug)]
 struct HashIndex<K> {
     levels: [OnceLock<Level<K>>; LEVELS],
@@ -121,7 +121,7 @@ fn site_word(address: usize, row: u32) -> Option<u64> {
     fits.then_some(address << ROW_BITS | u64::from(row))
 }
 
-/// Spreads a number over 64 bits (the golden ratio's multiplier).
+/// Spreads a number over 64 bits, by 2^64 divided by the golden ratio.
 #[inline]
 fn spread(number: u64) -> u64 {
     number.wrapping_mul(0x9e37_79b9_7f4a_7c15)
@@ -172,7 +172,8 @@ impl Tables {
         }
     }
 
-    /// The group's row.
+    /// Adds a group and returns its row; `None` if there is no room. `communicator` is NCCL's hash of it, or 0 if the
+    /// group is not a communicator.
     pub(super) fn add_group(
         &self,
         map: &Map,

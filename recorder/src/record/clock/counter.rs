@@ -12,12 +12,12 @@ pub(super) fn is_trusted() -> bool {
         .is_ok_and(|name| name.trim() == "tsc")
 }
 
-/// The counter now. Not ordered with neighbouring instructions: it may run a few ns early.
+/// The counter's current value. Not ordered with neighboring instructions: it may be read a few ns early.
 #[inline]
 #[cfg(target_arch = "x86_64")]
 pub(super) fn ticks() -> u64 {
     // SAFETY: `rdtsc` exists on every x86-64 processor and touches no memory. A process may be barred
-    // from it (PR_SET_TSC), which is a fault and no undefined behaviour, and hits the vDSO's clock alike.
+    // from it (PR_SET_TSC): the instruction then faults, as the vDSO's clock does, which is not undefined behavior.
     unsafe { core::arch::x86_64::_rdtsc() }
 }
 

@@ -1,7 +1,7 @@
 //! The records' clock: `CLOCK_MONOTONIC`, read cheaply and anchored once to wall time.
 //!
-//! A record holds nanoseconds of `CLOCK_MONOTONIC`, which never jumps. Both clocks are read together
-//! when the ring is created, and readers add the difference. So the times of one ring stay consistent
+//! A record holds nanoseconds of `CLOCK_MONOTONIC`, which never jumps. That clock and the wall clock are read
+//! together when the ring is created, and readers add the difference. So the times of one ring stay consistent
 //! when the wall clock is changed.
 //!
 //! Two clock reads through the vDSO cost more than the rest of a record (47 ns of 69 on an EPYC 9004).
@@ -42,7 +42,7 @@ fn monotonic() -> u64 {
     read(ClockId::Monotonic)
 }
 
-/// The clock of the records. Never a system call.
+/// The clock of the records. Makes no system call, unless the kernel's clock source is one that the vDSO cannot read.
 #[derive(Debug)]
 pub(crate) enum Clock {
     /// The vDSO clock.
@@ -151,7 +151,8 @@ impl Scale {
         }
     }
 
-    /// The time by the clock itself. The first thread that calls this also corrects the scale.
+    /// The time by the clock itself. The first of several threads that call this also corrects the scale, except in the
+    /// first millisecond, when a measured rate would be too coarse.
     #[cold]
     fn correct(&self, version: u64) -> u64 {
         let old = self.rate.load(Ordering::Relaxed);
@@ -206,7 +207,7 @@ pub(crate) fn wall_now() -> i64 {
     read(ClockId::Realtime) as i64
 }
 
-/// The same moment on both clocks.
+/// One moment on the monotonic clock and on the wall clock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Anchor {
     pub(crate) monotonic_ns: u64,
@@ -235,8 +236,7 @@ impl Anchor {
         best.1
     }
 
-    /// The current time by the wall clock as of the creation of the ring: later jumps of the wall clock do not change
-    /// it.
+    /// The current time, ns since the epoch, counted from the anchor: later jumps of the wall clock do not change it.
     pub(crate) fn now_ns(self) -> i64 {
         self.wall_of(monotonic())
     }

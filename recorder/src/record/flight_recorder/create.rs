@@ -25,11 +25,11 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 pub enum OnConflict {
     /// Return an error.
     Refuse,
-    /// Use the next place.
+    /// Try the next place, and in the end the process's own memory.
     NextPlace,
 }
 
-/// The same configuration with a smaller ring: about 200 KiB in place of 3 MiB.
+/// The same configuration with a smaller ring: about 360 KiB in place of 3 MiB with the default values.
 fn smaller(config: &RecorderConfig) -> RecorderConfig {
     RecorderConfig {
         entries: config.entries.min(512),
@@ -52,10 +52,13 @@ fn is_lack_of_space(error: &Error) -> bool {
 impl FlightRecorder {
     /// Makes the ring and claims its name.
     ///
-    /// Blocks for the time it takes to reserve and zero the memory. Fails on an invalid configuration, if another
-    /// living process records as this rank of this job and attempt, and if no ring can be made in the requested
-    /// directory. With [`Placement::Shared`] the last is not an error: the ring is then in the process's own memory,
-    /// and [`storage`](Self::storage) gives the reason.
+    /// Blocks for the time it takes to reserve and zero the memory.
+    ///
+    /// # Errors
+    /// On an invalid configuration, if another living process records as this rank of this job and attempt, if no ring
+    /// can be made in the requested directory, and if there is no memory. With [`Placement::Shared`] a directory that
+    /// cannot be used is not an error: the ring is then in the process's own memory, and [`storage`](Self::storage)
+    /// gives the reason.
     pub fn create(config: &RecorderConfig) -> Result<Self> {
         config.check()?;
         let in_memory = |why| {
@@ -84,12 +87,12 @@ impl FlightRecorder {
     /// Like [`create`](Self::create), but tries several places in turn: the requested directory,
     /// [`default_directory`](crate::record::default_directory),
     /// [`fallback_directory`](crate::record::fallback_directory), and the process's own memory. If a place has no space
-    /// for the ring, a smaller one is tried there first. Also returns why the ring is not in the requested place, or is
-    /// smaller.
+    /// for the ring, a smaller one is tried there before the next place. Also returns why the ring is not in the
+    /// requested place, or is smaller; `None` if it is as requested.
     ///
     /// # Errors
-    /// On an invalid configuration; and, if `on_conflict` is [`OnConflict::Refuse`], if another living process records
-    /// as this rank.
+    /// On an invalid configuration, if there is no memory for a ring either, and, if `on_conflict` is
+    /// [`OnConflict::Refuse`], if another living process records as this rank.
     pub fn create_anywhere(
         config: &RecorderConfig,
         on_conflict: OnConflict,
@@ -149,7 +152,8 @@ impl FlightRecorder {
             part: config.part,
         };
         let layout = RingLayout::plan(config);
-        // Everything but slots and lap ring is written to at any place; those come one after the other.
+        // The sections before the slots are written to at any place, so all of them are reserved now. Slots and lap
+        // ring are used from their beginning on and can be reserved step by step.
         let first = match config.touch {
             Touch::AtOnce => layout.bytes,
             Touch::Ahead => (layout.slots.word * 8 + GROWTH).min(layout.bytes),

@@ -43,18 +43,18 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
-/// Counts of data that a recorder could not keep since it was made.
+/// Counts of a recorder since it was made: its operations, and the data that it could not keep.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counters {
     /// Operations begun.
     pub records: u64,
-    /// Records not written, since another writer held the slot.
+    /// Records not written: another writer held the slot or had reused it, or the system had no space for the slot.
     pub records_lost: u64,
-    /// Updates not written, since another writer held the slot.
+    /// Updates not written: another writer held the slot, the slot has no space, or the id of a graph was too large.
     pub updates_lost: u64,
-    /// Updates that came after the slot was reused for a newer record.
+    /// Updates whose record was not in its slot: a newer record had reused the slot, or the record was lost.
     pub updates_late: u64,
-    /// Groups beyond the table.
+    /// Groups that did not fit in the table.
     pub groups_lost: u64,
     /// Records whose shapes or splits did not fit: their element counts were kept.
     pub shapes_lost: u64,
@@ -68,12 +68,12 @@ pub struct Counters {
 
 /// Writes one rank's operations and status to its ring.
 ///
-/// All methods take `&self` and may be called from any thread. Those that record never block, never
-/// allocate in steady state and never fail. The exception to "any thread at any time":
-/// [`begin`](Self::begin) for one group is called in the order of issue.
+/// All methods take `&self` and may be called from any thread. Those that record operations never block and never
+/// allocate in steady state, and never fail. Calls of [`begin`](Self::begin) for one group must be made one at a
+/// time, in the order of issue.
 ///
-/// A ring in a file outlives its process: it is removed by [`close`](Self::close) only. A child made by
-/// `fork` without `exec` must not use its parent's recorder: the mapping is not inherited.
+/// A ring in a file outlives its process: the recorder removes the file only in [`close`](Self::close). A child made
+/// by `fork` without `exec` must not use its parent's recorder: the mapping is not inherited.
 #[derive(Debug)]
 pub struct FlightRecorder {
     map: Map,
@@ -175,15 +175,15 @@ impl FlightRecorder {
         }))
     }
 
-    /// Interns a signature, for callers that keep the id; `None` if the table is full, in which case
+    /// Interns a signature, for callers that keep the id; `None` if it does not fit in the table, in which case
     /// [`SignatureRef::Key`] still works.
     pub fn intern(&self, key: &SignatureKey<'_>) -> Option<SignatureId> {
         self.tables.signature(&self.map, key)
     }
 
-    /// Records that the calling thread issues an operation now.
+    /// Records that the calling thread issues an operation now. Returns the ticket for later updates of the record.
     ///
-    /// It is inlined into its caller, so that the compiler need not build the [`Operation`] in memory.
+    /// The function is inlined into its caller, so that the compiler need not build the [`Operation`] in memory.
     #[inline(always)]
     pub fn begin(&self, operation: &Operation<'_>) -> Ticket {
         self.begin_at(operation, self.clock.now())
@@ -405,7 +405,7 @@ impl FlightRecorder {
         self.update(ticket, retire);
     }
 
-    /// The group's progress.
+    /// The group's progress; the default if the ring has no row for the group.
     pub fn status(&self, group: GroupHandle) -> ProcessGroupStatus {
         let Some(row) = self.group_words(group.0) else {
             return ProcessGroupStatus::default();
@@ -437,7 +437,7 @@ impl FlightRecorder {
         failures::write(&self.map, &self.layout, failure, self.clock.now());
     }
 
-    /// Sets the program's phase from now on, in at most 104 bytes.
+    /// Sets the program's phase from now on; at most 104 bytes of the name are kept.
     pub fn phase(&self, name: &str) {
         let at = self.clock.now();
         let name = cut(name, phase::MAX_BYTES).as_bytes();
@@ -465,7 +465,7 @@ impl FlightRecorder {
         self.map.words()[header::HEARTBEAT].store(self.clock.now().0, Ordering::Relaxed);
     }
 
-    /// The counts of data that could not be kept so far.
+    /// The counts so far.
     pub fn counters(&self) -> Counters {
         let load = |word| self.map.load(word);
         Counters {
@@ -515,8 +515,12 @@ impl FlightRecorder {
         true
     }
 
-    /// Removes the ring file, at the end of a successful job. Recording continues to work but is no longer visible from
-    /// outside. Further calls do nothing.
+    /// Marks the ring as closed and removes its file, at the end of a successful job. Recording continues to work but
+    /// is no longer visible from outside. Does nothing if the ring was closed before, also by
+    /// [`mark_closed`](Self::mark_closed), which keeps the file.
+    ///
+    /// # Errors
+    /// If the file cannot be removed.
     pub fn close(&self) -> Result<()> {
         if !self.mark_closed() {
             return Ok(());

@@ -21,7 +21,7 @@ pub struct CommunicatorInfo<'a> {
     pub name: &'a str,
     /// Its purpose; empty if the program did not set it.
     pub desc: &'a str,
-    /// NCCL's number for it.
+    /// NCCL's number for it, the same on all members.
     pub hash: u64,
     /// Own rank in it, if known.
     pub rank: Option<u32>,
@@ -62,7 +62,8 @@ pub struct LinkPlace {
     pub is_send: bool,
 }
 
-/// A link of this recorder. Valid for the recorder that returned it, until its communicator is released.
+/// A link of this recorder. Valid for the recorder that returned it, until the links of its communicator are
+/// [released](FlightRecorder::release_links).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LinkHandle(u32);
 
@@ -80,9 +81,11 @@ impl LinkHandle {
 
 /// Maximum number of places that a search for a link visits.
 const PROBES: usize = 16;
-/// Bit of a place's key: the place was in use before, so a search continues after it.
+/// Key of a place that is free and was in use before, so that a search continues after it. A place that was never in
+/// use has the key 0.
 const VACANT: u64 = 1;
-/// Bit of a place's key: the place is in use.
+/// Bit of the key of a place that is in use. The other bits of the key are those of `link::PLACE`, in which this bit
+/// belongs to what the link waits for.
 const TAKEN: u64 = 1 << 25;
 
 /// The rows of links: an open-addressing hash table with as many places as the ring has rows.
@@ -232,7 +235,8 @@ impl FlightRecorder {
         });
     }
 
-    /// A handle to the link at this place, for recording its progress; `None` if there are too many links.
+    /// A handle to the link at this place, for recording its progress; `None` if there are too many links, or the group
+    /// is not in the table.
     pub fn link(&self, place: LinkPlace) -> Option<LinkHandle> {
         let row = u64::from(u16::try_from(place.group.0).ok()?);
         let key = row
@@ -248,7 +252,8 @@ impl FlightRecorder {
         Some(LinkHandle(at as u32))
     }
 
-    /// Records the progress of a link's transfer for this operation. Only one thread at a time may call it for a link.
+    /// Records the progress of a link's transfer for this operation: the completed steps and their total, and what the
+    /// transfer waits for. Only one thread at a time may call this for a link. Does nothing for a released link.
     #[inline]
     pub fn link_at(
         &self,
@@ -267,6 +272,7 @@ impl FlightRecorder {
             return;
         }
         let now = self.clock.now();
+        // Seven bits hold what the link waits for: from `WAIT_SHIFT` up to the peer in the upper half.
         let wait_bits = u64::from(wait.code()) << link::WAIT_SHIFT;
         let place = key & !(0x7f << link::WAIT_SHIFT) | wait_bits;
         self.write_link(at, place, ticket, join(step, steps), now);

@@ -13,7 +13,7 @@ use std::sync::{Mutex, PoisonError};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PeerHandle(u32);
 
-/// The rows, and which other end each is of.
+/// The rows of connections, and the other end of each row.
 #[derive(Debug)]
 pub(super) struct Peers {
     ring: SlotRing<{ peer::WORDS }>,
@@ -57,8 +57,8 @@ impl FlightRecorder {
         Some(handle)
     }
 
-    /// Changes what is recorded of an end. Takes no lock and does not allocate; while another thread writes the
-    /// same row, the change may be lost, which is counted.
+    /// Changes what is recorded of the connections to an end. Takes no lock and does not allocate; while another thread
+    /// writes the same row, the change may be lost, which is counted.
     pub fn update_peer(&self, handle: PeerHandle, change: impl FnOnce(&mut PeerFacts)) {
         let update = |words: &[AtomicU64; peer::WORDS]| {
             let now = std::array::from_fn(|word| words[word].load(Ordering::Relaxed));

@@ -3,7 +3,7 @@
 use std::io;
 use std::path::PathBuf;
 
-/// The result of this crate's functions.
+/// A `Result` with this crate's [`Error`].
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// An error. Its sentence names the facts and ends without a full stop.
@@ -58,10 +58,11 @@ pub enum Error {
         /// The major version that this build reads.
         known: u32,
     },
-    /// An endpoint that cannot be served, or that sends no valid answer.
+    /// An endpoint that cannot be served or reached, that refuses a request or sends an invalid answer, or whose
+    /// address is malformed.
     #[error("endpoint {address}: {why}")]
     Endpoint {
-        /// Its address.
+        /// The endpoint's address.
         address: String,
         /// What is wrong.
         why: String,

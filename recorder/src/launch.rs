@@ -7,8 +7,9 @@
 //! | job | `TORCHELASTIC_RUN_ID` | `PMIX_NAMESPACE`, `OMPI_MCA_ess_base_jobid` | | `SLURM_JOB_ID`, `SLURM_STEP_ID` |
 //! | attempt | `TORCHELASTIC_RESTART_COUNT` | | | `SLURM_RESTART_COUNT` |
 //!
-//! They are tried in this order, and the first launcher that sets a rank is used: `mpirun` inside a Slurm allocation is
-//! Open MPI. If a launcher gives no name of the job, `MASTER_ADDR` and `MASTER_PORT` serve as one.
+//! The launchers are tried from left to right, and the first whose rank variable is set is used: inside a Slurm
+//! allocation, a process that `mpirun` started gets Open MPI's rank. If the launcher gives no job name, `MASTER_ADDR`
+//! and `MASTER_PORT` serve as one.
 
 use crate::model::Rank;
 
@@ -21,14 +22,14 @@ pub struct Launched {
     pub world_size: u32,
     /// The job's name, equal on all its ranks; `None` if the environment has none.
     pub job: Option<String>,
-    /// How often the launcher has restarted the job.
+    /// How often the launcher has restarted the job; 0 if the launcher does not say.
     pub attempt: u32,
 }
 
-/// The environment, looked up by name.
+/// A function that looks up an environment variable by name.
 type Environment<'e> = dyn Fn(&str) -> Option<String> + 'e;
 
-/// The names that one launcher uses.
+/// The names of one launcher's variables; an empty name stands for a variable that the launcher does not have.
 struct Dialect {
     rank: &'static str,
     world_size: &'static [&'static str],
@@ -71,8 +72,9 @@ const DIALECTS: [Dialect; 4] = [
 ];
 
 impl Launched {
-    /// The launcher's values, read through `lookup` (for example `std::env::var(name).ok()`); `None` if no
-    /// launcher set a rank and a world size that fit together.
+    /// The launcher's values, read through `lookup` (for example `std::env::var(name).ok()`). Only the first launcher
+    /// whose rank variable is set counts; `None` if there is none, or if its rank and world size are not numbers or do
+    /// not fit together.
     pub fn from_environment(lookup: impl Fn(&str) -> Option<String>) -> Option<Self> {
         let text = |name: &str| lookup(name).filter(|value| !value.is_empty());
         let number = |name: &str| text(name)?.trim().parse::<u32>().ok();

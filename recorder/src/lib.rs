@@ -1,10 +1,10 @@
-//! The flight recorder: it writes a rank's collectives into a ring that outlives the process, and reads
+//! The flight recorder: it writes a rank's operations into a ring that outlives the process, and reads
 //! such records back.
 //!
-//! [`record`] holds [`FlightRecorder`](record::FlightRecorder), which a running job writes to without locks or
-//! allocation. [`publish`] turns a record into a [`Dump`](publish::Dump): from a ring file, from an
-//! endpoint, or from dump files of this crate and of PyTorch. [`model`] defines the operations, groups and entries
-//! of both.
+//! [`record`] holds [`FlightRecorder`](record::FlightRecorder), which records operations without locks or
+//! allocation. [`publish`] serves and writes records, and reads them into a [`Dump`](publish::Dump): from a ring
+//! file, from an endpoint, or from dump files of this crate and of PyTorch. [`model`] defines the operations, groups
+//! and entries of both.
 //!
 //! ```
 //! use rcomm_recorder::model::{EntryState, OpType, ProcessGroupInfo};

@@ -19,7 +19,7 @@ macro_rules! coded {
         }
 
         impl $name {
-            /// Every value, in the order of its codes.
+            /// All values, in the order of their codes.
             pub const ALL: &'static [Self] = &[$(Self::$variant),+];
 
             #[doc = concat!("The fixed integer code of this ", $what, ".")]
@@ -82,7 +82,7 @@ coded! {
         BitOr = 6, "bor";
         /// Bitwise exclusive or.
         BitXor = 7, "bxor";
-        /// Each input is multiplied by a factor of its rank before the sum.
+        /// Each rank multiplies its input by a factor before the sum.
         PremulSum = 8, "premul_sum";
     }
 }
@@ -124,7 +124,7 @@ coded! {
         F8E5M2 = 15, "Float8_e5m2";
         /// Unsigned 16-bit integer.
         U16 = 16, "UInt16";
-        /// A type without a code of its own.
+        /// A type that is not in this list.
         Other = 255, "Other";
     }
 }

@@ -24,7 +24,8 @@ impl FormatVersion {
 }
 
 impl FormatVersion {
-    /// `2.10` as two integers: 2.10 is newer than 2.9. `None` if it is not two numbers.
+    /// Parses `2.10` as two integers, so that it is newer than `2.9`; `None` if the text is not two numbers separated
+    /// by a dot.
     pub fn parse(text: &str) -> Option<Self> {
         let (major, minor) = text.split_once('.')?;
         Some(Self {
@@ -37,6 +38,9 @@ impl FormatVersion {
     ///
     /// A higher minor version has more fields, which are ignored. A higher major version has changed the
     /// meaning of a field: reading it would be a guess.
+    ///
+    /// # Errors
+    /// If the major version is higher than the one of [`Self::WRITTEN`].
     pub fn check_readable(self) -> Result<(), UnreadableVersion> {
         if self.major > Self::WRITTEN.major {
             return Err(UnreadableVersion { found: self });
@@ -86,7 +90,7 @@ impl Recorder {
         matches!(self, Self::Nccl | Self::NcclProfiler)
     }
 
-    /// The record id of its first operation.
+    /// The record id of the first operation: 1 in the dumps of rcomm's recorders, 0 in all others.
     pub const fn first_record_id(self) -> u64 {
         matches!(self, Self::Rcomm | Self::NcclProfiler) as u64
     }
@@ -192,12 +196,12 @@ pub struct Dump {
     /// When the process closed its record cleanly, wall clock, ns since the epoch; 0 if it did not, or the writer did
     /// not note it.
     pub closed_ns: i64,
-    /// The process's connections, one of each other end; empty where they were not recorded.
+    /// The process's connections, one element per other end; empty if they were not recorded.
     pub peers: Vec<PeerLink>,
 }
 
 impl Dump {
-    /// NCCL's communicators; empty if they were not recorded.
+    /// The communicators in `nccl_comm_state`, without those that have no valid hash; empty if none were recorded.
     pub fn communicators(&self) -> Vec<Communicator> {
         let state = self.nccl_comm_state.iter();
         state

@@ -56,7 +56,7 @@ pub type Stack = Vec<u32>;
 pub struct Signature {
     /// Backend of the operation (`nccl`, `gloo`, `cpu`, ...); empty if unknown.
     pub backend: String,
-    /// The operation as the recorder spelt it, without backend and peers (`_all_gather_base`).
+    /// The operation as the recorder spelled it, without backend and peers (`_all_gather_base`).
     pub op_name: String,
     /// One shape per input tensor.
     pub input_sizes: Vec<Vec<u64>>,
@@ -117,13 +117,14 @@ fn bytes(sizes: &[Vec<u64>], dtypes: &[String]) -> u64 {
 /// Times are wall clock, ns since the epoch, of the recording host; 0 = not seen.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Entry {
-    /// Per process, over all groups, ascending in order of issue. Not comparable across ranks.
+    /// Number of the record in its process, over all groups, ascending in order of issue. Not comparable across ranks.
     pub record_id: u64,
-    /// Per group, +1 per collective. P2P operations carry the value current at their issue.
+    /// Number of the collective in its group. A P2P operation carries the number of the last collective before it.
     pub collective_seq_id: u64,
-    /// Per group, +1 per P2P operation or batch of this rank. The two ends of a message generally differ.
+    /// Number of the P2P operation or batch of this rank in its group. The two ends of a message generally give it
+    /// different numbers.
     pub p2p_seq_id: u64,
-    /// Per group, +1 per logical operation, also inside a coalesced block.
+    /// Number of the logical operation in its group; operations inside a coalesced block are counted one by one.
     pub op_id: u64,
     /// Index into the dump's `groups`.
     pub group: u32,
@@ -135,8 +136,8 @@ pub struct Entry {
     pub op: OpType,
     /// Its state.
     pub state: EntryState,
-    /// The recorder no longer watches it. With recorders whose states are reliable, an entry that is retired
-    /// and not completed has failed or timed out.
+    /// Whether the recorder has stopped watching the operation. With recorders whose states are reliable, an entry that
+    /// is retired and not completed has failed or timed out.
     pub retired: bool,
     /// The recorder's own flag; in NCCL's records also set on the closing marker of a P2P batch.
     pub is_p2p: bool,
@@ -146,7 +147,7 @@ pub struct Entry {
     pub root: Option<u32>,
     /// Reduction, where recorded.
     pub reduce_op: Option<ReduceOp>,
-    /// Issued by the program.
+    /// When the program issued the operation.
     pub time_created_ns: i64,
     /// When the recorder noticed the start, which happened earlier.
     pub time_discovered_started_ns: i64,

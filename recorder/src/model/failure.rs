@@ -40,7 +40,7 @@ pub struct FailedOperation {
 /// A rank records the first failure of each of its groups, and failures after which a group can still be used.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Failure {
-    /// Per process, from 1, ascending. A gap means that failures were not kept.
+    /// Number of the failure in its process, from 1, ascending; 0 if not set. A gap means that failures were not kept.
     pub id: u64,
     /// The cause.
     pub kind: FailureKind,
@@ -87,7 +87,8 @@ impl Failure {
         failure
     }
 
-    /// Sorts the ranks, and truncates ranks and text to their limits. Needed for values from outside.
+    /// Sorts the ranks, removes repeated ones, and truncates ranks and text to their limits; `rank_count` becomes at
+    /// least the number of ranks before the truncation. Needed for values from outside.
     pub fn limit(&mut self) {
         self.ranks.sort_unstable();
         self.ranks.dedup();

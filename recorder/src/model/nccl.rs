@@ -116,7 +116,7 @@ impl LinkWait {
 }
 
 impl KernelProgress {
-    /// Channels that the device has started and not finished, ascending.
+    /// Channels that the device has started and not finished, ascending; none if `channels` is 0.
     pub fn unfinished(&self) -> impl Iterator<Item = u8> + use<> {
         let (channels, started, finished) = (self.channels, self.started, self.finished);
         // Only channels on which the operation has started are known to be used by it.
@@ -171,8 +171,8 @@ impl Communicator {
         (self.group.clone(), facts)
     }
 
-    /// Converts it back from a section of [`nccl_comm_state`](crate::publish::Dump::nccl_comm_state); `None` if the
-    /// section has no hash. Unknown facts are ignored.
+    /// Converts the state back from a section of [`nccl_comm_state`](crate::publish::Dump::nccl_comm_state); `None` if
+    /// the section has no valid hash. Unknown and malformed facts are ignored.
     pub fn from_facts(name: &str, facts: &[(String, String)]) -> Option<Self> {
         let find = |wanted: &str| {
             let found = facts.iter().find(|(key, _)| key == wanted);

@@ -48,7 +48,7 @@ pub enum Pattern {
 }
 
 impl Pattern {
-    /// Whether one rank, the root, has another role than the others.
+    /// Whether one rank, the root, has a different role from the others.
     #[inline]
     pub const fn is_rooted(self) -> bool {
         match self {
@@ -130,11 +130,11 @@ pub enum Layout {
 /// Which lengths may differ in one operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Parts {
-    /// None: all parts are of one length.
+    /// None: all parts have the same length.
     Equal,
-    /// Each rank has a length of its own.
+    /// The length may differ from rank to rank.
     PerRank,
-    /// Each pair of ranks has a length of its own.
+    /// The length may differ for each pair of sender and receiver.
     PerPair,
 }
 
@@ -144,8 +144,8 @@ pub enum WaitsFor {
     /// All members of the group.
     All,
     /// The members from which it receives elements. A root that only sends, and a member that only sends to
-    /// the root, may complete earlier; with explicit splits so may a member that receives no element from a
-    /// late one.
+    /// the root, may complete before the others arrive; so may a member whose splits let it receive nothing from a
+    /// late member.
     Sources,
     /// The peer.
     Peer,
@@ -156,7 +156,7 @@ pub enum WaitsFor {
 }
 
 /// The share of an operation's bytes that a link of the bus carries, as nccl-tests counts it
-/// (`doc/PERFORMANCE.md`). The bytes are those of the larger side.
+/// (its `doc/PERFORMANCE.md`). The bytes are those of the larger one of input and output.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Bus {
     /// Every other rank's share, in and out: 2 (n - 1) / n.
@@ -170,7 +170,7 @@ pub enum Bus {
 }
 
 impl Bus {
-    /// Ratio of bus bandwidth to algorithm bandwidth in a group of `ranks`; `None` if it is not defined.
+    /// Ratio of bus bandwidth to algorithm bandwidth in a group of `ranks` (at least 1); `None` if it is not defined.
     pub fn factor(self, ranks: usize) -> Option<f64> {
         let n = ranks as f64;
         match self {
@@ -372,7 +372,7 @@ impl OpType {
         matches!(self.waits_for(), WaitsFor::All)
     }
 
-    /// Whether the caller gives the length of each part in one tensor.
+    /// Whether the caller passes one tensor and the length of each of its parts.
     #[inline]
     pub const fn has_splits(self) -> bool {
         matches!(

@@ -11,7 +11,7 @@ pub enum LinkEnd {
     Rank(Rank),
     /// The store, which this rank serves.
     StoreAtRank(Rank),
-    /// The store, which is served by a process that is no rank.
+    /// The store, which is served by a process that is not a rank.
     Store,
 }
 
@@ -33,8 +33,8 @@ pub struct WaitingOperation {
 pub struct PeerLink {
     /// The other end.
     pub end: LinkEnd,
-    /// The last sign of life: bytes, or an acknowledgement by the other end's system. Of a store, its last
-    /// reply.
+    /// When the other end last gave a sign of life: bytes, or an acknowledgment by its system. For a store, the time
+    /// of its last reply.
     pub heard_ns: i64,
     /// When the process looked at the connections last. A silence ends here, not when the record was taken.
     pub sampled_ns: i64,
@@ -50,7 +50,7 @@ pub struct PeerLink {
     pub unacknowledged: u32,
     /// The number of the system's last error; 0 = none.
     pub errno: u32,
-    /// How often an idle connection gives a sign of life, ms; 0 = it gives none.
+    /// Time between two signs of life on an idle connection, ms; 0 = there are none.
     pub interval_ms: u32,
 }
 
@@ -71,14 +71,15 @@ impl PeerLink {
         }
     }
 
-    /// For how long there had been no sign of life when the process looked last, ns. `None` where that is not
-    /// known, or an idle connection gives none.
+    /// For how long there had been no sign of life when the process looked last, ns. `None` if one of the two times is
+    /// unknown, or if an idle connection gives no signs of life.
     pub fn silence_ns(&self) -> Option<i64> {
         let known = self.heard_ns > 0 && self.sampled_ns > 0 && self.interval_ms > 0;
         known.then(|| self.sampled_ns.saturating_sub(self.heard_ns).max(0))
     }
 
-    /// Whether more signs of life are missing than chance explains: two intervals and a half second.
+    /// Whether the silence is longer than two intervals and half a second: one lost sign of life and a late next one can
+    /// be chance. False if the silence is unknown.
     pub fn is_silent(&self) -> bool {
         const SLACK_NS: i64 = 500_000_000;
         let due = 2 * i64::from(self.interval_ms) * 1_000_000 + SLACK_NS;

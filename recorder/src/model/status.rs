@@ -37,7 +37,7 @@ impl Default for ProcessGroupStatus {
 pub struct RankStatus {
     /// The phase that the program set last (`world.phase("load data")`); empty if it set none.
     pub phase: String,
-    /// When that phase began, wall clock, ns since the epoch; 0 if never.
+    /// When the phase began, wall clock, ns since the epoch; 0 if the program set none.
     pub phase_since_ns: i64,
     /// The step that the program set last; -1 if it set none.
     pub step: i64,

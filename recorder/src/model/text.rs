@@ -22,7 +22,7 @@ pub fn duration(duration: Duration) -> String {
     }
 }
 
-/// Milliseconds for people: `3 ms`, `4.2 s`, `2 min 5 s`, `1 h 30 min`.
+/// Milliseconds for people: `3.0 ms`, `4.2 s`, `2 min 5 s`, `1 h 30 min`.
 pub fn duration_ms(ms: f64) -> String {
     // Negative ages come from clocks that disagree; they are shown as such.
     let (sign, ms) = if ms < 0.0 { ("-", -ms) } else { ("", ms) };
@@ -47,7 +47,7 @@ pub fn duration_ms(ms: f64) -> String {
     format!("{sign}{text}")
 }
 
-/// `102 s`, `1.5 s`, `20 ms`.
+/// Milliseconds as the sentences of findings give them: `102 s`, `1.5 s`, `20 ms`.
 pub fn format_time(ms: f64) -> String {
     if ms >= 10_000.0 {
         format!("{:.0} s", ms / 1000.0)
@@ -58,7 +58,7 @@ pub fn format_time(ms: f64) -> String {
     }
 }
 
-/// An age: `0.4s`, `102s`, `12m`, `3h`; `--` if unknown.
+/// An age in ms as text: `0.4s`, `102s`, `12m` (from ten minutes), `12h` (from ten hours); `--` if unknown.
 pub fn age(ms: Option<f64>) -> String {
     match ms.filter(|ms| ms.is_finite()) {
         None => "--".into(),
@@ -74,7 +74,7 @@ pub fn age(ms: Option<f64>) -> String {
     }
 }
 
-/// An age as `HH:MM:SS`, rounded as sentences round it.
+/// An age in ms as `HH:MM:SS`, rounded to the nearest second as in sentences.
 pub fn clock_age(ms: f64) -> String {
     let seconds = (ms.max(0.0) / 1e3).round() as u64;
     let (hours, minutes, seconds) = (seconds / 3600, seconds / 60 % 60, seconds % 60);
@@ -136,7 +136,7 @@ pub fn narrow_bytes(n: u64) -> String {
     }
 }
 
-/// Bytes as digits, in lower case: `00ff`.
+/// Bytes as hexadecimal digits in lower case: `00ff`.
 pub fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }

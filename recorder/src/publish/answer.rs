@@ -62,7 +62,10 @@ impl TryFrom<String> for EndpointAddress {
 pub struct EndpointToken(String);
 
 impl EndpointToken {
-    /// A token of at least 16 visible ASCII characters.
+    /// Takes a text as a token.
+    ///
+    /// # Errors
+    /// If the text has fewer than 16 characters, or one that is not a visible ASCII character.
     pub fn new(token: impl Into<String>) -> Result<Self, Error> {
         let token = token.into();
         if token.len() < 16 || !token.bytes().all(|byte| byte.is_ascii_graphic()) {
@@ -104,12 +107,12 @@ pub struct EndpointNotice {
 }
 
 impl EndpointNotice {
-    /// The prefix of the keys of all ranks of an attempt.
+    /// The prefix of the store keys of all ranks of an attempt.
     pub fn store_prefix(attempt: u32) -> String {
         format!("rcomm/endpoint/{attempt}/")
     }
 
-    /// The key of one rank.
+    /// The store key of one rank's notice.
     pub fn store_key(attempt: u32, rank: Rank) -> String {
         format!("{}{rank}", Self::store_prefix(attempt))
     }
@@ -149,16 +152,16 @@ pub struct GroupAnswer {
     pub name: String,
     /// Its purpose.
     pub desc: String,
-    /// How many members it has.
+    /// Number of its members; 0 if the record does not list them.
     pub size: u64,
     /// Its progress on this rank.
     #[serde(flatten)]
     pub status: ProcessGroupStatus,
 }
 
-/// Header of the answer to `GET /dump`: the number of the answer.
+/// Header of the answer to `GET /dump`: the number that a later request sends as `since` to get only the changes.
 pub(super) const CHANGE_HEADER: &str = "rcomm-change";
-/// Header of the answer to `GET /dump?since=N`: N, if the answer contains only the changes since that answer.
+/// Header of the answer to `GET /dump?since=N`: N, if the answer contains only the changes since the answer N.
 pub(super) const SINCE_HEADER: &str = "rcomm-since";
 /// Header of the answer to `GET /dump`: the capacity of the ring, in operations.
 pub(super) const ENTRIES_HEADER: &str = "rcomm-entries";

@@ -1,6 +1,6 @@
-//! Reads one endpoint.
+//! The client of an endpoint.
 //!
-//! Each request has a connection of its own, and one deadline covers both. Nothing in the answer is trusted.
+//! Each request opens a new connection, and one deadline covers both. Nothing in the answer is trusted.
 
 use super::answer::{
     CHANGE_HEADER, ENTRIES_HEADER, EndpointAddress, EndpointToken, PeerEndpoint, RankAnswer,
@@ -16,20 +16,23 @@ use std::time::Instant;
 pub struct DumpAnswer {
     /// The record, or the part of it that changed.
     pub dump: Dump,
-    /// What was lost in reading it.
+    /// What was lost in reading the record.
     pub problems: Vec<ReadProblem>,
-    /// The number to send with the next request.
+    /// The number to pass to the next [`EndpointClient::dump`]; `None` if the endpoint sent none.
     pub change: Option<u64>,
-    /// Whether the entries are only those that changed since the number that the request held.
+    /// Whether `dump` contains only what changed since the answer whose number was passed.
     pub partial: bool,
-    /// Capacity of the ring, in operations.
+    /// Capacity of the ring, in operations; `None` if the endpoint did not send it.
     pub entries: Option<u64>,
 }
 
 /// Maximum length of an endpoint's error text in our error, in characters.
 const MAX_ERROR_TEXT: usize = 200;
 
-/// A client of one endpoint. Each call makes a connection and ends by its deadline.
+/// A client of one endpoint.
+///
+/// Each call opens a connection and blocks until the answer is read, at most until the deadline. It fails with
+/// [`Error::Endpoint`] if the endpoint cannot be reached in time, refuses the request, or sends an invalid answer.
 #[derive(Clone, Debug)]
 pub struct EndpointClient {
     address: EndpointAddress,
@@ -42,7 +45,7 @@ impl EndpointClient {
         Self { address, token }
     }
 
-    /// The endpoint.
+    /// The endpoint's address.
     pub fn address(&self) -> &EndpointAddress {
         &self.address
     }
@@ -59,8 +62,8 @@ impl EndpointClient {
         self.json(&answer.body)
     }
 
-    /// The rank's record; with the number of an earlier answer only the changes since, if the endpoint still
-    /// has that number.
+    /// The rank's record; with the number of an earlier answer only the changes since that answer, if the endpoint
+    /// still knows the number.
     pub fn dump(&self, since: Option<u64>, deadline: Instant) -> Result<DumpAnswer> {
         let path = match since {
             Some(since) => format!("/dump?since={since}"),
@@ -80,7 +83,7 @@ impl EndpointClient {
         })
     }
 
-    /// Asks the process to write its dump; returns the dump's path on the rank's host.
+    /// Asks the process to write its dump; returns the location that the process reports.
     pub fn write_dump(&self, deadline: Instant) -> Result<WrittenDump> {
         let answer = self.send(HttpRequest::post("/dump"), deadline)?;
         self.json(&answer.body)

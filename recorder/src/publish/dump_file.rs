@@ -17,7 +17,7 @@ pub enum DumpFileError {
         /// The system's error.
         source: io::Error,
     },
-    /// The file could not be written (disk full, no permission, ...). Nothing is left behind.
+    /// The file could not be written (disk full, no permission, ...). No part of the dump is left behind.
     #[error("failed to write dump {}: {source}", .path.display())]
     Write {
         /// The file.
@@ -36,14 +36,15 @@ pub enum DumpFileError {
     },
 }
 
-/// Maximum number of dumps with one name in a directory.
+/// Maximum number of numbered files (`path.1`, ...) after the first dump of one name.
 const MAX_NUMBERED: u32 = 1000;
 
 /// Writes `bytes` as a new file of mode 0600 and returns its path.
 ///
 /// Missing folders are made with mode 0700. If `path` exists it is not changed, and the new file is `path.1`,
-/// `path.2`, ... . The file appears under its name only once it is complete. Blocks for as long as the file
-/// system takes; nothing is synced to disk, since a file outlives its process without that.
+/// `path.2`, ... . The file appears under its name only once it is complete; on a file system without hard links, an
+/// empty file may be seen there first. Blocks for as long as the file system takes; nothing is synced to disk, since
+/// a file outlives its process without that.
 ///
 /// # Errors
 /// See [`DumpFileError`].
@@ -118,7 +119,7 @@ impl TempFile {
             let path = path.with_file_name(hidden);
             match create_private(&path) {
                 Ok(file) => return Ok(Self { path, file }),
-                // Another thread is writing, or a process of the same number died while it wrote.
+                // Another thread is writing, or a dead process with the same id left the file.
                 Err(error) if error.kind() == ErrorKind::AlreadyExists && attempt < 16 => {
                     attempt += 1;
                 }

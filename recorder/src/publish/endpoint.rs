@@ -8,11 +8,11 @@
 //! | `GET /peers` | a list of [`PeerEndpoint`]: the other ranks' endpoints |
 //! | `POST /dump` | [`WrittenDump`]: the process has written its dump; 501 if it writes none |
 //!
-//! One thread, `rcomm/endpoint`, answers all requests from the ring. It takes no lock of the
-//! operations' path, so it answers while the program is stuck. Until the first connection it sleeps and
-//! holds only its socket. The mode 0600 of a unix socket restricts access; over TCP every request
-//! carries the token (`Authorization: Bearer ...`). Requests have no body. At most [`MAX_CONNECTIONS`]
-//! are served at a time, each for at most [`CONNECTION_TIME`].
+//! One thread, `rcomm/endpoint`, serves the endpoint; up to two more of the same name run the callbacks of
+//! `GET /peers` and `POST /dump`, which may block. It reads the ring and takes no lock that operations take, so it
+//! answers while the program is stuck. Until the first connection it sleeps and holds only its socket. The mode 0600 of
+//! a unix socket restricts access; over TCP every request carries the token (`Authorization: Bearer ...`). Requests
+//! have no body. At most [`MAX_CONNECTIONS`] are served at a time, each for at most [`CONNECTION_TIME`].
 
 use super::answer::{
     CHANGE_HEADER, ENTRIES_HEADER, EndpointAddress, EndpointToken, GroupAnswer, PeerEndpoint,
@@ -81,7 +81,7 @@ struct Handlers {
     dump: Option<WriteDump>,
 }
 
-/// A running status server. Stops, and removes its socket, when dropped.
+/// A running status server. Dropping it waits for callbacks to return, stops the server and removes its socket.
 pub struct Endpoint {
     address: EndpointAddress,
     handlers: Arc<Mutex<Handlers>>,
@@ -97,12 +97,11 @@ impl std::fmt::Debug for Endpoint {
 }
 
 impl Endpoint {
-    /// Starts to serve this recorder.
+    /// Starts a thread that serves this recorder's ring. A stale socket file is replaced.
     ///
     /// # Errors
     ///
-    /// If another process answers on the socket, or the address is not available. A stale socket file
-    /// is replaced.
+    /// If another process answers on the socket, the address is not available, or the thread cannot be started.
     pub fn serve(recorder: Arc<FlightRecorder>, listen: Listen) -> Result<Self> {
         let handlers = Arc::new(Mutex::new(Handlers {
             peers: Arc::new(Vec::new),
@@ -168,16 +167,16 @@ impl Endpoint {
 
     /// Sets the function that answers `GET /peers`.
     ///
-    /// It runs on a thread of its own and may block without delaying other routes. Dropping the
+    /// It runs on a separate thread and may block without delaying `/status` and `GET /dump`. Dropping the
     /// endpoint waits for it to return.
     pub fn find_peers(&self, find: impl Fn() -> Vec<PeerEndpoint> + Send + Sync + 'static) {
         self.handlers().peers = Arc::new(find);
     }
 
-    /// Sets the function that writes this rank's dump on `POST /dump`. It returns the dump's path or
-    /// the error.
+    /// Sets the function that writes this rank's dump on `POST /dump`. It returns the dump's location, or why there
+    /// is no dump.
     ///
-    /// It runs on a thread of its own, as with [`find_peers`](Self::find_peers).
+    /// It runs on a separate thread, as the one of [`find_peers`](Self::find_peers) does.
     pub fn write_dumps(
         &self,
         write: impl Fn() -> std::result::Result<String, String> + Send + Sync + 'static,
@@ -224,7 +223,7 @@ enum Listener {
 }
 
 impl Listener {
-    /// Waits for a connection. Returns `false` if the other end of `stopped` was dropped first.
+    /// Waits for a connection. Returns `false` if the other end of `stopped` was dropped first, or if waiting failed.
     fn wait_for_connection(&self, stopped: &UnixStream) -> bool {
         let listener = match self {
             Self::Unix(listener) => listener.as_fd(),
@@ -292,7 +291,7 @@ async fn pause() {
     tokio::time::sleep(Duration::from_millis(50)).await;
 }
 
-/// Serves one connection in a task of its own; `place` is freed when it ends.
+/// Serves one connection in a new task; `place` is freed when the connection ends.
 fn start<S, P>(stream: S, router: &Router, place: P)
 where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
@@ -322,8 +321,8 @@ fn router(
     handlers: Arc<Mutex<Handlers>>,
     token: Option<EndpointToken>,
 ) -> Router {
-    // The numbers are above those of an earlier process, since a read of the ring takes longer than a
-    // microsecond.
+    // Answers are numbered from the current time in microseconds. A read of the ring takes longer than a
+    // microsecond, so the numbers are above those of an earlier process of this rank.
     let first = wall_now().cast_unsigned() / 1_000;
     let changes = Mutex::new(Changes::numbered_from(first, recorder.memory().1));
     let served = Arc::new(Served {

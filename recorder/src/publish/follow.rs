@@ -30,9 +30,12 @@ impl EndpointFollower {
         &self.client
     }
 
-    /// Sends one request; returns what was lost in reading the answer. Ends by the deadline.
+    /// Sends one request and updates the record; returns what was lost in reading the answer. Blocks until the
+    /// deadline at most.
     ///
-    /// After an error the record is unchanged, and the next call requests all changes since then.
+    /// # Errors
+    /// As [`EndpointClient::dump`]. The record is then unchanged, and the next call requests all changes since the last
+    /// answer.
     pub fn poll(&mut self, deadline: Instant) -> Result<Vec<ReadProblem>> {
         let answer = self.client.dump(self.change, deadline)?;
         let DumpAnswer {
@@ -93,7 +96,7 @@ impl FollowedDump {
         &mut self.dump
     }
 
-    /// Applies changes; keeps as many record ids as the ring holds.
+    /// Applies changes. Operations that have left a ring of `ring_entries` slots are removed; none are if it is `None`.
     pub fn take_in(&mut self, newer: Dump, ring_entries: Option<u64>) {
         let Dump {
             version,
@@ -163,8 +166,8 @@ impl FollowedDump {
         }
     }
 
-    /// Whether most rows of the tables belong to entries that were removed, so that reading the whole record
-    /// again gives a smaller one.
+    /// Whether there are many more signatures than entries, since most belong to entries that were removed: reading the
+    /// whole record again gives a smaller one.
     pub fn is_overgrown(&self) -> bool {
         self.dump.signatures.len() > 1_024 + 2 * self.dump.entries.len()
     }
@@ -174,7 +177,7 @@ fn by_value<T: Clone + Eq + Hash>(table: &[T]) -> HashMap<T, u32> {
     table.iter().cloned().zip(0..).collect()
 }
 
-/// Adds new values to a table and returns the index of each.
+/// Adds the values that are new to a table, and returns the index of each value.
 fn merge<T: Clone + Eq + Hash>(
     table: &mut Vec<T>,
     known: &mut HashMap<T, u32>,

@@ -1,6 +1,6 @@
 //! A minimal blocking HTTP client, for ranks' endpoints and similar servers.
 //!
-//! Each request has a connection of its own, and one deadline covers both; there are no threads. Answers must
+//! Each request opens a new connection, and one deadline covers both; no threads are started. Answers must
 //! have a Content-Length, which is limited.
 
 use super::answer::{EndpointAddress, EndpointToken};
@@ -54,7 +54,7 @@ pub enum HttpError {
     /// The answer is not HTTP.
     #[error("it does not speak HTTP: {0}")]
     NotHttp(httparse::Error),
-    /// The head of the answer has no end.
+    /// The answer ended, or exceeded the limit of 16 KiB, before the end of its head.
     #[error("its answer ended before the end of the head")]
     Head,
     /// The Content-Length is missing or above the limit.
@@ -133,7 +133,7 @@ impl<'a> HttpRequest<'a> {
 }
 
 impl HttpAnswer {
-    /// The value of a field of the head, by its name in any case.
+    /// The value of the first field of this name in the head, in upper or lower case; `None` if there is none.
     pub fn field(&self, name: &str) -> Option<&str> {
         let field = self
             .fields
@@ -235,7 +235,7 @@ impl Stream {
         Ok(())
     }
 
-    /// Appends at most `most` bytes; 0 at the end.
+    /// Appends at most `most` bytes to `bytes` and returns how many; 0 at the end of the stream.
     fn read(
         &mut self,
         bytes: &mut Vec<u8>,

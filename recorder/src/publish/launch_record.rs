@@ -18,7 +18,7 @@ use std::time::SystemTime;
 pub struct LaunchRecord {
     /// [`Self::SCHEMA`].
     pub schema: String,
-    /// The job's name, equal on all hosts.
+    /// The job's name, the same on all hosts.
     pub job: String,
     /// How often the job was restarted.
     #[serde(default)]
@@ -46,10 +46,10 @@ pub struct LaunchRecord {
     pub ranks: Vec<LaunchedRank>,
 }
 
-/// A signal, and when.
+/// A signal that the launcher received or sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct LaunchSignal {
-    /// Its number.
+    /// The signal's number.
     pub signal: i32,
     /// When the launcher received or sent it.
     pub time_ns: i64,
@@ -94,7 +94,7 @@ impl RankEnd {
 }
 
 impl LaunchRecord {
-    /// The version of the file.
+    /// Name and version of the file's format.
     pub const SCHEMA: &'static str = "rcomm.launch/1";
 
     /// The path of the record of one host: `launch.<node>.json` in the job's directory below `directory`.
@@ -103,7 +103,8 @@ impl LaunchRecord {
         job.join(format!("launch.{node}.json"))
     }
 
-    /// The records of all hosts in a job's directory of rings, by host. Unreadable files are left out.
+    /// The records of all hosts in a job's directory of rings, by host. Unreadable files, and files beyond the first
+    /// 4,096, are left out.
     pub fn in_directory(job_directory: &Path) -> Vec<Self> {
         let mut paths: Vec<PathBuf> = fs::read_dir(job_directory)
             .into_iter()
@@ -128,7 +129,7 @@ impl LaunchRecord {
     /// Reads one file. Never blocks, and refuses a path whose last component is a symbolic link.
     ///
     /// # Errors
-    /// If it cannot be opened, is too long, or is no record of a launcher.
+    /// If it cannot be opened, is too long, or is not a launch record.
     pub fn read(path: &Path) -> Result<Self> {
         let io = |error| Error::io(format!("read {}", path.display()), error);
         let file: OwnedFd = directory::open(path).map_err(io)?;
@@ -183,7 +184,7 @@ impl LaunchRecord {
     }
 
     /// Removes the records of ended jobs below a directory of rings, with their directories, except the
-    /// newest `keep`. Jobs whose directories hold other files are not touched.
+    /// newest `keep`. Jobs whose directories hold other files are not touched, and errors are ignored.
     pub fn remove_oldest(directory: &Path, keep: usize) {
         let jobs = fs::read_dir(directory).into_iter().flatten().flatten();
         let mut ended: Vec<_> = jobs
@@ -211,7 +212,7 @@ impl LaunchRecord {
         }
     }
 
-    /// Whether its ranks have ended, or its launcher has.
+    /// Whether all its ranks have ended, or this host has no process with its launcher's id.
     pub(super) fn is_over(&self) -> bool {
         self.ended_ns != 0
             || !Path::new("/proc")

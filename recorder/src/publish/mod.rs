@@ -1,4 +1,5 @@
-//! Ways to read a record from outside its process: dumps, ring files and endpoints.
+//! Records outside their process: dumps, ring files, endpoints and launch records; and the job's secret, by which
+//! endpoints and the store know who may connect.
 
 mod answer;
 mod client;

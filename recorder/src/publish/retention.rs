@@ -1,9 +1,9 @@
-//! How long what dead jobs leave is kept.
+//! Removes the files of old jobs that have died.
 //!
-//! Rings lie in memory, and a job that died leaves its own behind to be read. When a rank makes a ring, the
-//! jobs below its directory that are dead are counted from the newest to the oldest, and those beyond the
-//! limits are removed with all their files. A job is dead when every one of its rings is of a process of this host
-//! that is gone, and no launcher of it lives. The newest dead job is kept however large it is, unless none is to
+//! Ring files lie in memory, and a job that died leaves its rings behind to be read. When a rank makes a ring, the
+//! dead jobs below its directory are counted from the newest to the oldest, and those beyond the limits are removed
+//! with their rings and launch records. A job is dead if all its rings belong to processes of this host that are
+//! gone, and none of its launchers is alive. The newest dead job is kept however large it is, unless no jobs are to
 //! be kept.
 
 use crate::error::Result;
@@ -16,12 +16,12 @@ use std::fs;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
-/// The limits of what dead jobs leave below a directory of rings.
+/// Limits on the dead jobs whose files are kept below a directory of rings.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct KeptJobs {
-    /// The most dead jobs.
+    /// Maximum number of dead jobs.
     pub jobs: usize,
-    /// The most memory of their rings, bytes.
+    /// Maximum memory of their rings together, in bytes; the newest dead job may exceed it.
     pub bytes: u64,
 }
 
@@ -46,8 +46,8 @@ struct DeadJob {
 }
 
 impl KeptJobs {
-    /// Removes the dead jobs below `directory` that are beyond these limits, and returns their directories, the
-    /// newest first.
+    /// Removes the dead jobs below `directory` that are beyond these limits. Returns the directories of these jobs, the
+    /// newest first, also where some files could not be removed.
     ///
     /// # Blocking
     ///
@@ -72,8 +72,8 @@ impl KeptJobs {
     }
 }
 
-/// Removes old jobs beside the ring of this recorder, which has just been made. Rings that cannot be listed stay:
-/// that is no reason for a job not to start.
+/// Removes the dead jobs beyond `kept` from the directory in which this recorder's job has its directory. Errors are
+/// ignored: a job starts even if old rings cannot be removed.
 pub fn remove_jobs_beside(recorder: &FlightRecorder, kept: &KeptJobs) {
     let ring = recorder.storage().path();
     if let Some(directory) = ring.and_then(|ring| ring.parent()?.parent()) {
@@ -92,8 +92,8 @@ fn dead_jobs(directory: &Path) -> Result<Vec<DeadJob>> {
     Ok(jobs.into_iter().filter_map(dead).collect())
 }
 
-/// The job of a directory, if it is dead. A file that cannot be read may be of a newer version, and one of another
-/// host shows nothing of its process: both keep the job.
+/// The job of a directory; `None` unless it is dead. A ring that cannot be read may have a newer layout, and from the
+/// ring of another host one cannot tell whether its process is alive: the job is then not taken for dead.
 fn dead_job(directory: PathBuf, rings: Vec<(RingName, PathBuf)>, host: &str) -> Option<DeadJob> {
     let launches = LaunchRecord::in_directory(&directory);
     if !launches.iter().all(|it| it.host == host && it.is_over()) {
@@ -126,7 +126,8 @@ fn dead_job(directory: PathBuf, rings: Vec<(RingName, PathBuf)>, host: &str) -> 
     Some(job)
 }
 
-/// Removes what the job left. Whatever cannot be removed, since a new process has begun to use it, stays.
+/// Removes the job's rings, launch records and directory. Stops at a ring that cannot be removed, since a new process
+/// may have begun to use it.
 fn remove(job: &DeadJob) {
     for ring in &job.rings {
         if !matches!(directory::remove_if_dead(ring), Ok(true)) {

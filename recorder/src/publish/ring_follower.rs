@@ -31,13 +31,13 @@ pub struct RingFollower {
 /// The result of a read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RingPoll {
-    /// Whether something other than the heartbeat was written since the last read, or the owner has ended.
+    /// Whether something other than the heartbeat was written since the last read, or the owner's state has changed.
     pub changed: bool,
     /// Whether the process that writes the ring is alive.
     pub alive: bool,
     /// When the owner's watchdog last made a round, wall clock, ns since the epoch; 0 if never.
     pub heartbeat_ns: i64,
-    /// The time of the record: now by the ring's clock, or the last time that a dead owner wrote.
+    /// The time of the record: now, or the last time at which the owner wrote if it is dead or has closed the ring.
     pub as_of_ns: i64,
 }
 
@@ -120,7 +120,8 @@ impl RingFollower {
             let own = slots.stamp(view, index);
             let stamp = match layout.kernels.rows {
                 0 => own,
-                // The low bits keep whether the record is busy; the rest changes if either of both did.
+                // The record's row in the table of kernels counts too. Its stamp goes into the upper half: the low
+                // bits still say whether the record is busy.
                 _ => own ^ rings::kernels(layout).stamp(view, index) << 32,
             };
             // The stamp is stored before its slot is read, as above. A slot whose writer died stays

@@ -55,8 +55,8 @@ impl RingReader {
 
     /// Attaches to a ring file. Never blocks, and refuses a path whose last component is a symbolic link.
     ///
-    /// Fails with one sentence on a file that cannot be opened, is not a ring, is truncated, or has a layout newer than
-    /// this reader.
+    /// # Errors
+    /// If the file cannot be opened, is not a ring, is truncated, or has a layout that this reader does not know.
     pub fn attach(path: impl AsRef<Path>) -> Result<Self> {
         let path = path.as_ref().to_owned();
         let not_a_ring = |why: String| Error::NotARing {
@@ -143,8 +143,8 @@ impl RingReader {
         exists.then_some(self.owner.pid)
     }
 
-    /// Now, by the clock of the ring's times where it can be read from here: a jump of the wall clock since
-    /// the ring was made does not change ages.
+    /// The current time, ns since the epoch: by the ring's own clock if this process shares it, so that a jump of the
+    /// wall clock since the ring was made does not change ages; else by the wall clock.
     pub(super) fn now_ns(&self) -> i64 {
         match self.shares_clock {
             true => layout::load_anchor(&self.view).now_ns(),
@@ -168,8 +168,8 @@ impl RingReader {
         self.view.load(header::LAST_ID)
     }
 
-    /// A hash of everything but the operations: groups and their progress, phase, step, lost records, NCCL's links and
-    /// failures.
+    /// A hash of everything but the operations: groups and their progress, phase, step, lost records, NCCL's links,
+    /// failures and connections.
     pub(super) fn fingerprint(&self) -> u64 {
         let phases = rings::phases(&self.layout);
         let groups = self.layout.groups;
@@ -259,7 +259,7 @@ impl RingReader {
 /// The state of the process that writes a ring.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Owner {
-    /// Alive: running or waiting.
+    /// Alive: running or waiting, or in a state that cannot be read from here.
     Alive,
     /// Alive, and stopped by a signal.
     Stopped,
@@ -329,8 +329,11 @@ impl RingListing {
 }
 
 /// Every ring of every job below this directory
-/// ([`default_directory`](crate::record::default_directory) if nothing else was asked for), by job, rank
+/// ([`default_directory`](crate::record::default_directory) unless another one is configured), by job, rank
 /// and attempt. A directory that does not exist has none.
+///
+/// # Errors
+/// If the directory cannot be listed.
 pub fn list_rings(directory: &Path) -> Result<Vec<RingListing>> {
     let files = files_in(directory)?;
     Ok(files
@@ -339,8 +342,10 @@ pub fn list_rings(directory: &Path) -> Result<Vec<RingListing>> {
         .collect())
 }
 
-/// Removes the rings in this directory whose owners are dead and returns their paths; `job` limits it
-/// to one job.
+/// Removes the rings below this directory whose owners are dead, of one job or of all, and returns their paths.
+///
+/// # Errors
+/// If the directory cannot be listed or a ring cannot be removed.
 pub fn remove_stale_rings(directory: &Path, job: Option<&str>) -> Result<Vec<PathBuf>> {
     let job = job.map(directory::job_directory_name);
     let mut removed = Vec::new();

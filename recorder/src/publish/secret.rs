@@ -1,8 +1,8 @@
 //! The job's secret, which a process must know to connect to the ranks of a job and to its store.
 //!
 //! The launcher makes it (`RCOMM_JOB_SECRET`), or it comes from the [secret of the user](Secret::of_user), or
-//! the ranks agree on one. The secret itself is never sent over a connection: handshakes carry an HMAC-SHA256
-//! with it over values that both ends have, and tokens for other uses are derived from it under a label.
+//! the ranks agree on one. A handshake does not send the secret: it carries an HMAC-SHA256, keyed with the secret,
+//! over values that both ends have. Tokens for other uses are derived from the secret under a label.
 
 use super::answer::EndpointToken;
 use crate::error::{Error, Result};
@@ -19,7 +19,7 @@ use std::path::{Path, PathBuf};
 /// Name of the file with the user's secret, in a folder of mode 0700.
 const FILE: &str = "secret";
 
-/// The job's secret. Cheap to clone, never printed.
+/// The job's secret. Cheap to clone; `Debug` does not print it.
 #[derive(Clone)]
 pub struct Secret([u8; 32]);
 
@@ -27,7 +27,7 @@ impl Secret {
     /// Bytes of a [`tag`](Self::tag).
     pub const TAG_LEN: usize = 32;
 
-    /// The secret derived from this text of any length; more than 32 bytes are better.
+    /// The secret derived from this text, of any length; a short text can be guessed.
     pub fn from_text(text: &str) -> Self {
         let mut hmac = keyed(b"rcomm job secret");
         hmac.update(text.as_bytes());

@@ -6,8 +6,8 @@
 //! |---|---|---|
 //! | client | 5 | `VALIDATE` and its magic number, as PyTorch's clients send it |
 //! | client | 33 | opcode `0x70`, a nonce |
-//! | server | 68 | `rst1`, a nonce of its own, HMAC-SHA256 over both nonces |
-//! | client | 33 | opcode `0x71`, HMAC-SHA256 over the same under another label |
+//! | server | 68 | `rst1`, the server's nonce, HMAC-SHA256 over a label and both nonces |
+//! | client | 33 | opcode `0x71`, HMAC-SHA256 over another label and both nonces |
 //! | server | 1 | 0 |
 //!
 //! In place of any reply the server may send a refusal: [`STORE_REFUSAL`], a line of text, and the end of the
@@ -23,7 +23,7 @@ use crate::error::Result;
 pub const STORE_REFUSAL: [u8; 16] = *b"\xFFrcomm refuses: ";
 
 const MAGIC: [u8; 4] = *b"rst1";
-/// `VALIDATE` and its argument.
+/// `VALIDATE` and its magic number.
 const VALIDATE: [u8; 5] = [0x00, 0xCE, 0xF7, 0x85, 0x3C];
 
 /// Opcodes in addition to PyTorch's TCPStore.

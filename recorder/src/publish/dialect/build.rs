@@ -11,7 +11,7 @@ use crate::model::{
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
-/// One entry while its fields are read, in any order. Shapes are runs of (dimensions, extents...).
+/// One entry while its fields are read, in any order. Shapes are runs of (number of dimensions, extents...).
 #[derive(Default)]
 pub(super) struct Draft {
     pub(super) fields: Fields,
@@ -125,7 +125,7 @@ struct Thread {
     name: Option<Text>,
 }
 
-/// The parts of a profiling name that entries share.
+/// A parsed profiling name, kept for all entries that have the name.
 #[derive(Clone, Copy)]
 struct Name {
     backend: Text,
@@ -142,17 +142,19 @@ pub(super) struct Builder {
     pub(super) draft: Draft,
     pub(super) config: Vec<ConfigGroup>,
     pub(super) group_status: Vec<(u32, ProcessGroupStatus)>,
-    /// The file's own table of stacks, by the file's numbers of frames.
+    /// The file's own table of stacks; each is a list of indices into the file's own table of frames.
     pub(super) stack_rows: Vec<Vec<u32>>,
-    /// The file's own table of frames, by numbers of ours.
+    /// For each frame of the file's own table, its index in `dump.frames`.
     pub(super) frame_table: Vec<u32>,
+    /// The stack that is being read, as indices into `dump.frames`.
     pub(super) frames_of_stack: Vec<u32>,
-    /// Whether a key was read that only a dump has.
+    /// Whether something was read that only a dump has.
     pub(super) looks_like_dump: bool,
     pub(super) version: Option<FormatVersion>,
     pub(super) recorder: Option<Recorder>,
-    /// Entries that were left out, and the first of them with what is wrong with it.
+    /// Number of entries that were left out.
     pub(super) rejected: usize,
+    /// Index of the first entry that was left out, and its key with the invalid value.
     pub(super) first_rejected: Option<(usize, &'static str)>,
     /// Kind of the value of `entries`, if that is not a list.
     pub(super) no_list: Option<&'static str>,
@@ -168,6 +170,7 @@ pub(super) struct Builder {
     pending_stacks: Vec<(u32, u32)>,
 }
 
+/// Stands for a missing id, text or number in the keys of the tables: no real one has 64 bits.
 const NO_ID: u64 = u64::MAX;
 
 /// Two texts as one number.
@@ -176,7 +179,7 @@ fn pair(one: Text, other: Text) -> u64 {
 }
 
 impl Builder {
-    /// The number of a frame.
+    /// The index of a frame in the dump, which gets the frame if it is new.
     pub(super) fn frame(&mut self, name: Text, filename: Text, line: u32) -> u32 {
         let key = [name.0.into(), filename.0.into(), line.into()];
         let (id, new) = self.frames.intern(&key);
@@ -190,7 +193,7 @@ impl Builder {
         id
     }
 
-    /// The number of the stack that `frames_of_stack` holds.
+    /// The index in the dump of the stack in `frames_of_stack`; the dump gets the stack if it is new.
     pub(super) fn stack(&mut self) -> u32 {
         let (id, new) = self.stacks.intern(&self.frames_of_stack);
         if new {
@@ -471,10 +474,11 @@ impl Builder {
         self.settle_groups(first);
     }
 
-    /// Numbers for groups that no entry mentions.
+    /// Sets the numbers in `ids` of groups that no entry mentions, where they can be inferred.
     ///
-    /// `pg_config` goes by name and `pg_status` by number. Both are given in the order of creation,
-    /// so if as many names as numbers are left over they belong together in ascending order.
+    /// `pg_config` is keyed by name and `pg_status` by number. PyTorch names its groups by ascending integers and
+    /// numbers them in the same order. So if as many names as numbers are left over, they belong together in ascending
+    /// order; a single one of each needs no order, whatever the name.
     fn number_unused(&self, of_config: &[Option<usize>], ids: &mut [Option<u32>]) {
         let mut names: Vec<(u64, usize)> = Vec::new();
         for (at, config) in self.config.iter().enumerate() {
@@ -521,7 +525,7 @@ impl Builder {
     }
 }
 
-/// Shapes from a run of (dimensions, extents...).
+/// Shapes from a run of (number of dimensions, extents...).
 fn shapes(mut run: &[u64]) -> Vec<Vec<u64>> {
     let mut shapes = Vec::new();
     while let [dimensions, rest @ ..] = run {

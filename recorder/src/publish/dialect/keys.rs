@@ -70,7 +70,7 @@ pub(super) mod config {
     pub(in super::super) const NAME: &str = "name";
     pub(in super::super) const DESC: &str = "desc";
     pub(in super::super) const RANKS: &str = "ranks";
-    /// Ours: the group's local number, which can only be guessed from the entries in PyTorch's dumps.
+    /// Ours: the group's local number, which a reader of PyTorch's dumps has to infer from the entries.
     pub(in super::super) const PG_ID: &str = "pg_id";
     /// Ours: the rank's own place in a group whose members the record does not contain.
     pub(in super::super) const GROUP_RANK: &str = "group_rank";
@@ -168,8 +168,8 @@ fields! {
     OutputSplits "output_split_sizes";
     /// Ours: index into the table of stacks.
     Stack "stack";
-    /// Ours: it ended with an error.
+    /// Ours: whether the operation ended with an error.
     Failed "failed";
-    /// Ours: the CUDA graph that it was captured into.
+    /// Ours: the CUDA graph that captured the operation.
     GraphId "graph_id";
 }

@@ -52,7 +52,7 @@ pub enum ReadError {
     Refused {
         /// The instruction, by its name in Python's `pickletools`.
         opcode: &'static str,
-        /// Its place.
+        /// Its position, in bytes.
         at: usize,
     },
     /// More values than are read from one file.
@@ -61,7 +61,7 @@ pub enum ReadError {
         /// Where the limit was reached.
         at: usize,
     },
-    /// Of a newer major version.
+    /// The dump has a newer major version than this build reads.
     #[error(transparent)]
     Version(#[from] UnreadableVersion),
 }
@@ -138,11 +138,11 @@ pub struct DumpReader {
     pickle: Pickle,
 }
 
-/// Working memory that is kept for the next file, in values.
+/// Maximum working memory that is kept for the next file, in values.
 const KEPT: usize = 1 << 20;
 
 impl DumpReader {
-    /// A reader without any memory yet.
+    /// A reader that has allocated no working memory yet.
     pub fn new() -> Self {
         Self::default()
     }

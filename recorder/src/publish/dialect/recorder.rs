@@ -45,7 +45,7 @@ pub(super) fn detect(dump: &Dump) -> Recorder {
     Recorder::Hook
 }
 
-/// Gives gloo's unnamed group, which holds the world's ranks, to the world that entries name.
+/// Gives the ranks and the status of gloo's unnamed group to the world that entries name.
 pub(super) fn name_gloo_world(dump: &mut Dump) {
     let Some(unnamed) = dump.groups.iter().position(|group| {
         group.info.name.is_empty() && group.info.desc.is_empty() && !group.info.ranks.is_empty()

@@ -1,7 +1,7 @@
 //! Single values, in the various forms of the dialect.
 //!
-//! Integers occur as numbers and as strings, absent times as none and as 0, lists of ranks as a string. Both
-//! readers pass their values as a [`Scalar`].
+//! Integers occur as numbers and as strings, absent times as none and as 0, lists of ranks as lists and as strings.
+//! Both readers pass a value that is not a list or dict as a [`Scalar`].
 
 use super::build::{Builder, Fields};
 use super::keys::{Field, failure, peer, rank, top};
@@ -11,7 +11,7 @@ use crate::model::{
     Rank, RankStatus, ReduceOp, WaitingOperation,
 };
 
-/// A value that is not a container.
+/// A scalar value, or [`Scalar::Other`] for anything else.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum Scalar<'a> {
     None,
@@ -19,7 +19,7 @@ pub(super) enum Scalar<'a> {
     Int(i64),
     Float(f64),
     Text(&'a str),
-    /// A container, or a value that is not used here.
+    /// A container, or a string that is not UTF-8.
     Other,
 }
 
@@ -48,7 +48,7 @@ impl Scalar<'_> {
         }
     }
 
-    /// An integer in the range of `T`, from a number or its digits.
+    /// An integer in the range of `T`, from a number, a bool or a string of digits; `None` if it is anything else.
     #[inline(always)]
     pub(super) fn int<T: TryFrom<i64>>(self) -> Option<T> {
         T::try_from(self.whole()?).ok()
@@ -103,7 +103,8 @@ impl std::fmt::Display for Scalar<'_> {
     }
 }
 
-/// The ranks in `[0, 1, 2]`, with or without blanks. Elements that are not ranks are ignored.
+/// The ranks in a text such as `[0, 1, 2]`, with or without blanks: every run of digits is a rank. Numbers beyond 32
+/// bits are ignored.
 pub(super) fn ranks(text: &str) -> Vec<u32> {
     text.split(|c: char| !c.is_ascii_digit())
         .filter_map(|digits| digits.parse().ok())
@@ -121,7 +122,8 @@ pub(super) fn state(text: &[u8]) -> Option<EntryState> {
     })
 }
 
-/// Stores a scalar field in the draft; `None` if its value is invalid.
+/// Stores a scalar field in the draft; `None` if its value is invalid. Invalid values of fields that are optional in
+/// an [`Entry`](crate::model::Entry) count as not recorded.
 #[inline(always)]
 pub(super) fn set_scalar(draft: &mut Fields, field: Field, value: Scalar<'_>) -> Option<()> {
     match field {
@@ -134,7 +136,6 @@ pub(super) fn set_scalar(draft: &mut Fields, field: Field, value: Scalar<'_>) ->
         Field::TimeCreated => draft.time_created_ns = value.time()?,
         Field::TimeStarted => draft.time_started_ns = value.time()?,
         Field::TimeCompleted => draft.time_completed_ns = value.time()?,
-        // An invalid duration counts as not measured.
         Field::Duration => draft.duration_ms = value.float(),
         Field::Timeout => draft.timeout_ms = value.int()?,
         Field::Retired => draft.retired = value.flag()?,
@@ -161,7 +162,7 @@ pub(super) fn set_scalar(draft: &mut Fields, field: Field, value: Scalar<'_>) ->
     Some(())
 }
 
-/// Stores a scalar of the whole dump.
+/// Stores a scalar of the whole dump; unknown keys are ignored.
 pub(super) fn set_top(builder: &mut Builder, key: &str, value: Scalar<'_>) {
     let identity = &mut builder.dump.identity;
     match key {
@@ -239,7 +240,7 @@ impl FailureDraft {
         }
     }
 
-    /// Adds it to the dump's failures, unless its kind is unknown or there are too many.
+    /// Adds the failure to the dump's, unless its kind is unknown or the dump has [`MAX_FAILURES`].
     pub(super) fn finish(self, builder: &mut Builder) {
         let failures = &mut builder.dump.failures;
         let Some(kind) = self.kind.filter(|_| failures.len() < MAX_FAILURES) else {
@@ -285,7 +286,7 @@ impl Default for PeerDraft {
 }
 
 impl PeerDraft {
-    /// Stores a value.
+    /// Stores a scalar of the connections; unknown keys are ignored.
     pub(super) fn set(&mut self, key: &str, value: Scalar<'_>) {
         let link = &mut self.link;
         match key {
@@ -306,7 +307,7 @@ impl PeerDraft {
         }
     }
 
-    /// Puts it among the dump's connections, unless it names no other end or there are too many.
+    /// Adds the connections to the dump's, unless they name no other end or the dump has [`MAX_PEERS`].
     pub(super) fn finish(self, builder: &mut Builder) {
         let peers = &mut builder.dump.peers;
         let end = match (self.rank, self.is_store) {

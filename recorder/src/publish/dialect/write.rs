@@ -218,8 +218,8 @@ fn failed<E: Encoder>(it: &Failure, out: &mut E) {
     });
 }
 
-/// Groups by name. The key of a second group of one name contains its number: in PyTorch it would overwrite
-/// the first.
+/// Groups by name. If the name is already a key, the group's number is appended: in PyTorch's dumps the group would
+/// replace the earlier one.
 fn pg_config<E: Encoder>(groups: &[DumpGroup], out: &mut E) {
     let mut taken = HashSet::new();
     out.dict(|out| {
@@ -340,7 +340,7 @@ fn field<E: Encoder>(out: &mut E, field: Field) -> &mut E {
     out
 }
 
-/// `<backend>:<op>[ <peers>]`, with peers where both ends are known.
+/// `<backend>:<op>[ <peers>]`, with peers if both this rank's place in the group and the peer were recorded.
 fn profiling_name(entry: &Entry, signature: &Signature, own_rank: Option<u32>) -> String {
     let backend = &signature.backend;
     // Readers take the text after the last colon as the operation, so the operation may not contain a colon.

@@ -1,4 +1,4 @@
-//! The dialect as JSON.
+//! Writes the dialect as JSON.
 //!
 //! PyTorch leaves stacks out of its JSON. rcomm's JSON has a table of frames and a table of stacks, and
 //! an entry names its stack by number.

@@ -1,4 +1,4 @@
-//! The dialect as pickle: what PyTorch's own analyser loads.
+//! Writes the dialect as pickle, the encoding that PyTorch's own analyzer loads.
 //!
 //! Every entry contains its frames; a frame is written once and referred to afterwards.
 

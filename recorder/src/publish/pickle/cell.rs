@@ -5,7 +5,7 @@
 pub(in crate::publish) struct Span(u64);
 
 impl Span {
-    /// The empty one.
+    /// The empty span.
     pub(in crate::publish) const NOTHING: Self = Self(0);
 
     pub(super) fn new(start: u32, len: u32) -> Self {
@@ -57,6 +57,7 @@ pub(in crate::publish) enum Fault {
     Damaged { what: &'static str, at: usize },
     /// More values than this reader accepts.
     TooLarge { at: usize },
-    /// The memo is read at an item that was read in place. Without a taker there are no such items.
+    /// The rest of the input needs an item that was read in place and not kept: an instruction recalls it from the
+    /// memo, or a second list belongs to the same taker. The input must be read again without a taker.
     Taken { at: usize },
 }

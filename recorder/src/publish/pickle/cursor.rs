@@ -58,7 +58,7 @@ impl<'p, 'a> Cursor<'p, 'a> {
         self.pickle
     }
 
-    /// The place of the next instruction.
+    /// The position of the next instruction, in bytes.
     pub(in crate::publish) fn at(self) -> usize {
         self.at
     }
@@ -132,7 +132,7 @@ impl<'p, 'a> Cursor<'p, 'a> {
         self.peek() == Some(op::EMPTY_LIST)
     }
 
-    /// A value that is no container, or any that the memo holds.
+    /// The next value, if it is not a container or is recalled from the memo.
     #[inline(always)]
     pub(in crate::publish) fn value(&mut self) -> Option<Cell> {
         let [code] = self.take()?;
@@ -237,8 +237,8 @@ impl<'p, 'a> Cursor<'p, 'a> {
         })
     }
 
-    /// The next item of the list that was opened last, if it is no list itself; `Some(None)` at its
-    /// end.
+    /// The next item of the list that was opened last, unless the item is itself a list; `Some(None)` at the end
+    /// of the list.
     #[inline(always)]
     pub(in crate::publish) fn item(&mut self, list: &mut List) -> Option<Option<Cell>> {
         let cell = match list.form {
@@ -259,7 +259,8 @@ impl<'p, 'a> Cursor<'p, 'a> {
         Some(cell)
     }
 
-    /// An item with an APPEND of its own. A value without one comes after a list that is empty.
+    /// A value that APPEND follows is the only item of its list. Without APPEND the list is empty, and the value
+    /// belongs to what comes after it.
     #[inline(always)]
     fn single_item(&mut self) -> Option<Cell> {
         let (at, memo) = (self.at, self.pickle.memo.len());
@@ -300,8 +301,8 @@ impl<'p, 'a> Cursor<'p, 'a> {
     }
 }
 
-/// Executes the memoizing instruction at `at` for `cell`. Picklers number memo slots from 0 without
-/// gaps.
+/// Executes the memoizing instruction at `at` for `cell` and returns the next position. Picklers number memo slots
+/// from 0 without gaps; `None` for any other number.
 fn remember(pickle: &mut Pickle, input: &[u8], at: usize, cell: Cell) -> Option<usize> {
     let mut cursor = Cursor::new(pickle, input, at);
     let slot = match cursor.take()? {

@@ -44,7 +44,7 @@ pub(in crate::publish) struct Pickle {
     /// Whether a memo number was assigned twice. Then the same instruction need not denote the same value,
     /// which reading in place relies on.
     pub(super) renumbered: bool,
-    /// Ascending.
+    /// The containers that were being filled when the input ended, ascending.
     incomplete: Vec<u64>,
 }
 
@@ -62,7 +62,7 @@ impl Pickle {
         self.renumbered = false;
     }
 
-    /// Frees memory beyond `cells` values of each table.
+    /// Removes the values, and frees the memory of each large table beyond `cells` values.
     pub(in crate::publish) fn shrink_to(&mut self, cells: usize) {
         self.stack.clear();
         self.items.clear();
@@ -243,7 +243,8 @@ impl Pickle {
         });
     }
 
-    /// After a fault: ends every list and dict that is open, innermost first.
+    /// After a fault: ends every list and dict that is open, innermost first. Returns the outermost value; `None` if
+    /// there is none.
     pub(super) fn close_what_is_open(&mut self) -> Option<Cell> {
         if let Some(&(Cell::List(id) | Cell::Dict(id))) = self.stack.last() {
             // An empty container may be complete or truncated; treat it as truncated.

@@ -5,14 +5,14 @@ use super::graph::{Filling, Pickle};
 use super::opcode as op;
 use super::take::Taker;
 
-/// No height of the stack.
+/// Stands for a height that the stack never has.
 const NOWHERE: u32 = u32::MAX;
 
 impl Pickle {
     /// Decodes `input` and returns its value.
     ///
     /// On a fault the value holds the containers that had been closed by then; containers that were still
-    /// open are listed by [`Pickle::is_incomplete`]. `None` if there is nothing to return. Items that `taker`
+    /// open are those of [`Pickle::is_incomplete`]. `None` if there is no value. Items that `taker`
     /// took are no longer in their list.
     pub(in crate::publish) fn read(
         &mut self,
@@ -134,7 +134,7 @@ impl Pickle {
                 op::SETITEMS => {
                     let from = self.marked(here)?;
                     self.extend(from, Filling::Dict, here)?;
-                    // Otherwise more items of this dict may follow.
+                    // Any other instruction could still add to this dict.
                     if self.marks == [1, wanted]
                         && matches!(input.get(at), Some(&(op::EMPTY_DICT | op::APPENDS)))
                     {
@@ -268,7 +268,7 @@ fn take_slice<'a>(input: &'a [u8], at: &mut usize, len: usize) -> Result<&'a [u8
     Ok(bytes)
 }
 
-/// Little-endian two's complement of any length.
+/// Little-endian two's complement of any length; the nearest 64-bit value if it does not fit.
 fn long(bytes: &[u8]) -> i64 {
     let Some(&last) = bytes.last() else { return 0 };
     let negative = last & 0x80 != 0;

@@ -12,14 +12,14 @@ pub(in crate::publish) trait Taker {
     fn take(&mut self, pickle: &Pickle, item: Cell);
 
     /// Reads the item at `at` in place by a [`Cursor`](super::Cursor), and returns where it ends. `None` if
-    /// the item is in any way unusual: then the machine reads it, and [`Taker::take`] gets it. Anything
-    /// stored of it must be dropped.
+    /// the item is in any way unusual: the taker must then drop whatever it stored of the item, which the machine
+    /// reads and passes to [`Taker::take`].
     fn read(&mut self, pickle: &mut Pickle, input: &[u8], at: usize) -> Option<usize>;
 }
 
 impl Pickle {
-    /// Whether the items of the list on top of the stack go to `taker`: the first ones of the list
-    /// under a key of the outermost dict.
+    /// Whether `taker` gets the items of the list on top of the stack: the list is still empty, and `taker` wants its
+    /// key in the outermost dict.
     pub(super) fn is_wanted(&self, input: &[u8], taker: &impl Taker) -> bool {
         let [Cell::Dict(_), pairs @ ..] = &self.stack[..] else {
             return false;

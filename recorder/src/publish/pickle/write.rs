@@ -69,7 +69,7 @@ impl PickleWriter {
         self.bytes.extend(value.to_be_bytes());
     }
 
-    /// A string; the format has no room for more than 4 GiB of one, so the rest is left out.
+    /// Writes a string. The instruction's length has 32 bits, so the rest of a longer string is left out.
     pub(in crate::publish) fn text(&mut self, text: &str) {
         if let Some(&memo) = self.strings.get(text) {
             self.recall(memo);

@@ -96,7 +96,7 @@ impl FieldSeed<'_> {
                 Some(())
             }
             Field::Unknown => Some(()),
-            // A value that is not a list means that the list was not recorded.
+            // `null` in place of the list means that it was not recorded; any other scalar is invalid.
             Field::InputSplits | Field::OutputSplits | Field::Frames => {
                 (value == Scalar::None).then_some(())
             }

@@ -16,7 +16,7 @@ use serde::de::{DeserializeSeed, Deserializer, Error, IgnoredAny, MapAccess, Seq
 use std::fmt;
 use visit::{Each, EachPair, Key, Met, One, any_value, scalar_visits, skip_map, skip_seq};
 
-/// Reads `bytes` into `builder`.
+/// Reads `bytes` into `builder`. Returns where and why reading stopped early; `None` if it reached the end.
 pub(super) fn read(bytes: &[u8], builder: &mut Builder) -> Option<ReadProblem> {
     let mut parser = serde_json::Deserializer::from_slice(bytes);
     let result = Whole(builder)
@@ -421,7 +421,7 @@ impl<'de> Visitor<'de> for EntriesSeed<'_> {
 
     fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<(), A::Error> {
         let builder = self.0;
-        // An empty list of entries counts as a dump if any other key is a dump's.
+        // An empty list of entries does not show that the file is a dump; `pg_config` does.
         while let Some(kind) = seq.next_element_seed(EntrySeed(builder))? {
             match kind {
                 Kind::Dict => builder.push(),

@@ -4,13 +4,14 @@ use crate::publish::dialect::value::Scalar;
 use serde::de::{DeserializeSeed, Deserializer, Error, IgnoredAny, MapAccess, SeqAccess, Visitor};
 use std::fmt;
 
-/// Which container a visitor met, if any.
+/// A value that a visitor met: a scalar, or a list or map whose contents were skipped.
 pub(super) enum Met<'a> {
     Scalar(Scalar<'a>),
     Container,
 }
 
-/// Visits any value: scalars go to `scalar`, containers to whatever the type overrides.
+/// Visits scalars, which go to `$take`. The type defines the visits of lists and maps, by `skip_seq` and `skip_map` if
+/// it ignores their contents.
 macro_rules! scalar_visits {
     ($take:expr) => {
         fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -65,7 +66,7 @@ macro_rules! any_value {
     };
 }
 
-/// Passes one scalar, or the fact that it was a container, to a function.
+/// Passes one value to a function; the contents of a list or map are skipped.
 pub(super) struct One<F>(pub(super) F);
 
 impl<'de, F: FnOnce(Met<'_>)> DeserializeSeed<'de> for One<F> {
@@ -79,7 +80,7 @@ impl<'de, F: FnOnce(Met<'_>)> Visitor<'de> for One<F> {
     skip_map!('de, |one: Self| (one.0)(Met::Container));
 }
 
-/// Passes every element of a list to a function; any other value is ignored.
+/// Passes every element of a list to a function, as in [`One`]; a value that is not a list is ignored.
 pub(super) struct Each<F>(pub(super) F);
 
 impl<'de, F: FnMut(Met<'_>)> DeserializeSeed<'de> for Each<F> {
@@ -97,7 +98,7 @@ impl<'de, F: FnMut(Met<'_>)> Visitor<'de> for Each<F> {
     }
 }
 
-/// Passes every key and scalar of a map to a function; any other value is ignored.
+/// Passes every key and value of a map to a function, values as in [`One`]; a value that is not a map is ignored.
 pub(super) struct EachPair<F>(pub(super) F);
 
 impl<'de, F: FnMut(&str, Met<'_>)> DeserializeSeed<'de> for EachPair<F> {

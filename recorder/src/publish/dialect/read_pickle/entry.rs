@@ -1,7 +1,7 @@
-//! Reads one entry, either from the machine's cells or in place from the input.
+//! Reads one entry, either from the cells of the pickle machine or in place from the input.
 //!
-//! Keys are recognised by position: nearly all entries have the same keys in the same order, and a
-//! memoised key is the same span of the file.
+//! Keys are recognized by position: nearly all entries have the same keys in the same order, and a
+//! memoized key is the same span of the file.
 
 use super::{MAX_PLAN, NO_FRAME, Planned, Reader};
 use crate::model::EntryState;
@@ -45,8 +45,8 @@ impl Reader<'_> {
         }
     }
 
-    /// Reads an entry in place. Lists are not kept; memoised values and scalars are read like all other
-    /// values.
+    /// Reads the entry at the cursor into the draft, without keeping its lists as cells. Returns the position behind
+    /// the entry; `None` if the entry does not have the usual form or holds an invalid value.
     pub(super) fn entry_in_place(&mut self, mut cursor: Cursor<'_, '_>) -> Option<usize> {
         cursor.open_dict()?;
         let mut at = 0;
@@ -293,7 +293,7 @@ impl Reader<'_> {
     }
 }
 
-/// Elements along one dimension, or for one rank.
+/// Elements along one dimension, or for one rank; `None` if the cell is not a number from 0.
 fn extent(cell: Cell) -> Option<u64> {
     match cell {
         Cell::Int(elements) => u64::try_from(elements).ok(),

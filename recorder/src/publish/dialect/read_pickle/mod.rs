@@ -1,4 +1,4 @@
-//! The dialect as pickle.
+//! Reads the dialect as pickle.
 //!
 //! The pickle is decoded into cells, except for its entries: those are converted one by one as they are read,
 //! most of them without becoming cells.
@@ -15,7 +15,11 @@ use super::{Cause, ReadError, ReadProblem};
 use crate::model::{EntryState, ProcessGroupStatus, RankStatus};
 use crate::publish::pickle::{Cell, Cursor, Fault, Pickle, Recall, Span, Taker};
 
-/// Reads `bytes` into `builder`, using `pickle`'s memory.
+/// Reads `bytes` into `builder`, using `pickle`'s memory. Returns where and why reading stopped early; `None` if it
+/// reached the end.
+///
+/// # Errors
+/// If the pickle would construct objects, or has too many values.
 pub(super) fn read(
     bytes: &[u8],
     pickle: &mut Pickle,
@@ -96,7 +100,7 @@ const BYTES_OF_ENTRY: usize = 160;
 /// Maximum number of entries for which memory is reserved in advance.
 const MAX_RESERVED: usize = 1 << 14;
 const TEXT_SLOTS: usize = 256;
-/// Maximum number of keys per entry that are recognised by position.
+/// Maximum number of keys per entry that are recognized by position.
 const MAX_PLAN: usize = 64;
 const NO_FRAME: u32 = u32::MAX;
 

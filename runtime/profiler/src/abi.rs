@@ -37,7 +37,8 @@ pub mod event {
 pub mod state {
     use std::ffi::c_int;
 
-    /// States of a transfer in version 3 only: 0 to 7, with the number of completed steps.
+    /// The last of a transfer's own states, 0 to 7. Only version 3 has them; they come with the number of completed
+    /// steps.
     pub const LAST_OF_V3_PROXY_OP: c_int = 7;
     /// A step waits for the device's data.
     pub const SEND_GPU_WAIT: c_int = 8;
@@ -63,7 +64,7 @@ pub type Logger =
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct Descriptor<K, U> {
-    /// The kind: a byte until version 4, eight since.
+    /// The kind: one byte up to version 4, eight since version 5.
     pub kind: K,
     /// Handle of the parent event.
     pub parent: *mut c_void,
@@ -268,15 +269,15 @@ pub struct ProxyOpArgsV3 {
     pub steps: c_int,
 }
 
-/// The arguments of a state: sixteen bytes in version 3, and eight since then. For one state these eight
-/// bytes are the time of the device's clock.
+/// The arguments of a state: sixteen bytes in version 3, and eight since then. For
+/// [`KERNEL_CH_STOP`](state::KERNEL_CH_STOP) these eight bytes are the time of the device's clock.
 pub type StateArgs = c_void;
 
 type Start<D> = unsafe extern "C" fn(*mut c_void, *mut *mut c_void, *mut D) -> c_int;
 type Stop = unsafe extern "C" fn(*mut c_void) -> c_int;
 type Record = unsafe extern "C" fn(*mut c_void, c_int, *mut StateArgs) -> c_int;
 
-/// `init` of `ncclProfiler_v1` to `v3`, as far as this plug-in supports them.
+/// `init` of versions 1 to 3, of which the plug-in supports version 3: it does not name the communicator.
 pub type InitV3 = unsafe extern "C" fn(*mut *mut c_void, *mut c_int) -> c_int;
 /// `init` of version 4: the communicator's name and hash come after the mask.
 pub type InitV4 = unsafe extern "C" fn(

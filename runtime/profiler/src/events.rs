@@ -4,6 +4,8 @@
 //! the event of its task begins, which NCCL reports once the kernel is launched (for a graph: when the
 //! device reaches it), *started* when its first channel has started, and *completed* when its last channel
 //! has ended. NCCL's proxy thread reports the channels; it reads the counters that the kernel writes.
+//!
+//! A function for an event that begins returns the event's handle; null if the event is not followed.
 
 use crate::handle::{At, Handle, Kind};
 use crate::process::{Call, Communicator, Op, Process, flag, naming};

@@ -97,6 +97,7 @@ impl Handle {
         })
     }
 
+    /// The place, if the handle is of this kind.
     pub(crate) fn is(self, kind: Kind) -> Option<At> {
         (self.kind == kind).then_some(self.at)
     }
@@ -153,15 +154,15 @@ impl<T: Default, U: Uses> Pool<T, U> {
         }
     }
 
-    /// Takes a place and lets `fill` set it up before any other thread can see it; `None` if the pool is
-    /// full.
+    /// Takes a place and lets `fill` set it up before any other thread can see it; `None` if none of the places that
+    /// were checked is free.
     pub(crate) fn take(&self, fill: impl FnOnce(&T)) -> Option<At> {
         let mask = self.places.len() - 1;
         for _ in 0..PROBES.min(self.places.len()) {
             let index = self.next.fetch_add(1, Ordering::Relaxed) & mask;
             let place = &self.places[index];
             let uses = place.uses.load(Ordering::Relaxed);
-            // An even count means that the place is free. The upper half then marks that it is being set
+            // An even count means that the place is free. `SETTING` then marks that it is being set
             // up, so that no handle matches it.
             if uses & 1 == 0
                 && uses & SETTING == 0
@@ -209,6 +210,7 @@ impl<T: Default, U: Uses> Pool<T, U> {
     }
 }
 
+/// Bit of the count of a place that is being set up; no generation has it.
 const SETTING: u64 = 1 << 63;
 
 #[cfg(test)]

@@ -39,7 +39,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Set in a child made by `fork`.
 static FORKED: AtomicBool = AtomicBool::new(false);
-/// The process's ring; `None` if it could not be created.
+/// The process's ring and state; `None` if nothing is recorded.
 static PROCESS: OnceLock<Option<Process>> = OnceLock::new();
 
 /// The plug-in's state, if it records.
@@ -96,7 +96,7 @@ extern "C" fn forked() {
 }
 
 unsafe extern "C" {
-    /// As `atexit`, with the exit's status.
+    /// Like `atexit`; the function also gets the exit status.
     fn on_exit(call: extern "C" fn(c_int, *mut c_void), argument: *mut c_void) -> c_int;
 }
 
@@ -156,8 +156,8 @@ unsafe fn init(
         // The mask is the same for all communicators: a communicator without a place has no context.
         (at, process.events.mask as c_int)
     });
-    // SAFETY: what is not null (checked) the caller lets this function write to: a pointer to `context`, an
-    // int to `mask`.
+    // SAFETY: each place is written to only if it is not null (checked); then, by this function's contract, `context`
+    // takes a pointer and `mask` an int.
     unsafe {
         if !context.is_null() {
             *context = at.map_or(std::ptr::null_mut(), Process::context);
@@ -328,8 +328,8 @@ unsafe fn answer(place: *mut *mut c_void, body: impl FnOnce(&Process) -> *mut c_
 }
 
 /// # Safety
-/// `place` is null or takes a pointer. `descriptor` is NCCL's of this version: the member of its facts that
-/// its kind names is set, with texts that are null or end with a zero; nothing changes it during the call.
+/// `place` is null or takes a pointer. `descriptor` points to a descriptor of this version: the member of its facts
+/// that its kind names is set, with texts that are null or end with a zero; nothing changes it during the call.
 unsafe extern "C" fn start_v3(
     context: *mut c_void,
     place: *mut *mut c_void,
@@ -470,7 +470,8 @@ fn wait_of(state: c_int) -> Option<LinkWait> {
 }
 
 /// # Safety
-/// `arguments` is null or NCCL's of version 3 for this state, of an event of the kind that has this state.
+/// `arguments` is null, or points to the arguments that version 3 defines for this state, of an event of a kind that
+/// has this state.
 unsafe extern "C" fn record_v3(
     handle: *mut c_void,
     state: c_int,
@@ -491,7 +492,7 @@ unsafe extern "C" fn record_v3(
 }
 
 /// # Safety
-/// `arguments` is null or NCCL's of version 4 or later for this state.
+/// `arguments` is null, or points to the arguments that version 4 and later define for this state.
 unsafe extern "C" fn record_v4(
     handle: *mut c_void,
     state: c_int,

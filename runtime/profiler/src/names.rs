@@ -7,7 +7,7 @@ use std::ffi::{CStr, c_char};
 /// Returns the text at this address; empty for null.
 ///
 /// # Safety
-/// `at` is null, or a text that ends with a zero and stays for as long as the result is used.
+/// `at` is null, or points to a text that ends with a zero and stays unchanged for as long as the result is used.
 pub(crate) unsafe fn text<'t>(at: *const c_char) -> &'t [u8] {
     if at.is_null() {
         return b"";
@@ -17,7 +17,7 @@ pub(crate) unsafe fn text<'t>(at: *const c_char) -> &'t [u8] {
     unsafe { CStr::from_ptr(at) }.to_bytes()
 }
 
-/// Returns the operation type of this NCCL function.
+/// Returns the operation type of this NCCL function; [`OpType::Other`] for an unknown one.
 pub(crate) fn operation(function: &[u8]) -> OpType {
     match function {
         b"AllReduce" => OpType::AllReduce,
@@ -35,7 +35,7 @@ pub(crate) fn operation(function: &[u8]) -> OpType {
     }
 }
 
-/// Returns the element type of this name.
+/// Returns the element type of this name; [`DType::Other`] for an unknown one.
 pub(crate) fn dtype(name: &[u8]) -> DType {
     match name.strip_prefix(b"nccl").unwrap_or(name) {
         b"Float32" => DType::F32,
@@ -54,12 +54,12 @@ pub(crate) fn dtype(name: &[u8]) -> DType {
     }
 }
 
-/// The number of an algorithm in a ring; 0 if there is none for it.
+/// The number of an algorithm in a ring; 0 if the algorithm is unknown.
 pub(crate) fn algorithm(name: &[u8]) -> u8 {
     number(&ALGORITHMS, name)
 }
 
-/// The number of a protocol in a ring; 0 if there is none for it.
+/// The number of a protocol in a ring; 0 if the protocol is unknown.
 pub(crate) fn protocol(name: &[u8]) -> u8 {
     number(&PROTOCOLS, name)
 }

@@ -27,7 +27,7 @@ impl Uses for Exact {
     }
 }
 
-/// A memory whose release stores are relaxed.
+/// A memory whose stores are all relaxed.
 #[derive(Default)]
 struct NoRelease(Exact);
 
@@ -45,7 +45,7 @@ impl Uses for NoRelease {
     }
 }
 
-/// How many orders of events a model visited.
+/// Runs a model and returns how many orders of events loom visited.
 fn orders(model: impl Fn() + Send + Sync + 'static) -> usize {
     static VISITED: std::sync::Mutex<()> = std::sync::Mutex::new(());
     let _one_at_a_time = VISITED.lock();
@@ -112,7 +112,8 @@ fn a_place_is_given_back_once_and_its_next_use_is_left_alone() {
     assert!(visited > 2, "{visited}");
 }
 
-/// A handle goes to another thread without any order of its own, as NCCL may pass it.
+/// Passes a handle to another thread by relaxed accesses, as NCCL may do, so that only the pool orders the events.
+/// Returns how many orders of events loom visited.
 fn what_another_thread_finds<U: Uses + Send + Sync + 'static>() -> usize {
     orders(|| {
         let pool: Arc<Pool<AtomicUsize, U>> = Arc::new(Pool::new(1));

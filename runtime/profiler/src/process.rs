@@ -1,8 +1,9 @@
 //! The plug-in's state for its process: the ring, the communicators, and the operations in progress.
 //!
 //! All of it is created with the first communicator and has a fixed size. After that an event takes no lock, allocates
-//! no memory and makes no system call. Events without a free place are not followed; they are counted if the ring has a
-//! counter for them. There are two exceptions, each of which occurs once: a new communicator, and a new shape.
+//! no memory and makes no system call, except where it adds something new to the ring's tables: a communicator, its
+//! group of graph replays, a shape, or a thread. Events without a free place are not followed; they are counted if the
+//! ring has a counter for them.
 
 use crate::handle::{At, Kind, Pool};
 use crate::settings::Events;
@@ -24,7 +25,7 @@ const TRANSFERS: usize = 8_192;
 /// The largest number of group calls in progress: one for each thread that is inside one.
 const GROUPS: usize = 256;
 
-/// No group.
+/// Stands for a group that does not exist yet. `NO_GROUP - 1` stands for one that a thread is creating.
 pub(crate) const NO_GROUP: u32 = u32::MAX;
 
 /// One ring, and the state that belongs to it.
@@ -41,7 +42,7 @@ pub(crate) struct Process {
     pub(crate) pid: u32,
 }
 
-/// How a group numbers its operations.
+/// Numbers of a group's operations so far, by which the next ones are numbered.
 #[derive(Debug, Default)]
 pub(crate) struct Counts {
     collectives: AtomicU64,
@@ -62,7 +63,7 @@ impl Counts {
 pub(crate) struct Communicator {
     /// Its group, or [`NO_GROUP`].
     pub(crate) group: AtomicU32,
-    /// The group of the operations that its graphs run, or [`NO_GROUP`].
+    /// The group of the operations that its graphs run; see [`NO_GROUP`] for other values.
     pub(crate) replays: AtomicU32,
     pub(crate) hash: AtomicU64,
     pub(crate) rank: AtomicU32,
@@ -87,15 +88,16 @@ pub(crate) struct Op {
     ticket: [AtomicU64; 3],
     /// The use of its communicator's place.
     pub(crate) communicator: AtomicU64,
-    /// The next operation of the group call.
+    /// The use of the place of the next operation in the list of the group call; 0 = none.
     pub(crate) next: AtomicU64,
     pub(crate) flags: AtomicU32,
     /// Number of its channels; 0 = unknown.
     pub(crate) channels: AtomicU32,
     pub(crate) started: AtomicU32,
     pub(crate) finished: AtomicU32,
-    /// Time of the device's clock, ns; 0 = unknown.
+    /// When the first channel started, by the device's clock, ns; 0 = unknown.
     pub(crate) first_start: AtomicU64,
+    /// When the last channel ended, by the device's clock, ns; 0 = unknown.
     pub(crate) last_end: AtomicU64,
 }
 
@@ -180,7 +182,7 @@ impl Process {
         })
     }
 
-    /// Takes a place for a communicator without a group.
+    /// Takes a place for a communicator, which has no group yet; `None` if there is no free place.
     pub(crate) fn add_communicator(&self) -> Option<At> {
         self.communicators.take(|it| {
             it.group.store(NO_GROUP, Relaxed);
@@ -317,7 +319,8 @@ impl Process {
                 .take(|op| op.set(ticket, communicator, flags))
         };
         let taken = take().or_else(|| {
-            // Operations that may still become part of a plan have waited longest.
+            // Operations whose group call has ended without a plan for them have waited longest, and some of them
+            // never get a plan: their places are used again.
             for (at, op) in self.operations.taken() {
                 if op.flags.load(Relaxed) & (flag::LEFT | flag::PLANNED) == flag::LEFT {
                     self.operations.give_back(at);
@@ -385,7 +388,8 @@ impl Process {
         }
     }
 
-    /// Whether an operation of this process has not ended.
+    /// Whether an operation has not ended. Those whose group call ended without a plan for them do not count: they may
+    /// complete without an event.
     pub(crate) fn has_pending(&self) -> bool {
         let mut taken = self.operations.taken();
         taken.any(|(_, op)| op.flags.load(Relaxed) & (flag::OVER | flag::LEFT) == 0)

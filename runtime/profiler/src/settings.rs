@@ -14,6 +14,7 @@ pub(crate) struct Events {
 }
 
 const CALLS: u64 = event::COLL | event::P2P | event::GROUP_API | event::COLL_API | event::P2P_API;
+/// The words of `RCOMM_NCCL_EVENTS`, and the events that each requests.
 const WORDS: [(&str, u64); 5] = [
     ("none", 0),
     ("calls", CALLS),
@@ -60,7 +61,10 @@ pub(crate) struct FirstCommunicator {
     pub(crate) size: u32,
 }
 
-/// Returns how to make the ring of this process; the error is a sentence if the rank is unknown.
+/// Returns the configuration of this process's ring.
+///
+/// # Errors
+/// A sentence, if neither a launcher nor a communicator gives a rank.
 pub(crate) fn ring_config(
     lookup: impl Fn(&str) -> Option<String>,
     events: Events,

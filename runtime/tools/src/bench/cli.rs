@@ -1,4 +1,4 @@
-//! The command line.
+//! The command line of `rcomm-bench`.
 
 use super::operation::{Operation, Reduction};
 use clap::{Parser, Subcommand, ValueEnum};

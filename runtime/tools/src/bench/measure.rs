@@ -8,9 +8,9 @@ use anyhow::{Context, ensure};
 use rcomm::{Config, ProcessGroup, ReduceOp, World};
 use std::time::Instant;
 
-/// Maximum number of iterations per size.
+/// Maximum number of iterations per size, unless `--iterations` sets it.
 const MOST: usize = 100_000;
-/// Minimum number of iterations per size.
+/// Minimum number of iterations per size, unless `--iterations` sets it.
 const FEWEST: usize = 8;
 
 /// Runs all requested measurements; returns the number of wrong elements.
@@ -116,6 +116,7 @@ fn one_size<T: Whole>(
     let (mut calls, mut issues) = (Vec::with_capacity(iterations), Vec::new());
     // The time of the operation alone, and the time for which the caller computes.
     let (mut alone, mut computing) = (0.0, 0.0);
+    // Calls that are not measured, to warm up.
     for _ in 0..iterations / 10 {
         case.run()?;
     }
@@ -202,7 +203,7 @@ fn one_size<T: Whole>(
     })
 }
 
-/// Number of calls that fit into the time for one size; the same on all ranks.
+/// Number of calls that fit into the time for one size, within [`FEWEST`] and [`MOST`]; the same on all ranks.
 fn iterations_within<T: Whole>(
     args: &Args,
     group: &ProcessGroup,
@@ -226,7 +227,7 @@ fn micros_since(then: Instant) -> f64 {
     then.elapsed().as_secs_f64() * 1e6
 }
 
-/// Keeps a core busy without accessing memory.
+/// Keeps a core busy for `turns` iterations of a loop that does not access memory.
 fn compute(turns: u64) {
     let mut value = std::hint::black_box(1_u64);
     for turn in 0..turns {
@@ -235,7 +236,7 @@ fn compute(turns: u64) {
     std::hint::black_box(value);
 }
 
-/// Number of turns of [`compute`] that take this many microseconds.
+/// Number of `turns` with which [`compute`] takes about this many microseconds.
 fn turns_within(micros: f64) -> u64 {
     const TRIED: u64 = 1 << 20;
     let then = Instant::now();

@@ -16,7 +16,8 @@ pub use cli::Args;
 
 use std::process::ExitCode;
 
-/// Runs the measurements of `args` and prints them: starts the ranks, or runs as one of them.
+/// Runs the measurements of `args` and prints them: starts the ranks, or runs as one of them. Blocks until the
+/// measurements have ended. Returns exit code 1 if a checked result was wrong.
 ///
 /// # Errors
 /// A sentence that names what prevented the measurement.

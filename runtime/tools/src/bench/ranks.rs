@@ -6,7 +6,7 @@ use anyhow::{Context, bail};
 use std::net::TcpListener;
 use std::process::{Child, Command, ExitCode};
 
-/// Variable in the environment of every rank started here; holds its core.
+/// Variable in the environment of every rank started here; holds its core, or `any`.
 const CHILD: &str = "RCOMM_BENCH_CHILD";
 /// Variable with a number of simulated hosts, among which the ranks are divided: ranks share memory only within a host.
 pub(crate) const HOSTS: &str = "RCOMM_BENCH_HOSTS";
@@ -15,7 +15,10 @@ pub(crate) fn is_child() -> bool {
     std::env::var_os(CHILD).is_some()
 }
 
-/// Starts `count` ranks with this program's arguments and waits for them.
+/// Starts `count` ranks with this program's arguments and waits for them. Returns exit code 1 if a rank exited with 1.
+///
+/// # Errors
+/// If a rank cannot be started, or ends in any other way than by exiting with 0 or 1; the other ranks are then killed.
 pub(crate) fn start(count: u32, bind: Bind) -> anyhow::Result<ExitCode> {
     let program = std::env::current_exe().context("failed to find this program's own file")?;
     let port = TcpListener::bind("127.0.0.1:0")
@@ -87,7 +90,7 @@ fn stop(ranks: &mut [Child]) {
     }
 }
 
-/// Pins this rank to the core that the environment names, if it does.
+/// Pins this rank to the core that the environment names, if it names one.
 pub(crate) fn pin_to_core() -> anyhow::Result<()> {
     let Some(core) = std::env::var(CHILD)
         .ok()

@@ -26,10 +26,10 @@ struct MeasuredRow {
     p50_us: f64,
 }
 
-/// Best time of each size.
+/// The best time of each size in bytes, in microseconds.
 type Times = BTreeMap<usize, f64>;
 
-/// Measures, or prints the table in use.
+/// Measures and writes a table, or prints the table in use.
 pub(crate) fn run(args: &TuneArgs) -> anyhow::Result<()> {
     let config = rcomm::Config::from_environment()?;
     if args.print {

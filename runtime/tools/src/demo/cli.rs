@@ -2,7 +2,7 @@
 
 use clap::{Parser, ValueEnum};
 
-/// Steps of a demonstration in a second, about.
+/// Approximate number of steps of a demonstration per second.
 const STEPS_PER_SECOND: f64 = 10.0;
 
 /// Start a job of real ranks on this host that is healthy, slow or at fault, until ctrl-c, to look at with
@@ -50,19 +50,20 @@ pub(super) enum Kind {
 }
 
 impl Demo {
-    /// Reads the arguments after `demo`; ends the process where they are wrong or ask for help.
+    /// Reads the arguments after `demo`; ends the process if they are wrong or ask for help.
     pub(super) fn parse_after(arguments: impl Iterator<Item = std::ffi::OsString>) -> Self {
         Self::parse_from(std::iter::once("rcomm-run demo".into()).chain(arguments))
     }
 
-    /// The demonstration that this process's command line asks for, if it does.
+    /// The demonstration that this process's command line asks for; `None` if its first argument is not `demo`. Ends
+    /// the process if the arguments after `demo` are wrong or ask for help.
     pub fn from_command_line() -> Option<Self> {
         let mut arguments = std::env::args_os().skip(1);
         let first = arguments.next()?;
         (first == "demo").then(|| Self::parse_after(arguments))
     }
 
-    /// The arguments for a rank of it.
+    /// The arguments with which a rank of the demonstration is started.
     pub(super) fn as_arguments(&self) -> Vec<String> {
         let (ranks, after) = (self.nproc.to_string(), self.after.to_string());
         let kind = self.kind.name();
@@ -70,17 +71,17 @@ impl Demo {
         arguments.map(str::to_owned).to_vec()
     }
 
-    /// The rank that something happens to.
+    /// The rank at fault.
     pub(super) fn culprit(&self) -> u32 {
         self.nproc / 2
     }
 
-    /// The stage of a pipeline that something happens to: the last one has no next one to send to.
+    /// The stage of a pipeline that is at fault. It is not the last stage, which sends to no other.
     pub(super) fn stage_at_fault(&self) -> u32 {
         self.culprit().min(self.nproc - 2)
     }
 
-    /// The step in which it happens: all ranks count steps alike.
+    /// The step in which the fault happens; it is the same step on all ranks.
     pub(super) fn step_of_fault(&self) -> i64 {
         (self.after * STEPS_PER_SECOND) as i64
     }
@@ -101,7 +102,7 @@ impl Kind {
         }
     }
 
-    /// What will happen, as a sentence.
+    /// A sentence, without a full stop, on what will happen.
     pub(super) fn describe(self, demo: &Demo) -> String {
         let (rank, after) = (demo.culprit(), demo.after);
         match self {

@@ -18,12 +18,12 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
-/// How long the ranks may take to end after ctrl-c. A stopped one never does.
+/// How long the ranks may take to end after ctrl-c, before they are killed. A stopped rank does not end by itself.
 const GRACE: Duration = Duration::from_secs(2);
 /// How long a demonstration in which a rank has died goes on, unless ctrl-c ends it.
 const LINGER: Duration = Duration::from_secs(24 * 60 * 60);
 
-/// Runs the demonstration, or one of its ranks.
+/// Runs the demonstration, or one of its ranks. Blocks until the job has ended.
 ///
 /// # Errors
 /// A sentence that names what failed.
@@ -42,7 +42,7 @@ pub fn run(demo: &Demo) -> Result<ExitCode> {
     options.job_id = Some(job.clone());
     options.grace = GRACE;
     options.linger = LINGER;
-    // A closed output is no reason to end the job.
+    // The job is started even if standard output is closed.
     let _ = std::io::Write::write_all(
         &mut std::io::stdout(),
         introduction(demo, &job, &program).as_bytes(),
@@ -52,12 +52,12 @@ pub fn run(demo: &Demo) -> Result<ExitCode> {
     Ok(code)
 }
 
-/// Where the ranks of this job write dumps, unless `RCOMM_DUMP_DIR` is set.
+/// The directory to which the ranks of this job write dumps, unless `RCOMM_DUMP_DIR` is set.
 fn dump_directory(job: &str) -> PathBuf {
     std::env::temp_dir().join(format!("rcomm-{job}"))
 }
 
-/// What is started, what happens when, and what to open beside it.
+/// A text that says which job is started, what will happen to it and when, and by which commands to look at it.
 fn introduction(demo: &Demo, job: &str, program: &Path) -> String {
     let command = |name: &str| beside(program, name);
     let (top, web) = (command("rcomm-top"), command("rcomm-web"));
@@ -82,7 +82,8 @@ fn introduction(demo: &Demo, job: &str, program: &Path) -> String {
     text
 }
 
-/// How the user types the program `name` of the same folder as this one.
+/// The command for the program `name`: its path in the folder of this program if it is there and not in `PATH`, else
+/// its name.
 fn beside(program: &Path, name: &str) -> String {
     let folder = program.parent().unwrap_or(Path::new("."));
     let path = std::env::var_os("PATH").unwrap_or_default();
@@ -94,8 +95,8 @@ fn beside(program: &Path, name: &str) -> String {
     name.to_owned()
 }
 
-/// Removes what the job's ranks left. What cannot be removed stays: the next `rcomm-fr rings remove-stale`
-/// finds it.
+/// Removes the job's rings, launch record and dumps. Errors are ignored: `rcomm-fr rings remove-stale` finds the rings
+/// that stay.
 fn clean_up(job: &str) {
     let directory = match Config::from_environment().map(|config| config.ring_dir) {
         Ok(RingDir::Shared) => default_directory(),

@@ -1,4 +1,4 @@
-//! What each rank of a demonstration does.
+//! The work of each rank of a demonstration.
 
 use super::cli::{Demo, Kind};
 use super::dump_directory;
@@ -12,7 +12,7 @@ const TIMEOUT: Duration = Duration::from_secs(24 * 60 * 60);
 /// How long loading a batch and each of the two computations take.
 const LOAD: Duration = Duration::from_millis(30);
 const COMPUTE: Duration = Duration::from_millis(30);
-/// What a slow rank needs on top to load a batch.
+/// Additional time that a slow rank needs to load a batch.
 const EXTRA: Duration = Duration::from_millis(300);
 /// Values in a batch: large enough to be seen as bandwidth.
 const VALUES: usize = 64 << 10;
@@ -49,7 +49,8 @@ pub(super) fn run(demo: &Demo) -> Result<()> {
     hang()
 }
 
-/// Two groups for data and tensor parallelism where the ranks can be divided, else two over all ranks.
+/// The groups for tensor and data parallelism. Each is over a part of the ranks if the ranks can be divided, else over
+/// all ranks.
 fn groups(world: &World, demo: &Demo) -> rcomm::Result<[ProcessGroup; 2]> {
     let (rank, size) = (world.rank(), world.size());
     let all: Vec<u32> = (0..size).collect();
@@ -137,7 +138,7 @@ fn pass_on(world: &World, demo: &Demo) -> rcomm::Result<std::convert::Infallible
     hang()
 }
 
-/// Cannot fail for a process's own signals.
+/// Sends a signal to this process, which cannot fail.
 fn signal_itself(signal: Signal) {
     let _ = kill_process(getpid(), signal);
 }

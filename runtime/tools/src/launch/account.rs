@@ -28,7 +28,7 @@ pub(super) struct Account {
 }
 
 impl Account {
-    /// Creates a record without ranks. The directory is that of the ranks' rings.
+    /// Creates a record without ranks, for the directory of the ranks' rings, and removes old records from there.
     pub(super) fn open(options: &Options, job: &Job) -> Self {
         // If the environment is invalid, the ranks report that.
         let ring_dir = Config::from_environment().map(|config| config.ring_dir);
@@ -154,7 +154,8 @@ impl OutOfMemoryKills {
         }
     }
 
-    /// Whether the count has grown by at least one; `None` if unknown. Each kill counts for one rank.
+    /// Whether the kernel has killed a process of the group that was not counted by an earlier call: each kill counts
+    /// for one rank. `None` if unknown.
     fn has_grown(&mut self) -> Option<bool> {
         if let Some(before) = &mut self.of_group {
             let more = self.events.as_deref().and_then(count_in)? > *before;
@@ -162,7 +163,7 @@ impl OutOfMemoryKills {
             return Some(more);
         }
         let more = count_in(OF_HOST.as_ref())? > self.of_host?;
-        // The killed process may be any process of the host.
+        // If the host's count has grown, the killed process may be any process of the host.
         (!more).then_some(false)
     }
 }

@@ -1,9 +1,9 @@
 //! Starts the ranks of a job, and supervises them until the last has ended.
 //!
 //! The launcher serves the job's store, so that the store outlives every rank; through it the launchers of several
-//! nodes agree on the job, and notify each other of a failure. Each rank is a process group of its own. One thread
+//! nodes agree on the job, and notify each other of a failure. Each rank has its own process group. One thread
 //! watches the ranks, their output and signals; two others only write output, so that a stalled terminal never prevents
-//! the launcher from ending a job.
+//! the launcher from ending the ranks. In a job on several nodes, one more thread listens to the other launchers.
 //!
 //! A launcher that is itself killed by SIGKILL cannot end its ranks: the kernel kills them in its place.
 
@@ -33,7 +33,7 @@ struct Failure {
     code: u8,
 }
 
-/// Runs the job. Returns the exit code, as listed in [`Options`].
+/// Runs the job and blocks until it has ended. Returns the exit code, as listed in the help of `rcomm-run`.
 pub fn run(options: &Options) -> ExitCode {
     let mut sinks = Sinks::start();
     let code = match try_run(options, &mut sinks) {

@@ -1,7 +1,7 @@
 //! Coordination between the launchers of a job's nodes: their agreement before the job, and notifications during it.
 //!
-//! They use the job's store, under keys of their own. Node 0 serves it, publishes the job's name, and detects
-//! a launcher that has ended, since every launcher increments a pulse counter.
+//! The launchers use the job's store, under keys with their own prefix. Node 0 serves the store, publishes the job's
+//! name, and detects launchers that have ended: every launcher regularly increments a counter in the store, its pulse.
 
 use super::options::Options;
 use super::{Failure, LAUNCHER_FAILED};
@@ -17,6 +17,7 @@ use std::time::{Duration, Instant};
 
 /// The prefix of every key of the launchers.
 const KEYS: &str = "rcomm-run";
+/// Time between two increments of a launcher's pulse.
 const PULSE: Duration = Duration::from_millis(500);
 /// A launcher whose pulse has not advanced for this long counts as ended.
 const SILENCE: Duration = Duration::from_secs(30);
@@ -32,7 +33,8 @@ pub(super) struct Job {
     pub(super) master_port: u16,
 }
 
-/// A failure that another launcher reported, or that was detected because its pulse stopped.
+/// A failure that a launcher reported, or that was detected because the pulse of a launcher stopped or the store could
+/// not be reached.
 #[derive(Default)]
 struct RemoteFailure {
     failure: Mutex<Option<Failure>>,
@@ -41,7 +43,7 @@ struct RemoteFailure {
 
 pub(super) struct Nodes {
     pub(super) job: Job,
-    /// Readable once there is a failure on another node.
+    /// Readable once [`Self::remote_failure`] returns a failure.
     pub(super) wake: Arc<OwnedFd>,
     node_rank: u32,
     nnodes: u32,
@@ -181,7 +183,7 @@ impl Nodes {
         Ok(thread.spawn(listen)?)
     }
 
-    /// The failure on another node, if there is one.
+    /// The job's failure as read from the store, if there is one; it may be the failure that this node reported.
     pub(super) fn remote_failure(&self) -> Option<Failure> {
         let failure = self.remote.failure.lock();
         failure.unwrap_or_else(PoisonError::into_inner).clone()
@@ -195,7 +197,8 @@ impl Nodes {
         }
     }
 
-    /// Ends the job on this node: waits until it has ended on all nodes, and returns its failure, if any.
+    /// Ends the job on this node, and returns the job's failure, if any. Without a failure on this node, waits until
+    /// the job has ended on all nodes or one of them has failed.
     pub(super) fn leave(&mut self, failure: Option<Failure>) -> Result<Option<Failure>> {
         if self.nnodes == 1 {
             return Ok(failure);
@@ -226,7 +229,7 @@ impl Nodes {
     }
 }
 
-/// The other launchers' pulse counters, as read by node 0.
+/// The other launchers' pulses, as read by node 0: node, last value, and when the value was first seen.
 struct Pulses(Vec<(u32, i64, Instant)>);
 
 impl Pulses {

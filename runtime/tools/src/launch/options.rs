@@ -103,7 +103,7 @@ pub struct Options {
 }
 
 impl Options {
-    /// Options as they are by default, for so many ranks of this program with these arguments.
+    /// Default options for `nproc` ranks; `program` is the program to run, followed by its arguments.
     pub fn new(nproc: u32, program: Vec<String>) -> Self {
         let mut options = Self::parse_from(["rcomm-run", "-n", "1", "program"]);
         options.nproc = nproc;

@@ -32,7 +32,8 @@ impl Lines {
         }
     }
 
-    /// The lines that `bytes` completes.
+    /// Takes output of the rank and returns the lines that it completes, each with the prefix. A line that is too long
+    /// is split.
     pub(super) fn take(&mut self, bytes: &[u8]) -> Vec<u8> {
         let mut out = Vec::with_capacity(bytes.len() + self.prefix.len());
         for part in bytes.split_inclusive(|&byte| byte == b'\n') {
@@ -51,7 +52,7 @@ impl Lines {
         out
     }
 
-    /// The rest as a line, after the rank has closed the stream.
+    /// The incomplete line as a line, after the rank has closed the stream; empty if there is none.
     pub(super) fn finish(&mut self) -> Vec<u8> {
         let mut out = Vec::new();
         if !self.partial.is_empty() {
@@ -172,7 +173,7 @@ impl Sinks {
         stdout && stderr
     }
 
-    /// Writes the rest of the output.
+    /// Blocks until the rest of the output is written, for as long as the streams' readers take.
     pub(super) fn finish(mut self) {
         while !self.is_done() {
             std::thread::sleep(std::time::Duration::from_millis(1));

@@ -33,7 +33,7 @@ pub(super) struct StartError {
 }
 
 impl StartError {
-    /// The exit code that shells use for this error.
+    /// The exit code for this error: 127 or 126 where shells use it, else that of a failure of the launcher.
     pub(super) fn code(&self) -> u8 {
         match self.error.kind() {
             io::ErrorKind::NotFound => 127,
@@ -52,7 +52,7 @@ impl std::fmt::Display for StartError {
 
 impl std::error::Error for StartError {}
 
-/// The signals that are forwarded to the ranks, as bytes in pipes.
+/// The signals that are forwarded to the ranks. For each, a byte arrives at a socket.
 pub(super) struct Signals(Vec<(i32, UnixStream)>);
 
 impl Signals {
@@ -153,7 +153,7 @@ impl Rank {
         })
     }
 
-    /// Sends a signal; returns whether it was sent.
+    /// Sends a signal to the rank's process group; returns whether it was sent.
     fn signal(&self, signal: Signal) -> bool {
         // The rank may have ended just now; the next poll detects that.
         !self.ended && kill_process_group(self.pid, signal).is_ok()
@@ -171,7 +171,7 @@ enum Source {
 
 /// The progress of ending the ranks.
 struct Ending {
-    /// When to send SIGTERM; `None` once it has been sent.
+    /// When to send SIGTERM; `None` once it has been sent, or if the launcher's own signal was forwarded in its place.
     terminate: Option<Instant>,
     /// When to send SIGKILL; `None` once it has been sent.
     kill: Option<Instant>,
@@ -187,7 +187,7 @@ pub(super) struct Ranks {
 }
 
 impl Ranks {
-    /// Starts all ranks, or none.
+    /// Starts all ranks. If one cannot be started, those that have been started are killed.
     pub(super) fn start(options: &Options, job: &Job, secret: &str) -> Result<Self> {
         let mut all = Self {
             ranks: Vec::new(),
@@ -365,7 +365,8 @@ impl Ranks {
         Ok(())
     }
 
-    /// Reports the job's failure, and ends the remaining ranks.
+    /// Reports the job's failure, and sets the times at which the remaining ranks get SIGTERM and SIGKILL. Does nothing
+    /// if the job has failed before.
     fn fail(&mut self, failure: Failure, linger: Duration, options: &Options, sinks: &mut Sinks) {
         if self.failure.is_some() {
             return;

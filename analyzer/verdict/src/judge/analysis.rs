@@ -101,7 +101,7 @@ impl Analysis {
         self.problems.retain(|problem| !is_of_it(&problem.path));
     }
 
-    /// Judges the dumps added so far; more can be added afterwards.
+    /// Judges the dumps added so far; more can be added afterward.
     pub fn report(&self) -> Report {
         let (records, problems) = (self.records.clone(), self.problems.clone());
         judge(&self.policy, &self.shared, records, problems, self.files)

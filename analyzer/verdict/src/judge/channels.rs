@@ -313,7 +313,8 @@ mod tests {
         assert_eq!(common(&from_host), Some(Common::FromHost(host("a"))));
         let to_host = [(0, 2, Send), (2, 3, Send)];
         assert_eq!(common(&to_host), Some(Common::ToHost(host("b"))));
-        // What waits for a receiver says nothing of the network, and one link has nothing to share.
+        // A transfer that waits for a receiver says nothing about the network, and a single link shares nothing with
+        // another.
         assert_eq!(common(&[(0, 2, Send), (3, 1, Peer)]), None);
         assert_eq!(common(&[(0, 2, Send), (0, 2, Send)]), None);
         assert_eq!(common(&[(0, 2, Send), (3, 1, Send)]), None);

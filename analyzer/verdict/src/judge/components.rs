@@ -1,4 +1,4 @@
-//! Strongly connected components of a graph.
+//! Finds the strongly connected components of a graph.
 
 /// The strongly connected components by Tarjan's algorithm (R. Tarjan, "Depth-first search and linear graph
 /// algorithms", SIAM J. Comput. 1972), without recursion. Each component is an ascending list of nodes and comes before

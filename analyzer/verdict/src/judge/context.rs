@@ -328,7 +328,7 @@ impl Context<'_> {
         })
     }
 
-    /// The stack of a call, outwards from the innermost frame that is not part of the communication library; the whole
+    /// The stack of a call, outward from the innermost frame that is not part of the communication library; the whole
     /// stack if there is no such frame.
     pub(crate) fn own_frames(&self, op: &Op) -> impl Iterator<Item = &Frame> {
         let frames = &self.aligned.shared.frames;

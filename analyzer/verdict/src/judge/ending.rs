@@ -43,7 +43,7 @@ pub(crate) fn lower_confidence(ctx: &Context<'_>, drafts: &mut [FindingDraft]) {
     }
 }
 
-/// Adds to the sentence of the first finding how the job ended afterwards.
+/// Adds to the sentence of the first finding how the job ended afterward.
 pub(crate) fn append(ctx: &Context<'_>, report: &mut Report) {
     let lead = report.lead().map(|finding| finding.id);
     let lead = report.findings.iter_mut().find(|it| Some(it.id) == lead);

@@ -53,7 +53,7 @@ pub(crate) struct End {
     /// When the last process of all ended, common time, ns.
     pub(crate) last_ns: i64,
     /// Whether the time of the end is known, from signs of life or from a launcher. Otherwise the processes may have
-    /// lived on for long after their last operation.
+    /// lived on long after their last operation.
     is_dated: bool,
     /// The signal by which the launcher was asked to end the job before any process failed, if it was.
     pub(crate) asked: Option<LaunchSignal>,

@@ -5,7 +5,7 @@ use rcomm_recorder::model::Rank;
 use rcomm_recorder::publish::LaunchRecord;
 use std::time::Duration;
 
-/// What an analysis has to know besides the dumps.
+/// The inputs of an analysis other than the dumps.
 // invariant 7: the current time is one of them, since the analysis reads no clock.
 #[derive(Clone, Debug)]
 pub struct Policy {

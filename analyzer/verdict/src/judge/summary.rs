@@ -296,7 +296,7 @@ pub(crate) fn waits(ctx: &Context<'_>) -> Vec<Wait> {
     waits
 }
 
-/// The stacks of all ranks' newest calls, merged from the outermost frame inwards.
+/// The stacks of all ranks' newest calls, merged from the outermost frame inward.
 pub(crate) fn stacks(ctx: &Context<'_>) -> Vec<StackNode> {
     let mut by_stack: BTreeMap<u32, Vec<Rank>> = BTreeMap::new();
     for (at, record) in ctx.aligned.records.iter().enumerate() {

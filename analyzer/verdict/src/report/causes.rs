@@ -75,7 +75,7 @@ pub fn chain(report: &Report, roots: &[Rank]) -> Vec<Link> {
     links
 }
 
-/// The waits that lead from a rank towards a root: each is the wait of a rank for which the previous rank waits. Empty
+/// The waits that lead from a rank toward a root: each is the wait of a rank for which the previous rank waits. Empty
 /// if the rank does not wait.
 ///
 /// The path ends at a rank that waits for no other, or where it closes into a cycle: then the last wait is for a rank

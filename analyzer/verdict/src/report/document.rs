@@ -32,7 +32,7 @@ pub struct Report {
     /// The wait-for graph: which rank waits for which.
     #[serde(default)]
     pub waits: Vec<Wait>,
-    /// The stacks of all ranks' newest calls, merged from the outermost frame inwards.
+    /// The stacks of all ranks' newest calls, merged from the outermost frame inward.
     #[serde(default)]
     pub stacks: Vec<StackNode>,
 }
@@ -355,7 +355,7 @@ pub struct StackNode {
 }
 
 impl StackNode {
-    /// Merges call stacks. Each has its frames from the outermost inwards, and the ranks that are in it.
+    /// Merges call stacks. Each has its frames from the outermost inward, and the ranks that are in it.
     pub fn merge<'a, F>(stacks: impl Iterator<Item = (F, Vec<Rank>)>) -> Vec<Self>
     where
         F: Iterator<Item = &'a Frame>,

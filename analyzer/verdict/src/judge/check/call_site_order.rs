@@ -8,7 +8,7 @@
 //! * both places are known as places that all ranks come through together: under other numbers every member
 //!   issued from the one, and from the other;
 //! * from the first number that differs on, the odd ranks issue from the same places as the others, each as often, and
-//!   afterwards all issue from the same place again. This never happens to a rank that left an operation out.
+//!   afterward all issue from the same place again. This never happens to a rank that left an operation out.
 
 use super::Check;
 use crate::align::record::NONE;
@@ -46,7 +46,7 @@ impl Check for CallSiteOrder {
     }
 }
 
-/// A place is looked for in this many frames, from the call outwards: the call itself is often in a wrapper that all
+/// A place is looked for in this many frames, from the call outward: the call itself is often in a wrapper that all
 /// share.
 const DEPTH: usize = 4;
 
@@ -134,7 +134,7 @@ struct Crossing {
     sides: [Vec<RecordIx>; 2],
     /// Whether more than half of the members are on the first side.
     decided: bool,
-    /// The frame in which the places differ, counted from the call outwards.
+    /// The frame in which the places differ, counted from the call outward.
     depth: usize,
 }
 

@@ -402,7 +402,7 @@ mod tests {
             vec![world()],
         ]);
         assert!(report.findings.is_empty(), "{:?}", report.findings);
-        // A name that one rank uses twice identifies no group.
+        // A name that one rank uses twice does not identify a group.
         let report = judge(&[
             vec![("tp", "tp", vec![0, 1]), ("tp", "tp", vec![0, 2])],
             vec![("tp", "tp", vec![0, 1])],

@@ -7,9 +7,9 @@
 //!
 //! The *loss* of an instance is how much earlier it would have begun if its last member had arrived together with the
 //! second last. A rank may be late only because it waited for another rank before, in a message or on another group,
-//! and a delay that was already counted is not counted again. So the times that it waited, and that others waited for
-//! it, since the members' previous common operation are subtracted as far as they exceed those of the second last.
-//! Arrivals are not compared across messages unless both ranks passed the same messages.
+//! and a delay that was already counted is not counted again. So the times that the last member waited, and that others
+//! waited for it, since the members' previous common operation are subtracted as far as they exceed those of the second
+//! last member. Arrivals are not compared across messages unless both ranks passed the same messages.
 //!
 //! Losses that exceed the usual spread are tested against chance ([`chance`]): a rank or a host that causes too many of
 //! them is repeatedly late; if none does, ranks take turns at being late. Reports, screens, metrics and alerts all use

@@ -53,7 +53,7 @@ impl AdaptiveCopy {
         len >= Self::MIN_STREAMED && self.streamed > 0
     }
 
-    /// Copies a piece.
+    /// Copies the piece `from` to `to`.
     ///
     /// # Panics
     /// If the lengths differ.
@@ -122,7 +122,7 @@ enum Stores {
     Streaming,
 }
 
-/// Copies between slices of one length.
+/// Copies between slices of the same length, with the instructions of `level`.
 ///
 /// # Safety
 /// The processor has `level`.

@@ -16,7 +16,7 @@ pub(super) trait Isa {
         bits.map(narrow::widen::<5, 10, false>)
     }
 
-    /// Rounds sixteen values to `f16` at `to`.
+    /// Rounds sixteen values to `f16` and stores them at `to`.
     ///
     /// # Safety
     /// 32 bytes at `to` are writable, and the processor has this instruction set.
@@ -29,7 +29,7 @@ pub(super) trait Isa {
     }
 }
 
-/// No special instructions.
+/// The conversions without special instructions.
 pub(super) struct Portable;
 impl Isa for Portable {}
 
@@ -103,19 +103,19 @@ pub(super) trait Format {
     /// The size of one element in bytes.
     const SIZE: usize;
 
-    /// One element at `from`, which need not be aligned.
+    /// Loads one element at `from`, which need not be aligned.
     ///
     /// # Safety
     /// `SIZE` bytes at `from` are readable.
     unsafe fn load(from: *const u8) -> Self::Acc;
 
-    /// Rounds one element to `to`.
+    /// Rounds one value to the element type and stores it at `to`, which need not be aligned.
     ///
     /// # Safety
     /// `SIZE` bytes at `to` are writable.
     unsafe fn store(to: *mut u8, value: Self::Acc);
 
-    /// `N` elements at `from`.
+    /// Loads `N` elements at `from`.
     ///
     /// # Safety
     /// `N * SIZE` bytes at `from` are readable, and the processor has `I`.
@@ -126,7 +126,7 @@ pub(super) trait Format {
         std::array::from_fn(|at| unsafe { Self::load(from.add(at * Self::SIZE)) })
     }
 
-    /// `N` elements to `to`.
+    /// Rounds `N` values to the element type and stores them at `to`.
     ///
     /// # Safety
     /// `N * SIZE` bytes at `to` are writable, and the processor has `I`.

@@ -62,14 +62,14 @@ pub(super) fn narrow<const EXP: u32, const MAN: u32, const FINITE: bool>(value: 
     sign | rounded as u16
 }
 
-/// The upper half of an `f32`, back to `f32`.
+/// Converts a `bf16`, the upper half of an `f32`, to `f32`.
 #[inline(always)]
 pub(super) fn widen_bf16(bits: u16) -> f32 {
     let quiet = u32::from(bits & 0x7fff > 0x7f80) << 22;
     f32::from_bits((u32::from(bits) << 16) | quiet)
 }
 
-/// `f32` to its upper half; NaN stays NaN.
+/// Converts an `f32` to `bf16`, its upper half, rounded to nearest even; NaN stays NaN.
 #[inline(always)]
 pub(super) fn narrow_bf16(value: f32) -> u16 {
     let bits = value.to_bits();

@@ -28,7 +28,7 @@ impl Partial {
         )
     }
 
-    /// Bytes of a partial result of `len` bytes of elements.
+    /// The size in bytes of a partial result of `len` bytes of elements.
     pub fn len(self, len: usize) -> usize {
         match self.dtype.size() {
             Some(size) if self.is_narrow() => len / size * size_of::<f32>(),

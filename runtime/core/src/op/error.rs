@@ -25,7 +25,7 @@ pub enum ErrorKind {
     Mismatch = 4,
     /// An argument that this rank can see to be wrong.
     InvalidArgument = 5,
-    /// The backend does not offer this.
+    /// The operation, reduction or function is not supported, by rcomm or by the backend.
     Unsupported = 6,
     /// The store sent a wrong reply or none.
     Store = 7,
@@ -44,7 +44,7 @@ pub enum ErrorKind {
 }
 
 impl ErrorKind {
-    /// The fixed integer code.
+    /// The integer code, which never changes for a class.
     pub const fn code(self) -> u8 {
         self as u8
     }
@@ -116,14 +116,14 @@ impl Error {
         self
     }
 
-    /// Names the peer, by its rank in the world.
+    /// Names the one peer that the error is about, by its rank in the world.
     #[must_use]
     pub fn with_rank(mut self, rank: Rank) -> Self {
         self.0.ranks = vec![rank];
         self
     }
 
-    /// Names the peers, by their ranks in the world.
+    /// Names the peers that the error is about, by their ranks in the world, in place of those named before.
     #[must_use]
     pub fn with_ranks(mut self, ranks: &[Rank]) -> Self {
         self.0.ranks = ranks.to_vec();

@@ -39,7 +39,7 @@ impl F8E4M3 {
         )
     }
 
-    /// The same value; every one is an `f32`.
+    /// The same value as an `f32`, which can hold every value of this type.
     pub fn to_f32(self) -> f32 {
         if self.0 & 0x7F == 0x7F {
             return f32::NAN.copysign(if self.0 >= 0x80 { -1.0 } else { 1.0 });
@@ -73,7 +73,7 @@ impl F8E5M2 {
         )
     }
 
-    /// The same value; every one is an `f32`.
+    /// The same value as an `f32`, which can hold every value of this type.
     pub fn to_f32(self) -> f32 {
         let magnitude = match self.0 & 0x7F {
             0x7C => f32::INFINITY,

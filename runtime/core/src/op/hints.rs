@@ -16,7 +16,7 @@ pub struct Hints {
 }
 
 impl Hints {
-    /// Nothing is known.
+    /// Hints that say nothing.
     pub const NONE: Self = Self {
         wait: WaitHint::Unknown,
         own: &[],

@@ -6,13 +6,13 @@ use std::time::Duration;
 /// The state of an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum WorkStatus {
-    /// Waiting for its turn.
+    /// The operation waits until those before it are done.
     Queued,
-    /// Under way.
+    /// The operation runs.
     Started,
-    /// Ended without an error.
+    /// The operation ended without an error.
     Completed,
-    /// Ended with an error.
+    /// The operation ended with an error.
     Failed,
 }
 

@@ -30,7 +30,8 @@ impl HashStore {
         result
     }
 
-    /// Calls `take` again after every change until it returns a value or `timeout` has passed.
+    /// Calls `take` again after every change until it returns a value; after `timeout`, returns the error that
+    /// `late` makes.
     fn take_when<T>(
         &self,
         timeout: Duration,

@@ -28,7 +28,7 @@ impl std::fmt::Display for AddError {
 pub(crate) enum Compared {
     /// The value is the expected one; or the key is absent and no value was expected.
     Equal,
-    /// The value is another one.
+    /// The key has another value.
     Differs,
     /// The key is absent although a value was expected.
     Absent,
@@ -54,7 +54,7 @@ pub(crate) const ENTRY: usize = 64;
 pub(crate) struct Table {
     values: HashMap<Box<[u8]>, Vec<u8>>,
     queues: HashMap<Box<[u8]>, VecDeque<Vec<u8>>>,
-    /// See [`Table::bytes`].
+    /// The value of [`Table::bytes`], kept up to date by every change.
     bytes: usize,
 }
 

@@ -1,4 +1,4 @@
-//! The table that is used unless the configuration changes it.
+//! The table of algorithms before the configuration adds lines, as measured on one machine.
 
 use super::{Algorithm, Choice, Pattern, Topology};
 use Algorithm::{Chain, Direct, Exchange, Nested, Notice, Shares, Slots, Swap, Whole};

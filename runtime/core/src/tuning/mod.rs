@@ -166,9 +166,9 @@ pub struct Choice {
     pub pattern: Pattern,
     /// Where the group's ranks are.
     pub topology: Topology,
-    /// Most ranks; `None` for any number.
+    /// The largest number of ranks to which the line applies; `None` for any number.
     pub ranks: Option<usize>,
-    /// Most bytes; `None` for any number.
+    /// The largest number of bytes to which the line applies; `None` for any number.
     pub bytes: Option<usize>,
     /// The algorithm to use.
     pub algorithm: Algorithm,

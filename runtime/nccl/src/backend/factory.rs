@@ -40,7 +40,7 @@ impl NcclFactory {
         &self.template.device
     }
 
-    /// The library in use.
+    /// The loaded NCCL library.
     pub fn library(&self) -> &Arc<NcclLibrary> {
         &self.template.library
     }

@@ -74,7 +74,7 @@ impl Turns {
         Ok(turn)
     }
 
-    /// Passes a turn without using it.
+    /// Notes that a turn has passed, used or not, so that the next one may be taken.
     pub(crate) fn pass(&self, number: u64) {
         let mut guard = self.lock();
         let state = &mut *guard;

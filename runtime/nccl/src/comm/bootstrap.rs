@@ -142,7 +142,7 @@ impl Bootstrap {
         Ok(false)
     }
 
-    /// Fails if another rank has given up.
+    /// Fails with `PeerLost`, naming the rank, if another rank has given up.
     fn check_failure(&self) -> Result<()> {
         let store = &self.members.store;
         if !store.check(&["failed"])? {

@@ -74,7 +74,7 @@ pub(crate) enum CommStatus {
     Ready,
     /// Work is in progress in the background.
     AtWork,
-    /// Another thread is inside a call on it.
+    /// Another thread is inside a call on the communicator.
     InUse,
     /// The communicator was ended.
     Gone,
@@ -153,7 +153,7 @@ impl Comm {
         Err(Error::new(ErrorKind::Backend, message))
     }
 
-    /// Whether it was neither destroyed nor aborted.
+    /// Whether the communicator was neither destroyed, aborted nor abandoned.
     pub(crate) fn is_live(&self) -> bool {
         !self.raw.load(Ordering::Acquire).is_null()
     }

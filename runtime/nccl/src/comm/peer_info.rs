@@ -83,7 +83,7 @@ const MAX_KEYS_PER_READ: usize = 256;
 /// How long the store may take to return values that are already there.
 const STORE_TIME: Duration = Duration::from_secs(10);
 
-/// Publishes this rank's information.
+/// Publishes this rank's [`PeerInfo`] for the first rank.
 ///
 /// # Errors
 /// `Store`.

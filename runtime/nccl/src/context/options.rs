@@ -65,10 +65,10 @@ pub struct NcclOptions {
 /// Whether two ranks may use one device.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum DeviceSharing {
-    /// They may not, since NCCL would refuse or hang.
+    /// Two ranks may not use one device, since NCCL would refuse or hang.
     #[default]
     Refused,
-    /// They may. From NCCL 2.30 on, the library handles this.
+    /// Two ranks may use one device. From NCCL 2.30 on, the library handles this.
     Allowed,
 }
 

@@ -20,13 +20,13 @@ pub(crate) struct Ras {
     last: Mutex<LastReport>,
 }
 
-/// How long to wait for an answer.
+/// How long to wait for the monitor's answer.
 #[derive(Clone, Copy)]
 pub(crate) struct QueryTimeouts {
-    /// The time that a dump waits.
+    /// How long a dump waits.
     pub(crate) dump: Duration,
-    /// The time that the background thread waits. If a node is dead, the legs of the monitor's own
-    /// collection take five seconds.
+    /// How long the background thread waits. If a node is dead, each leg of the monitor's own collection takes
+    /// five seconds.
     pub(crate) answer: Duration,
 }
 
@@ -62,7 +62,7 @@ impl Ras {
     /// included in the next dump.
     ///
     /// # Blocking
-    /// Until the timeout for dumps has passed.
+    /// For at most the time-out for dumps.
     pub(crate) fn report(&self) -> Option<String> {
         let address = self.address.as_ref()?;
         let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);

@@ -34,7 +34,7 @@ pub struct CudaDevice {
     deferred: Arc<Mutex<Vec<DeferredFree>>>,
 }
 
-/// Memory together with its device.
+/// Memory to be freed later, with its device.
 pub(crate) struct DeferredFree {
     #[allow(dead_code, reason = "held, not read")]
     memory: Box<dyn Send>,

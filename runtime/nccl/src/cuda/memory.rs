@@ -32,7 +32,7 @@ pub(crate) fn stream_of<'b>(buffer: &'b Buffer<'_>) -> Option<&'b Arc<CudaStream
     Some(&owner.stream)
 }
 
-/// Memory of the driver.
+/// Memory that the driver allocated.
 struct Allocation {
     device: Arc<CudaDevice>,
     at: CuDevicePtr,
@@ -85,7 +85,7 @@ impl Drop for Allocation {
     }
 }
 
-/// Memory of the library.
+/// Memory that NCCL allocated.
 struct LibraryAllocation {
     device: Arc<CudaDevice>,
     library: Arc<NcclLibrary>,

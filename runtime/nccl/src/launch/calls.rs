@@ -36,7 +36,7 @@ impl<'a> Calls<'a> {
         }
     }
 
-    /// Returns the result of the calls.
+    /// Returns whether the library is still launching, and the copies that are to follow.
     pub(super) fn finish(self) -> Launched {
         let call = match self.is_pending.get() {
             true => Call::InProgress,
@@ -131,7 +131,7 @@ impl Calls<'_> {
         self.with_reduction(reduction, part.dtype, call)
     }
 
-    /// Only the root's output is written.
+    /// Makes a call of `ncclReduce`, which writes only the root's output.
     pub(super) fn reduce(
         &self,
         input: Part,
@@ -161,7 +161,7 @@ impl Calls<'_> {
         self.with_reduction(reduction, input.dtype, call)
     }
 
-    /// Only the root's input is read.
+    /// Makes a call of `ncclBroadcast`, which reads only the root's input.
     pub(super) fn broadcast(&self, input: Part, output: Part, root: u32) -> Result<()> {
         let it = self.target;
         let units = Units::to_move(output.dtype);

@@ -85,7 +85,7 @@ pub(crate) struct LaunchTarget<'a> {
     pub(crate) size: u32,
     /// Four bytes of device memory for the reduction of a barrier.
     pub(crate) barrier: *mut c_void,
-    /// Device memory of [`staging_bytes`] bytes.
+    /// Device memory of at least [`staging_bytes`] bytes; null if the operation needs none.
     pub(crate) staging: *mut c_void,
 }
 

@@ -9,7 +9,7 @@ use rcomm_core::Result;
 use rcomm_recorder::model::{DType, Parts, Pattern};
 use std::ffi::c_void;
 
-/// A run of elements at an address.
+/// Contiguous elements at an address of the device.
 #[derive(Clone, Copy)]
 pub(super) struct Part {
     pub(super) at: *mut c_void,

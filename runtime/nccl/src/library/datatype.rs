@@ -61,13 +61,13 @@ impl Units {
 /// A reduction in the form that NCCL accepts.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum NcclReduction {
-    /// A reduction that the header names.
+    /// A reduction that `nccl.h` names.
     Named(NcclRedOp),
     /// A sum of inputs that are first multiplied by this factor; the bytes are in the type of the elements.
     PremulSum { scalar: [u8; 8] },
 }
 
-/// Returns how NCCL reduces elements of this type, if it does.
+/// Returns how NCCL reduces elements of this type.
 ///
 /// # Errors
 /// `Unsupported` names what NCCL, or this release of it, lacks.

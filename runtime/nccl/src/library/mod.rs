@@ -36,7 +36,7 @@ impl std::fmt::Display for Version {
 /// The places in which the library is looked for.
 #[derive(Clone, Debug, Default)]
 pub struct Search {
-    /// Only this file is tried.
+    /// The only file to try; `None` = search for the library.
     pub explicit: Option<PathBuf>,
     /// Root of an active Python environment; its `nvidia-nccl` package is tried last.
     pub python_prefix: Option<PathBuf>,

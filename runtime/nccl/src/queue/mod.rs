@@ -107,7 +107,7 @@ impl CommQueue {
     /// How long the registration of memory waits while the library connects to peers.
     const IDLE_TIME: Duration = Duration::from_secs(30);
 
-    /// Begins to join the communicator.
+    /// Makes a queue and begins to join its communicator.
     ///
     /// # Errors
     /// As [`Bootstrap::begin`]; `Backend` if the device has no more streams or memory.

@@ -17,9 +17,9 @@ pub(crate) struct Ticket {
     /// The sequence number under which the group records the operation.
     seq: u64,
     deadline: Deadline,
-    /// Locked while it is put on the device; `None` after it was reclaimed.
+    /// The operation: locked while it is put on the device; `None` after it was reclaimed.
     op: Mutex<Option<Op<'static>>>,
-    /// Start and end, once it is on the device.
+    /// Start and end of the operation, once it is on the device.
     marks: OnceLock<(Start, Arc<Mark>)>,
     /// Set if the operation is part of a graph, and runs when the graph is launched.
     captured: OnceLock<()>,
@@ -35,10 +35,10 @@ pub(crate) struct Ticket {
 
 /// The point at which the device starts an operation.
 pub(crate) enum Start {
-    /// It starts at this mark.
+    /// The operation starts at this mark.
     Marked(Arc<Mark>),
-    /// It starts when the operation before it has ended, and the work on other streams for which it waits
-    /// is done.
+    /// The operation starts when the operation before it has ended, and the work on other streams for which it
+    /// waits is done.
     Follows(Option<Arc<Mark>>, Vec<Mark>),
 }
 

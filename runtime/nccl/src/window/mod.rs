@@ -117,7 +117,10 @@ fn to_c(rank: u32) -> c_int {
 }
 
 impl CommQueue {
-    /// Waits for a mark of this queue's device.
+    /// Blocks the host until the device has reached a mark.
+    ///
+    /// # Errors
+    /// `Timeout` at the deadline; the error of an abort, or of the communicator.
     fn wait_for(&self, mark: &Mark, deadline: Deadline) -> Result<()> {
         let mut pause = Duration::from_micros(10);
         loop {

@@ -25,7 +25,7 @@ pub(super) struct Outgoing {
     pub(super) last: Option<Arc<Mark>>,
 }
 
-/// A put of the library.
+/// The arguments of one put of the library: from memory of a window to an offset in a window of the peer.
 struct Put {
     from: u64,
     bytes: usize,

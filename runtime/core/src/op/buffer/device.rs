@@ -8,7 +8,7 @@ pub enum Device {
     /// Ordinary memory, readable by this process.
     #[default]
     Cpu,
-    /// The memory of this CUDA device.
+    /// The memory of the CUDA device with this number in the process.
     Cuda(u16),
 }
 

@@ -178,7 +178,7 @@ impl<'a> Buffer<'a> {
         self.device
     }
 
-    /// Whether an operation may write here.
+    /// Whether an operation may write to the memory.
     pub fn is_writable(&self) -> bool {
         match &self.hold {
             Memory::Read => false,

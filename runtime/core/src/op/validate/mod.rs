@@ -368,7 +368,7 @@ fn check_types<'b, 'a: 'b>(
     Ok(())
 }
 
-/// Every part has the type and length of `one`.
+/// Checks that every part has the type and length of `one`.
 fn check_even(one: &Buffer<'_>, parts: &[Buffer<'_>]) -> Result<(), Refusal> {
     for part in parts {
         check(
@@ -379,7 +379,7 @@ fn check_even(one: &Buffer<'_>, parts: &[Buffer<'_>]) -> Result<(), Refusal> {
     Ok(())
 }
 
-/// Every part has the type of `one`, and the own part its length.
+/// Checks that every part has the type of `one`, and that this rank's part has the length of `one`.
 fn check_own(one: &Buffer<'_>, parts: &[Buffer<'_>], own: u32) -> Result<(), Refusal> {
     for part in parts {
         check(part.dtype() == one.dtype(), || {
@@ -396,7 +396,7 @@ fn check_own(one: &Buffer<'_>, parts: &[Buffer<'_>], own: u32) -> Result<(), Ref
     }
 }
 
-/// `whole` holds one part for each rank.
+/// Checks that `whole` holds one part like `part` for each rank; `what` names `whole` in the message.
 fn check_holds(
     part: &Buffer<'_>,
     whole: &Buffer<'_>,

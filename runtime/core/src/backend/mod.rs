@@ -181,7 +181,7 @@ pub struct Done {
 /// The state of an issued operation.
 #[derive(Clone, Debug)]
 pub enum Progress {
-    /// The operation waits for its turn ([`Call::turn`]).
+    /// The operation was issued and has not started.
     Queued,
     /// The operation runs.
     Started,

@@ -6,7 +6,7 @@ use std::time::Duration;
 /// The state of an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum WorkStatus {
-    /// The operation waits until those before it are done.
+    /// The operation was issued and has not started.
     Queued,
     /// The operation runs.
     Started,

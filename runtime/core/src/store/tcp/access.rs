@@ -28,8 +28,8 @@ pub enum StoreChoice {
     Open,
 }
 
-/// Limits of a server for all clients together. The limits of a single request are fixed
-/// ([`TcpStoreServer`](super::TcpStoreServer) lists them).
+/// Limits of a server on what its clients hold and how long they take. The limits on the size of a single
+/// request are fixed ([`TcpStoreServer`](super::TcpStoreServer) lists them).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StoreLimits {
     /// Bytes of all keys, values and pending waits together, with 64 more for each key, each queue and each value

@@ -16,7 +16,7 @@ pub(super) struct Spin {
 impl Spin {
     /// How long to poll: about what a wake-up costs.
     pub(super) const LONGEST: Duration = Duration::from_micros(50);
-    /// A sleep up to this long is short: with polling, the message would have come in about [`Self::LONGEST`].
+    /// A sleep up to this long counts as short; it includes the wake-up.
     const SHORT_SLEEP: Duration = Duration::from_micros(150);
     /// After this many short sleeps in a row, the thread polls.
     const ENOUGH: u32 = 4;

@@ -55,7 +55,7 @@ pub(super) struct ClientConnection {
     pub(super) host: Option<IpAddr>,
     pub(super) admission: Admission,
     /// The moment at which the connection is closed, unless the client has proved the secret, or finished its
-    /// request, by then; `None` while neither is outstanding.
+    /// request, by then; `None` while neither is outstanding. A refused client has until then to read the reason.
     pub(super) deadline: Option<Instant>,
     /// Bytes of `inbox` that are counted as unfinished.
     pub(super) counted: usize,

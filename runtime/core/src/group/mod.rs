@@ -1,5 +1,5 @@
-//! A group of ranks and what it does: [`ProcessGroup`](process_group::ProcessGroup), its operations, and
-//! [`Work`](work::Work) under way.
+//! Groups of ranks: [`ProcessGroup`](process_group::ProcessGroup), its operations, and the handles of issued
+//! operations ([`Work`](work::Work)).
 
 pub(crate) mod coalescing;
 pub(crate) mod collectives;

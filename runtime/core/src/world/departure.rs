@@ -26,8 +26,8 @@ const POLL_INTERVAL: Duration = Duration::from_millis(200);
 const CHECK_TIME: Duration = Duration::from_millis(50);
 /// The most ranks that are checked at a time and that an error names.
 const MAX_RANKS: usize = 64;
-/// How long the rank that serves the store keeps it for ranks that have left but have not read that all have
-/// left.
+/// The longest time for which the rank that serves the store keeps it for ranks that have left but have not
+/// read how the shutdown ended.
 const STORE_KEPT: Duration = Duration::from_secs(10);
 
 impl WorldShared {
@@ -111,6 +111,8 @@ impl WorldShared {
         StoreQuery::ask_within(&self.root, limit, move |_| ask(&notes))
     }
 
+    /// Publishes that this rank leaves, and that all have left if it is the last; `None` if the store does
+    /// not reply within `within`.
     fn count_departure(&self, within: Duration) -> Option<Result<()>> {
         let left = self.left.load(Ordering::Relaxed);
         let own = gone(left, self.place.rank);
@@ -126,8 +128,8 @@ impl WorldShared {
         })
     }
 
-    /// Waits, on the rank that serves the store, until the others except `without` have read how the shutdown
-    /// ended.
+    /// On the rank that serves the store: waits until the others except `without` have read how the shutdown
+    /// ended, for [`STORE_KEPT`] at most. On any other rank: publishes that this rank has read it.
     fn keep_store(&self, without: &[Rank]) {
         let key = format!("seen/{}", self.left.load(Ordering::Relaxed));
         if !self.place.serves_store() {

@@ -1,6 +1,6 @@
-//! How a process joins its job: it waits for the other ranks and obtains the secret.
+//! The rendezvous of a job's ranks: each waits for the others and obtains the job's secret.
 //!
-//! The process already knows its rank ([`Rendezvous`]).
+//! A process already knows its rank by then ([`Rendezvous`]).
 
 use crate::config::rendezvous::{ALL_HERE, Rendezvous};
 use crate::config::{Config, RingDir};
@@ -22,8 +22,8 @@ use std::time::{Duration, Instant, SystemTime};
 /// its ranks serves. Otherwise this attempt would make needless dumps, and a flag that it raises would be
 /// overlooked: PyTorch's key carries no attempt number.
 ///
-/// The last rank to check in calls this before it publishes that all have come, and every rank reads the flag
-/// only after that: so no flag of this attempt's own ranks is cleared.
+/// The last rank to check in calls this before it publishes that all have arrived, and every rank reads the
+/// flag only after that: so no flag of this attempt's own ranks is cleared.
 fn clear_earlier_flag(root: &dyn Store, notes: &dyn Store, place: &Rendezvous) -> Result<()> {
     if place.attempt > 0 && notes.add("flag seen to", 1)? == 1 && root.delete(FLAG)? {
         tracing::info!(
@@ -34,7 +34,7 @@ fn clear_earlier_flag(root: &dyn Store, notes: &dyn Store, place: &Rendezvous) -
     Ok(())
 }
 
-/// Checks in ([`Rendezvous::check_in`]), waits until all ranks have come, verifies that all were given the
+/// Checks in ([`Rendezvous::check_in`]), waits until all ranks have arrived, verifies that all were given the
 /// same secret, or none, and reads the settings that rank 0 writes for all.
 ///
 /// Each rank writes a statement on its secret to the store, and rank 0 its settings; the last to check in

@@ -101,9 +101,9 @@ impl JobSecret {
         Ok(store)
     }
 
-    /// What this rank writes to the store about its secret, so that the ranks can detect that theirs differ:
-    /// a fingerprint of a given secret; `user ` and the fingerprint of a derived one; or, without a secret,
-    /// `none ` and this rank's public key.
+    /// The text on its secret that this rank writes to the store, so that the ranks can detect different
+    /// secrets: a fingerprint of a given secret; `user ` and the fingerprint of a derived one; or, without a
+    /// secret, `none ` and this rank's public key.
     pub(crate) fn statement(&self, place: &Rendezvous) -> String {
         let fingerprint =
             |secret: &Secret| text::hex(&secret.derive("fingerprint").tag(&[place.job.as_bytes()]));

@@ -1,6 +1,6 @@
 //! Worlds of ranks for the tests of this crate: on threads ([`world`]) and as processes that can
-//! die ([`process`]), with faults by name ([`fault`]); and jobs that only their records show
-//! ([`generator`]). How jobs live and end is a matrix of such processes ([`lives`]).
+//! die ([`process`]), with faults by name ([`fault`]); and jobs that exist only as records
+//! ([`generator`]). How jobs live and end is a matrix of jobs of real processes ([`lives`]).
 #![forbid(unsafe_code)]
 
 pub mod fault;

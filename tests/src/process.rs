@@ -1,4 +1,4 @@
-//! Ranks that are processes of their own, so that tests can kill them.
+//! Ranks that are processes, so that tests can kill them.
 
 use crate::fault::Fault;
 use rcomm_recorder::publish::{Dump, RingReader};
@@ -44,7 +44,7 @@ impl Job {
         Self::start_as(program, ranks, fault.name(), change)
     }
 
-    /// As [`start`](Self::start), with any first argument.
+    /// Works as [`start`](Self::start), with any first argument.
     ///
     /// # Panics
     /// If a process cannot be started.
@@ -202,11 +202,12 @@ fn list(directory: &Path) -> Vec<PathBuf> {
     entries.flatten().map(|entry| entry.path()).collect()
 }
 
-/// A port on which no process listens and which the kernel does not assign: below the range from
-/// which it assigns ports by itself, and from sixteen that belong to this process alone.
+/// A port on which no process listens: one of sixteen that follow from the process id, below the range from
+/// which
+/// the kernel assigns ports by itself.
 ///
 /// # Panics
-/// If there is none.
+/// If none of the sixteen is free.
 pub fn free_port() -> u16 {
     static NEXT: AtomicU32 = AtomicU32::new(0);
     let mut own = (0..16).map(|_| {

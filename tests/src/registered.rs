@@ -20,10 +20,10 @@ impl RegisteredFactory {
     /// Its name in configurations.
     pub const NAME: &'static str = "registered";
 
-    /// As [`CpuFactory::open`].
+    /// Works as [`CpuFactory::open`].
     ///
     /// # Errors
-    /// As [`CpuFactory::open`].
+    /// Those of [`CpuFactory::open`].
     pub fn open(world: &WorldContext) -> Result<Self> {
         let inner = CpuFactory::open(world)?;
         Ok(Self { inner })

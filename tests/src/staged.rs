@@ -25,7 +25,7 @@ impl StagedFactory {
     /// Loads the libraries that the options name.
     ///
     /// # Errors
-    /// As [`NcclFactory::open`].
+    /// Those of [`NcclFactory::open`].
     pub fn open(world: &WorldContext, options: NcclOptions) -> Result<Arc<Self>> {
         let inner = NcclFactory::open(world, options)?;
         Ok(Arc::new(Self { inner }))

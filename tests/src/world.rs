@@ -1,4 +1,4 @@
-//! Ranks that are threads of the test, each with a world of its own.
+//! Ranks that are threads of the test, each with its own world.
 
 use crate::registered::RegisteredFactory;
 use crate::staged::StagedFactory;
@@ -16,14 +16,14 @@ use std::time::Duration;
 pub enum Carrier {
     /// The CPU backend.
     Cpu,
-    /// The same, on memory that its groups allocated.
+    /// The CPU backend, on memory that its groups allocated.
     Registered,
-    /// The fake one, over this fabric.
+    /// The fake backend, over this fabric.
     Fake(Arc<FakeFabric>),
 }
 
 impl Carrier {
-    /// Its name.
+    /// The backend's name in configurations.
     pub fn name(&self) -> &'static str {
         match self {
             Self::Cpu => "cpu",
@@ -77,7 +77,7 @@ pub fn over_nccl(config: Config) -> WorldBuilder {
     })
 }
 
-/// Runs `body` once for each rank, on a thread of its own, and returns what they return, by rank.
+/// Runs `body` once for each rank, each on a separate thread, and returns the results by rank.
 ///
 /// # Panics
 /// If a rank's world cannot be made, or a rank panics: with that rank's message.

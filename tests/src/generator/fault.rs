@@ -10,15 +10,16 @@ use rcomm_recorder::model::{OpType, Rank};
 pub struct Fault {
     /// Its kind.
     pub kind: Kind,
-    /// The rank.
+    /// The rank into whose program it was injected.
     pub rank: Rank,
-    /// The place in the rank's program.
+    /// Index of the act of the rank's program at which it was injected.
     pub at: usize,
-    /// The ranks at fault, ascending; more than one where both ends of a message are.
+    /// The ranks at fault, ascending: several if both ends of a message or all ranks of a host are; none if no
+    /// rank deviates from the others.
     pub culprits: Vec<Rank>,
-    /// In which group the first wrong thing is.
+    /// Index of the group with the first wrong operation.
     pub group: usize,
-    /// The dumps hold enough to identify the rank at fault.
+    /// Whether the dumps hold enough to identify the ranks at fault.
     pub decidable: bool,
 }
 
@@ -72,7 +73,7 @@ fn try_at(
         | Kind::SlowHost
         | Kind::ShortRing
         | Kind::Dropped => recorder == Recorder::Rcomm,
-        // Only operations of one device stand in each other's way.
+        // Only operations on a device hold each other up.
         Kind::Overrun | Kind::Clocks | Kind::Inverted | Kind::BufferedSends => {
             recorder == Recorder::Nccl
         }
@@ -138,20 +139,21 @@ fn try_at(
                 return None;
             }
             program.acts.truncate(at);
-            // Gloo's recorder names no members of groups: that one left no record shows by the other groups
-            // of the kind, if there are any, and if no other rank is at fault.
+            // Gloo's recorder names no members of groups: a rank without a record shows only by the other
+            // groups of the kind, and only if no other rank is at fault.
             let lost = kind == Kind::Crash && recorder == Recorder::NativeGloo;
             let shown = group == 0 || mesh.siblings(group) > 1;
             fault(!lost || (shown && spec.faults.len() == 1))
         }
         Kind::Skip => {
             let call = single(&program.acts[at])?;
-            // The last of the program left out is as if the rank had not come: no later call shows it.
+            // A rank that leaves out the group's last call looks as if it had not come: no later call shows it.
             let next = program.acts[at + 1..].iter().find_map(|act| match act {
                 Act::Collective { group: g, .. } if *g == group => single(act),
                 _ => None,
             })?;
-            // Where the next one in the group is like it, what lies between in other groups shows it.
+            // If the group's next call is equal, only calls of other groups between them show that one is
+            // missing.
             let roles = mesh.roles(rank);
             let between = group == 0 && roles.pp.is_some() && roles.dp.is_some();
             if (next == call && !between) || call.op == OpType::Gather {
@@ -202,8 +204,9 @@ fn try_at(
                 return None;
             }
             program.acts.remove(at);
-            // torchcomms names no peers. The halves do not show which rank left out a message that another takes
-            // from any source, or whether that one took too few.
+            // torchcomms names no peers. The halves do not show which rank left out a message that a receiver
+            // takes
+            // from any source, or whether the receiver took too few.
             fault(mesh.siblings(group) > 2 && recorder != Recorder::Torchcomms && !any)
         }
         Kind::MessageSize => {
@@ -225,7 +228,7 @@ fn try_at(
         }
         Kind::Members => {
             let states = !matches!(recorder, Recorder::NativeGloo | Recorder::Torchcomms);
-            // A group with another world would be another job.
+            // A job whose default group has other members would be another job.
             if !states || members < 3 || group == 0 {
                 return None;
             }
@@ -333,7 +336,7 @@ fn try_at(
         Kind::Threads => order_fault::in_threads(programs, rank, random),
         Kind::Inverted => order_fault::invert(mesh, programs, rank, at),
         Kind::BufferedSends => order_fault::buffer_sends(programs, rank, at),
-        // Injected above, by modules of their own.
+        // Injected above, by other modules.
         Kind::HostDown
         | Kind::HostsDown
         | Kind::SendLeftOut
@@ -407,9 +410,9 @@ fn try_at(
         Kind::Clocks => two_crashes(mesh, programs, rank, at),
         Kind::Slow => {
             program.late = step_starts(program)?;
-            // In a bare pipeline, or ring, each rank waits for the one before, late or not.
+            // In a bare pipeline, or ring, each rank waits for the previous one, late or not.
             let met = spec.tp > 1 || spec.pp == 1;
-            // Completions that are noticed by as much too late as a rank is late hide it.
+            // A rank is not seen to be late if completions are noticed as late as the rank is.
             let noticed = recorder != Recorder::Nccl
                 || spec.recording.starts
                 || spec.recording.notice_ms == 0;
@@ -456,13 +459,14 @@ fn try_at(
     }
 }
 
-/// Late by 200 ms where each step begins: after the norm over the world.
+/// The acts with which the steps begin, each with a lateness of 200 ms; `None` if there are fewer than three.
 fn step_starts(program: &Program) -> Option<Vec<(usize, u64)>> {
     let late: Vec<(usize, u64)> = step_begins(program).map(|at| (at, 200)).collect();
     (late.len() >= 3).then_some(late)
 }
 
-/// The acts with which each step but the first begins.
+/// The acts with which each step but the first begins: those after the norm over the world (line 95 of the
+/// program).
 pub(super) fn step_begins(program: &Program) -> impl Iterator<Item = usize> {
     let norm = |act: &Act| matches!(act, Act::Collective { calls, .. } if calls.len() == 1 && calls[0].line == 95);
     (1..program.acts.len()).filter(move |&at| norm(&program.acts[at - 1]))
@@ -483,7 +487,7 @@ fn two_crashes(mesh: &Mesh, programs: &mut [Program], rank: Rank, at: usize) -> 
     };
     let elsewhere = (0..mesh.groups.len()).find(apart)?;
     let other = mesh.groups[elsewhere].ranks[mesh.member(group, rank)? as usize];
-    // Ranks in a row may be a host, which is gone as a whole: then no clock is asked.
+    // Consecutive ranks may be all of a host, which is then reported as gone, whatever the clocks show.
     if rank.abs_diff(other) == 1 {
         return None;
     }

@@ -6,8 +6,8 @@ use super::{Kind, Random, Spec};
 use rcomm_recorder::model::Rank;
 use rcomm_recorder::publish::Recorder;
 
-/// Stops all ranks of the rank's host, and of another one where several are wanted, around the same
-/// point of their programs; `None` if too little of the job is left.
+/// Stops all ranks of the rank's host, and with [`Kind::HostsDown`] of another one, around the same point of
+/// their programs. `None` if too little of the job is left, or no other host was drawn.
 pub(super) fn put_in(
     kind: Kind,
     spec: &Spec,

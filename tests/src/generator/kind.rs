@@ -15,11 +15,11 @@ pub enum Kind {
     Extra,
     /// A rank issues another operation.
     Op,
-    /// Another element type.
+    /// A rank passes another element type.
     Dtype,
-    /// Another size.
+    /// A rank passes another size.
     Size,
-    /// Two neighbouring collectives of one group in the other order.
+    /// A rank issues two consecutive collectives of one group in the other order.
     Swap,
     /// A rank leaves out a message.
     LostMessage,
@@ -35,31 +35,31 @@ pub enum Kind {
     SendFirst,
     /// All ranks post their send before their receive: no rank deviates from the others.
     AllSendFirst,
-    /// All ranks of a host stop at the same moment, and leave no record.
+    /// All ranks of a host stop at nearly the same moment, and leave no record.
     HostDown,
-    /// As [`Kind::HostDown`], of several hosts.
+    /// All ranks of two hosts stop at nearly the same moment, and leave no record.
     HostsDown,
-    /// A rank passes other members to the creation of a group, which the others never meet.
+    /// A rank passes other members to the creation of a group, so that the group never meets.
     Members,
     /// A collective that all ranks enter and none finishes.
     Fabric,
     /// A rank comes late in every step.
     Slow,
-    /// All ranks of a host come late in every step (a record that names hosts only).
+    /// All ranks of a host come late in every step (only in records that name hosts).
     SlowHost,
-    /// In each step another rank comes late.
+    /// In each step a random rank comes late.
     Turns,
-    /// A rank takes two neighbouring steps on different groups in the other order.
+    /// A rank issues two consecutive collectives on different groups in the other order.
     Detour,
     /// A rank takes itself for the root of a gather.
     Root,
     /// A rank sends other split sizes in an exchange than its peers expect.
     Splits,
-    /// As [`Kind::Splits`], where only sums are recorded.
+    /// The same as [`Kind::Splits`], but only the sums of the splits are recorded.
     Sum,
-    /// A rank's process is gone (a record that outlives it only).
+    /// A rank's process is gone (only in records that outlive it).
     Dead,
-    /// An operation fails on one rank while all ranks are in it (in a record that shows only failures).
+    /// An operation fails on one rank while all ranks are in it (only in records that show failures).
     Fails,
     /// A rank's watchdog makes no rounds; the job runs on.
     Stalled,
@@ -82,7 +82,7 @@ pub enum Kind {
     /// A rank issues two operations of groups that share ranks in the other order, neither waiting for
     /// the other.
     Inverted,
-    /// Neighbours each post their send before their receive; the sends are buffered.
+    /// Both ends of an exchange post their send before their receive; the sends are buffered.
     BufferedSends,
     /// Two ranks leave no record, and completions are noticed too late to tell from the clocks which of
     /// them was missed first.
@@ -90,7 +90,7 @@ pub enum Kind {
 }
 
 impl Kind {
-    /// All kinds that end in a hang.
+    /// Kinds that end in a hang. Messages, hosts and groups have further ones.
     pub const HANGS: &'static [Self] = &[
         Self::Stuck,
         Self::Crash,
@@ -123,7 +123,7 @@ impl Kind {
     /// Kinds that take all ranks of a host.
     pub const HOSTS: &'static [Self] = &[Self::HostDown, Self::HostsDown];
 
-    /// Kinds that are warned of.
+    /// Kinds that are reported by a warning, or that do not stop the job.
     pub const WARNINGS: &'static [Self] = &[
         Self::Stalled,
         Self::ShortRing,

@@ -12,7 +12,7 @@ pub(super) struct Group {
     pub(super) ranks: Vec<Rank>,
 }
 
-/// All groups, and each rank's.
+/// All groups, and those of each rank.
 #[derive(Clone, Debug)]
 pub(super) struct Mesh {
     pub(super) groups: Vec<Group>,
@@ -28,7 +28,7 @@ pub(super) struct Roles {
     pub(super) dp: Option<usize>,
     pub(super) pp: Option<usize>,
     pub(super) ep: Option<usize>,
-    /// Members share out the parameters.
+    /// Each member holds another part of the parameters.
     pub(super) shard: Option<usize>,
     /// Members hold the same part of the parameters.
     pub(super) replicate: Option<usize>,
@@ -50,8 +50,8 @@ impl Mesh {
             by_rank: vec![Roles::default(); world as usize],
         };
         let rank = |d: u32, p: u32, t: u32| (p * spec.dp + d) * spec.tp + t;
-        // Some frameworks name every group of one kind alike.
-        // Gloo's recorder names no members: alike names would be one group.
+        // Some frameworks give every group of one kind the same name.
+        // Gloo's recorder names no members: groups with the same name would be one group.
         let reused = spec.seed.is_multiple_of(5)
             && spec.recording.recorder != rcomm_recorder::publish::Recorder::NativeGloo;
         let (tp, pp, dp, ep) = (spec.tp, spec.pp, spec.dp, spec.ep);
@@ -113,7 +113,8 @@ impl Mesh {
         mesh
     }
 
-    /// Parameters are shared out over all replicas, or over half of them where there are enough.
+    /// Adds the groups of sharded parameters. The shards of a part are on all replicas, or, in some jobs with
+    /// enough replicas, on half of them.
     fn add_shards(&mut self, spec: &Spec, reused: bool, rank: impl Fn(u32, u32, u32) -> Rank) {
         let wide = if spec.dp >= 4 && spec.dp.is_multiple_of(2) && spec.seed.is_multiple_of(2) {
             spec.dp / 2
@@ -158,12 +159,12 @@ impl Mesh {
         self.by_rank[rank as usize]
     }
 
-    /// Stage of the pipeline.
+    /// The pipeline stage of a rank.
     pub(super) fn stage(&self, rank: Rank) -> u32 {
         rank / (self.tp * self.dp)
     }
 
-    /// Rank within a group.
+    /// The rank within a group; `None` if the rank is not a member.
     pub(super) fn member(&self, group: usize, rank: Rank) -> Option<u32> {
         self.groups[group]
             .ranks

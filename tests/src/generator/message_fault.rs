@@ -79,14 +79,14 @@ pub(super) fn first_in_order(act: &Act) -> Option<()> {
     is_first.then_some(())
 }
 
-/// Puts the send of an exchange before its receive, where the receive came first.
+/// Puts the send of an exchange before its receive; `None` if no exchange with its receive first begins here.
 fn send_first(acts: &mut [Act], at: usize) -> Option<()> {
     receives_first(acts, at)?;
     acts.swap(at, at + 1);
     Some(())
 }
 
-/// Whether an exchange begins here in which the receive comes first.
+/// `Some` if an exchange begins here in which the receive comes first.
 pub(super) fn receives_first(acts: &[Act], at: usize) -> Option<()> {
     first_in_order(&acts[at])?;
     let receives = |act: &Act| {

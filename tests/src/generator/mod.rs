@@ -1,4 +1,4 @@
-//! Labelled jobs: programs on meshes of ranks, injected faults, a simulator that decides which ranks block,
+//! Labeled jobs: programs on meshes of ranks, injected faults, a simulator that decides which ranks block,
 //! and the records that each kind of recorder would have left.
 //!
 //! Everything follows from one seed. The truth comes from the injected faults, never from the analysis.
@@ -54,7 +54,7 @@ pub struct Spec {
     pub mix: Mix,
     /// The recorder, and what it records.
     pub recording: Recording,
-    /// Faults to inject, of these kinds, each on a rank of its own.
+    /// Kinds of the faults to inject, each on another rank.
     pub faults: Vec<Kind>,
 }
 
@@ -66,11 +66,11 @@ pub struct Mix {
     pub sharded: bool,
     /// Tensor-parallel groups pass blocks around a ring, a send and a receive in each batch.
     pub rings: bool,
-    /// The first rank takes a message from each other one, in whatever order they come.
+    /// The first rank takes a message from each other rank, in whatever order they arrive.
     pub collects: bool,
     /// Data-parallel replicas gather parts of different lengths.
     pub ragged: bool,
-    /// How neighbours in a pipeline exchange messages in both directions behind each pass.
+    /// How adjacent pipeline stages exchange messages in both directions after each pass.
     pub exchange: Exchange,
 }
 
@@ -81,18 +81,18 @@ pub struct Job {
     pub spec: Spec,
     /// The faults as they were injected.
     pub faults: Vec<Fault>,
-    /// One record for each rank that left one, by rank.
+    /// The records, by rank: of each rank that left any, one for each of its recorders.
     pub dumps: Vec<Dump>,
     /// Ranks that were still waiting at the end.
     pub blocked: Vec<Rank>,
-    /// The dumps hold enough to identify the rank at fault.
+    /// Whether the dumps hold enough to identify the ranks at fault.
     pub decidable: bool,
     /// Ranks whose file was cut short.
     pub cut: Vec<Rank>,
 }
 
 impl Spec {
-    /// A random job of at most this many ranks; of thousands of ranks, if the limit allows that.
+    /// A random job of at most this many ranks, without faults; a large one if the limit is 1,024 or more.
     pub fn random(seed: u64, most_ranks: u32) -> Self {
         let mut random = Random::new(seed);
         let (tp, pp, dp) = loop {
@@ -142,7 +142,7 @@ impl Spec {
         } else {
             &[0, 3, 8]
         };
-        // Drawn from a generator of its own, so that a seed still gives the same job as before.
+        // Drawn from a second generator, so that a seed still gives the same job as before.
         let mut beside = Random::new(seed ^ 0xbe51_de00);
         let peers = !matches!(recorder, Recorder::NativeGloo | Recorder::Torchcomms);
         let mix = Mix {

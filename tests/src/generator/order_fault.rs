@@ -1,7 +1,7 @@
 //! Operations in an order that does no harm yet.
 //!
-//! The simulation knows no operation that ends while another of its rank waits. So the programs run in the
-//! harmless order, and what is recorded is the order in which they were issued.
+//! In the simulation, no operation of a rank ends while another one of it waits. The programs therefore run in
+//! the harmless order, and the records show the other order as that of issue.
 
 use super::fault::{Fault, step_begins, waits_for_all};
 use super::mesh::Mesh;
@@ -57,7 +57,9 @@ pub(super) fn in_threads(
     })
 }
 
-/// Two operations in a row on groups that have another rank in common.
+/// The fault of a rank that issues the operations at `at` and `at + 1` in the other order; `None` unless they
+/// are
+/// collectives of two groups that have another rank in common.
 pub(super) fn invert(mesh: &Mesh, programs: &[Program], rank: Rank, at: usize) -> Option<Fault> {
     let acts = &programs[rank as usize].acts;
     let single = |act: &Act| -> Option<Call> {
@@ -85,7 +87,8 @@ pub(super) fn invert(mesh: &Mesh, programs: &[Program], rank: Rank, at: usize) -
     })
 }
 
-/// All exchanges in which one side receives first.
+/// The fault of a job in which both sides of all exchanges send first; `None` unless an exchange begins at
+/// `at`.
 pub(super) fn buffer_sends(programs: &[Program], rank: Rank, at: usize) -> Option<Fault> {
     first_in_order(&programs[rank as usize].acts[at])?;
     Some(Fault {

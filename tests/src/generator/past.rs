@@ -41,7 +41,7 @@ impl Past {
         }
     }
 
-    /// The record with that past.
+    /// Returns the record with this past.
     pub fn lengthen(&self, mut dump: Dump) -> Dump {
         if self.repeats > 0
             && let Some(step) = second_step(&dump)
@@ -132,7 +132,7 @@ fn second_step(dump: &Dump) -> Option<Range<usize>> {
     Some(first + 1..second + 1)
 }
 
-/// By how much a step raises a group's counters: collectives, messages, operations.
+/// Returns by how much a step raises a group's counters of collectives, messages and operations.
 fn growth(dump: &Dump, group: usize, step: &Range<usize>) -> [u64; 3] {
     let newest = |entries: &[Entry]| {
         let of_group = entries.iter().filter(|e| e.group as usize == group);

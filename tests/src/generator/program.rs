@@ -14,23 +14,23 @@ pub(super) struct Call {
     pub(super) reduce_op: Option<ReduceOp>,
     /// The elements that an exchange sends to each member and receives from each; otherwise empty.
     pub(super) splits: [Vec<u64>; 2],
-    /// Whether its data have the sizes that its peers expect.
+    /// Whether its data has the sizes that its peers expect.
     pub(super) fits: bool,
-    /// Line of the program.
+    /// The line of the program that makes the call.
     pub(super) line: u32,
 }
 
-/// How neighbours exchange messages in both directions.
+/// How adjacent pipeline stages exchange messages in both directions.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Exchange {
     /// They do not.
     #[default]
     None,
-    /// One batch for each neighbour: what goes to it, and what comes from it.
+    /// One batch for each adjacent stage: the messages to it and from it.
     Paired,
-    /// One batch for both neighbours together.
+    /// One batch for both adjacent stages together.
     Joint,
-    /// Each message for itself: the earlier stage sends first, the later one receives first.
+    /// Each message on its own: the earlier stage sends first, the later one receives first.
     InOrder,
 }
 
@@ -38,7 +38,7 @@ pub enum Exchange {
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Message {
     pub(super) sends: bool,
-    /// Rank of the group at the other end; without meaning where a receive takes from any.
+    /// Rank of the group at the other end; without meaning if the receive takes from any rank.
     pub(super) peer: u32,
     pub(super) elements: u64,
     /// The receiver takes from the first rank that sends. Such a message is alone in its batch.

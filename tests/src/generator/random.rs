@@ -1,6 +1,6 @@
 //! Random numbers that are the same everywhere: splitmix64 (Steele, Lea, Flood, OOPSLA 2014).
 
-/// A generator.
+/// The state of a generator.
 #[derive(Clone, Debug)]
 pub struct Random(u64);
 
@@ -19,7 +19,7 @@ impl Random {
         z ^ (z >> 31)
     }
 
-    /// From `low` to `high`, both possible.
+    /// A number from `low` to `high`, both included.
     pub fn between(&mut self, low: u64, high: u64) -> u64 {
         low + self.draw() % (high - low + 1)
     }
@@ -29,12 +29,12 @@ impl Random {
         ((self.draw() >> 11) as f64 / (1u64 << 53) as f64) < probability
     }
 
-    /// One of these.
+    /// One of these items, which must not be empty.
     pub fn pick<'a, T>(&mut self, of: &'a [T]) -> &'a T {
         &of[(self.draw() % of.len() as u64) as usize]
     }
 
-    /// Puts them in a random order.
+    /// Puts the items in a random order.
     pub fn shuffle<T>(&mut self, items: &mut [T]) {
         for at in (1..items.len()).rev() {
             items.swap(at, (self.draw() % (at as u64 + 1)) as usize);

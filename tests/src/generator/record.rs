@@ -19,11 +19,11 @@ use std::collections::HashMap;
 pub enum Window {
     /// All of it.
     Whole,
-    /// The newest part, on every rank as many operations.
+    /// The newest part, the same number of operations on every rank.
     Last,
-    /// The newest part, on every rank another number.
+    /// The newest part, a different number of operations on every rank.
     Unequal,
-    /// The newest part, of several steps, on every rank another number.
+    /// The newest part, of several steps, a different number of operations on every rank.
     Long,
     /// So little that the operations that the host issued ahead of its device may fill it.
     Short,
@@ -45,7 +45,7 @@ pub struct Recording {
     pub beside: Option<Recorder>,
     /// How much is kept.
     pub window: Window,
-    /// Ranks of a host.
+    /// Number of ranks on each host.
     pub per_host: u32,
     /// The largest offset of the hosts' clocks to either side, in ms.
     pub clock_spread_ms: u64,
@@ -57,10 +57,11 @@ pub struct Recording {
     pub splits: bool,
     /// NCCL's watchdog notices completions up to this much later, in ms.
     pub notice_ms: u64,
-    /// The records are taken after this share of the job's time, 0..1; `None` = at its end.
+    /// The records are taken after this share of the job's time, 0..1; `None` = 20 s after its end.
     pub taken_at: Option<f64>,
 }
 
+/// When the job starts, in ns since 1970: an arbitrary time in 2026.
 const START_NS: i64 = 1_790_000_000_000_000_000;
 
 pub(super) fn dumps(
@@ -191,10 +192,10 @@ impl Share {
     }
 }
 
-/// Operations of the longest of the rings that hold as many on every rank.
+/// The largest number of operations that a ring with [`Window::Last`] holds.
 pub(super) const LONGEST_RING: usize = 96;
 
-/// The rank made the group of this name without one of the others.
+/// Removes another rank from the group of this name in the record of `rank`.
 fn leave_one_out(name: &str, rank: Rank, dump: &mut Dump) {
     for group in dump
         .groups
@@ -247,7 +248,7 @@ pub(super) struct Writer<'a> {
     pub(super) clock: Clock,
     pub(super) dump: Dump,
     pub(super) local: HashMap<usize, u32>,
-    /// Of each group: collectives, messages and operations so far.
+    /// Number of collectives, messages and operations of each group so far.
     pub(super) seq: HashMap<usize, [u64; 3]>,
     pub(super) signatures: HashMap<Signature, u32>,
     pub(super) stacks: HashMap<u32, u32>,
@@ -255,7 +256,7 @@ pub(super) struct Writer<'a> {
     pub(super) notice: Random,
     /// When the record is taken, ns since the start.
     pub(super) taken: i64,
-    /// Of the batch that is being written: the messages whose other half was posted.
+    /// The messages of the batch that is being written whose other half was posted, a bit each.
     met: u32,
     /// The act that failed by itself.
     failed_at: Option<usize>,
@@ -410,7 +411,7 @@ impl<'a> Writer<'a> {
         match act {
             Act::Collective { calls, .. } => {
                 counts[0] += 1;
-                // Others than these record each operation on its own.
+                // The other recorders record each operation on its own.
                 let blocks = matches!(self.dump.recorder, Recorder::Nccl | Recorder::Rcomm);
                 // Members of a coalesced block take no state of their own in NCCL's records.
                 let marked = calls.len() > 1 && self.dump.recorder == Recorder::Nccl;

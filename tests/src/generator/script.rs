@@ -1,5 +1,6 @@
 //! The program of each rank: steps of pipeline messages, tensor-parallel collectives and rings, expert
-//! exchange, sharded parameters, gradients, what is gathered from any, and a norm over the world.
+//! exchange, sharded parameters, gradients, messages that one rank receives from any, and a norm over the
+//! world.
 
 use super::mesh::{Mesh, Roles};
 use super::program::{Act, Call, Exchange, Message, Program, collective};
@@ -9,12 +10,12 @@ use rcomm_recorder::model::{OpType, Rank, ReduceOp};
 /// The line at which the first rank broadcasts the parameters.
 pub(super) const PARAMETERS: u32 = 10;
 
-/// The lines of the two halves of an exchange in order.
+/// The lines of the first and the second message of a rank in an [`Exchange::InOrder`].
 pub(super) const IN_ORDER: [u32; 2] = [110, 111];
 
 /// Writes a rank's program.
 pub(super) fn write(spec: &Spec, mesh: &Mesh, rank: Rank) -> Program {
-    // Random numbers that are equal on all ranks of the job.
+    // Random numbers that are the same on all ranks of the job.
     let mut shared = Random::new(spec.seed ^ 0x5555);
     let mut script = Script {
         spec,
@@ -160,8 +161,9 @@ impl Script<'_> {
         }
     }
 
-    /// A ring over the group: in each hop every rank sends to the next and receives from the one
-    /// before, in one batch.
+    /// A ring over the group: in each hop every rank sends to the next rank and receives from the previous one,
+    /// in
+    /// one batch.
     fn pass_around(&mut self, group: usize, line: u32) {
         let (Some(me), members) = (
             self.mesh.member(group, self.rank),
@@ -343,7 +345,7 @@ impl Script<'_> {
         self.issue(group, collective(OpType::Barrier, "barrier", &[], &[], 91));
     }
 
-    /// The first rank receives a number from each other one, in any order.
+    /// The first rank receives a message from each other rank, in any order.
     fn collect(&mut self) {
         if !self.spec.mix.collects {
             return;

@@ -39,7 +39,9 @@ impl Run {
 /// The receive and the send of a message: which rank posted it, when, and how many elements.
 type Halves = [Option<(Rank, i64, u64)>; 2];
 
-/// Messages that a receiver takes in any order: which rank waits for which, by group and receiver.
+/// Messages that a receiver takes in any order: the ranks with a posted half that has met no other, by group
+/// and
+/// receiver.
 #[derive(Default)]
 struct FromAny {
     sends: HashMap<(usize, u32), VecDeque<Rank>>,
@@ -227,7 +229,7 @@ pub(super) fn run(mesh: &Mesh, programs: &[Program], faults: &[Fault], random: &
     Run { times }
 }
 
-/// The sequence number, from 0, of the collective where a fault sits.
+/// The number in its group, from 0, of the collective at which a fault was injected.
 fn number_of(program: &Program, fault: &Fault) -> u32 {
     let before = program.acts[..fault.at].iter();
     before

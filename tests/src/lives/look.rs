@@ -1,4 +1,4 @@
-//! The judgements of a job: live, and of what it left.
+//! The judgments of a job: live, and of the records that it left.
 
 use super::table::Said;
 use rcomm_analyzer::load::{LoadOptions, LoadedDump, load_all};
@@ -16,7 +16,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// What a judgement is made from.
+/// The records on which a judgment is based.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Source {
     /// The rings, again and again while the job lives and dies.
@@ -49,13 +49,13 @@ impl Source {
 pub struct Answer {
     /// The verdict.
     pub verdict: Verdict,
-    /// The code of the leading error, or of what makes the job slow.
+    /// The code of the leading finding: the first error without another cause, or W220 in a slow job.
     pub code: Option<Code>,
-    /// The ranks that it names, ascending.
+    /// The ranks that the leading finding names, ascending.
     pub ranks: Vec<Rank>,
-    /// Other sets of ranks that it may be.
+    /// Other sets of ranks that may be at fault instead.
     pub alternatives: Vec<Vec<Rank>>,
-    /// Its sentence, or that about the end.
+    /// The sentence of the leading finding; without one, that on the job's end.
     pub sentence: String,
 }
 
@@ -79,13 +79,15 @@ impl Answer {
         }
     }
 
-    /// Whether it commits itself to nothing.
+    /// Whether it reports no fault and no end.
     pub fn is_not_yet(&self) -> bool {
         let open = [Verdict::Running, Verdict::Healthy, Verdict::Inconclusive];
         self.code.is_none() && open.contains(&self.verdict)
     }
 
-    /// Whether it names no rank, and those that may be named among others that it may be.
+    /// Whether it names no rank, but has the ranks of `said` among its alternatives and otherwise is what
+    /// `said`
+    /// allows.
     pub fn leaves_open(&self, said: &Said) -> bool {
         let named = Self {
             ranks: said.ranks.to_vec(),
@@ -95,7 +97,7 @@ impl Answer {
         self.ranks.is_empty() && among && named.is(said)
     }
 
-    /// Whether it is what may be said.
+    /// Whether it is an answer that `said` allows.
     pub fn is(&self, said: &Said) -> bool {
         let code = match self.code {
             Some(code) => said.codes.contains(&code),
@@ -115,7 +117,7 @@ impl fmt::Display for Answer {
     }
 }
 
-/// A live view that judges on a thread of its own until it is dropped, and keeps what it ever said.
+/// A live view that judges on a separate thread until it is dropped, and keeps all its answers.
 pub(super) struct View {
     shared: Arc<Shared>,
     thread: Option<JoinHandle<()>>,
@@ -123,11 +125,11 @@ pub(super) struct View {
 
 struct Shared {
     over: AtomicBool,
-    /// Every answer that differs from the one before, with when.
+    /// Every answer that differs from the previous one, with its time.
     said: Mutex<Vec<(Instant, Answer)>>,
 }
 
-/// Between two looks: more often than any view looks, so that no moment between two deaths is missed.
+/// Time between two looks: shorter than in any view, so that no moment between two deaths is missed.
 const PAUSE: Duration = Duration::from_millis(20);
 
 impl View {
@@ -184,7 +186,8 @@ fn look(rings: PathBuf, shared: &Shared) {
     }
 }
 
-/// The answer from what a job left; `None` if it left nothing of the kind.
+/// The answer from the records that a job left. `None` for [`Source::Live`], and if the source is dumps and the
+/// job left none.
 pub(super) fn afterwards(source: Source, dumps: &Path, rings: &Path) -> Option<Answer> {
     let mut analysis = Analysis::new(Policy::default());
     let mut read: BTreeSet<Rank> = BTreeSet::new();

@@ -6,7 +6,7 @@
 //! | `table` | the rows, and what is true of each |
 //! | `rank` | what the ranks of these jobs do |
 //! | `stage` | a job under its launcher, and what is done to it from outside |
-//! | `look` | the judgements: live, of rings, of dumps |
+//! | `look` | the judgments: live, of rings, of dumps |
 //! | `run` | one row from start to end, and what was said on the way |
 
 mod look;
@@ -23,11 +23,11 @@ pub use table::{ROWS, Row, Said, Transport};
 use rcomm_tools::launch;
 use std::process::ExitCode;
 
-/// The ranks of each job. Ranks 2 and 3 are a group of their own.
+/// Number of ranks of each job. Ranks 2 and 3 form one of its tensor-parallel groups.
 pub(crate) const RANKS: u32 = 4;
 
-/// What the program that holds this matrix must do when it is started as a part of a job: `rank …` or
-/// `launch …`; `None` for any other command line.
+/// Runs the part of a job that the command line asks for, `rank …` or `launch …`; `None` for any other command
+/// line. A program that runs this matrix calls it first, since the jobs consist of processes of that program.
 #[allow(clippy::print_stderr, reason = "the log of the job")]
 pub fn part_of_a_job(args: &[String]) -> Option<ExitCode> {
     use clap::Parser as _;

@@ -28,9 +28,9 @@ pub(super) enum Deed {
     Kill,
     /// Stops itself.
     Stop,
-    /// Sleeps for ever.
+    /// Sleeps until it is killed.
     Sleep,
-    /// Sleeps for three times its time-out.
+    /// Sleeps for six seconds, three times the time-out of its row.
     Late,
     /// Asks for more memory than it may have.
     Allocate,
@@ -38,7 +38,7 @@ pub(super) enum Deed {
     Exhaust,
 }
 
-/// By name.
+/// All deeds, by name.
 const DEEDS: [(&str, Deed); 12] = [
     ("nothing", Deed::Nothing),
     ("forever", Deed::Forever),
@@ -71,16 +71,16 @@ impl FromStr for Deed {
     }
 }
 
-/// The file that says that the culprit's step has come.
+/// The file that says that the culprit has reached its step.
 pub(super) const BEGUN: &str = "begun";
 /// The file that says that the culprit's peer is held back.
 pub(super) const HELD: &str = "held";
 /// The file that lets the culprit's peer go on.
 pub(super) const GO: &str = "go";
-/// The step of the deed; the job ends so many steps after it.
+/// The step of the deed; the job ends the same number of steps after it.
 const STEP: i64 = 30;
 const PAUSE: Duration = Duration::from_millis(5);
-/// More than a program of this size needs at its start.
+/// Bytes of an allocation: too many to come from memory that the process already has.
 const CHUNK: usize = 64 << 20;
 
 /// `rank DEED FOLDER`, with torchrun's variables in the environment.

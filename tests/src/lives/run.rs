@@ -22,9 +22,9 @@ pub struct Sight {
 pub struct Cell {
     /// The source.
     pub source: Source,
-    /// The first answer that is not "not yet"; `None` where nothing of the kind was left.
+    /// The first answer; of the live view, the first that is not "not yet". `None` if there was none.
     pub first: Option<Sight>,
-    /// The last answer.
+    /// The last answer; `None` if there was none.
     pub last: Option<Sight>,
     /// What was said on the way and is not true.
     pub wrong: Vec<Sight>,
@@ -32,7 +32,8 @@ pub struct Cell {
     pub is_right: bool,
 }
 
-/// How long after the end of the job the live view goes on: longer than any answer takes to settle.
+/// How long the live view goes on after the end of the job: longer than answers usually take to settle. It goes
+/// on up to three times as long while its answer is not right.
 const AFTER: Duration = Duration::from_secs(4);
 
 /// Runs the job of a row once and judges it from all sources; `program` is the one that calls
@@ -77,7 +78,7 @@ fn live(row: &Row, fault: Instant, said: &[(Instant, Answer)]) -> Cell {
         let answer = &sight.answer;
         let after = sight.at >= 0.0;
         let known = answer.is(&row.last) || row.passing.iter().any(|one| answer.is(one));
-        // A fault of the rank itself is noticed a moment after it came.
+        // If the rank itself is the fault, the time of the fault is taken a moment after it.
         answer.is_not_yet() || (known && (after || row.plot == Plot::Watch))
     };
     let first = sights.iter().find(|it| !it.answer.is_not_yet()).cloned();

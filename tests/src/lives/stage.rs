@@ -52,7 +52,10 @@ const MEMORY: u64 = 384 << 20;
 pub(super) struct MemoryGroup(PathBuf);
 
 impl MemoryGroup {
-    /// Makes one, of whichever version of control groups this host has; else says why there is none.
+    /// Makes a group, of whichever version of control groups this host has.
+    ///
+    /// # Errors
+    /// The reason why no group can be made here.
     pub(super) fn make() -> Result<Self, String> {
         let number = MADE.fetch_add(1, Ordering::Relaxed);
         let name = format!("rcomm-lives-{}-{number}", std::process::id());
@@ -127,7 +130,7 @@ impl Stage {
         };
         let mut command = Command::new(program);
         command.args(["launch", "-n", &RANKS.to_string(), "--job-id", JOB]);
-        // Time for the others to time out, however busy the host, and none for what is stopped.
+        // Time for the others to time out, however busy the host, and little for a stopped rank.
         command.args(["--linger", "15", "--grace", "2", "--"]);
         command.arg(program).args(["rank", row.deed.name()]);
         command.arg(folder.path());
@@ -221,7 +224,8 @@ impl Stage {
         fault.unwrap_or(begun)
     }
 
-    /// Waits until the culprit is where the fault finds it.
+    /// Waits until the job is where the fault must find it. Returns the time of a fault that the culprit itself
+    /// causes; `None` if the caller causes it.
     fn wait_for_fault(&self, plot: Plot) -> Option<Instant> {
         let here = |name: &str| self.folder.path().join(name).exists().then_some(());
         match plot {
@@ -284,7 +288,7 @@ impl Stage {
 }
 
 fn send(pid: Pid, signal: Signal) {
-    // One that has ended this moment needs none.
+    // A process that has just ended needs no signal.
     let _ = kill_process(pid, signal);
 }
 

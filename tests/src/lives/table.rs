@@ -19,7 +19,7 @@ impl Transport {
     /// Both.
     pub const ALL: [Self; 2] = [Self::Shm, Self::Tcp];
 
-    /// As `RCOMM_TRANSPORT` has it.
+    /// Its name in `RCOMM_TRANSPORT`.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Shm => "shm",
@@ -28,7 +28,7 @@ impl Transport {
     }
 }
 
-/// What a judgement may say: one of the verdicts, with a leading finding of one of the codes that names
+/// What a judgment may say: one of the verdicts, with a leading finding of one of the codes that names
 /// exactly these ranks. Without codes, no finding leads.
 #[derive(Clone, Copy, Debug)]
 pub struct Said {
@@ -40,7 +40,7 @@ pub struct Said {
     pub ranks: &'static [Rank],
 }
 
-/// One kind of life.
+/// A job to which one thing happens.
 #[derive(Clone, Copy, Debug)]
 pub struct Row {
     /// Its name on the command line.
@@ -52,7 +52,7 @@ pub struct Row {
     pub(super) timeout_ms: u32,
     /// What is true of the job once it is over.
     pub last: Said,
-    /// What is true before that, from the fault on; "not yet" always is.
+    /// What is true from the fault to the end of the job; "not yet" always is.
     pub passing: &'static [Said],
     /// What the dumps alone show; `None` where the job leaves none.
     pub dumps: Option<Said>,
@@ -72,7 +72,7 @@ const fn said(verdict: &'static [Verdict], codes: &'static [Code]) -> Said {
 const ENDED: Said = said(&[Verdict::Ended], &[]);
 const CANCELLED: Said = said(&[Verdict::Cancelled], &[]);
 const CRASHED: Said = said(&[Verdict::Crashed], &[Code::E150]);
-/// While others live, the process that is gone holds them up.
+/// While other ranks run, the rank whose process is gone holds them up.
 const GONE: Said = said(&[Verdict::Stuck, Verdict::Crashed], &[Code::E150]);
 const FROZEN: Said = said(&[Verdict::Stuck], &[Code::E151]);
 const ABSENT: Said = said(&[Verdict::Stuck], &[Code::E101]);
@@ -84,9 +84,9 @@ const MISSED: Said = said(
     &[Code::E101, Code::E102, Code::E150, Code::E151],
 );
 
-/// Nothing here waits for a time-out.
+/// Time-out in ms of rows in which no operation times out.
 const LONG: u32 = 120_000;
-/// Longer than it takes until a wait is overdue.
+/// Time-out in ms that is longer than it takes until a wait is overdue.
 const SHORT: u32 = 8_000;
 
 const fn row(
@@ -109,7 +109,7 @@ const fn row(
 }
 
 impl Row {
-    /// Why it cannot be run here.
+    /// Why it cannot be run here; `None` if it can.
     pub fn skipped(&self) -> Option<String> {
         match self.deed {
             Deed::Exhaust => MemoryGroup::make().err(),
@@ -122,8 +122,9 @@ impl Row {
     }
 }
 
-/// The whole matrix. A rank that panics, aborts or uses up memory may take longer to its end, on a busy host, than
-/// it takes until the wait of the others is overdue: until then it is absent.
+/// The whole matrix. A rank that panics, aborts or uses up memory may, on a busy host, end only after the wait
+/// of
+/// the others is overdue: until it ends, it is reported as absent.
 pub const ROWS: &[Row] = &[
     row(
         "clean-end",

@@ -10,6 +10,7 @@ use rcomm_recorder::model::{
 use rcomm_recorder::publish::{Dump, DumpGroup, FormatVersion, Identity, Recorder};
 use std::collections::HashMap;
 
+/// When the job starts, in ns since 1970: an arbitrary time in 2026.
 const START_NS: i64 = 1_790_000_000_000_000_000;
 
 pub(super) fn dumps(
@@ -71,7 +72,7 @@ struct Writer<'a> {
     watchdog: Watchdog,
     /// The record's number of each group.
     local: HashMap<usize, u32>,
-    /// Of each group: collectives, batches and operations so far.
+    /// Number of collectives, batches and operations of each group so far.
     counts: HashMap<usize, [u64; 3]>,
     signatures: HashMap<OpType, u32>,
 }

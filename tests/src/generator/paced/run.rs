@@ -6,7 +6,9 @@ use crate::generator::Random;
 use rcomm_recorder::model::Rank;
 use std::collections::{HashMap, VecDeque};
 
-/// One act, ns since the start: issued by the host, reached by the device, ended.
+/// When one act was issued by the host, reached by the device, and ended, in ns since the start. `ended` is 0
+/// if
+/// it has not ended.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Times {
     pub(super) issued: i64,
@@ -26,7 +28,7 @@ struct Runner {
     /// Messages sent to and received from each peer so far.
     messages: HashMap<(usize, bool, u32), u64>,
     steps: usize,
-    /// When the previous step began to end.
+    /// When the work of the previous step was done.
     before: i64,
     times: Vec<Times>,
     /// Whether the act is issued and waits for other ranks.
@@ -124,7 +126,7 @@ impl Runner {
         // The new parameters need all gradients.
         self.device = done;
         self.host = self.host.max(until);
-        // Random numbers that are equal on all ranks: which rank is late in a step.
+        // Random numbers that are the same on all ranks: which rank is late in a step.
         let mut turns = Random::new(spec.seed ^ 0x1234 ^ (self.steps as u64) << 32);
         let late_ms = match spec.slow {
             Slow::Loading(slow, ms) if slow == rank => ms,
@@ -199,7 +201,9 @@ impl Job<'_> {
         }
     }
 
-    /// A send does not block its rank; a receive does until the other half is posted.
+    /// Runs a message; returns whether the rank may continue with its next act. A send does not block its rank;
+    /// a
+    /// receive does until the send is posted.
     fn message(
         &mut self,
         rank: Rank,

@@ -66,7 +66,7 @@ pub struct Failure {
 impl Failure {
     /// Maximum number of ranks kept per failure.
     pub const MAX_RANKS: usize = 64;
-    /// Maximum length of the text, in bytes.
+    /// Maximum length of the text, in bytes: text and ranks together fit in a failure's slot of a ring.
     pub const MAX_TEXT: usize = 704;
 
     /// A failure of this kind that names these ranks, detected by `seen_by`; group, operation, time and number are not

@@ -78,8 +78,8 @@ impl PeerLink {
         known.then(|| self.sampled_ns.saturating_sub(self.heard_ns).max(0))
     }
 
-    /// Whether the silence is longer than two intervals and half a second: one lost sign of life and a late next one can
-    /// be chance. False if the silence is unknown.
+    /// Whether the silence is longer than two intervals and half a second, since one lost sign of life and a late next
+    /// one can be chance. False if the silence is unknown.
     pub fn is_silent(&self) -> bool {
         const SLACK_NS: i64 = 500_000_000;
         let due = 2 * i64::from(self.interval_ms) * 1_000_000 + SLACK_NS;

@@ -119,7 +119,7 @@ fn dead_job(directory: PathBuf, rings: Vec<(RingName, PathBuf)>, host: &str) -> 
             return None;
         }
         job.last_ns = job.last_ns.max(created_ns).max(heartbeat_ns);
-        // Blocks of 512 bytes, whatever the file system's are.
+        // The system counts blocks of 512 bytes, whatever the block size of the file system is.
         job.bytes = job.bytes.saturating_add(about.blocks().saturating_mul(512));
         job.rings.push(path);
     }

@@ -68,7 +68,7 @@ impl RingFollower {
 
     /// Reads the ring's changes. Never blocks.
     pub fn poll(&mut self) -> RingPoll {
-        // This is read before the ring, so that the next read finds a concurrent write.
+        // Fingerprint and owner are read before the ring, so that the next poll finds a concurrent write.
         let rest = (self.reader.fingerprint(), self.reader.owner());
         let anchor = layout::load_anchor(self.reader.memory().0);
         if anchor != self.anchor {
@@ -124,8 +124,8 @@ impl RingFollower {
                 // bits still say whether the record is busy.
                 _ => own ^ rings::kernels(layout).stamp(view, index) << 32,
             };
-            // The stamp is stored before its slot is read, as above. A slot whose writer died stays
-            // busy and is counted every time.
+            // The stamp is noted before its slot is read, so that the next poll finds a concurrent write. A slot
+            // whose writer died stays busy and is read every time.
             if stamp != *known || is_busy(own) {
                 moved |= stamp != *known;
                 *known = stamp;

@@ -53,7 +53,7 @@ impl Changes {
         let poll = self.poll;
         let ring = rings::slots(layout);
         let slots = self.slots.iter_mut().enumerate();
-        // The stamp is stored before its slot is read: a record that is written in between is found by the next poll,
+        // The stamp is noted before its slot is read: a record that is written in between is found by the next poll,
         // possibly for the second time.
         let changed = slots.filter_map(|(index, seen)| {
             let stamp = ring.stamp(memory, index);

@@ -76,7 +76,7 @@ pub(crate) mod header {
     pub(crate) const CALL_SITES_USED: usize = 178;
     pub(crate) const THREADS_USED: usize = 179;
 
-    // Counts of what could not be kept.
+    // Counts of data that could not be kept.
     pub(crate) const RECORDS_LOST: usize = 184;
     pub(crate) const UPDATES_LOST: usize = 185;
     pub(crate) const UPDATES_LATE: usize = 186;

@@ -1,4 +1,4 @@
-//! Records what a rank does into a ring, while it does it.
+//! Records a rank's operations in a ring, as they are issued and as they end.
 //!
 //! [`FlightRecorder`] is the interface: it creates the ring, takes each operation as it is issued and as it
 //! ends, and returns a [`Dump`](crate::publish::Dump) of itself. Its input is an [`Operation`] (`operation`).

@@ -87,7 +87,7 @@ impl<K> HashIndex<K> {
         None
     }
 
-    /// Called only under the lock that orders additions.
+    /// Adds a row. Must be called under the lock that orders additions.
     fn add(&self, hash: u64, key: K, row: u32) {
         let mut entry = (hash, key, row);
         for (nth, level) in self.levels.iter().enumerate() {

@@ -3,9 +3,10 @@
 //! The reader tests for keys rather than versions and ignores unknown keys. So the same code reads
 //! dumps of PyTorch's NCCL recorder, its gloo recorder, its backend-agnostic hook, torchcomms, and this
 //! crate. From a truncated or damaged file it returns the complete entries and a [`ReadProblem`]. Input
-//! is untrusted: `pickle` bounds that encoding, `serde_json` bounds the depth of JSON.
+//! is untrusted: the module `pickle` limits what a pickle may do and how many values it may have, and `serde_json`
+//! limits the depth of JSON.
 //!
-//! Other modules see only [`Dump`].
+//! The keys and spellings of the dialect stay in this module: others see a [`Dump`], and what was lost in reading it.
 
 mod build;
 mod intern;
@@ -35,7 +36,7 @@ pub enum ReadError {
         /// A description of the input.
         what: String,
     },
-    /// Truncated or damaged before the first usable part.
+    /// The file is truncated or damaged before the first part that can be used.
     #[error("{cause} at byte {at} of {of}, before any complete entry")]
     Lost {
         /// Where reading stopped.
@@ -55,7 +56,7 @@ pub enum ReadError {
         /// Its position, in bytes.
         at: usize,
     },
-    /// More values than are read from one file.
+    /// The file has more values than this reader accepts, or 4 GiB or more.
     #[error("too many values for a dump of one rank, at byte {at}")]
     TooLarge {
         /// Where the limit was reached.

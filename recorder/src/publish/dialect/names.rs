@@ -11,7 +11,7 @@ use crate::model::{OpType, Peer};
 pub(super) struct ProfilingName<'a> {
     /// Empty if the name has no colon.
     pub(super) backend: &'a str,
-    /// As spelt, without peers.
+    /// As the dump spells it, without peers.
     pub(super) op_name: &'a str,
     pub(super) op: OpType,
     pub(super) peer: Peer,
@@ -43,7 +43,7 @@ fn peer(op: OpType, peers: &str) -> Peer {
     }
 }
 
-/// The operation of a name as any recorder writes it; [`OpType::Other`] for an unknown one.
+/// The operation that has this name with any recorder; [`OpType::Other`] for an unknown name.
 pub(super) fn op_type(name: &str) -> OpType {
     if let Some(op) = OpType::from_name(name) {
         return op;

@@ -369,7 +369,7 @@ impl FlightRecorder {
         self.raise(ticket, group::LAST_COMPLETED);
     }
 
-    /// As [`completed_at`](Self::completed_at), and that the operation is no longer watched.
+    /// Records the same as [`completed_at`](Self::completed_at), and that the operation is no longer watched.
     #[inline]
     pub fn completed_and_retired_at(
         &self,

@@ -122,7 +122,8 @@ impl Links {
                 _ => {}
             }
         }
-        // Two threads that insert one key at once may take two places: readers take the newer one.
+        // Two threads that insert one key at once may take two places. Both are then reported, each while its own
+        // transfer is in progress.
         for at in free.into_iter().chain(places) {
             let seen = self.keys[at].load(Ordering::Relaxed);
             let is_free = seen == 0 || seen == VACANT;

@@ -58,7 +58,8 @@ pub(super) enum EntryReading {
     Stacked,
 }
 
-/// Reads `bytes` into `builder`, as far as they can be read.
+/// Reads `bytes` into `builder`, as far as they can be read. Fails with [`Fault::Taken`] if the entries must be read
+/// again from cells.
 pub(super) fn run(
     bytes: &[u8],
     pickle: &mut Pickle,

@@ -54,13 +54,13 @@ impl Process {
         Some((at, self.communicators.get(at)?))
     }
 
-    /// The outermost group call begins.
+    /// Handles the beginning of the outermost group call.
     pub(crate) fn group_starts(&self) -> *mut c_void {
         let taken = self.groups.take(|group| group.first.store(0, Relaxed));
         taken.map_or(NONE, |at| at.handle(Kind::Group, 0))
     }
 
-    /// An operation is called.
+    /// Handles the beginning of the call of an operation, and records the operation.
     pub(crate) fn call_starts(
         &self,
         context: *mut c_void,
@@ -125,7 +125,8 @@ impl Process {
         }
     }
 
-    /// An operation becomes part of a plan.
+    /// Handles the beginning of a task, by which an operation becomes part of a plan. An operation whose call was not
+    /// reported is recorded now.
     pub(crate) fn task_starts(
         &self,
         context: *mut c_void,
@@ -196,7 +197,7 @@ impl Process {
         }
     }
 
-    /// A channel starts work on an operation.
+    /// Handles the beginning of a channel's work on an operation; `timer` is the time of the device's clock, ns.
     pub(crate) fn kernel_starts(
         &self,
         parent: *mut c_void,
@@ -237,7 +238,7 @@ impl Process {
         }
     }
 
-    /// A network transfer begins.
+    /// Handles the beginning of a network transfer.
     pub(crate) fn transfer_starts(
         &self,
         parent: *mut c_void,
@@ -308,7 +309,7 @@ impl Process {
         }
     }
 
-    /// A step of a transfer begins.
+    /// Handles the beginning of a step of a transfer.
     pub(crate) fn step_starts(&self, parent: *mut c_void) -> *mut c_void {
         let transfer = Handle::of(parent).and_then(|parent| parent.is(Kind::Transfer));
         let known = transfer.filter(|&at| self.transfers.get(at).is_some());
@@ -322,7 +323,7 @@ impl Process {
         }
     }
 
-    /// An event ends.
+    /// Handles the end of the event with this handle, of any kind.
     pub(crate) fn stops(&self, handle: *mut c_void) {
         let Some(Handle { kind, channel, at }) = Handle::of(handle) else {
             return;
@@ -344,21 +345,21 @@ impl Process {
         }
     }
 
-    /// A step begins to wait.
+    /// Records what the step with this handle waits for.
     pub(crate) fn step_waits(&self, handle: *mut c_void, wait: LinkWait) {
         if let Some(at) = Handle::of(handle).and_then(|it| it.is(Kind::Step)) {
             self.transfer_is(at, None, wait);
         }
     }
 
-    /// A transfer has completed this many steps.
+    /// Records that the transfer with this handle has completed this many steps.
     pub(crate) fn transfer_has_done(&self, handle: *mut c_void, steps: u32) {
         if let Some(at) = Handle::of(handle).and_then(|it| it.is(Kind::Transfer)) {
             self.transfer_is(at, Some(steps), LinkWait::Posted);
         }
     }
 
-    /// A channel has ended, at this time of the device's clock.
+    /// Notes the time of the device's clock at which the channel with this handle ended its work.
     pub(crate) fn kernel_ended_at(&self, handle: *mut c_void, timer: u64) {
         let at = Handle::of(handle).and_then(|it| it.is(Kind::Kernel));
         if let Some(op) = at.and_then(|at| self.operations.get(at)) {
@@ -366,7 +367,7 @@ impl Process {
         }
     }
 
-    /// A communicator has ended.
+    /// Handles the end of a communicator.
     pub(crate) fn communicator_ends(&self, context: *mut c_void) {
         if let Some((at, _)) = self.communicator(context) {
             self.forget(at);

@@ -335,8 +335,8 @@ unsafe extern "C" fn start_v3(
     place: *mut *mut c_void,
     descriptor: *mut DescriptorV3,
 ) -> c_int {
-    // SAFETY: the caller passes a descriptor of version 3, whose layout `DescriptorV3` has, with `facts` at
-    // least as long as the member that each arm reads: the one that the kind names. Its texts are null or
+    // SAFETY: the caller passes a descriptor of version 3, which has the layout of `DescriptorV3`. Each arm reads only
+    // the member of `facts` that the kind names, so the descriptor is long enough. Its texts are null or
     // end with a zero and outlive this call, after which nothing holds them. `answer` gets `place` as the
     // caller passed it.
     unsafe {

@@ -193,7 +193,7 @@ impl Process {
         })
     }
 
-    /// Creates the communicator's group.
+    /// Creates the communicator's group, which is named after `hash`; `name` is its description.
     pub(crate) fn name(
         &self,
         communicator: &Communicator,
@@ -221,8 +221,8 @@ impl Process {
         group.row()
     }
 
-    /// Creates the group of the operations that the communicator's graphs run. The device runs them when it reaches
-    /// them, independently of what is issued at that time, so they have an order of their own.
+    /// Creates the group of the operations that the communicator's graphs run, unless it exists. The device runs these
+    /// operations when it reaches them, independently of what is issued at that time, so they are numbered separately.
     pub(crate) fn expect_replays(&self, communicator: &Communicator) {
         let claimed =
             communicator

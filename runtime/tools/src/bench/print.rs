@@ -50,6 +50,7 @@ pub(crate) struct Printer {
     dtype: String,
     reduction: ReduceOp,
     ranks: u32,
+    /// Whether this rank prints.
     writes: bool,
     lines: Vec<Line>,
 }
@@ -93,6 +94,7 @@ impl Printer {
         }
     }
 
+    /// Prints a row; keeps it for [`end`](Self::end) if the format is JSON. Does nothing on a rank that does not print.
     pub(crate) fn row(&mut self, row: &Row) -> io::Result<()> {
         if !self.writes {
             return Ok(());
@@ -180,6 +182,7 @@ impl Printer {
         out.flush()
     }
 
+    /// Prints all rows as one object if the format is JSON.
     pub(crate) fn end(self) -> io::Result<()> {
         if !self.writes || self.format != Format::Json {
             return Ok(());

@@ -177,7 +177,7 @@ fn count_in(path: &std::path::Path) -> Option<u64> {
 /// The files that may hold the count of a process with these control groups, the most exact first.
 fn counters(groups: &str) -> impl Iterator<Item = PathBuf> {
     let mount = PathBuf::from("/sys/fs/cgroup");
-    // Each line is `number:controllers:path`; version 2 has no controllers there.
+    // Each line is `number:controllers:path`; in the line of version 2 the controllers are empty.
     let own = |is_it: fn(&str) -> bool| {
         let mut lines = groups.lines().filter_map(|line| {
             let (_, rest) = line.split_once(':')?;

@@ -198,7 +198,8 @@ impl Nodes {
     }
 
     /// Ends the job on this node, and returns the job's failure, if any. Without a failure on this node, waits until
-    /// the job has ended on all nodes or one of them has failed.
+    /// the job has ended on all nodes or one of them has failed. Node 0, which serves the store, then waits up to
+    /// [`LEAVE_TIME`] for the others.
     pub(super) fn leave(&mut self, failure: Option<Failure>) -> Result<Option<Failure>> {
         if self.nnodes == 1 {
             return Ok(failure);

@@ -7,7 +7,8 @@ use std::thread::JoinHandle;
 
 /// Maximum length of a line in bytes; longer lines are split.
 const LONGEST_LINE: usize = 64 << 10;
-/// Maximum number of pieces that wait for a stalled stream; beyond that the ranks' output is not read.
+/// Number of pieces of output, each from one read, that a stream's thread may have in its queue. If the queue is full,
+/// the ranks' output is not read.
 const WAITING: usize = 64;
 
 /// One of the two output streams of a process.

@@ -20,7 +20,7 @@ pub struct Launched {
     pub rank: Rank,
     /// Number of ranks of the job.
     pub world_size: u32,
-    /// The job's name, equal on all its ranks; `None` if the environment has none.
+    /// The job's name, the same on all its ranks; `None` if the environment has none.
     pub job: Option<String>,
     /// How often the launcher has restarted the job; 0 if the launcher does not say.
     pub attempt: u32,

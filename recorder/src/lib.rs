@@ -4,7 +4,7 @@
 //! [`record`] holds [`FlightRecorder`](record::FlightRecorder), which records operations without locks or
 //! allocation. [`publish`] serves and writes records, and reads them into a [`Dump`](publish::Dump): from a ring
 //! file, from an endpoint, or from dump files of this crate and of PyTorch. [`model`] defines the operations, groups
-//! and entries of both.
+//! and entries that the other two modules use.
 //!
 //! ```
 //! use rcomm_recorder::model::{EntryState, OpType, ProcessGroupInfo};

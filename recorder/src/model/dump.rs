@@ -189,7 +189,8 @@ pub struct Dump {
     pub threads: Vec<ThreadInfo>,
     /// The operations, oldest first.
     pub entries: Vec<Entry>,
-    /// NCCL's own report on its communicators, if NCCL was built to provide it.
+    /// Per communicator its name and its facts, as keys and values: NCCL's own report in PyTorch's dumps, and
+    /// [`Communicator::to_facts`] in rcomm's; empty if not recorded.
     pub nccl_comm_state: Vec<(String, Vec<(String, String)>)>,
     /// Failures in the order of their numbers: the first ones of the process and the newest.
     pub failures: Vec<Failure>,

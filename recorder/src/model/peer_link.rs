@@ -55,7 +55,7 @@ pub struct PeerLink {
 }
 
 impl PeerLink {
-    /// A connection of which nothing is known yet.
+    /// The connections to an end of which nothing is known yet.
     pub const fn to(end: LinkEnd) -> Self {
         Self {
             end,

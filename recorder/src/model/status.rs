@@ -5,8 +5,7 @@ use serde::{Deserialize, Serialize};
 /// The progress of one group on one rank.
 ///
 /// -1 = none yet. What is counted depends on the recorder: NCCL's recorder and rcomm's count collective
-/// sequence numbers, PyTorch's hook and gloo count operation ids, and both of these leave `last_started` at
-/// -1.
+/// sequence numbers; PyTorch's hook and its gloo recorder count operation ids, and leave `last_started` at -1.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct ProcessGroupStatus {
     /// The newest collective that was issued.
@@ -43,6 +42,6 @@ pub struct RankStatus {
     pub step: i64,
     /// When the watchdog last made a round, wall clock, ns since the epoch; 0 if never.
     pub heartbeat_ns: i64,
-    /// Number of records that the recorder could not keep.
+    /// Number of records that the recorder could not keep, and of those that could not be read from its ring.
     pub dropped: u64,
 }

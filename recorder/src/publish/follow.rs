@@ -76,7 +76,7 @@ pub struct FollowedDump {
 }
 
 impl FollowedDump {
-    /// Starts with a whole record.
+    /// A copy that starts with this whole record.
     pub fn of(dump: Dump) -> Self {
         Self {
             signatures: by_value(&dump.signatures),

@@ -389,7 +389,7 @@ impl Builder {
         index
     }
 
-    /// The dump, with entries, groups and statuses joined, whatever the order in which they came.
+    /// The dump, with entries, groups and statuses joined, whatever their order in the file.
     pub(super) fn finish(mut self) -> Dump {
         self.resolve_stacks();
         self.join_groups();

@@ -74,7 +74,7 @@ pub(super) mod config {
     pub(in super::super) const PG_ID: &str = "pg_id";
     /// Ours: the rank's own place in a group whose members the record does not contain.
     pub(in super::super) const GROUP_RANK: &str = "group_rank";
-    /// Ours: the number of members of such a group.
+    /// Ours: the number of members of a group whose members the record does not contain.
     pub(in super::super) const GROUP_SIZE: &str = "group_size";
 }
 
@@ -83,7 +83,7 @@ pub(super) mod status {
     pub(in super::super) const ENQUEUED: &str = "last_enqueued_collective";
     pub(in super::super) const STARTED: &str = "last_started_collective";
     pub(in super::super) const COMPLETED: &str = "last_completed_collective";
-    /// Ours.
+    /// Ours: the group's current time-out.
     pub(in super::super) const TIMEOUT: &str = "timeout_ms";
 }
 
@@ -158,9 +158,9 @@ fields! {
     OpName "op_name";
     /// Ours: the other end of a send or receive.
     Peer "peer";
-    /// Ours.
+    /// Ours: the root of a rooted operation, as a rank of the group.
     Root "root";
-    /// Ours.
+    /// Ours: the reduction of an operation that reduces.
     ReduceOp "reduce_op";
     /// Ours: elements to each rank.
     InputSplits "input_split_sizes";

@@ -181,7 +181,7 @@ fn peer_link<E: Encoder>(it: &PeerLink, out: &mut E) {
     });
 }
 
-/// One failure, with the keys that its serde form has.
+/// One failure, with the keys of its JSON in an endpoint's status.
 fn failed<E: Encoder>(it: &Failure, out: &mut E) {
     out.dict(|out| {
         out.key(failure::ID);

@@ -202,7 +202,7 @@ impl<'de> Visitor<'de> for FieldSeed<'_> {
     }
 }
 
-/// One shape, appended as (dimensions, extents...).
+/// One shape, appended as (number of dimensions, extents...); the flag is set if the shape is invalid.
 struct Shape<'a>(&'a mut Vec<u64>, &'a mut bool);
 
 impl<'de> DeserializeSeed<'de> for Shape<'_> {

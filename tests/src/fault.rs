@@ -20,7 +20,7 @@ pub enum Fault {
 }
 
 impl Fault {
-    /// Every fault, in no order.
+    /// Every fault, with [`Fault::None`].
     pub const ALL: [Self; 6] = [
         Self::None,
         Self::StopJoining,

@@ -24,7 +24,7 @@ struct Options {
     #[arg(long, default_value_t = 1)]
     runs: u32,
 
-    /// So many jobs run at the same time.
+    /// Number of jobs that run at the same time.
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=64))]
     at_once: u32,
 
@@ -114,7 +114,7 @@ fn run(options: &Options) -> Result<bool> {
 }
 
 fn lock(tally: &Mutex<Tally>) -> std::sync::MutexGuard<'_, Tally> {
-    // One that panicked had not begun to count its job.
+    // A worker that panicked did so before it counted its job.
     tally
         .lock()
         .unwrap_or_else(std::sync::PoisonError::into_inner)
@@ -126,7 +126,7 @@ struct Line {
     runs: usize,
     right: usize,
     on_the_way: usize,
-    /// The answers that came first, and after how many seconds.
+    /// How often each answer came first.
     first: BTreeMap<String, usize>,
     seconds: Vec<f64>,
     last: BTreeMap<String, usize>,
@@ -205,7 +205,7 @@ impl Tally {
     }
 }
 
-/// `STUCK E101 [2]`, each with how often where they differ.
+/// Lists the answers, such as `STUCK E101 [2]`, each with its number of runs if not all runs gave it.
 fn answers(of: &BTreeMap<String, usize>, runs: usize) -> String {
     let each = of.iter().map(|(answer, times)| match *times == runs {
         true => answer.clone(),

@@ -1,4 +1,4 @@
-//! Measures the analyser's time and memory: makes dumps of very large jobs with a known culprit, and measures
+//! Measures the analyzer's time and memory: makes dumps of very large jobs with a known culprit, and measures
 //! `rcomm-fr` on them, and PyTorch's `torchfrtrace` if it is installed.
 //!
 //! ```sh
@@ -55,7 +55,7 @@ struct WriteArgs {
     /// Frames in each stack.
     #[arg(long, default_value_t = 10)]
     frames: usize,
-    /// Another number, another job.
+    /// The seed of the job: another number makes another job.
     #[arg(long, default_value_t = 1)]
     seed: u64,
 }
@@ -64,7 +64,7 @@ struct WriteArgs {
 struct MeasureArgs {
     /// The folder.
     dir: PathBuf,
-    /// Give up on a program after so many seconds.
+    /// Give up on a program after this many seconds.
     #[arg(long, default_value_t = 600)]
     limit: u64,
 }

@@ -32,7 +32,7 @@ impl Damage {
 }
 
 impl Job {
-    /// Damages the records; `false` if this job has none that can be damaged so.
+    /// Damages the records; `false` if this job has none that can be damaged in this way.
     pub fn apply(&mut self, damage: Damage, random: &mut Random) -> bool {
         let guilty = self.culprits();
         let innocent = |rank: Option<Rank>| rank.is_some_and(|rank| !guilty.contains(&rank));
@@ -86,7 +86,9 @@ impl Job {
         true
     }
 
-    /// Puts a record of an earlier, healthy run with another program in the place of one.
+    /// Replaces a record with that of the same rank in an earlier, healthy run of another program; `false` if
+    /// the
+    /// rank left none there.
     fn replace_with_stale(&mut self, at: usize) -> bool {
         const EARLIER_NS: i64 = 3_600_000_000_000;
         let mut spec = self.spec.clone();

@@ -13,7 +13,7 @@ pub(super) struct Issued {
     pub(super) is_p2p: bool,
 }
 
-/// Its outcome; times in ns since the start.
+/// The outcome of an operation; times in ns since the start.
 #[derive(Clone, Copy)]
 pub(super) struct Outcome {
     pub(super) state: EntryState,

@@ -30,7 +30,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-/// The time-out of a neighbour's handshake.
+/// The time-out of a neighbor's handshake.
 const HANDSHAKE_TIME: Duration = Duration::from_secs(10);
 /// How long to look in the shared memory for ranks that will probably join it soon, before looking for them
 /// in the store.

@@ -19,7 +19,7 @@ struct Calls {
 impl Calls {
     fn open(path: Option<PathBuf>, name: &'static str) -> Self {
         let path = path.unwrap_or_else(|| name.into());
-        // SAFETY: loading runs the library's initialisers, which have run: the world has loaded this
+        // SAFETY: loading runs the library's initializers, which have run: the world has loaded this
         // library before.
         let library = unsafe { Library::new(&path) };
         let library = library.unwrap_or_else(|error| panic!("{}: {error}", path.display()));
@@ -105,7 +105,7 @@ impl Events {
         });
     }
 
-    /// From start to stop, both done.
+    /// The device's time from [`start`](Self::start) to [`stop`](Self::stop), which it must have reached.
     pub(super) fn milliseconds(&self) -> f64 {
         let mut time = 0f32;
         let elapsed: Symbol<'_, unsafe extern "C" fn(*mut f32, Handle, Handle) -> c_int> =
@@ -152,7 +152,7 @@ impl RawComm {
         Ok(Self { nccl, comm })
     }
 
-    /// The sum of floats, in place.
+    /// Enqueues an all-reduce of floats, their sum, in place.
     pub(super) fn all_reduce(&self, buffer: &DeviceBuffer, stream: &CudaStream) {
         const FLOAT32: c_int = 7;
         const SUM: c_int = 0;

@@ -4,8 +4,9 @@
 //! `device_bench [--quiet | --host]`, one process for each rank as for `device_rank`. Every rank measures;
 //! rank 0 prints the results on its standard output. With `--quiet` everything runs and no number is printed,
 //! since numbers have no meaning over a simulator. With `--host` only the host's nanoseconds of a small call
-//! are measured: over a simulator, the difference to a raw call is the backend's own overhead without the
-//! driver's.
+//! are measured: over a simulator, the difference from a raw call is the overhead of the backend without that
+//! of
+//! the driver.
 #![allow(clippy::print_stdout, clippy::print_stderr)]
 
 mod driver;
@@ -17,7 +18,7 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Instant;
 
-/// Bytes of an all-reduce.
+/// The sizes of all-reduces that are measured, in bytes.
 const SIZES: [usize; 5] = [4 << 10, 64 << 10, 1 << 20, 16 << 20, 128 << 20];
 const WARM_UP: u32 = 20;
 
@@ -40,7 +41,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// Whether numbers are printed.
+/// What is measured and printed.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Voice {
     Numbers,
@@ -90,7 +91,7 @@ fn run(voice: Voice) -> Result<()> {
     bench.say(
         "# all_reduce: device us and host ns of a call, raw NCCL and ProcessGroup, and their ratio",
     );
-    // A simulator moves bytes as messages.
+    // A simulator moves bytes as messages, so large sizes would take long.
     let sizes = match voice {
         Voice::Numbers => &SIZES[..],
         Voice::Quiet | Voice::Host => &SIZES[..2],
@@ -113,7 +114,7 @@ impl Bench {
         match self.voice {
             Voice::Quiet => 3,
             Voice::Host => 1_000,
-            // A second or so at 100 GB/s, within reason.
+            // 20 GiB in all, but at least 50 calls and at most 2,000.
             Voice::Numbers => u32::try_from((20_usize << 30) / bytes.max(1))
                 .unwrap_or(u32::MAX)
                 .clamp(50, 2_000),
@@ -231,7 +232,7 @@ impl Bench {
         Ok(())
     }
 
-    /// An all-reduce that the bench's stream does not wait for before it is measured.
+    /// Enqueues an all-reduce on the stream `apart`, and makes the bench's stream wait for it.
     fn communicate(&self, way: Way, buffer: &DeviceBuffer, apart: &Arc<CudaStream>) -> Result<()> {
         match way {
             Way::Raw => {
@@ -243,7 +244,7 @@ impl Bench {
         }
     }
 
-    /// The device's milliseconds of a step, the best of some.
+    /// The device's time for a step in milliseconds, the least of several rounds.
     fn time(&self, step: impl Fn() -> Result<()>) -> Result<f64> {
         let rounds = if self.voice == Voice::Quiet { 1 } else { 10 };
         let mut best = f64::INFINITY;

@@ -6,7 +6,7 @@ use rcomm::backend::nccl::{CudaStream, DeviceBuffer};
 use rcomm::{Result, World};
 use std::sync::Arc;
 
-/// Ends this program with an error of cudarc, which is no error of rcomm.
+/// Ends this program with an error of cudarc, which is not an error of rcomm.
 fn theirs<T>(what: &str, result: std::result::Result<T, DriverError>) -> T {
     result.unwrap_or_else(|error| panic!("cudarc: {what}: {error:?}"))
 }

@@ -35,7 +35,7 @@ pub(super) fn graph_at_shutdown(world: World, gpu: &Gpu) -> Result<()> {
     Ok(())
 }
 
-/// An operation hangs while a graph is there.
+/// An operation hangs while a graph exists.
 pub(super) fn graph_at_abort(world: World, gpu: &Gpu) -> Result<()> {
     count(world.group(), gpu)?;
     let numbers = gpu.buffer(&[1i64; 100])?;
@@ -151,12 +151,12 @@ pub(super) fn register_beside(world: &World, gpu: &Gpu) -> Result<()> {
     })
 }
 
-/// Something that the simulator counts.
+/// Returns a function that reads a counter of the simulator.
 fn counter(world: &World, name: &'static str) -> impl Fn() -> u64 + use<> {
     let options = NcclOptions::of(world.config());
     let path = options.expect("those that the world was made with").driver;
     let path = path.expect("the simulator");
-    // SAFETY: loading runs the library's initialisers, which have run: the world has loaded this library
+    // SAFETY: loading runs the library's initializers, which have run: the world has loaded this library
     // before.
     let simulator = unsafe { Library::new(path) }.expect("the simulator");
     let name = format!("rcomm_simulator_{name}");
@@ -198,7 +198,7 @@ pub(super) fn burst(world: &World, gpu: &Gpu) -> Result<()> {
     Ok(())
 }
 
-/// Calls of the driver for each operation, which the simulator counts.
+/// Prints how many calls of the driver operations make, as the simulator counts them.
 pub(super) fn driver_calls(world: &World, gpu: &Gpu) -> Result<()> {
     const MANY: u64 = 100;
     let calls = counter(world, "driver_calls");
@@ -206,7 +206,7 @@ pub(super) fn driver_calls(world: &World, gpu: &Gpu) -> Result<()> {
     let backend = group.backend(DeviceKind::Cuda).expect("it was configured");
     let numbers = gpu.buffer(&[1i64; 100])?;
     let theirs = || numbers.buffer();
-    // On the stream of the group's own.
+    // On the group's stream.
     let ours = || backend.allocate(DType::I64, 100);
     let kinds: [(&str, &dyn Fn() -> Result<Buffer<'static>>); 2] = [
         ("a stream of the program's", &theirs),

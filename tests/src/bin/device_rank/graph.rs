@@ -9,7 +9,7 @@ use std::ptr::null_mut;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// The calls of the driver that a program that captures makes by itself.
+/// The driver calls of a program that captures graphs.
 pub(super) struct Graphs {
     driver: Library,
 }
@@ -21,7 +21,7 @@ impl Graphs {
         let options = NcclOptions::of(world.config());
         let path = options.expect("those that the world was made with").driver;
         let path = path.unwrap_or_else(|| "libcuda.so.1".into());
-        // SAFETY: loading runs the library's initialisers, which have run: the world has loaded this
+        // SAFETY: loading runs the library's initializers, which have run: the world has loaded this
         // library before.
         let driver = unsafe { Library::new(path) }.expect("the CUDA driver");
         Self { driver }
@@ -40,7 +40,8 @@ impl Graphs {
         assert_eq!(status, 0, "cuStreamBeginCapture");
     }
 
-    /// The driver's code, and the executable graph.
+    /// Ends the capture; returns the driver's code, and the executable graph, which is null if the capture
+    /// failed.
     pub(super) fn end(&self, stream: Handle) -> (c_int, Handle) {
         let (mut graph, mut executable) = (null_mut(), null_mut());
         // SAFETY: these are the functions' types in cuda.h. The callers pass a stream that they hold;
@@ -95,7 +96,7 @@ pub(super) fn capture(world: &World, gpu: &Gpu) -> Result<()> {
     let (group, graphs) = (world.group(), Graphs::of(world));
     let stream = gpu.stream.as_raw();
     let size = i64::from(world.size());
-    // What the communicator needs of the host happens before.
+    // The communicator does its work on the host before the capture.
     count(group, gpu)?;
     let summed = gpu.buffer(&[1i64; 100])?;
     let gathered = gpu.buffer(&vec![0i64; 100 * world.size() as usize])?;
@@ -122,7 +123,7 @@ pub(super) fn capture(world: &World, gpu: &Gpu) -> Result<()> {
     let zeroed = DeviceBuffer::zeroed(&gpu.stream, DType::I64, 100);
     let refused = zeroed.map(|_| ()).expect_err("the graph would fill it");
     eprintln!("refused: {refused}");
-    // Each has memory of its own for the parts of its list.
+    // Each gather has separate memory for the parts of its list.
     for list in &lists {
         let outputs = list.iter().map(DeviceBuffer::buffer);
         let outputs = outputs.collect::<Result<Vec<_>>>()?;

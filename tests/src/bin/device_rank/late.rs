@@ -30,7 +30,7 @@ pub(super) fn zeros(world: &World, gpu: &Gpu) -> Result<()> {
     Ok(())
 }
 
-/// Memory with a weak reference to its owner.
+/// Device memory, with a weak reference to its owner.
 fn watched(gpu: &Gpu, elements: &[u32]) -> Result<(DeviceBuffer, Weak<DeviceBuffer>)> {
     let owner = Arc::new(gpu.buffer(elements)?);
     let (at, weak) = (owner.address(), Arc::downgrade(&owner));
@@ -55,7 +55,7 @@ fn await_states(group: &ProcessGroup, is_it: impl Fn(&str) -> bool) {
     }
 }
 
-/// Waits for all that is on the device, as the driver's own call does.
+/// Waits for all work on the device, with the driver's `cuCtxSynchronize`.
 fn wait_for_device(world: &World, gpu: &Gpu) {
     type Retain = unsafe extern "C" fn(*mut *mut c_void, c_int) -> c_int;
     type Take = unsafe extern "C" fn(*mut c_void) -> c_int;
@@ -86,7 +86,7 @@ fn wait_for_device(world: &World, gpu: &Gpu) {
 /// Waits until the library has finished its calls, and then the device its work.
 fn catch_up(world: &World, gpu: &Gpu) -> Result<()> {
     let group = world.group();
-    // Not "ready" either, where the other ranks have left.
+    // The state need not become "ready", since the other ranks may have left.
     await_states(group, |state| {
         state != "in progress" && state != "inside a call"
     });
@@ -95,7 +95,7 @@ fn catch_up(world: &World, gpu: &Gpu) -> Result<()> {
 }
 
 /// An operation is aborted while the library is launching it, and is launched nevertheless: a call into the
-/// library cannot be cancelled.
+/// library cannot be canceled.
 pub(super) fn launch(world: &World, gpu: &Gpu) -> Result<()> {
     let group = world.group();
     let (numbers, owner) = watched(gpu, &[1; 256])?;
@@ -174,7 +174,7 @@ pub(super) fn look(world: &World, gpu: &Gpu) -> Result<()> {
     Ok(())
 }
 
-/// The library puts after the deadline has passed: the call cannot be cancelled.
+/// The library puts after the deadline has passed: the call cannot be canceled.
 pub(super) fn put(world: &World, gpu: &Gpu) -> Result<()> {
     let group = world.group();
     let (window, _) = window::open(group, 64)?;

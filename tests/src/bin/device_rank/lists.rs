@@ -4,7 +4,7 @@ use super::Gpu;
 use rcomm::backend::nccl::DeviceBuffer;
 use rcomm::{Buffer, Op, ProcessGroup, Result, World};
 
-/// A list of as many parts as there are ranks, in memory of its own.
+/// A list of one part for each rank, in one allocation or in several.
 struct List {
     parts: Vec<DeviceBuffer>,
     buffers: Vec<Buffer<'static>>,
@@ -32,7 +32,7 @@ impl List {
             };
             (0..group.size()).map(part).collect::<Result<_>>()?
         } else {
-            // Something between two parts, so that they are never neighbours.
+            // Allocated in reverse order, so that consecutive parts are not adjacent.
             let apart = |rank: u32| gpu.buffer(&values(rank));
             (0..group.size())
                 .rev()

@@ -72,7 +72,7 @@ fn run(scenario: &str) -> Result<()> {
     world.shutdown()
 }
 
-/// The rank's device, with a stream of the program's own.
+/// The rank's device, with a stream of the program.
 struct Gpu {
     device: Arc<CudaDevice>,
     stream: Arc<CudaStream>,
@@ -168,7 +168,8 @@ fn stay_for(world: &World, what: &str, ranks: impl Iterator<Item = u32>) {
         .and_then(|()| store.wait(&keys, Duration::from_secs(60)));
 }
 
-/// As `train`, but a rank whose operation failed stays until the operations of all ranks have failed: for the
+/// Works as `train`, but a rank whose operation failed stays until the operations of all ranks have failed: for
+/// the
 /// others, a rank that leaves is another failure.
 fn linger(world: &World, gpu: &Gpu) -> Result<()> {
     let trained = train(world, gpu);
@@ -247,7 +248,7 @@ fn streams(world: &World, gpu: &Gpu) -> Result<()> {
     Ok(())
 }
 
-/// One rank has a NaN in what it sends, behind a million numbers.
+/// One rank has a NaN in its input, as the last of a million numbers.
 fn nan(world: &World, gpu: &Gpu) -> Result<()> {
     let group = world.group();
     let mut numbers = vec![1.0f64; 1_000_000];

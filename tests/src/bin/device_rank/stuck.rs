@@ -17,11 +17,11 @@ pub(super) struct Gate {
 type OnWord = unsafe extern "C" fn(*mut c_void, u64, c_uint, c_uint) -> c_int;
 
 impl Gate {
-    /// What is enqueued on the rank's stream from now on waits.
+    /// Makes what is enqueued on the rank's stream from now on wait until the gate is opened.
     pub(super) fn shut(world: &World, gpu: &Gpu) -> Result<Self> {
         const AT_LEAST: c_uint = 0;
         let path = NcclOptions::of(world.config())?.driver;
-        // SAFETY: loading runs the library's initialisers, which have run: the world has loaded this
+        // SAFETY: loading runs the library's initializers, which have run: the world has loaded this
         // library before.
         let driver = unsafe { Library::new(path.unwrap_or_else(|| "libcuda.so.1".into())) };
         let gate = Self {

@@ -5,7 +5,7 @@ use rcomm::backend::nccl::DeviceBuffer;
 use rcomm::{Buffer, DType, DeviceKind, ErrorKind, ProcessGroup, Result, Window, World};
 use std::sync::Arc;
 
-/// Longer than what is staged at once.
+/// Elements of a window: more than are staged at once.
 const LEN: usize = 1_300_000;
 
 pub(super) fn open(group: &ProcessGroup, len: usize) -> Result<(Window, u64)> {
@@ -21,7 +21,7 @@ fn numbers(rank: u32, round: u32, len: usize) -> Vec<u32> {
         .collect()
 }
 
-/// Signals the next rank that all has arrived, and waits for the same signal from the rank before.
+/// Signals the next rank that all has arrived, and waits for the same signal from the previous rank.
 fn pass_on(window: &Window, next: u32, before: u32) -> Result<()> {
     window.signal(next)?;
     window.wait_signal(before)
@@ -44,16 +44,16 @@ pub(super) fn windows(world: &World, gpu: &Gpu) -> Result<()> {
     let (own, size) = (group.rank(), group.size());
     let (next, before) = ((own + 1) % size, (own + size - 1) % size);
     let (window, at) = open(group, LEN)?;
-    // Of host memory, piece by piece.
+    // Puts from host memory, piece by piece.
     for round in 1..=3 {
         window.put(next, 0, &numbers(own, round, LEN))?;
         pass_on(&window, next, before)?;
         check(&window, own, &numbers(before, round, LEN))?;
-        // A neighbour's part is read without its help.
+        // The next rank's part is read without its help.
         check(&window, next, &numbers(own, round, LEN))?;
         group.barrier()?;
     }
-    // Of device memory that is in no window, after the work that is enqueued on its stream.
+    // Puts from device memory that is in no window, after the work that is enqueued on its stream.
     let source = gpu.buffer(&numbers(own, 4, LEN))?;
     window.put_buffer(next, 0, &source.buffer()?)?;
     pass_on(&window, next, before)?;
@@ -61,7 +61,7 @@ pub(super) fn windows(world: &World, gpu: &Gpu) -> Result<()> {
     window.get_buffer(own, 0, &mut into.buffer()?)?;
     assert!(into.to_vec::<u32>()? == numbers(before, 4, LEN));
     group.barrier()?;
-    // From one part of a window to another's, straight.
+    // Puts from one rank's part of a window directly to another's.
     let (half, kept) = (LEN / 2, Arc::new(()));
     // SAFETY: the window's own memory, which it keeps until it is closed below.
     let inside = unsafe { DeviceBuffer::foreign(&gpu.stream, at, DType::U32, half, kept)? };

@@ -129,7 +129,9 @@ impl<'a> Job<'a> {
         Ok(())
     }
 
-    /// Starts a healthy job of the same name at the same port, and waits for its end.
+    /// Starts a healthy job of the same name at the same port, and waits for its end; returns whether every
+    /// rank
+    /// ended in order.
     pub(crate) fn restart(&mut self) -> anyhow::Result<bool> {
         self.end();
         self.hosts = None;
@@ -235,7 +237,7 @@ impl<'a> Job<'a> {
     /// Prepares the file systems with their fault, before the job starts.
     fn prepare(&self) -> anyhow::Result<()> {
         match self.scenario.fault {
-            // The driver runs in a mount namespace of its own.
+            // The driver runs in a separate mount namespace.
             Fault::Memory(shm) => {
                 let options = match shm {
                     Shm::Full => "size=4k,mode=1777",
@@ -288,7 +290,7 @@ impl<'a> Job<'a> {
         self.children.iter_mut().all(ended)
     }
 
-    /// Applies the fault, unless the job causes it by itself; returns when it happened.
+    /// Applies the fault, unless the job causes it by itself; returns when it happened, in ms since 1970.
     pub(crate) fn strike(&mut self) -> anyhow::Result<u64> {
         let culprit = self.scenario.culprits[0];
         let now = now_ms();
@@ -406,7 +408,7 @@ impl<'a> Job<'a> {
         self.has_ended()
     }
 
-    /// The ranks whose processes run still.
+    /// The ranks whose processes still run.
     pub(crate) fn running(&self) -> Vec<u32> {
         let events = self.events();
         let began = events.iter().filter(|event| event.what == What::Began);

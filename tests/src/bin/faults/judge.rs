@@ -195,7 +195,8 @@ impl Row {
     }
 }
 
-/// Whether an error names the culprits and no other rank: its `ranks` some of them, its text all.
+/// Whether an error names the culprits and no other rank: its `ranks` must be some of them, and its text must
+/// have all of them.
 fn names(culprits: &[u32], ranks: &[u32], text: &str) -> bool {
     let words: BTreeSet<&str> = text.split(|c: char| !c.is_ascii_alphanumeric()).collect();
     let to_text = culprits

@@ -6,9 +6,10 @@
 //! cargo run -p rcomm-tests --bin faults -- all
 //! ```
 //!
-//! Each row is right if every surviving rank got an error in time (time-out and two seconds) that names the
-//! right ranks and no other, the analysis of the records names them too, every rank left a record, no
-//! descriptor or thread was leaked, and the same job could be started again at the same port.
+//! A row in which a rank is lost is right if every surviving rank got an error in time (time-out and two
+//! seconds) that names the right ranks and no other, the analysis of the records names them too, and every rank
+//! left a record. Other rows expect an error at the start, or a job that runs to its end ([`Expect`]). In every
+//! row no descriptor or thread may be leaked, and the same job must be able to start again at the same port.
 #![expect(
     clippy::print_stdout,
     clippy::print_stderr,
@@ -54,7 +55,7 @@ enum Action {
     },
     /// Try all rows.
     All,
-    /// Try the rows that a minute has room for.
+    /// Try the rows of the short list, which take about a minute.
     Short {
         /// How much later than its time-out an error may come, in seconds: more on a busy machine.
         #[arg(long, default_value_t = 2)]
@@ -181,7 +182,7 @@ fn print_row(row: &Row, took: Duration) {
     );
 }
 
-/// Tries one row, in a mount namespace of its own if it changes mounts.
+/// Tries one row, in a separate mount namespace if it changes mounts.
 fn attempt(scenario: &Scenario, slack: Duration) -> Row {
     let tried = match scenario.fault {
         Fault::Memory(_) | Fault::DumpFolder => apart(scenario),

@@ -1,6 +1,6 @@
-//! Hosts that are network namespaces, joined by a bridge in one more.
+//! Hosts that are network namespaces, joined by a bridge in another one.
 //!
-//! A direction is cut by a wrong permanent neighbour entry: packets go to no machine, and both ends observe
+//! A direction is cut by a wrong permanent neighbor entry: packets go to no machine, and both ends observe
 //! the same as with a cut cable.
 
 use crate::scenario::Cut;
@@ -56,7 +56,7 @@ impl Hosts {
         command
     }
 
-    /// Applies this to a host's network. A temporary fault is over when this returns.
+    /// Applies a fault to a host's network. A temporary fault is over when this returns.
     pub(crate) fn cut(&self, host: usize, cut: Cut, timeout: Duration) -> anyhow::Result<()> {
         match cut {
             Cut::BothWays | Cut::Vanished => self.sever(host, true, true, UNUSED_ADDRESS),

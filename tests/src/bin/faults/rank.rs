@@ -31,7 +31,7 @@ pub(crate) struct RankArgs {
     descriptors: Option<u64>,
 }
 
-/// The events that a rank logs, one per line.
+/// An event that a rank logs, as one line of JSON.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Event {
     pub(crate) what: What,
@@ -44,7 +44,7 @@ pub(crate) struct Event {
 pub(crate) enum What {
     /// It was started.
     Began,
-    /// It works.
+    /// It has completed several steps.
     Ready,
     /// It applies its fault to itself.
     Fault,
@@ -68,7 +68,7 @@ pub(crate) fn now_ms() -> u64 {
     now.map_or(0, |now| u64::try_from(now.as_millis()).unwrap_or(u64::MAX))
 }
 
-/// The file of a rank's events.
+/// The folder with the files of the ranks' events.
 pub(crate) fn events_of(folder: &Path) -> PathBuf {
     folder.join("events")
 }

@@ -75,7 +75,7 @@ pub(crate) enum Start {
     Tcp,
     /// By `rcomm-run`, which serves the store.
     Launcher,
-    /// Each in a network namespace of its own.
+    /// Each in a separate network namespace, as on different hosts.
     Hosts,
 }
 
@@ -84,9 +84,9 @@ pub(crate) enum Start {
 pub(crate) enum Cut {
     /// Nothing arrives in either direction, silently.
     BothWays,
-    /// Nothing arrives there.
+    /// Nothing arrives at the host.
     Inward,
-    /// Nothing that it sends arrives.
+    /// Nothing that the host sends arrives.
     Outward,
     /// Its link has no carrier.
     LinkDown,
@@ -128,7 +128,7 @@ pub(crate) enum Fault {
     Launcher(Act, Option<Act>),
     /// Something happens to the network of the rank's host.
     Network(Cut),
-    /// The job starts with such a `/dev/shm`, and the rank is killed.
+    /// The job starts with this state of `/dev/shm`, and the rank is killed.
     Memory(Shm),
     /// The rings' folder cannot be written to, and the rank is killed.
     RingFolder,
@@ -136,17 +136,17 @@ pub(crate) enum Fault {
     DumpFolder,
     /// The limit of the rank's open files.
     Descriptors(u64),
-    /// Its ring is damaged while it runs, and then the rank is killed.
+    /// The rank's ring is damaged while it runs, and then the rank is killed.
     Ring(Damage),
     /// The rank is not started.
     Absent,
-    /// It was given another world size.
+    /// The rank was given another world size.
     WorldSize,
-    /// A second process has its number.
+    /// A second process has the rank's number.
     Duplicate,
     /// A rank of another job comes to the store.
     Foreign,
-    /// It comes so late, in milliseconds.
+    /// The rank is started late by this time, in milliseconds.
     Late(u64),
     /// Readers of all rings run, and are frozen or killed.
     Observers(Option<Act>),
@@ -163,7 +163,7 @@ pub(crate) enum Expect {
     Healthy,
     /// The job cannot start: each rank that came gets an error whose text contains this.
     Refused(&'static str),
-    /// Every rank ends in time, without an error.
+    /// The processes of all ranks end in time. Their errors are not checked.
     Ended,
     /// Only the culprit fails, with a text that contains this, or the job runs to its end.
     Own(&'static str),

@@ -10,9 +10,9 @@
 //!
 //! One thread, `rcomm/endpoint`, serves the endpoint; up to two more of the same name run the callbacks of
 //! `GET /peers` and `POST /dump`, which may block. The endpoint reads the ring and takes no lock that operations take,
-//! so it answers while the program is stuck. Until the first connection it sleeps and holds only its socket. Mode 0600 of
-//! a unix socket restricts access; over TCP every request carries the token (`Authorization: Bearer ...`). Requests
-//! have no body. At most [`MAX_CONNECTIONS`] are served at a time, each for at most [`CONNECTION_TIME`].
+//! so it answers while the program is stuck. Until the first connection it sleeps and holds only its socket. The mode
+//! 0600 of a unix socket restricts access; over TCP every request carries the token (`Authorization: Bearer ...`).
+//! Requests have no body. At most [`MAX_CONNECTIONS`] are served at a time, each for at most [`CONNECTION_TIME`].
 
 use super::answer::{
     CHANGE_HEADER, ENTRIES_HEADER, EndpointAddress, EndpointToken, GroupAnswer, PeerEndpoint,

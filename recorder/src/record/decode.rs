@@ -1,7 +1,7 @@
 //! Decodes the words of a ring into a [`Dump`], for the owner's snapshot and for readers outside.
 //!
 //! The contents are untrusted: every index is checked, every length is bounded by the section it points into,
-//! and the lengths together by that section's size, since valid rows do not overlap.
+//! and the lengths together by that section's size (twice that size for the lap ring), since valid rows do not overlap.
 
 use super::bytes;
 use super::clock::Anchor;

@@ -297,8 +297,8 @@ fn lock_is_free(file: &OwnedFd, how: FlockOperation) -> bool {
 
 /// Whether the process that made this ring is alive.
 ///
-/// If the lock is free, it is not. A forked child keeps its parent's lock, so if the lock is taken and the process can
-/// be looked up, the look-up decides.
+/// If the lock is free, the process is dead. A forked child keeps its parent's lock, so if the lock is taken and the
+/// process can be looked up, the look-up decides.
 pub(crate) fn owner_is_alive(file: &OwnedFd, owner: &ProcessIdentity) -> bool {
     if lock_is_free(file, FlockOperation::NonBlockingLockShared) {
         let _ = rfs::flock(file, FlockOperation::Unlock);

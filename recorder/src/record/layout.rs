@@ -11,7 +11,7 @@ use super::sync::Read;
 #[cfg(not(target_endian = "little"))]
 compile_error!("ring files are little-endian and mapped as they are");
 
-/// `RCOMMRNG`.
+/// The first word of every ring: the bytes of `RCOMMRNG`.
 pub(crate) const MAGIC: u64 = u64::from_le_bytes(*b"RCOMMRNG");
 /// Raised when a word changes its meaning; readers refuse any other major version.
 pub(crate) const MAJOR: u32 = 1;
@@ -56,7 +56,7 @@ pub(crate) mod header {
     pub(crate) const SLOTS: usize = 28;
     pub(crate) const LAP: usize = 30;
 
-    /// A length in bytes, then 32 words of text.
+    /// This section and the next two: a length in bytes, then 32 words of text.
     pub(crate) const HOST: usize = 32;
     pub(crate) const JOB: usize = 65;
     pub(crate) const WRITER: usize = 98;
@@ -104,9 +104,9 @@ pub(crate) mod header {
     pub(crate) const PEERS: usize = 202;
 }
 
-/// A value of [`header::STATE`].
+/// Value of [`header::STATE`]: in use.
 pub(crate) const STATE_OPEN: u64 = 1;
-/// A value of [`header::STATE`].
+/// Value of [`header::STATE`]: closed cleanly.
 pub(crate) const STATE_CLOSED: u64 = 2;
 
 /// Words of one group's row. The progress words, which change often, are in the second cache line.

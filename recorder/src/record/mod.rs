@@ -3,9 +3,9 @@
 //! [`FlightRecorder`] is the interface: it creates the ring, takes each operation as it is issued and as it
 //! ends, and returns a [`Dump`](crate::publish::Dump) of itself. Its input is an [`Operation`] (`operation`).
 //! Below it, `ring` holds slots of atomic words that others read without a lock and `progress` updates a
-//! slot; `layout` defines the file and `header` writes its head; `signature` interns repeated signatures and
-//! `signature_cache` finds them again; `map` and `directory` own the file; `decode` turns the words back into
-//! a dump, for the owner and for readers outside.
+//! slot; `layout` defines the file and `header` writes its head; `signature` encodes signatures, `tables` stores each
+//! repeated value once, and `signature_cache` finds signatures again; `map` and `directory` own the file; `decode`
+//! turns the words back into a dump, for the owner and for readers outside.
 
 pub(crate) mod bytes;
 #[cfg(feature = "endpoint")]

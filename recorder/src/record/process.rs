@@ -16,7 +16,7 @@ pub(crate) struct ProcessIdentity {
 }
 
 impl ProcessIdentity {
-    /// This process.
+    /// The identity of this process.
     pub(crate) fn of_self() -> Self {
         let pid = std::process::id();
         Self {

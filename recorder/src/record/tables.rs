@@ -215,7 +215,8 @@ impl Tables {
         Some(row)
     }
 
-    /// Sets the members in a group's row: see [`FlightRecorder::set_group_members`](super::FlightRecorder).
+    /// Sets the members in a group's row; see
+    /// [`FlightRecorder::set_group_members`](super::FlightRecorder::set_group_members).
     pub(super) fn set_members(
         &self,
         map: &Map,

@@ -62,15 +62,16 @@ pub struct Counters {
     pub call_sites_lost: u64,
     /// Records whose thread did not fit in the table.
     pub threads_lost: u64,
-    /// Phases not written, since another thread was naming one.
+    /// Phases not written, since another thread was setting one.
     pub phases_lost: u64,
 }
 
 /// Writes one rank's operations and status to its ring.
 ///
-/// All methods take `&self` and may be called from any thread. Those that record operations never block and never
-/// allocate in steady state, and never fail. Calls of [`begin`](Self::begin) for one group must be made one at a
-/// time, in the order of issue.
+/// All methods take `&self` and may be called from any thread. Those that record operations never fail. They neither
+/// block nor allocate in steady state: a new signature, call site or thread takes a lock for the time of a copy, and a
+/// slot of a file that is not reserved yet waits for the system. Calls of [`begin`](Self::begin) for one group must be
+/// made one at a time, in the order of issue.
 ///
 /// A ring in a file outlives its process: the recorder removes the file only in [`close`](Self::close). A child made
 /// by `fork` without `exec` must not use its parent's recorder: the mapping is not inherited.

@@ -1,6 +1,7 @@
 //! Records the data of NCCL's profiler interface other than operations: communicators, channels, network links.
 //!
-//! The same rules hold as for operations: no lock, no allocation, and no error to the caller.
+//! The same rules hold as for operations: no lock, no allocation, and no error to the caller. Only adding a
+//! communicator takes a lock and allocates.
 
 use super::super::layout::{NO_ROW, RingLayout, halves, header, join, kernel, link, slot};
 use super::super::operation::{GroupHandle, Ticket};

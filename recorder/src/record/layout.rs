@@ -56,7 +56,7 @@ pub(crate) mod header {
     pub(crate) const SLOTS: usize = 28;
     pub(crate) const LAP: usize = 30;
 
-    /// This section and the next two: a length in bytes, then 32 words of text.
+    /// This text and the next two: a length in bytes, then 32 words.
     pub(crate) const HOST: usize = 32;
     pub(crate) const JOB: usize = 65;
     pub(crate) const WRITER: usize = 98;

@@ -203,8 +203,7 @@ fn list(directory: &Path) -> Vec<PathBuf> {
 }
 
 /// A port on which no process listens: one of sixteen that follow from the process id, below the range from
-/// which
-/// the kernel assigns ports by itself.
+/// which the kernel assigns ports by itself.
 ///
 /// # Panics
 /// If none of the sixteen is free.

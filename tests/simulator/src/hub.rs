@@ -1,5 +1,5 @@
 //! The hub of a communicator's ranks. `ncclGetUniqueId` starts it in the process that calls it, as NCCL does with
-//! its bootstrap root (`bootstrapCreateRoot`, bootstrap.cc:405), and it lives as long as that process.
+//! its bootstrap root (`bootstrapCreateRoot`, bootstrap.cc:405), and it runs as long as this process exists.
 //!
 //! The hub gathers one contribution of every rank, computes, and answers all of them. Ranks that disagree on
 //! the kind, type, root or length of a collective are never answered: this is undefined in NCCL's

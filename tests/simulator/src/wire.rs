@@ -122,7 +122,7 @@ impl Request {
     }
 }
 
-/// What the hub answers.
+/// The hub's answer to a request, or its report that the communicator has failed.
 #[derive(Clone, Debug)]
 pub(crate) struct Reply {
     pub(crate) id: u64,

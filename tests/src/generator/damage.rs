@@ -87,8 +87,7 @@ impl Job {
     }
 
     /// Replaces a record with that of the same rank in an earlier, healthy run of another program; `false` if
-    /// the
-    /// rank left none there.
+    /// the rank left none there.
     fn replace_with_stale(&mut self, at: usize) -> bool {
         const EARLIER_NS: i64 = 3_600_000_000_000;
         let mut spec = self.spec.clone();

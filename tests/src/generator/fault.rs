@@ -15,7 +15,7 @@ pub struct Fault {
     /// Index of the act of the rank's program at which it was injected.
     pub at: usize,
     /// The ranks at fault, ascending: several if both ends of a message or all ranks of a host are; none if no
-    /// rank deviates from the others.
+    /// rank can be blamed.
     pub culprits: Vec<Rank>,
     /// Index of the group with the first wrong operation.
     pub group: usize,
@@ -205,8 +205,7 @@ fn try_at(
             }
             program.acts.remove(at);
             // torchcomms names no peers. The halves do not show which rank left out a message that a receiver
-            // takes
-            // from any source, or whether the receiver took too few.
+            // takes from any source, or whether the receiver took too few.
             fault(mesh.siblings(group) > 2 && recorder != Recorder::Torchcomms && !any)
         }
         Kind::MessageSize => {

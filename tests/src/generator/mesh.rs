@@ -113,8 +113,8 @@ impl Mesh {
         mesh
     }
 
-    /// Adds the groups of sharded parameters. The shards of a part are on all replicas, or, in some jobs with
-    /// enough replicas, on half of them.
+    /// Adds the groups over which the parameters are sharded: all replicas, or, in some jobs with enough
+    /// replicas, each half of them.
     fn add_shards(&mut self, spec: &Spec, reused: bool, rank: impl Fn(u32, u32, u32) -> Rank) {
         let wide = if spec.dp >= 4 && spec.dp.is_multiple_of(2) && spec.seed.is_multiple_of(2) {
             spec.dp / 2

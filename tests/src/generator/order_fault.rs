@@ -58,8 +58,7 @@ pub(super) fn in_threads(
 }
 
 /// The fault of a rank that issues the operations at `at` and `at + 1` in the other order; `None` unless they
-/// are
-/// collectives of two groups that have another rank in common.
+/// are collectives of two groups that have another rank in common.
 pub(super) fn invert(mesh: &Mesh, programs: &[Program], rank: Rank, at: usize) -> Option<Fault> {
     let acts = &programs[rank as usize].acts;
     let single = |act: &Act| -> Option<Call> {

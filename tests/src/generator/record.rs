@@ -413,7 +413,7 @@ impl<'a> Writer<'a> {
                 counts[0] += 1;
                 // The other recorders record each operation on its own.
                 let blocks = matches!(self.dump.recorder, Recorder::Nccl | Recorder::Rcomm);
-                // Members of a coalesced block take no state of their own in NCCL's records.
+                // In NCCL's records, only the closing marker of a coalesced block has a state.
                 let marked = calls.len() > 1 && self.dump.recorder == Recorder::Nccl;
                 for (nth, call) in calls.iter().enumerate() {
                     let counts = self.seq.entry(group).or_insert([0; 3]);

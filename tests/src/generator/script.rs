@@ -161,9 +161,8 @@ impl Script<'_> {
         }
     }
 
-    /// A ring over the group: in each hop every rank sends to the next rank and receives from the previous one,
-    /// in
-    /// one batch.
+    /// A ring over the group: in each hop every rank sends to the next rank and receives from the previous
+    /// one, in one batch.
     fn pass_around(&mut self, group: usize, line: u32) {
         let (Some(me), members) = (
             self.mesh.member(group, self.rank),

@@ -40,8 +40,7 @@ impl Run {
 type Halves = [Option<(Rank, i64, u64)>; 2];
 
 /// Messages that a receiver takes in any order: the ranks with a posted half that has met no other, by group
-/// and
-/// receiver.
+/// and receiver.
 #[derive(Default)]
 struct FromAny {
     sends: HashMap<(usize, u32), VecDeque<Rank>>,

@@ -122,9 +122,8 @@ impl Row {
     }
 }
 
-/// The whole matrix. A rank that panics, aborts or uses up memory may, on a busy host, end only after the wait
-/// of
-/// the others is overdue: until it ends, it is reported as absent.
+/// The whole matrix. A rank that panics, aborts or uses up memory may, on a busy host, end only after the
+/// wait of the others is overdue: until it ends, it is reported as absent.
 pub const ROWS: &[Row] = &[
     row(
         "clean-end",

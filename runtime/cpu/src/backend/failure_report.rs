@@ -105,8 +105,7 @@ impl CpuGroup {
     }
 
     /// Returns the error for a channel that `rank` has closed: the reason from its note if it gave up, else
-    /// that
-    /// its process is gone, or still running, or that this could not be found out.
+    /// that its process is gone, or still running, or that this could not be found out.
     ///
     /// # Blocking
     /// For about [`REASON_TIME`], whether or not the store answers, and [`OTHERS_TIME`] more if the process is

@@ -48,8 +48,7 @@ impl CpuFactory {
     /// # Errors
     /// `InvalidArgument` if the configured interface cannot be used (it lists those of the host);
     /// `Rendezvous` if there is no route to the store; `Io` if no port can be opened, or memory cannot be
-    /// shared
-    /// although the configuration requires it; `Store` if the store fails.
+    /// shared although the configuration requires it; `Store` if the store fails.
     pub fn open(world: &WorldContext) -> Result<Self> {
         let mut factory = Self::prepare(world)?;
         let notes = std::mem::take(&mut factory.notes);

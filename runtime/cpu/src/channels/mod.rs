@@ -1,8 +1,8 @@
 //! All channels of one group and one kind, and the transfers that run over them at the same time.
 //!
-//! A *transfer* moves bytes to a peer, from a peer, or both. Transfers over one channel in one direction happen
-//! in the
-//! order of the list; all others proceed as the channels allow, so no order of the list can deadlock.
+//! A *transfer* moves bytes to a peer, from a peer, or both. Transfers over one channel in one direction
+//! happen in the order of the list; all others proceed as the channels allow, so no order of the list can
+//! deadlock.
 
 pub(crate) mod neighbours;
 mod swap;

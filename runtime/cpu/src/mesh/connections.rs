@@ -204,8 +204,7 @@ impl Mesh {
     }
 
     /// Works as [`connect`](Self::connect), but the lower rank does not wait: it gets `None` if the peer has
-    /// not
-    /// connected all sockets yet. The higher rank dials and waits for the handshakes in either case.
+    /// not connected all sockets yet. The higher rank dials and waits for the handshakes in either case.
     pub(crate) fn try_connect(
         &self,
         request: ChannelRequest,

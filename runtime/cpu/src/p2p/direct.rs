@@ -3,10 +3,9 @@
 //!
 //! A send of at most [`EAGER`] bytes on an open channel writes its message if no other send writes or waits
 //! to write, and leaves the rest of it to [`advance`](P2p::advance) if the message does not fit completely. A
-//! receive takes its message if that
-//! message is next, is complete, and no receive was posted before. Until then the receive is queued like
-//! any other, so that other threads leave its message to it. If any other message or request comes first,
-//! it continues as an ordinary request.
+//! receive takes its message if that message is next, is complete, and no receive was posted before. Until
+//! then the receive is queued like any other, so that other threads leave its message to it. If any other
+//! message or request comes first, it continues as an ordinary request.
 
 use super::channel::{Incoming, Outgoing, PeerChannel, Waiting};
 use super::frame::{EAGER, FRAME, Frame};
@@ -74,8 +73,7 @@ impl P2p {
     }
 
     /// Sends a message as far as possible. Returns the request for the rest, which is queued if nothing was
-    /// sent;
-    /// `None` if the message was sent.
+    /// sent; `None` if the message was sent.
     #[inline]
     fn send_at_once(
         &self,
@@ -116,8 +114,7 @@ impl P2p {
     }
 
     /// Receives a message if it is next on the channel; polls for it if the channel goes through memory.
-    /// Returns
-    /// the queued request if it did not come; `None` if it was received.
+    /// Returns the queued request if it did not come; `None` if it was received.
     #[inline]
     fn receive_at_once(
         &self,

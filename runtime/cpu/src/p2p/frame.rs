@@ -31,7 +31,7 @@ pub(super) struct Frame {
     pub(super) dtype: DType,
     /// The sender's identifier of the message; 0 for one that is sent at once, which gets no reply.
     pub(super) id: u64,
-    /// Bytes of the message.
+    /// Length of the message in bytes; in a `Refuse`, of the receiver's buffer.
     pub(super) len: u64,
 }
 

@@ -58,8 +58,7 @@ impl Request {
     }
 
     /// Ends this request if `result` is a mismatch, and keeps the failure: a message that does not fit ends
-    /// only
-    /// its own request. Returns any other result unchanged.
+    /// only its own request. Returns any other result unchanged.
     pub(super) fn keep_mismatch(&mut self, result: Result<bool, Failure>) -> Result<bool, Failure> {
         match result {
             Err(failure @ Failure::Mismatch(..)) => {

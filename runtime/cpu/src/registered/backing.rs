@@ -111,8 +111,7 @@ impl Backing {
     }
 
     /// Returns where other ranks find a buffer's memory for a window. `None` if the buffer was not allocated
-    /// for
-    /// other ranks, does not begin with the file, or has lost some pages by [`cut_off`](Self::cut_off).
+    /// for other ranks, does not begin with the file, or has lost some pages by [`cut_off`](Self::cut_off).
     pub(crate) fn for_window(memory: &Buffer<'_>) -> Option<RegionHandle> {
         let backing = memory.owner()?.downcast_ref::<Self>()?;
         let begins = std::ptr::eq(backing.region.start().as_ptr(), memory.as_ptr());

@@ -92,17 +92,17 @@ impl<'a> Exposed<'a> {
         })
     }
 
-    /// Where the loan begins.
+    /// Address of the first byte of the loan.
     pub(super) fn start(&self) -> NonNull<u8> {
         self.start
     }
 
-    /// Bytes of the loan.
+    /// Length of the loan in bytes.
     pub(super) fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether it was lent for writing.
+    /// The access for which the bytes were lent.
     pub(super) fn access(&self) -> Access {
         self.access
     }

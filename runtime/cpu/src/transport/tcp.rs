@@ -218,10 +218,8 @@ fn none_if_not_ready(result: io::Result<usize>, is_read: bool) -> io::Result<usi
 }
 
 /// Makes the systems at both ends exchange a packet every `interval` on this connection while the processes
-/// send
-/// nothing. Makes this system send again what is not acknowledged about every `interval`, and keep the
-/// connection
-/// for `patience` without an acknowledgement.
+/// send nothing. Makes this system send again what is not acknowledged about every `interval`, and keep the
+/// connection for `patience` without an acknowledgement.
 ///
 /// Without this, a system doubles the time between two attempts to send again, so after a short cut the next
 /// attempt could come later than an operation's time-out.

@@ -2,12 +2,11 @@
 //! participation.
 //!
 //! A window has a second backend of the same members, for its messages only. When it is opened, the members
-//! exchange
-//! where their memory is. A member of the same host maps another's memory if it was allocated for that
-//! ([`Backend::allocate`]); every other member sends requests by message, and a thread on each rank
-//! (`rcomm/win/<group>`, started only if a member needs it) answers them ([`service`]). Signals are
-//! counters, one for each sender: a sender that has mapped the member's memory increments its counter there,
-//! every other sends a message.
+//! exchange where their memory is. A member of the same host maps another's memory if it was allocated for
+//! that ([`Backend::allocate`]); every other member sends requests by message, and a thread on each rank
+//! (`rcomm/win/<group>`, started only if a member needs it) answers them ([`service`]). Signals are counters,
+//! one for each sender: a sender that has mapped the member's memory increments its counter there, every
+//! other sends a message.
 
 mod service;
 #[allow(unsafe_code)]

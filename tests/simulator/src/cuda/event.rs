@@ -30,7 +30,7 @@ pub unsafe extern "C" fn cuEventCreate(out: *mut *mut c_void, flags: c_uint) -> 
     unsafe { put(out, EVENTS.insert(event)) }
 }
 
-/// Work that still refers to the event goes on, as documented.
+/// Work that still refers to the event continues, as documented.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuEventDestroy_v2(handle: *mut c_void) -> c_int {
     crate::calls::note();

@@ -294,7 +294,7 @@ pub unsafe extern "C" fn cuMemFree_v2(at: u64) -> c_int {
     if free(at) { SUCCESS } else { INVALID_VALUE }
 }
 
-/// Ends the process for memory that is no device's, or was freed: the device would end the context
+/// Ends the process for memory that does not belong to a device, or was freed: the device would end the context
 /// (`CUDA_ERROR_ILLEGAL_ADDRESS`).
 pub(crate) fn check(at: usize, length: usize) {
     if length > 0 && device_of(at as u64, length as u64).is_none() {

@@ -209,7 +209,8 @@ impl Comm {
         self.settle(status)
     }
 
-    /// The result of `ncclCommGetAsyncError` (init.cc): an error of its own, or else one of the connections.
+    /// The result of `ncclCommGetAsyncError` (init.cc): the communicator's state, or, if that is not an error,
+    /// the state of its connections.
     pub(super) fn async_error(&self) -> c_int {
         match self.state.load(Ordering::Acquire) {
             SUCCESS => self.network.load(Ordering::Acquire),
@@ -218,8 +219,7 @@ impl Comm {
     }
 
     /// Handles a refused call and returns its status, which becomes the state of a communicator that does not
-    /// block
-    /// (`ncclEnqueueCheck`, enqueue.cc, and `groupCleanup`, group.cc: `ncclCommSetAsyncError` unless
+    /// block (`ncclEnqueueCheck`, enqueue.cc, and `groupCleanup`, group.cc: `ncclCommSetAsyncError` unless
     /// `blocking`).
     pub(super) fn refuse(&self, status: c_int) -> c_int {
         if !self.is_blocking {

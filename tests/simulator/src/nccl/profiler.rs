@@ -238,8 +238,7 @@ pub(super) fn hash_of(parts: &[&[u8]]) -> u64 {
 }
 
 /// Reports a communicator that has joined to the plug-in and returns its context. `None` if there is no
-/// plug-in,
-/// or its `init` fails.
+/// plug-in, or its `init` fails.
 pub(super) fn admit(hash: u64, name: *const c_char, rank: c_int, size: c_int) -> Option<Context> {
     let plugin = plugin()?;
     let (mut context, mut mask) = (null_mut(), 0);
@@ -273,9 +272,8 @@ impl Context {
         Event(handle.addr())
     }
 
-    /// Reports a call, with the event of its group if this is the group's first call, and returns its parts. If
-    /// the
-    /// plug-in wants no events of groups, the call is not reported.
+    /// Reports a call, with the event of its group if this is the group's first call, and returns its parts.
+    /// If the plug-in wants no events of groups, the call is not reported.
     pub(super) fn call(&self, comm: &Comm, request: &Request, is_captured: bool) -> Vec<Part> {
         let mut parts = parts_of(comm, request);
         if parts.is_empty() || self.mask & GROUP_API == 0 {

@@ -5,8 +5,7 @@
 //! rank 0 prints the results on its standard output. With `--quiet` everything runs and no number is printed,
 //! since numbers have no meaning over a simulator. With `--host` only the host's nanoseconds of a small call
 //! are measured: over a simulator, the difference from a raw call is the overhead of the backend without that
-//! of
-//! the driver.
+//! of the driver.
 #![allow(clippy::print_stdout, clippy::print_stderr)]
 
 mod driver;

@@ -168,9 +168,8 @@ fn stay_for(world: &World, what: &str, ranks: impl Iterator<Item = u32>) {
         .and_then(|()| store.wait(&keys, Duration::from_secs(60)));
 }
 
-/// Works as `train`, but a rank whose operation failed stays until the operations of all ranks have failed: for
-/// the
-/// others, a rank that leaves is another failure.
+/// Works as `train`, but a rank whose operation failed stays until the operations of all ranks have failed:
+/// for the others, a rank that leaves is another failure.
 fn linger(world: &World, gpu: &Gpu) -> Result<()> {
     let trained = train(world, gpu);
     if trained.is_err() {

@@ -130,8 +130,7 @@ impl<'a> Job<'a> {
     }
 
     /// Starts a healthy job of the same name at the same port, and waits for its end; returns whether every
-    /// rank
-    /// ended in order.
+    /// rank ended in order.
     pub(crate) fn restart(&mut self) -> anyhow::Result<bool> {
         self.end();
         self.hosts = None;

@@ -8,7 +8,7 @@
 //!
 //! A row in which a rank is lost is right if every surviving rank got an error in time (time-out and two
 //! seconds) that names the right ranks and no other, the analysis of the records names them too, and every rank
-//! left a record. Other rows expect an error at the start, or a job that runs to its end ([`Expect`]). In every
+//! left a record. Other rows expect an error at the start, or a job that runs to its end (`scenario`). In every
 //! row no descriptor or thread may be leaked, and the same job must be able to start again at the same port.
 #![expect(
     clippy::print_stdout,

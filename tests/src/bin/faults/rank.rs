@@ -20,7 +20,7 @@ pub(crate) struct RankArgs {
     /// What to do to itself.
     #[arg(long)]
     act: Option<Act>,
-    /// When.
+    /// When to do it.
     #[arg(long, default_value = "Between")]
     at: At,
     /// The ranks that do it.
@@ -59,7 +59,8 @@ pub(crate) enum What {
     Wrong(String),
     /// It has shut down.
     Ended,
-    /// It has dropped its world; the numbers of descriptors and threads beyond those before.
+    /// It has dropped its world. The numbers are how many more descriptors and threads it has than before it
+    /// made the world.
     Left { fds: i64, threads: i64 },
 }
 

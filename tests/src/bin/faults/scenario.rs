@@ -169,7 +169,7 @@ pub(crate) enum Expect {
     Own(&'static str),
 }
 
-/// One row.
+/// One row: a fault, the ranks that it affects, and the expected result.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Scenario {
     pub(crate) name: &'static str,

@@ -63,7 +63,7 @@ pub struct PacedSpec {
     pub waits: bool,
     /// The largest offset of the hosts' clocks to either side, in µs.
     pub clock_spread_us: u64,
-    /// Ranks of a host.
+    /// Number of ranks on each host.
     pub per_host: u32,
     /// The records name their hosts.
     pub hosts_named: bool,

@@ -7,8 +7,7 @@ use rcomm_recorder::model::Rank;
 use std::collections::{HashMap, VecDeque};
 
 /// When one act was issued by the host, reached by the device, and ended, in ns since the start. `ended` is 0
-/// if
-/// it has not ended.
+/// if it has not ended.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Times {
     pub(super) issued: i64,
@@ -201,9 +200,8 @@ impl Job<'_> {
         }
     }
 
-    /// Runs a message; returns whether the rank may continue with its next act. A send does not block its rank;
-    /// a
-    /// receive does until the send is posted.
+    /// Runs a message; returns whether the rank may continue with its next act. A send does not block its
+    /// rank; a receive does until the send is posted.
     fn message(
         &mut self,
         rank: Rank,

@@ -1,5 +1,5 @@
-//! Reductions along a chain of hosts: each host receives the combined data of those before it, and combines
-//! its own ranks' data with them.
+//! Reductions along a chain of hosts: each host receives the combined data of the hosts before it, and
+//! combines the data of its ranks with it.
 //!
 //! The data is processed in *blocks*. Every rank that has a stripe of a block forwards it in *chunks*,
 //! each as large as the slots of a phase hold. In one phase the ranks of a host show each other what each

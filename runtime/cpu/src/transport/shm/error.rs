@@ -7,7 +7,7 @@ use std::io;
 /// Why a wait for a rank on the exchange area has failed.
 #[derive(Debug)]
 pub(crate) enum ShmExchangeError {
-    /// The wait was ended.
+    /// The deadline passed, or the group was stopped.
     Interrupted(Interrupted),
     /// The deadline passed while this rank of the group was missing.
     Late(usize),

@@ -224,8 +224,7 @@ impl Segment {
     }
 
     /// Whether this rank has left, or its process has ended; `false` if the system does not let this process
-    /// find
-    /// out.
+    /// find out.
     pub(crate) fn is_gone(&self, rank: Rank) -> bool {
         let entry = Self::rank_entry(rank);
         match self.table.word(entry).load(Ordering::Acquire) {

@@ -446,8 +446,7 @@ impl ShmStream {
     }
 
     /// Sets marks before the thread sleeps on the socket. Returns true if the thread need not sleep, since it
-    /// can
-    /// read or write already, or the other end is gone.
+    /// can read or write already, or the other end is gone.
     pub(crate) fn prepare_sleep(&mut self, waits: Waits) -> io::Result<bool> {
         let mut drained = [0; 64];
         loop {

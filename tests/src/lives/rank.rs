@@ -171,8 +171,8 @@ fn act(deed: Deed) -> rcomm::Result<()> {
     Ok(())
 }
 
-/// Uses memory until the kernel kills this process. Only in the control group of the row: outside of it, it
-/// would be the host's memory.
+/// Uses memory until the kernel kills this process. Does nothing outside of the control group of the row, where
+/// it would use up the host's memory.
 fn exhaust() {
     if std::env::var_os(super::stage::GROUP).is_none() {
         return;
@@ -184,6 +184,6 @@ fn exhaust() {
 }
 
 fn signal(signal: Signal) {
-    // It cannot fail on oneself.
+    // A signal to its own process cannot fail.
     let _ = kill_process(getpid(), signal);
 }

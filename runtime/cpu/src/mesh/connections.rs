@@ -227,8 +227,7 @@ impl Mesh {
     }
 
     /// Whether `peer` is known to be gone. If no connection to `peer` is watched, opens one to find out.
-    /// `false`
-    /// if the store fails, or another thread is already opening the connection.
+    /// `false` if the store fails, or another thread is already opening the connection.
     pub(crate) fn is_gone(&self, peer: Rank, policy: &mut WaitPolicy<'_>) -> Result<bool, Failure> {
         match self.find_gone(peer, policy) {
             Err(Failure::Store(_)) => Ok(false),

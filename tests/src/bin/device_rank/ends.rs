@@ -102,8 +102,8 @@ pub(super) fn beside_hung(world: &World, gpu: &Gpu) -> Result<()> {
     Ok(())
 }
 
-/// Calls that the library would refuse, after which it stays in an error state, are refused before; the group
-/// stays usable.
+/// Calls that the library would refuse, and that would leave it in an error state, are refused before they
+/// reach it; the group stays usable.
 pub(super) fn refused_first(world: &World, gpu: &Gpu) -> Result<()> {
     let group = world.group();
     let numbers = DeviceBuffer::zeroed(&gpu.stream, DType::F8E4M3, 100)?;

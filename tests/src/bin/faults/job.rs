@@ -441,7 +441,7 @@ impl Drop for Job<'_> {
     }
 }
 
-/// Where `rcomm-run` is, if it is built.
+/// The path of `rcomm-run` next to this program, whether or not it is built.
 pub(crate) fn launcher() -> anyhow::Result<PathBuf> {
     Ok(std::env::current_exe()?.with_file_name("rcomm-run"))
 }

@@ -531,7 +531,7 @@ fn a_ring_of_the_first_version_is_read_as_before() {
         .unwrap();
     let mut version = [0; 8];
     file.read_exact_at(&mut version, VERSION).unwrap();
-    assert_eq!(version, [1, 0, 0, 0, 5, 0, 0, 0], "1.5");
+    assert_eq!(version, [1, 0, 0, 0, 6, 0, 0, 0], "1.6");
     file.write_all_at(&[1, 0, 0, 0, 0, 0, 0, 0], VERSION)
         .unwrap();
     // Its header did not contain the reserved size.
@@ -543,6 +543,9 @@ fn a_ring_of_the_first_version_is_read_as_before() {
     // Nor failures.
     const FAILURES: u64 = 1584;
     file.write_all_at(&[0; 16], FAILURES).unwrap();
+    // Nor connections.
+    const CONNECTIONS: u64 = 1616;
+    file.write_all_at(&[0; 16], CONNECTIONS).unwrap();
     assert_eq!(read(), now);
 }
 

@@ -304,7 +304,7 @@ fn range(parts: &[PeerPart], peer: u32, offset: usize, len: usize) -> Result<&Pe
     let part = part(parts, peer)?;
     if offset.checked_add(len).is_none_or(|end| end > part.bytes) {
         let message = format!(
-            "{len} bytes at {offset} peer_parts beyond the {} bytes of rank {peer}'s part",
+            "{len} bytes at {offset} reach beyond the {} bytes of rank {peer}'s part",
             part.bytes
         );
         return Err(Error::new(ErrorKind::InvalidArgument, message));

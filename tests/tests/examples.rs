@@ -60,8 +60,8 @@ struct Held(std::process::Child);
 
 impl Held {
     fn end(&self) {
-        // They may have ended already.
-        let _ = kill_process_group(Pid::from_child(&self.0), Signal::INT);
+        // Not SIGINT, which processes ignore whose shell runs in the background. They may have ended already.
+        let _ = kill_process_group(Pid::from_child(&self.0), Signal::TERM);
     }
 }
 
@@ -77,7 +77,7 @@ fn a_held_job_stays_to_be_looked_at() {
     let Some(hang) = example("hang") else { return };
     let launcher = std::process::Command::new(hang)
         .arg("--hold")
-        // As a terminal does: ctrl-c reaches the launcher and its ranks.
+        // One signal reaches the launcher and its ranks, as ctrl-c does in a terminal.
         .process_group(0)
         .stdout(std::process::Stdio::null())
         .spawn();

@@ -3,7 +3,7 @@
 
 use rcomm_analyzer::load::LoadedDump;
 use rcomm_recorder::model::Rank;
-use rcomm_recorder::publish::{Dump, LaunchRecord, RingReader, list_rings};
+use rcomm_recorder::publish::{Dump, Identity, LaunchRecord, RingReader, list_rings};
 use rcomm_recorder::record::default_directory;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -26,32 +26,43 @@ pub(super) struct OnNode {
     jobs: BTreeMap<String, Job>,
 }
 
-/// The newest attempt of a job, and what was read of any of its attempts.
+/// The newest attempt of a job, and what was read of it.
 #[derive(Default)]
 struct Job {
     attempt: u32,
-    /// The folders with the rings that were read.
+    /// The folders with the rings that were read, of any attempt.
     directories: BTreeSet<PathBuf>,
-    /// The ranks of which a record of any attempt was read.
+    /// The ranks of which a record was read.
     ranks: BTreeSet<Rank>,
-    /// When the earliest dump of any attempt was taken, ns since the epoch; 0 if no dump states it.
+    /// When the earliest dump was taken, ns since the epoch; 0 if no dump states it.
     taken_ns: i64,
 }
 
 impl OnNode {
-    /// Notes the job and the rank of a record that was read; a record without a job's name is ignored.
+    /// Notes the job and the rank of a record that was read, in any order of attempts; a record without a job's name
+    /// is ignored.
     pub(super) fn note(&mut self, loaded: &LoadedDump) {
-        let identity = &loaded.dump.identity;
+        self.note_record(&loaded.dump.identity, Path::new(&loaded.path));
+    }
+
+    fn note_record(&mut self, identity: &Identity, path: &Path) {
         if identity.job.is_empty() {
             return;
         }
         let job = self.jobs.entry(identity.job.clone()).or_default();
-        job.attempt = job.attempt.max(identity.attempt);
-        job.ranks.extend(identity.rank);
-        let path = Path::new(&loaded.path);
-        if path.extension().is_some_and(|it| it == "ring") {
+        let is_ring = path.extension().is_some_and(|it| it == "ring");
+        if is_ring {
             job.directories.extend(path.parent().map(Path::to_owned));
-        } else if identity.dump_time_ns > 0 {
+        }
+        if identity.attempt > job.attempt {
+            job.attempt = identity.attempt;
+            job.ranks.clear();
+            job.taken_ns = 0;
+        } else if identity.attempt < job.attempt {
+            return;
+        }
+        job.ranks.extend(identity.rank);
+        if !is_ring && identity.dump_time_ns > 0 {
             job.taken_ns = match job.taken_ns {
                 0 => identity.dump_time_ns,
                 known => known.min(identity.dump_time_ns),
@@ -103,5 +114,32 @@ impl OnNode {
             }
         }
         rings
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn records_of_older_attempts_do_not_count_for_the_newest() {
+        let record = |attempt, rank, dump_time_ns| Identity {
+            job: "train".into(),
+            attempt,
+            rank: Some(rank),
+            dump_time_ns,
+            ..Identity::default()
+        };
+        // Whichever is read first.
+        for order in [[0, 1, 2], [2, 1, 0], [1, 2, 0]] {
+            let records = [record(0, 0, 100), record(0, 1, 100), record(1, 1, 900)];
+            let mut on_node = OnNode::default();
+            for at in order {
+                on_node.note_record(&records[at], Path::new("dumps/rank.json"));
+            }
+            let job = &on_node.jobs["train"];
+            assert_eq!((job.attempt, job.taken_ns), (1, 900));
+            assert_eq!(job.ranks, BTreeSet::from([1]));
+        }
     }
 }

@@ -33,9 +33,9 @@ impl Guard {
     ///
     /// If standard output is not a terminal, or the terminal cannot be configured.
     pub fn enter(mouse: Mouse) -> io::Result<Self> {
-        take(mouse).inspect_err(|_| give_back())?;
+        let terminal = take(mouse).and_then(|()| Terminal::new(CrosstermBackend::new(stdout())));
         Ok(Self {
-            terminal: Terminal::new(CrosstermBackend::new(stdout()))?,
+            terminal: terminal.inspect_err(|_| give_back())?,
             mouse,
         })
     }

@@ -47,11 +47,13 @@ impl Settings {
     /// # Errors
     /// [`SettingsError`] names the first variable whose value is invalid.
     pub fn from_environment() -> Result<Option<Self>, SettingsError> {
-        Self::from_variables(
-            &std::env::vars()
-                .filter(|(name, _)| name.starts_with("OTEL_"))
-                .collect(),
-        )
+        // Variables of others may be no text; of these, the values are checked like all others.
+        let variables = std::env::vars_os().filter_map(|(name, value)| {
+            let name = name.into_string().ok()?;
+            let value = value.to_string_lossy().into_owned();
+            name.starts_with("OTEL_").then_some((name, value))
+        });
+        Self::from_variables(&variables.collect())
     }
 
     pub(crate) fn from_variables(

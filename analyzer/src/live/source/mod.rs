@@ -167,7 +167,8 @@ pub enum SourceError {
     },
 }
 
-/// Whether two dumps have the same operations, groups, reason, phase and step; their heartbeats may differ.
+/// Whether two dumps have the same operations, groups, failures, connections, end, reason, phase and step; their
+/// heartbeats may differ.
 fn is_same(last: &Dump, dump: &Dump) -> bool {
     let metadata = |dump: &Dump| {
         let status = dump.status.as_ref();
@@ -175,6 +176,31 @@ fn is_same(last: &Dump, dump: &Dump) -> bool {
     };
     last.entries == dump.entries
         && last.groups == dump.groups
+        && last.failures == dump.failures
+        && last.peers == dump.peers
+        && last.closed_ns == dump.closed_ns
         && last.identity.reason == dump.identity.reason
         && metadata(last) == metadata(dump)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rcomm_recorder::model::{Failure, FailureKind};
+
+    #[test]
+    fn an_end_and_a_failure_without_a_new_operation_are_changes() {
+        let last = Dump::default();
+        assert!(is_same(&last, &last.clone()));
+        let ended = Dump {
+            closed_ns: 7,
+            ..Dump::default()
+        };
+        assert!(!is_same(&last, &ended));
+        let failed = Dump {
+            failures: vec![Failure::new(FailureKind::Abort, &[0], 0, "loss")],
+            ..Dump::default()
+        };
+        assert!(!is_same(&last, &failed));
+    }
 }

@@ -5,6 +5,7 @@ use rcomm::{
     Buffer, Complex, F8E4M3, MissingRanks, Op, OpType, ProcessGroup, ReduceOp, Reduction,
     SparseTensor, bf16, f16,
 };
+use rcomm_tests::process::wait_until;
 use rcomm_tests::world::{Carrier, on_threads};
 use serde_json::Value;
 use std::collections::BTreeSet;
@@ -268,6 +269,21 @@ fn no_operation_is_left_out() {
     let missing: Vec<&OpType> = missing.collect();
     // A split is recorded as the gather that it is; no operation of ours is recorded as `Other`.
     assert_eq!(missing, [&OpType::Split, &OpType::Other]);
+}
+
+#[test]
+fn the_ring_gets_its_memory_before_operations_need_it() {
+    on_threads(
+        1,
+        &Carrier::Cpu,
+        |_| {},
+        |world| {
+            wait_until("the watchdog to touch the whole ring", || {
+                (!world.recorder().touch_ahead(0)).then_some(())
+            });
+            world.shutdown().unwrap();
+        },
+    );
 }
 
 #[test]

@@ -323,6 +323,7 @@ impl Rounds {
             })
             .unwrap_or_else(PoisonError::into_inner);
         requests.urgent = false;
+        self.touch_at = requests.touch_at.take().or(self.touch_at);
         self.in_flight_ops.append(&mut requests.in_flight_ops);
         (std::mem::take(&mut requests.faults), requests.stopped)
     }

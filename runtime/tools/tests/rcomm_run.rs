@@ -270,7 +270,7 @@ fn others_write_their_dumps_after_a_rank_was_killed() {
     let stderr = text(&output.stderr);
     assert_eq!(output.status.code(), Some(7), "{stderr}");
     assert!(
-        stderr.contains("the other 2 here are ended in 60s"),
+        stderr.contains("the other 2 here are ended in 1m"),
         "{stderr}"
     );
     let out = text(&output.stdout);

@@ -301,7 +301,7 @@ fn a_rank_that_sends_garbage_is_named_and_nothing_is_read_of_it() {
             rank_1_sends_noise(kind, &noise);
         }
         // The magic words of an operation's header and of a message's frame, followed by absurd lengths.
-        for magic in [0x7263_6e31u32, 0x7263_7031] {
+        for magic in [0x7263_6d31u32, 0x7263_6e31, 0x7263_7031] {
             let mut noise = vec![0xff; 4096];
             noise[..4].copy_from_slice(&magic.to_le_bytes());
             rank_1_sends_noise(kind, &noise);

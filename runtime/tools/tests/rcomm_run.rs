@@ -335,6 +335,9 @@ fn second_signal_kills() {
     stderr.read_line(&mut line).unwrap();
     assert!(line.contains("SIGTERM"), "{line}");
     running.signal(Signal::TERM);
+    line.clear();
+    stderr.read_line(&mut line).unwrap();
+    assert!(line.contains("at the second signal: rank 0"), "{line}");
     assert_eq!(running.process.wait().unwrap().code(), Some(143));
 }
 

@@ -175,6 +175,8 @@ struct Ending {
     terminate: Option<Instant>,
     /// When to send SIGKILL; `None` once it has been sent.
     kill: Option<Instant>,
+    /// The request to stop was repeated, so that the grace period is over.
+    at_once: bool,
 }
 
 /// The ranks of this host. If they are dropped before they have ended, they are killed.
@@ -386,6 +388,7 @@ impl Ranks {
         self.ending = Some(Ending {
             terminate: Some(terminate),
             kill: Some(terminate + options.grace),
+            at_once: false,
         });
     }
 
@@ -409,6 +412,7 @@ impl Ranks {
                 *ending = Ending {
                     terminate: None,
                     kill: ending.kill.map(|_| now),
+                    at_once: true,
                 }
             }
             None => {
@@ -425,6 +429,7 @@ impl Ranks {
                 self.ending = Some(Ending {
                     terminate: None,
                     kill: Some(now + options.grace),
+                    at_once: false,
                 });
             }
         }
@@ -451,11 +456,12 @@ impl Ranks {
                 .map(|rank| rank.rank.to_string())
                 .collect();
             if !left.is_empty() {
-                sinks.print_message(&format!(
-                    "killing the remaining ranks after {:?}: rank {}",
-                    options.grace,
-                    left.join(", ")
-                ));
+                let why = match ending.at_once {
+                    true => "at the second signal".to_owned(),
+                    false => format!("after {:?}", options.grace),
+                };
+                let left = left.join(", ");
+                sinks.print_message(&format!("killing the remaining ranks {why}: rank {left}"));
             }
             self.signal_all(Signal::KILL);
         }

@@ -50,7 +50,7 @@ pub enum Error {
         "{path} is a ring of layout {found}, this reader supports layout {known}; use a newer reader",
         path = path.display()
     )]
-    NewerRing {
+    UnknownLayout {
         /// The file.
         path: PathBuf,
         /// The file's major version.

@@ -371,7 +371,7 @@ fn invalid_answers_and_silence_are_distinguished() {
     assert!(error_for(b"SSH-2.0-OpenSSH\r\n\r\n").starts_with("it does not speak HTTP"));
     assert_eq!(
         error_for(b""),
-        "its answer ended before the end of the head"
+        "its answer's head ends too early or is too long"
     );
     assert_eq!(
         error_for(b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n"),

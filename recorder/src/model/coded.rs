@@ -44,7 +44,7 @@ macro_rules! coded {
                 }
             }
 
-            #[doc = concat!("The ", $what, " spelt exactly like this, if there is one.")]
+            #[doc = concat!("The ", $what, " with exactly this spelling, if there is one.")]
             pub fn from_name(name: &str) -> Option<Self> {
                 match name {
                     $( $text => Some(Self::$variant), )+

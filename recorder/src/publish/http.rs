@@ -55,7 +55,7 @@ pub enum HttpError {
     #[error("it does not speak HTTP: {0}")]
     NotHttp(httparse::Error),
     /// The answer ended, or exceeded the limit of 16 KiB, before the end of its head.
-    #[error("its answer ended before the end of the head")]
+    #[error("its answer's head ends too early or is too long")]
     Head,
     /// The Content-Length is missing or above the limit.
     #[error("its answer has a missing or oversized Content-Length")]

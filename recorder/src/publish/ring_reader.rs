@@ -90,7 +90,7 @@ impl RingReader {
         }
         let (major, _) = halves(view.load(header::VERSION));
         if major != layout::MAJOR {
-            return Err(Error::NewerRing {
+            return Err(Error::UnknownLayout {
                 path,
                 found: major,
                 known: layout::MAJOR,

@@ -171,9 +171,10 @@ impl Unnamed {
         let sized = rfs::ftruncate(file, bytes as u64).map_err(io::Error::from);
         sized
             .and_then(|()| self.check_space(bytes))
-            .and_then(|()| reserve(&self.file, 0, first))
-            .map_err(|error| {
-                let what = format!("reserve {first} bytes in {}", self.directory.display());
+            .map_err(|error| (bytes, error))
+            .and_then(|()| reserve(&self.file, 0, first).map_err(|error| (first, error)))
+            .map_err(|(bytes, error)| {
+                let what = format!("reserve {bytes} bytes in {}", self.directory.display());
                 Error::io(what, error)
             })
     }

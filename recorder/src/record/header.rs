@@ -11,7 +11,7 @@ use super::sync::Memory;
 use std::sync::atomic::Ordering;
 
 /// Writes the header into zeroed memory. The magic number comes last: a reader that finds it finds the rest.
-pub(super) fn initialise(map: &Map, layout: &RingLayout, config: &RecorderConfig) {
+pub(super) fn initialize(map: &Map, layout: &RingLayout, config: &RecorderConfig) {
     let words = map.words();
     let store = |word: usize, value: u64| words[word].store(value, Ordering::Relaxed);
     let text = |word: usize, text: &str| {

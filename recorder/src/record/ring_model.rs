@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// How far the memory honors the requested ordering.
 #[derive(Clone, Copy, PartialEq)]
-enum Honour {
+enum Honor {
     All,
     /// Fences of this order do nothing.
     NoFence(Ordering),
@@ -22,7 +22,7 @@ enum Honour {
     NoRelease,
 }
 
-struct ModelWord(AtomicU64, Honour);
+struct ModelWord(AtomicU64, Honor);
 
 impl Word for ModelWord {
     fn load(&self, order: Ordering) -> u64 {
@@ -31,7 +31,7 @@ impl Word for ModelWord {
 
     fn store(&self, value: u64, order: Ordering) {
         let order = match self.1 {
-            Honour::NoRelease => Ordering::Relaxed,
+            Honor::NoRelease => Ordering::Relaxed,
             _ => order,
         };
         self.0.store(value, order);
@@ -54,15 +54,15 @@ impl Word for ModelWord {
 
 struct ModelMemory {
     words: Vec<ModelWord>,
-    honour: Honour,
+    honor: Honor,
 }
 
 impl ModelMemory {
-    fn of(words: usize, honour: Honour) -> Arc<Self> {
-        let word = |_| ModelWord(AtomicU64::new(0), honour);
+    fn of(words: usize, honor: Honor) -> Arc<Self> {
+        let word = |_| ModelWord(AtomicU64::new(0), honor);
         Arc::new(Self {
             words: (0..words).map(word).collect(),
-            honour,
+            honor,
         })
     }
 }
@@ -76,7 +76,7 @@ impl Memory for ModelMemory {
     }
 
     fn fence(&self, order: Ordering) {
-        if self.honour != Honour::NoFence(order) {
+        if self.honor != Honor::NoFence(order) {
             loom::sync::atomic::fence(order);
         }
     }
@@ -124,9 +124,9 @@ fn check(found: Found<3>) {
 }
 
 /// Runs a reader concurrently with `second`, applied to a slot that was just written.
-fn one_writer(honour: Honour, second: fn(&ModelMemory)) -> impl Fn() {
+fn one_writer(honor: Honor, second: fn(&ModelMemory)) -> impl Fn() {
     move || {
-        let memory = ModelMemory::of(3, honour);
+        let memory = ModelMemory::of(3, honor);
         let reader = loom::thread::spawn({
             let memory = memory.clone();
             move || check(slot().read(&*memory, 0, 1))
@@ -143,7 +143,7 @@ const SECONDS: [fn(&ModelMemory); 2] = [|memory| add_ten(memory, 1), |memory| pu
 #[test]
 fn reader_never_sees_a_torn_slot() {
     for second in SECONDS {
-        let orders = explore(one_writer(Honour::All, second));
+        let orders = explore(one_writer(Honor::All, second));
         println!("{orders} orders");
         assert!(orders > 500, "only {orders} orders were explored");
     }
@@ -152,7 +152,7 @@ fn reader_never_sees_a_torn_slot() {
 #[test]
 fn a_claim_without_a_fence_is_detected() {
     for second in SECONDS {
-        let mutant = Honour::NoFence(Ordering::Release);
+        let mutant = Honor::NoFence(Ordering::Release);
         assert!(is_detected(one_writer(mutant, second)));
     }
 }
@@ -160,7 +160,7 @@ fn a_claim_without_a_fence_is_detected() {
 #[test]
 fn a_reader_without_fences_is_detected() {
     for second in SECONDS {
-        let mutant = Honour::NoFence(Ordering::Acquire);
+        let mutant = Honor::NoFence(Ordering::Acquire);
         assert!(is_detected(one_writer(mutant, second)));
     }
 }
@@ -168,7 +168,7 @@ fn a_reader_without_fences_is_detected() {
 #[test]
 fn a_slot_published_without_release_is_detected() {
     for second in SECONDS {
-        assert!(is_detected(one_writer(Honour::NoRelease, second)));
+        assert!(is_detected(one_writer(Honor::NoRelease, second)));
     }
 }
 
@@ -176,7 +176,7 @@ fn a_slot_published_without_release_is_detected() {
 #[test]
 fn two_writers_never_mix_in_one_slot() {
     let orders = explore(|| {
-        let memory = ModelMemory::of(3, Honour::All);
+        let memory = ModelMemory::of(3, Honor::All);
         put(&memory, 1);
         let late = loom::thread::spawn({
             let memory = memory.clone();
@@ -193,10 +193,10 @@ fn two_writers_never_mix_in_one_slot() {
 }
 
 /// A reader copies the record that a writer is about to lap.
-fn lapping(honour: Honour) -> impl Fn() {
+fn lapping(honor: Honor) -> impl Fn() {
     move || {
         let ring = LapRing::new(0, 1, 16);
-        let memory = ModelMemory::of(17, honour);
+        let memory = ModelMemory::of(17, honor);
         let put = |memory: &ModelMemory, value| {
             ring.write(memory, 2, |push| {
                 push(value);
@@ -221,13 +221,13 @@ fn lapping(honour: Honour) -> impl Fn() {
 
 #[test]
 fn lapped_words_are_never_returned() {
-    let orders = explore(lapping(Honour::All));
+    let orders = explore(lapping(Honor::All));
     println!("{orders} orders");
     assert!(orders > 10, "only {orders} orders were explored");
 }
 
 #[test]
 fn a_lap_ring_without_either_fence_is_detected() {
-    assert!(is_detected(lapping(Honour::NoFence(Ordering::Release))));
-    assert!(is_detected(lapping(Honour::NoFence(Ordering::Acquire))));
+    assert!(is_detected(lapping(Honor::NoFence(Ordering::Release))));
+    assert!(is_detected(lapping(Honor::NoFence(Ordering::Acquire))));
 }

@@ -8,7 +8,7 @@ use crate::error::{Error, Result};
 use crate::record::clock::Clock;
 use crate::record::config::{Placement, RecorderConfig, Storage, Touch};
 use crate::record::directory::{self, RingId, Unnamed};
-use crate::record::header::initialise;
+use crate::record::header::initialize;
 use crate::record::layout::{RingLayout, header};
 use crate::record::map::Map;
 use crate::record::rings;
@@ -66,7 +66,7 @@ impl FlightRecorder {
             let map = Map::anonymous(layout.bytes, config.touch).map_err(|error| {
                 Error::io(format!("allocate a ring of {} bytes", layout.bytes), error)
             })?;
-            initialise(&map, &layout, config);
+            initialize(&map, &layout, config);
             Ok(Self::over(map, layout, Storage::Memory { why }, None))
         };
         match &config.placement {
@@ -162,7 +162,7 @@ impl FlightRecorder {
         let map = Map::of_file(unnamed.file.as_fd(), layout.bytes, config.touch)
             .map_err(|error| Error::io(format!("map a ring of {} bytes", layout.bytes), error))?;
         map.admit(first / 8);
-        initialise(&map, &layout, config);
+        initialize(&map, &layout, config);
         map.words()[header::RESERVED].store(first as u64, Ordering::Relaxed);
         let (path, lock) = unnamed.publish(place)?;
         Ok(Self::over(map, layout, Storage::File(path), Some(lock)))
@@ -182,7 +182,7 @@ impl FlightRecorder {
             layout,
             storage,
             touched: AtomicUsize::new(0),
-            growth: Mutex::new(Growth::Goes),
+            growth: Mutex::new(Growth::Possible),
             file: lock,
             closed: AtomicBool::new(false),
         }

@@ -14,7 +14,7 @@ pub(super) const GROWTH: usize = 64 << 10;
 /// Whether more of the ring file can be reserved.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Growth {
-    Goes,
+    Possible,
     /// The system had no space for it.
     Stopped,
 }
@@ -68,7 +68,7 @@ impl FlightRecorder {
         if end <= have {
             return true;
         }
-        let Some(file) = self.file.as_ref().filter(|_| *growth == Growth::Goes) else {
+        let Some(file) = self.file.as_ref().filter(|_| *growth == Growth::Possible) else {
             return false;
         };
         let bytes = (end * 8).next_multiple_of(GROWTH).min(self.layout.bytes);

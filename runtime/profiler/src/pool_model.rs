@@ -47,8 +47,8 @@ impl Uses for NoRelease {
 
 /// Runs a model and returns how many orders of events loom visited.
 fn orders(model: impl Fn() + Send + Sync + 'static) -> usize {
-    static VISITED: std::sync::Mutex<()> = std::sync::Mutex::new(());
-    let _one_at_a_time = VISITED.lock();
+    static ONE_AT_A_TIME: std::sync::Mutex<()> = std::sync::Mutex::new(());
+    let _guard = ONE_AT_A_TIME.lock();
     let visited = std::sync::Arc::new(Count::new(0));
     let count = visited.clone();
     loom::model(move || {

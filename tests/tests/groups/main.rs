@@ -328,7 +328,7 @@ fn sub_groups_are_made_as_listed_and_bad_lists_refused() {
             error.unwrap_err().to_string()
         };
         assert!(refusal(&[vec![0, 1], vec![1]]).contains("rank 1 is in the lists"));
-        assert!(refusal(&[vec![0, 9]]).contains("rank 9 in list 0 of sub-groups is no member"));
+        assert!(refusal(&[vec![0, 9]]).contains("rank 9 in list 0 of sub-groups is not a member"));
         assert!(refusal(&[vec![0], vec![]]).contains("list 1 of sub-groups is empty"));
         let lists = [vec![3, 0], vec![1, 4]];
         let part = group

@@ -71,24 +71,24 @@ impl Partial {
         }
     }
 
-    /// Converts the partial result of `ranks` inputs into the final one. This overwrites `travelled` with the
+    /// Converts the partial result of `ranks` inputs into the final one. This overwrites `partial` with the
     /// quotient if the reduction is an average.
     ///
     /// # Panics
-    /// If the length of `out` does not match the number of elements in `travelled`.
-    pub fn finish(self, travelled: &mut [u8], ranks: usize, out: &mut [u8]) {
+    /// If the length of `out` does not match the number of elements in `partial`.
+    pub fn finish(self, partial: &mut [u8], ranks: usize, out: &mut [u8]) {
         let dtype = if self.is_narrow() {
             DType::F32
         } else {
             self.dtype
         };
         if self.op == ReduceOp::Avg {
-            divide(dtype, travelled, ranks);
+            divide(dtype, partial, ranks);
         }
         if self.is_narrow() {
-            self.convert(Conversion::Narrow, travelled, out);
+            self.convert(Conversion::Narrow, partial, out);
         } else {
-            out.copy_from_slice(travelled);
+            out.copy_from_slice(partial);
         }
     }
 

@@ -49,10 +49,10 @@ pub(super) fn check_parameters(group: &ProcessGroup, own: &[Parameter]) -> Resul
             let error = Error::new(ErrorKind::Mismatch, message).with_rank(rank);
             Err(error.in_group(group.desc()))
         };
-        let zero = group.ranks()[0];
+        let first_rank = group.ranks()[0];
         if theirs.len() != first.len() {
             return differs(format!(
-                "rank {rank} has {} parameters, rank {zero} has {}",
+                "rank {rank} has {} parameters, rank {first_rank} has {}",
                 theirs.len(),
                 first.len()
             ));
@@ -60,7 +60,7 @@ pub(super) fn check_parameters(group: &ProcessGroup, own: &[Parameter]) -> Resul
         for (at, (their, own)) in theirs.iter().zip(first).enumerate() {
             if their != own {
                 return differs(format!(
-                    "parameter {at} is {} {:?} on rank {rank}, {} {:?} on rank {zero}",
+                    "parameter {at} is {} {:?} on rank {rank}, {} {:?} on rank {first_rank}",
                     their.name, their.shape, own.name, own.shape
                 ));
             }

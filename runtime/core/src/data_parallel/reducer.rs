@@ -218,7 +218,7 @@ impl<T: Gradient> Reducer<T> {
             self.note_ready(parameter);
         }
         self.send_full_buckets()?;
-        let used_by_anybody = match self.unused {
+        let used_anywhere = match self.unused {
             UnusedParameters::Refuse => None,
             UnusedParameters::Find => Some(self.group.all_reduce_async(used, ReduceOp::Max)?),
         };
@@ -238,7 +238,7 @@ impl<T: Gradient> Reducer<T> {
                 gradients[parameter] = Some(part.to_vec());
             }
         }
-        if let Some(used) = used_by_anybody {
+        if let Some(used) = used_anywhere {
             for (gradient, used) in gradients.iter_mut().zip(used.wait()?) {
                 if used == 0 {
                     *gradient = None;

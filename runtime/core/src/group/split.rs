@@ -91,7 +91,7 @@ impl ProcessGroup {
             for &rank in list {
                 if self.group_rank(rank).is_none() {
                     return refuse(format!(
-                        "rank {rank} in list {at} of sub-groups is no member"
+                        "rank {rank} in list {at} of sub-groups is not a member"
                     ));
                 }
                 if seen.contains(&rank) {

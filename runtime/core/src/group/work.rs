@@ -294,7 +294,7 @@ impl<T> Work<T> {
     }
 
     /// An operation whose result is not in its buffers; `take` reads it after the end.
-    pub(crate) fn pending_job(
+    pub(crate) fn with_result(
         in_flight: Arc<InFlightOp>,
         take: impl FnOnce() -> Option<T> + Send + 'static,
     ) -> Self {

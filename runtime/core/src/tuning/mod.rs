@@ -276,7 +276,10 @@ fn parse_choice(line: &str, words: &[&str]) -> Result<Choice> {
         return Err(refuse(format!("it must be {form}")));
     };
     let unknown = |what: &str, word: &str, known: Vec<&str>| {
-        refuse(format!("{word:?} is no {what}: give {}", known.join(", ")))
+        refuse(format!(
+            "{word:?} is not a known {what}: give {}",
+            known.join(", ")
+        ))
     };
     let named_pattern = Pattern::from_name(pattern).ok_or_else(|| {
         let known = Pattern::ALL.iter().map(|it| it.name()).collect();
@@ -300,7 +303,7 @@ fn parse_choice(line: &str, words: &[&str]) -> Result<Choice> {
         ("any", _) => Ok(None),
         (_, Some(most)) => Ok(Some(most)),
         _ => Err(refuse(format!(
-            "{word:?} is no number of {what}: give one (with K, M or G for powers of 1024) or any"
+            "{word:?} is not a number of {what}: give one (with K, M or G for powers of 1024) or any"
         ))),
     };
     Ok(Choice {
@@ -520,7 +523,7 @@ mod tests {
         );
         assert!(refusal("allreduce memory any any whole").contains("is no operation"));
         assert!(refusal("all_reduce ram any any whole").contains("memory, sockets, hosts"));
-        assert!(refusal("all_reduce memory any 5X whole").contains("is no number of bytes"));
+        assert!(refusal("all_reduce memory any 5X whole").contains("is not a number of bytes"));
         assert!(refusal("all_reduce memory").contains("it must be operation"));
         assert!(refusal("streams 0").contains("give 1 to 16"));
     }

@@ -69,7 +69,7 @@ pub(crate) struct StatusExchange {
     pub(crate) rank: Rank,
     pub(crate) attempt: u32,
     /// The number of the alarm for which status is exchanged.
-    pub(crate) broadcast: i64,
+    pub(crate) alarm: i64,
     /// How long to wait for answers.
     pub(crate) wait_time: Duration,
     /// How long to read the answers that have arrived, after `wait_time`.
@@ -78,7 +78,7 @@ pub(crate) struct StatusExchange {
 
 impl StatusExchange {
     fn key(&self, what: impl std::fmt::Display) -> String {
-        format!("rcomm/status/{}/{}/{what}", self.attempt, self.broadcast)
+        format!("rcomm/status/{}/{}/{what}", self.attempt, self.alarm)
     }
 
     /// Publishes this rank's status.
@@ -334,7 +334,7 @@ mod tests {
         StatusExchange {
             rank,
             attempt: 0,
-            broadcast: 1,
+            alarm: 1,
             wait_time,
             read_time: Duration::from_secs(60),
         }

@@ -3,13 +3,13 @@
 //!
 //! | key, below `rcomm/<attempt>` | holds | writer |
 //! |---|---|---|
-//! | `gone/<left>/<rank>` | an empty value | each rank that leaves |
-//! | `gone_count/<left>` | how many ranks have left | each rank that leaves |
-//! | `all gone/<left>` | `1`, once all ranks have left | the last rank that leaves |
-//! | `lost/<left>` | the first rank that reported a failed shutdown, in four bytes, and its error | a rank that finds another lost, or whose wait has timed out |
-//! | `seen/<left>` | how many ranks have read how the shutdown ended | every rank that does not serve the store, once it has read that |
+//! | `gone/<remaining>/<rank>` | an empty value | each rank that leaves |
+//! | `gone_count/<remaining>` | how many ranks have left | each rank that leaves |
+//! | `all gone/<remaining>` | `1`, once all ranks have left | the last rank that leaves |
+//! | `lost/<remaining>` | the first rank that reported a failed shutdown, in four bytes, and its error | a rank that finds another lost, or whose wait has timed out |
+//! | `seen/<remaining>` | how many ranks have read how the shutdown ended | every rank that does not serve the store, once it has read that |
 //!
-//! `<left>` is the number of ranks that the program has not excluded. A store that does not reply does not
+//! `<remaining>` is the number of ranks that the program has not excluded. A store that does not reply does not
 //! make a rank wait longer than absent ranks would.
 
 use super::WorldShared;
@@ -114,14 +114,14 @@ impl WorldShared {
     /// Publishes that this rank leaves, and that all have left if it is the last; `None` if the store does
     /// not reply within `within`.
     fn count_departure(&self, within: Duration) -> Option<Result<()>> {
-        let left = self.left.load(Ordering::Relaxed);
-        let own = gone(left, self.place.rank);
+        let remaining = self.remaining.load(Ordering::Relaxed);
+        let own = gone(remaining, self.place.rank);
         let all_gone = self.all_gone();
         self.ask(within, move |notes| {
             notes.set(&own, b"")?;
             // Excluded ranks are not counted among those that are left.
-            let count = notes.add_within(&format!("gone_count/{left}"), 1, within)?;
-            if count >= i64::from(left) {
+            let count = notes.add_within(&format!("gone_count/{remaining}"), 1, within)?;
+            if count >= i64::from(remaining) {
                 notes.set(&all_gone, b"1")?;
             }
             Ok(())
@@ -131,7 +131,7 @@ impl WorldShared {
     /// On the rank that serves the store: waits until the others except `without` have read how the shutdown
     /// ended, for [`STORE_KEPT`] at most. On any other rank: publishes that this rank has read it.
     fn keep_store(&self, without: &[Rank]) {
-        let key = format!("seen/{}", self.left.load(Ordering::Relaxed));
+        let key = format!("seen/{}", self.remaining.load(Ordering::Relaxed));
         if !self.place.serves_store() {
             if !matches!(
                 self.ask(POLL_INTERVAL, move |notes| notes.add(&key, 1)),
@@ -142,7 +142,7 @@ impl WorldShared {
             return;
         }
         let without = i64::try_from(without.len()).unwrap_or(i64::MAX);
-        let others = i64::from(self.left.load(Ordering::Relaxed)) - 1 - without;
+        let others = i64::from(self.remaining.load(Ordering::Relaxed)) - 1 - without;
         let until = Instant::now() + STORE_KEPT.min(self.config.timeout);
         while others > 0 && Instant::now() < until {
             let key = key.clone();
@@ -172,10 +172,10 @@ impl WorldShared {
 
     /// The ranks that have not published that they leave; `None` if the store fails or does not reply.
     fn missing(&self, ranks: &[Rank]) -> Option<Vec<Rank>> {
-        let left = self.left.load(Ordering::Relaxed);
+        let remaining = self.remaining.load(Ordering::Relaxed);
         let ranks = ranks.to_vec();
         let found = self.ask(POLL_INTERVAL, move |notes| {
-            let keys: Vec<String> = ranks.iter().map(|&rank| gone(left, rank)).collect();
+            let keys: Vec<String> = ranks.iter().map(|&rank| gone(remaining, rank)).collect();
             let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
             // This request returns the error of a store that fails: the ranks must not be taken for missing.
             notes.check(&keys[..1])?;
@@ -243,11 +243,11 @@ impl WorldShared {
     }
 
     fn lost_key(&self) -> String {
-        format!("lost/{}", self.left.load(Ordering::Relaxed))
+        format!("lost/{}", self.remaining.load(Ordering::Relaxed))
     }
 
     fn all_gone(&self) -> String {
-        format!("all gone/{}", self.left.load(Ordering::Relaxed))
+        format!("all gone/{}", self.remaining.load(Ordering::Relaxed))
     }
 
     fn notes(&self) -> PrefixStore<dyn Store> {
@@ -259,8 +259,8 @@ impl WorldShared {
 }
 
 /// The key that a rank sets when it leaves.
-fn gone(left: u32, rank: Rank) -> String {
-    format!("gone/{left}/{rank}")
+fn gone(remaining: u32, rank: Rank) -> String {
+    format!("gone/{remaining}/{rank}")
 }
 
 /// `rank 3`, or `ranks 1, 2 and 5 more`.

@@ -109,9 +109,9 @@ impl WorldShared {
         let deadline = Deadline::In(self.config.init_timeout).started();
         if info.ranks.len() > 1 {
             let value = spec.as_bytes();
-            let host = self.factories.first();
-            let agreed = host.map_or(Ok(None), |host| {
-                host.agree(wire_id, value, &info.ranks, group_rank, deadline)
+            let factory = self.factories.first();
+            let agreed = factory.map_or(Ok(None), |factory| {
+                factory.agree(wire_id, value, &info.ranks, group_rank, deadline)
             });
             let other = match agreed.map_err(named)? {
                 Some(Agreement::Same) => None,
@@ -197,11 +197,11 @@ impl WorldShared {
                 ..info.clone()
             },
         };
-        let host = self.factories.first().ok_or_else(|| {
+        let factory = self.factories.first().ok_or_else(|| {
             let message = "the ranks have no backend over which to compare what they issue";
             Error::new(ErrorKind::Unsupported, message)
         })?;
-        let side = host.connect(side, params.deadline)?;
+        let side = factory.connect(side, params.deadline)?;
         let nan_check = config.nan_check;
         let wrapper = Wrapper::new(backend, side, &info.ranks, nan_check);
         Ok(Arc::new(wrapper))

@@ -65,7 +65,7 @@ pub(crate) fn rendezvous(
         expected: b"",
         desired: text.as_bytes(),
     });
-    let come = [
+    let arrival = [
         BatchRequest::CompareSet {
             key: &here,
             expected: b"",
@@ -77,7 +77,7 @@ pub(crate) fn rendezvous(
         },
     ];
     let own_name = name.requests().into_iter();
-    let requests: Vec<_> = own_name.chain(text).chain(come).collect();
+    let requests: Vec<_> = own_name.chain(text).chain(arrival).collect();
     let replies = root.batch(&requests)?;
     place.checked_in(root, &name, &replies)?;
     let is_last = matches!(replies.last(), Some(&BatchReply::Count(count))
@@ -113,13 +113,13 @@ pub(crate) fn rendezvous(
     }
     // The rank that serves the store keeps it only until all ranks that arrived have read the reason. So a
     // request from here on may find the store closed, which does not hide the reason.
-    let read_count = notes.add("refusal read", 1).and_then(|read_count| {
+    let counted = notes.add("refusal read", 1).and_then(|read_count| {
         if read_count >= notes.add(&count, 0)? {
             notes.set("refusal read by all", b"1")?;
         }
         Ok(())
     });
-    if let Err(error) = read_count {
+    if let Err(error) = counted {
         tracing::debug!(%error, "the store closed after the refusal was read");
     }
     if place.serves_store() {

@@ -46,7 +46,7 @@ impl JobSecret {
             return Ok(Self::Given(secret.clone()));
         }
         if !place.is_on_one_host() {
-            let random = *made()?.as_bytes();
+            let random = *generate_secret()?.as_bytes();
             return Ok(Self::ToAgree(Box::new(StaticSecret::from(random))));
         }
         let user = Secret::of_user().map_err(|error| {
@@ -150,7 +150,7 @@ impl JobSecret {
                 Error::new(ErrorKind::Unauthorized, what)
             });
         }
-        let secret = made()?;
+        let secret = generate_secret()?;
         let keys: Vec<&str> = statements.iter().map(String::as_str).collect();
         let values = notes.multi_get(&keys, deadline.remaining())?;
         let mut envelopes = Vec::new();
@@ -185,7 +185,7 @@ fn warn_open(host: &str, port: u16) {
 }
 
 /// Generates a secret from the system's random source.
-fn made() -> Result<Secret> {
+fn generate_secret() -> Result<Secret> {
     Secret::generate().map_err(|error| {
         Error::new(ErrorKind::Io, "no secret can be made for the job").with_source(error)
     })

@@ -95,7 +95,7 @@ pub(crate) struct WorldShared {
     pub(crate) factories: Vec<Arc<dyn BackendFactory>>,
     pub(crate) next_id: AtomicU32,
     /// How many ranks the program has not excluded.
-    left: AtomicU32,
+    remaining: AtomicU32,
     /// How many groups were made with each name and list of members.
     pub(crate) made: Mutex<HashMap<(String, Vec<Rank>), u32>>,
 }
@@ -183,7 +183,7 @@ impl<B: BackendSet> WorldBuilder<B> {
             None => Arc::new(secret.connect_store(&config, &place, deadline.remaining())?),
         };
         let notes = PrefixStore::new(format!("rcomm/{}", place.attempt), root.clone());
-        phase("wait for all ranks to come");
+        phase("wait for all ranks");
         let agreed = rendezvous(&*root, &notes, &place, &config, secret, deadline)?;
         let (secret, run) = (agreed.secret, agreed.settings.run);
         let config = Arc::new(Config {
@@ -280,7 +280,7 @@ impl<B: BackendSet> WorldBuilder<B> {
             watchdog: Watchdog::start(watch.clone(), broadcast, interval, start_helpers)?,
         };
         let shared = Arc::new(WorldShared {
-            left: AtomicU32::new(place.world_size),
+            remaining: AtomicU32::new(place.world_size),
             place,
             config,
             root,
@@ -473,11 +473,11 @@ impl<B> World<B> {
         }
         let options = GroupOptions::named(self.group.desc());
         self.group = self.group.shrink(excluding, &options)?;
-        let left = self.group.size();
-        self.shared.left.store(left, Ordering::Relaxed);
+        let remaining = self.group.size();
+        self.shared.remaining.store(remaining, Ordering::Relaxed);
         tracing::warn!(
             ?excluding,
-            left,
+            remaining,
             "the world continues without some of its ranks"
         );
         Ok(())

@@ -90,14 +90,14 @@ impl<'a> Swap<'a> {
     /// Sends, receives and combines what is possible now; returns whether anything moved.
     pub(super) fn advance(&mut self, channel: &mut Channel) -> io::Result<bool> {
         let len = self.bytes.len();
-        let gone = channel.write(&self.bytes[self.sent..self.may_send()])?;
-        self.sent += gone;
+        let sent_now = channel.write(&self.bytes[self.sent..self.may_send()])?;
+        self.sent += sent_now;
         let end = self.end();
         let room = (len - self.received).min(self.scratch.len() - end);
-        let come = channel.read(&mut self.scratch[end..end + room])?;
-        self.received += come;
+        let received_now = channel.read(&mut self.scratch[end..end + room])?;
+        self.received += received_now;
         self.combine();
-        Ok(gone + come > 0)
+        Ok(sent_now + received_now > 0)
     }
 
     fn combine(&mut self) {

@@ -62,7 +62,7 @@ pub(crate) struct ChannelRequest {
 enum WatchedPeer {
     /// A thread is opening the connection. Only one thread does so at a time: of two connections, the peer
     /// keeps the later one, which need not be the one that this rank keeps.
-    Dialling,
+    Dialing,
     Open(TcpStream),
 }
 
@@ -251,15 +251,15 @@ impl Mesh {
                     Err(error) => error.kind() != io::ErrorKind::WouldBlock,
                 });
             }
-            Some(WatchedPeer::Dialling) => return Ok(false),
+            Some(WatchedPeer::Dialing) => return Ok(false),
             None => {
-                watched.insert(peer, WatchedPeer::Dialling);
+                watched.insert(peer, WatchedPeer::Dialing);
             }
         }
         drop(watched);
-        let dialled = self.dial_to_watch(peer, policy);
+        let dialed = self.dial_to_watch(peer, policy);
         let mut watched = lock(&self.watched);
-        match dialled {
+        match dialed {
             Ok(Some(stream)) => {
                 watched.insert(peer, WatchedPeer::Open(stream));
                 Ok(false)
@@ -286,8 +286,8 @@ impl Mesh {
         policy: &mut WaitPolicy<'_>,
     ) -> Result<Option<TcpStream>, Failure> {
         let key = address_key(peer);
-        let has_come = self.ask(policy, move |store| store.check(&[&key]))?;
-        if !has_come.map_err(Failure::Store)? {
+        let is_published = self.ask(policy, move |store| store.check(&[&key]))?;
+        if !is_published.map_err(Failure::Store)? {
             return Ok(None);
         }
         let handshake = Handshake {

@@ -88,7 +88,7 @@ impl Verdict {
     /// not a valid verdict.
     pub(crate) fn reason_of(verdict: Option<Self>) -> &'static str {
         match verdict {
-            None => "it is no rank",
+            None => "it is not a rank",
             Some(Self::Welcome) => "it accepted",
             Some(Self::OtherProtocol) => "it speaks another version of the protocol",
             Some(Self::OtherJob) => "it belongs to another job",

@@ -68,7 +68,7 @@ impl Links {
         };
         for socket in channel.streams() {
             if let Err(error) = keep_alive(socket, self.interval, self.patience) {
-                tracing::debug!(%error, peer, "the signs of life of a connection keep the system's pace");
+                tracing::debug!(%error, peer, "cannot set the keep-alive times of a connection");
             }
         }
         let Some(recorder) = &self.recorder else {

@@ -142,12 +142,12 @@ impl Listener {
                 ));
             }
             // A pending handshake may expire without any further event.
-            let policy = if self.pending.is_empty() {
+            let timeout = if self.pending.is_empty() {
                 None
             } else {
                 Some(milliseconds(250))
             };
-            match rustix::event::poll(&mut sockets, policy.as_ref()) {
+            match rustix::event::poll(&mut sockets, timeout.as_ref()) {
                 Ok(_) | Err(rustix::io::Errno::INTR) => {}
                 Err(error) => {
                     tracing::error!(%error, "failed to poll connections: no more are accepted");

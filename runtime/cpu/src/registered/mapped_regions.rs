@@ -19,7 +19,7 @@ use std::sync::Arc;
 
 /// The largest number of regions of one rank that a group has at a time. If there are more, those not used
 /// for the longest time are forgotten, and mapped again when they are used again.
-const MOST: usize = 256;
+const MAX_REGIONS: usize = 256;
 
 /// What the ranks have agreed on.
 pub(crate) enum AccessOutcome<'a> {
@@ -166,7 +166,7 @@ impl MappedRegions {
                     known.mapped = None;
                 }
             }
-            while known.len() > MOST
+            while known.len() > MAX_REGIONS
                 && let Some((&oldest, _)) =
                     known.iter().min_by_key(|(id, known)| (known.used, **id))
             {

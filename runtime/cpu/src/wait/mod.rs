@@ -208,13 +208,13 @@ impl<'a> WaitPolicy<'a> {
             return Err(Interrupted::TimedOut);
         }
         let idle = now - since;
-        let policy = match self.wait_mode {
+        let limit = match self.wait_mode {
             WaitMode::CorePerRank => SPIN,
             WaitMode::Oversubscribed => YIELD,
             WaitMode::Helper => HELPER_YIELD,
             WaitMode::Sleep => Duration::ZERO,
         };
-        if idle < policy {
+        if idle < limit {
             if self.wait_mode != WaitMode::CorePerRank {
                 std::thread::yield_now();
             }

@@ -73,7 +73,7 @@ pub(crate) enum CommStatus {
     /// No work is in progress in the background.
     Ready,
     /// Work is in progress in the background.
-    AtWork,
+    InProgress,
     /// Another thread is inside a call on the communicator.
     InUse,
     /// The communicator was ended.
@@ -207,7 +207,7 @@ impl Comm {
         }
         match Self::ask(&self.library, handle.0) {
             Ok(true) => CommStatus::Ready,
-            Ok(false) => CommStatus::AtWork,
+            Ok(false) => CommStatus::InProgress,
             Err(error) => CommStatus::Failed(error),
         }
     }
@@ -216,7 +216,9 @@ impl Comm {
     pub(crate) fn async_error(&self) -> Option<Error> {
         match self.status() {
             CommStatus::Failed(error) => Some(error),
-            CommStatus::Ready | CommStatus::AtWork | CommStatus::InUse | CommStatus::Gone => None,
+            CommStatus::Ready | CommStatus::InProgress | CommStatus::InUse | CommStatus::Gone => {
+                None
+            }
         }
     }
 

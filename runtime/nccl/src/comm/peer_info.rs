@@ -69,7 +69,7 @@ impl PeerInfo {
 
 /// The result that the first rank publishes for all ranks.
 #[derive(Debug, Serialize, Deserialize)]
-enum Verdict {
+enum Outcome {
     /// The ranks may join with these ids.
     Ids(Vec<Vec<u8>>),
     /// The ranks cannot join: the reason, and the rank that gave up if one did.
@@ -77,7 +77,7 @@ enum Verdict {
 }
 
 const COUNTER: &str = "arrived";
-const VERDICT: &str = "verdict";
+const OUTCOME: &str = "verdict";
 /// At most this many values are requested at once, so that a reply stays small.
 const MAX_KEYS_PER_READ: usize = 256;
 /// How long the store may take to return values that are already there.
@@ -105,51 +105,51 @@ pub(crate) fn poll(
     devices: DeviceSharing,
 ) -> Result<Option<Vec<UniqueId>>> {
     let store = &members.store;
-    if members.own == 0 && !store.check(&[VERDICT])? {
+    if members.own == 0 && !store.check(&[OUTCOME])? {
         let here = store.add(COUNTER, 0)?;
         if here < members.ranks.len() as i64 {
             return Ok(None);
         }
         let infos = read_all(members)?;
-        let verdict = match PeerInfo::check_all(&infos, devices) {
-            Ok(()) => Verdict::Ids(infos.into_iter().filter_map(|info| info.id).collect()),
-            Err(why) => Verdict::Refused(why, None),
+        let outcome = match PeerInfo::check_all(&infos, devices) {
+            Ok(()) => Outcome::Ids(infos.into_iter().filter_map(|info| info.id).collect()),
+            Err(why) => Outcome::Refused(why, None),
         };
-        publish_verdict(store.as_ref(), &verdict)?;
-    } else if members.own != 0 && !store.check(&[VERDICT])? {
+        publish_outcome(store.as_ref(), &outcome)?;
+    } else if members.own != 0 && !store.check(&[OUTCOME])? {
         return Ok(None);
     }
-    let verdict = store.get(VERDICT, STORE_TIME)?;
-    let verdict = serde_json::from_slice(&verdict).map_err(|error| unreadable("read", error))?;
-    match verdict {
-        Verdict::Ids(ids) => ids
+    let outcome = store.get(OUTCOME, STORE_TIME)?;
+    let outcome = serde_json::from_slice(&outcome).map_err(|error| unreadable("read", error))?;
+    match outcome {
+        Outcome::Ids(ids) => ids
             .iter()
             .map(|id| read_id(id))
             .collect::<Result<_>>()
             .map(Some),
-        Verdict::Refused(why, None) => Err(Error::new(ErrorKind::Rendezvous, why)),
-        Verdict::Refused(why, Some(rank)) => {
+        Outcome::Refused(why, None) => Err(Error::new(ErrorKind::Rendezvous, why)),
+        Outcome::Refused(why, Some(rank)) => {
             Err(Error::new(ErrorKind::PeerLost, why).with_rank(rank))
         }
     }
 }
 
-/// Ends the rendezvous for the ranks that still wait for the verdict.
+/// Ends the rendezvous for the ranks that still wait for the outcome.
 ///
 /// # Errors
 /// `Store`.
 pub(crate) fn give_up(members: &BootstrapGroup, why: &str) -> Result<()> {
     let own = members.ranks[members.own as usize];
-    publish_verdict(
+    publish_outcome(
         members.store.as_ref(),
-        &Verdict::Refused(why.to_owned(), Some(own)),
+        &Outcome::Refused(why.to_owned(), Some(own)),
     )
 }
 
-/// Publishes a verdict. Only the first verdict is kept.
-fn publish_verdict(store: &dyn Store, verdict: &Verdict) -> Result<()> {
-    let verdict = serde_json::to_vec(verdict).map_err(|error| unreadable("written", error))?;
-    store.compare_set(VERDICT, b"", &verdict).map(drop)
+/// Publishes an outcome. Only the first outcome is kept.
+fn publish_outcome(store: &dyn Store, outcome: &Outcome) -> Result<()> {
+    let outcome = serde_json::to_vec(outcome).map_err(|error| unreadable("written", error))?;
+    store.compare_set(OUTCOME, b"", &outcome).map(drop)
 }
 
 fn read_all(members: &BootstrapGroup) -> Result<Vec<PeerInfo>> {
@@ -342,7 +342,7 @@ mod tests {
         }
         let took = begun.elapsed();
         assert!(took < Duration::from_secs(5), "{took:?}");
-        // Each rank adds itself, checks for the verdict and reads it; the first rank reads each value once.
+        // Each rank adds itself, checks for the outcome and reads it; the first rank reads each value once.
         let keys = store.keys.load(Ordering::Relaxed) - 3 * polls / 2;
         assert_eq!(keys, u64::from(4 * RANKS + 2));
     }

@@ -136,7 +136,7 @@ impl Slot {
     /// Makes a slot. The context must be current. Nothing on `stream` waits for a kernel.
     fn new(stream: &Arc<CudaStream>) -> Result<Self> {
         let device = stream.device();
-        let word = DeviceBuffer::uninitialised(stream, DType::U64, 1)?;
+        let word = DeviceBuffer::uninitialized(stream, DType::U64, 1)?;
         // The word is used on other streams from now on.
         stream.synchronize()?;
         let mut host: *mut c_void = null_mut();

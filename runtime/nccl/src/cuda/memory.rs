@@ -46,12 +46,12 @@ impl Allocation {
         let _entered = self.device.enter()?;
         let (driver, table) = (self.device.driver(), self.device.driver().table());
         match &self.stream {
-            // SAFETY: allocated by `DeviceBuffer::uninitialised`, freed once, after what is enqueued on its
+            // SAFETY: allocated by `DeviceBuffer::uninitialized`, freed once, after what is enqueued on its
             // stream; operations on other streams keep it until they are done.
             Some(stream) => driver.check("cuMemFreeAsync", unsafe {
                 (table.mem_free_async)(self.at, stream.raw())
             }),
-            // SAFETY: allocated by `DeviceBuffer::uninitialised`, freed once; the driver waits for what is
+            // SAFETY: allocated by `DeviceBuffer::uninitialized`, freed once; the driver waits for what is
             // enqueued on the device.
             None => driver.check("cuMemFree", unsafe { (table.mem_free)(self.at) }),
         }
@@ -161,7 +161,7 @@ impl DeviceBuffer {
     pub fn zeroed(stream: &Arc<CudaStream>, dtype: DType, len: usize) -> Result<Self> {
         let _entered = stream.device().enter()?;
         refuse_to_zero(stream)?;
-        let made = Self::uninitialised(stream, dtype, len)?;
+        let made = Self::uninitialized(stream, dtype, len)?;
         // SAFETY: so many bytes were just allocated there, and are freed after what is enqueued on the stream.
         unsafe { zero(stream, made.at, size_of(dtype, len)?)? };
         Ok(made)
@@ -171,7 +171,7 @@ impl DeviceBuffer {
     ///
     /// # Errors
     /// As [`zeroed`](Self::zeroed), except that a stream that is being captured is accepted.
-    pub(crate) fn uninitialised(
+    pub(crate) fn uninitialized(
         stream: &Arc<CudaStream>,
         dtype: DType,
         len: usize,

@@ -185,11 +185,11 @@ impl CommQueue {
             match comm.status() {
                 CommStatus::Ready | CommStatus::Gone => return Ok(()),
                 CommStatus::Failed(error) => return Err(error),
-                CommStatus::AtWork | CommStatus::InUse if deadline.has_passed() => {
+                CommStatus::InProgress | CommStatus::InUse if deadline.has_passed() => {
                     let message = "the library did not stop pending work";
                     return Err(Error::new(ErrorKind::Timeout, message));
                 }
-                CommStatus::AtWork | CommStatus::InUse => {
+                CommStatus::InProgress | CommStatus::InUse => {
                     std::thread::sleep(Duration::from_millis(1))
                 }
             }

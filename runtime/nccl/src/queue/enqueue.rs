@@ -108,7 +108,7 @@ impl CommQueue {
             unsafe { target.launch(op) }
         });
         let mut is_marked = true;
-        let lock_idle = match launched {
+        let finished = match launched {
             // While the library is still launching, the work that it enqueues comes after any mark.
             Ok(Ok(launched)) => self
                 .finish(comm, launched, deadline)
@@ -116,18 +116,18 @@ impl CommQueue {
             Ok(Err(error)) => {
                 // Calls of the group before the one that failed may still be in progress (`Group` ends the group
                 // when it is dropped).
-                is_marked = !matches!(comm.status(), CommStatus::AtWork | CommStatus::InUse);
+                is_marked = !matches!(comm.status(), CommStatus::InProgress | CommStatus::InUse);
                 Err(error)
             }
             Err(error) => Err(error),
         };
         self.launched.fetch_add(1, Ordering::Relaxed);
         let (Some(start), None) = (start, graph) else {
-            lock_idle.map_err(early)?;
+            finished.map_err(early)?;
             return Ok(Enqueued::Captured(graph.map_or(0, |graph| graph.id)));
         };
         let end = shared.marks.mark(&self.stream).map(Arc::new);
-        match (lock_idle, end) {
+        match (finished, end) {
             (Ok(()), Ok(end)) => {
                 *self.latest() = Some(end.clone());
                 Ok(Enqueued::Between(start, end))
@@ -280,7 +280,7 @@ impl CommQueue {
             return Ok(None);
         }
         // All bytes are written there before they are read.
-        let make = |bytes| DeviceBuffer::uninitialised(&self.stream, DType::U8, bytes);
+        let make = |bytes| DeviceBuffer::uninitialized(&self.stream, DType::U8, bytes);
         if graph.is_some() {
             return make(bytes).map(Some);
         }

@@ -460,7 +460,7 @@ impl CommQueue {
             fact("n_ranks", comm.size().to_string());
             let state = match comm.status() {
                 CommStatus::Ready => "ready".to_owned(),
-                CommStatus::AtWork => "in progress".to_owned(),
+                CommStatus::InProgress => "in progress".to_owned(),
                 CommStatus::InUse => "inside a call".to_owned(),
                 CommStatus::Gone => "ended".to_owned(),
                 CommStatus::Failed(error) => error.to_string(),

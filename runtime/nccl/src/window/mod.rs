@@ -326,7 +326,7 @@ impl BackendWindow for NcclWindow {
         let mut pause = Duration::from_micros(10);
         while !self.take_signal(peer)? {
             if deadline.has_passed() {
-                let message = format!("rank {peer} of the group has not signalled");
+                let message = format!("rank {peer} of the group has not signaled");
                 return Err(Error::new(ErrorKind::Timeout, message));
             }
             std::thread::sleep(pause);

@@ -1,7 +1,7 @@
 //! Collectives of values that serde can write and read.
 
 use super::encoding::{
-    NOT_SERIALISABLE, check_lengths, decode, decode_all, encode, length_of, zeros,
+    NOT_SERIALIZABLE, check_lengths, decode, decode_all, encode, length_of, zeros,
 };
 use crate::group::process_group::{End, OpRecord, Parts, ProcessGroup, Share};
 use crate::group::work::Work;
@@ -253,7 +253,7 @@ fn parts_of<T: Serialize>(place: Place, objects: &[T], root: u32) -> Vec<Vec<u8>
 }
 
 fn scatter(share: &mut Share, place: Place, parts: &[Vec<u8>], root: u32) -> Result<Vec<u8>> {
-    let mut lens = vec![NOT_SERIALISABLE; place.size as usize];
+    let mut lens = vec![NOT_SERIALIZABLE; place.size as usize];
     if place.is(root) && parts.len() == lens.len() {
         lens = parts.iter().map(|part| length_of(part)).collect();
     }

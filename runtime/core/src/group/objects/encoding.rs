@@ -8,7 +8,7 @@ use serde::de::DeserializeOwned;
 pub const MAX_OBJECT_BYTES: usize = 64 << 20;
 
 /// The length that a rank sends if it could not serialize its value, or has none.
-pub(super) const NOT_SERIALISABLE: u64 = u64::MAX;
+pub(super) const NOT_SERIALIZABLE: u64 = u64::MAX;
 
 /// Refuses, on every rank alike, a value that is too long or could not be serialized. `owner` returns the
 /// rank in the group whose length has this index.
@@ -18,7 +18,7 @@ pub(super) const NOT_SERIALISABLE: u64 = u64::MAX;
 pub(super) fn check_lengths(lens: &[u64], owner: impl Fn(u32) -> u32) -> Result<()> {
     for (rank, &len) in (0u32..).zip(lens) {
         let owner = owner(rank);
-        let message = if len == NOT_SERIALISABLE {
+        let message = if len == NOT_SERIALIZABLE {
             format!("rank {owner} of the group could not write its value, or gave none")
         } else if len > MAX_OBJECT_BYTES as u64 {
             format!(
@@ -55,7 +55,7 @@ pub(super) fn encode<T: Serialize>(object: &T) -> Vec<u8> {
 
 pub(super) fn length_of(bytes: &[u8]) -> u64 {
     if bytes.is_empty() {
-        NOT_SERIALISABLE
+        NOT_SERIALIZABLE
     } else {
         bytes.len() as u64
     }

@@ -315,7 +315,7 @@ impl ProcessGroup {
         let in_flight = InFlightOp::new(group.clone(), op_info, tickets);
         in_flight.launched(pending);
         group.watch().add_in_flight(in_flight.clone());
-        Ok(Work::pending_job(in_flight, || Some(())))
+        Ok(Work::with_result(in_flight, || Some(())))
     }
 
     /// As [`run_recorded`](Self::run_recorded), but returns at once: `body` runs on the group's thread
@@ -344,7 +344,7 @@ impl ProcessGroup {
         }));
         in_flight.launched(pending);
         group.watch().add_in_flight(in_flight.clone());
-        Ok(Work::pending_job(in_flight, move || {
+        Ok(Work::with_result(in_flight, move || {
             made.lock().unwrap_or_else(PoisonError::into_inner).take()
         }))
     }
@@ -371,6 +371,6 @@ impl ProcessGroup {
         in_flight.launched(steps.clone());
         group.watch().add_in_flight(in_flight.clone());
         steps.enter();
-        Ok(Work::pending_job(in_flight, move || steps.take()))
+        Ok(Work::with_result(in_flight, move || steps.take()))
     }
 }

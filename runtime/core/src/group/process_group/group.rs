@@ -222,7 +222,7 @@ impl Group {
             Some(failure) if failure.record_id == Some(op_info.record_id) => failure.error.clone(),
             Some(failure) => Error::new(
                 ErrorKind::Aborted,
-                format!("given up with its group: {}", failure.error),
+                format!("ended because its group failed: {}", failure.error),
             )
             .in_group(self.label())
             .at(op_info.op, op_info.seq),

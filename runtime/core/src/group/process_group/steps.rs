@@ -176,7 +176,7 @@ impl<R: Send + 'static> Steps<R> {
         match step.map(|step| step.progress()) {
             Some(Progress::Queued) => Progress::Queued,
             Some(Progress::Completed(_) | Progress::Failed(_)) => {
-                self.leave_word();
+                self.queue_next_step();
                 Progress::Started
             }
             Some(Progress::Started) | None => Progress::Started,
@@ -184,7 +184,7 @@ impl<R: Send + 'static> Steps<R> {
     }
 
     /// Asks the thread `rcomm/steps/<group>` to issue the next step.
-    fn leave_word(&self) {
+    fn queue_next_step(&self) {
         if let Some(own) = self.own.upgrade() {
             self.sequencer()
                 .thread
@@ -259,7 +259,7 @@ impl<R: Send + 'static> Observer for Steps<R> {
     }
 
     fn ended(&self) {
-        self.leave_word();
+        self.queue_next_step();
     }
 }
 

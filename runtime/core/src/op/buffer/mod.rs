@@ -59,7 +59,7 @@ pub struct Buffer<'a> {
     shape: Option<Box<[u64]>>,
     dtype: DType,
     device: Device,
-    hold: Memory,
+    memory: Memory,
     loan: PhantomData<&'a mut [u8]>,
 }
 
@@ -82,7 +82,7 @@ impl<'a> Buffer<'a> {
             shape: None,
             dtype: T::DTYPE,
             device: Device::Cpu,
-            hold: Memory::Read,
+            memory: Memory::Read,
             loan: PhantomData,
         }
     }
@@ -97,7 +97,7 @@ impl<'a> Buffer<'a> {
             shape: None,
             dtype: T::DTYPE,
             device: Device::Cpu,
-            hold: Memory::Lent,
+            memory: Memory::Lent,
             loan: PhantomData,
         }
     }
@@ -110,7 +110,7 @@ impl<'a> Buffer<'a> {
             shape: self.shape.clone(),
             dtype: self.dtype,
             device: self.device,
-            hold: match &self.hold {
+            memory: match &self.memory {
                 Memory::Kept { owner, access } => Memory::Kept {
                     owner: owner.clone(),
                     access: *access,
@@ -180,7 +180,7 @@ impl<'a> Buffer<'a> {
 
     /// Whether an operation may write to the memory.
     pub fn is_writable(&self) -> bool {
-        match &self.hold {
+        match &self.memory {
             Memory::Read => false,
             Memory::Lent | Memory::Owned { .. } => true,
             Memory::Kept { access, .. } => *access == Access::Write,
@@ -189,12 +189,12 @@ impl<'a> Buffer<'a> {
 
     /// Whether the memory is borrowed from a caller.
     pub fn is_lent(&self) -> bool {
-        matches!(self.hold, Memory::Read | Memory::Lent)
+        matches!(self.memory, Memory::Read | Memory::Lent)
     }
 
     /// The owner that keeps foreign memory alive; `None` for lent and owned memory.
     pub fn owner(&self) -> Option<&Arc<dyn Any + Send + Sync>> {
-        match &self.hold {
+        match &self.memory {
             Memory::Kept { owner, .. } => Some(owner),
             _ => None,
         }
@@ -237,7 +237,7 @@ impl<'a> Buffer<'a> {
     /// `InvalidArgument` if the memory is not the host's, or may only be read; or if it is a loan of
     /// `bool`s, which may hold no other bytes ([`as_mut_slice`](Self::as_mut_slice) works for these).
     pub fn as_bytes_mut(&mut self) -> Result<&mut [u8]> {
-        if self.dtype == DType::Bool && matches!(self.hold, Memory::Lent) {
+        if self.dtype == DType::Bool && matches!(self.memory, Memory::Lent) {
             return Err(Error::new(
                 ErrorKind::InvalidArgument,
                 format!("{self:?} is lent: it can be written as `bool`s, not as bytes"),
@@ -274,16 +274,16 @@ impl<'a> Buffer<'a> {
     /// # Errors
     /// As [`bytes_to_fill`](Self::bytes_to_fill), and those of `write`.
     pub fn fill(&mut self, write: impl FnOnce(&mut [u8]) -> Result<()>) -> Result<()> {
-        struct NormaliseOnDrop<'b, 'a>(&'b mut Buffer<'a>);
-        impl Drop for NormaliseOnDrop<'_, '_> {
+        struct NormalizeOnDrop<'b, 'a>(&'b mut Buffer<'a>);
+        impl Drop for NormalizeOnDrop<'_, '_> {
             fn drop(&mut self) {
-                self.0.normalise_bools();
+                self.0.normalize_bools();
             }
         }
-        let normalised = NormaliseOnDrop(self);
-        // SAFETY: `NormaliseOnDrop` makes every byte of a `bool` 0 or 1, when this returns as well as when
+        let normalized = NormalizeOnDrop(self);
+        // SAFETY: `NormalizeOnDrop` makes every byte of a `bool` 0 or 1, when this returns as well as when
         // `write` panics.
-        write(unsafe { normalised.0.bytes_to_fill()? })
+        write(unsafe { normalized.0.bytes_to_fill()? })
     }
 
     /// The elements. `None` if they are not of type `T`, not on the host or not aligned, or if a `Bool` byte is
@@ -308,7 +308,7 @@ impl<'a> Buffer<'a> {
     /// The elements for writing. `None` where [`as_slice`](Self::as_slice) returns `None` once `Bool` elements of
     /// lent and owned memory are normalized, and if the memory may only be read.
     pub fn as_mut_slice<T: Element>(&mut self) -> Option<&mut [T]> {
-        self.normalise_bools();
+        self.normalize_bools();
         if !self.is_writable() {
             return None;
         }
@@ -356,7 +356,7 @@ impl<'a> Buffer<'a> {
     /// This is for backends whose device may still work on memory after the loan of this buffer has ended. On
     /// the host, a second buffer could write to the same memory unnoticed.
     pub fn share_owner(&self) -> Option<Buffer<'static>> {
-        match &self.hold {
+        match &self.memory {
             Memory::Kept { owner, access } if self.device.kind() != DeviceKind::Cpu => {
                 Some(Buffer {
                     data: self.data,
@@ -364,7 +364,7 @@ impl<'a> Buffer<'a> {
                     shape: self.shape.clone(),
                     dtype: self.dtype,
                     device: self.device,
-                    hold: Memory::Kept {
+                    memory: Memory::Kept {
                         owner: owner.clone(),
                         access: *access,
                     },
@@ -407,8 +407,8 @@ impl<'a> Buffer<'a> {
 
     /// Makes every `Bool` byte 0 or 1, since a `bool` of another value is undefined behaviour.
     #[inline]
-    fn normalise_bools(&mut self) {
-        let rust_owns_it = matches!(self.hold, Memory::Lent | Memory::Owned { .. });
+    fn normalize_bools(&mut self) {
+        let rust_owns_it = matches!(self.memory, Memory::Lent | Memory::Owned { .. });
         if self.dtype != DType::Bool || !rust_owns_it {
             return;
         }
@@ -434,7 +434,7 @@ impl Buffer<'static> {
             shape: None,
             dtype: T::DTYPE,
             device: Device::Cpu,
-            hold: Memory::Owned {
+            memory: Memory::Owned {
                 capacity: vec.capacity(),
                 free: free::<T>,
             },
@@ -481,7 +481,7 @@ impl Buffer<'static> {
             shape: None,
             dtype,
             device,
-            hold: Memory::Kept { owner, access },
+            memory: Memory::Kept { owner, access },
             loan: PhantomData,
         })
     }
@@ -489,18 +489,18 @@ impl Buffer<'static> {
     /// The vector that the buffer was made from, without copying; or, as the error, the buffer itself if it was
     /// not made from a `Vec<T>`.
     pub fn into_vec<T: Element>(mut self) -> Result<Vec<T>, Self> {
-        let Memory::Owned { capacity, .. } = self.hold else {
+        let Memory::Owned { capacity, .. } = self.memory else {
             return Err(self);
         };
         if self.dtype != T::DTYPE {
             return Err(self);
         }
-        self.normalise_bools();
+        self.normalize_bools();
         let mut this = ManuallyDrop::new(self);
         drop(this.shape.take());
         // SAFETY: `Memory::Owned` is only made in `from_vec`, from a `Vec<T>` with this `DTYPE`, of which
         // there is one type. `data`, `len` and `capacity` are its parts, the elements are valid
-        // (`normalise_bools`), and `this` is never dropped, so they are not freed twice.
+        // (`normalize_bools`), and `this` is never dropped, so they are not freed twice.
         Ok(unsafe { Vec::from_raw_parts(this.data.cast::<T>().as_ptr(), this.len(), capacity) })
     }
 }
@@ -508,8 +508,8 @@ impl Buffer<'static> {
 impl Drop for Buffer<'_> {
     fn drop(&mut self) {
         // A lender gets valid values back, whatever a backend has written.
-        self.normalise_bools();
-        if let Memory::Owned { capacity, free } = self.hold {
+        self.normalize_bools();
+        if let Memory::Owned { capacity, free } = self.memory {
             // SAFETY: `data` and `capacity` are parts of the vector whose type chose `free`. This buffer
             // owns them, and is dropped once; `into_vec` prevents that where it gives them away.
             unsafe { free(self.data, capacity) }

@@ -115,7 +115,7 @@ impl Connection {
             }
             if !logged && now - started > LOG_AFTER {
                 logged = true;
-                tracing::warn!("no store at {host} port {port} yet: {obstacle}; trying on");
+                tracing::warn!("no store at {host} port {port} yet: {obstacle}; still trying");
             }
             before = Some(obstacle);
             std::thread::sleep(pause.min(deadline - now));

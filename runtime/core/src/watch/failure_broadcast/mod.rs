@@ -121,7 +121,7 @@ impl FailureBroadcast {
             .unwrap_or_else(PoisonError::into_inner);
         incidents.push(incident.clone());
         drop(incidents);
-        self.ring();
+        self.wake();
         let wait_time = left_until(until).min(Duration::from_secs(1));
         drop(incident.wait(wait_time, |progress| progress.raised));
     }
@@ -268,7 +268,7 @@ impl FailureBroadcast {
     }
 
     /// Wakes the thread `rcomm/dump`.
-    fn ring(&self) {
+    fn wake(&self) {
         // The write can fail only if the counter is full, and then the thread is awake already.
         let _ = rustix::io::write(&self.bell, &1u64.to_ne_bytes());
     }
@@ -332,7 +332,7 @@ impl ResponderThread {
     /// For [`ENDING`] at most.
     pub(crate) fn stop(&mut self) {
         self.broadcast.stopped.store(true, Ordering::Release);
-        self.broadcast.ring();
+        self.broadcast.wake();
         let Some(thread) = self.thread.take() else {
             return;
         };
@@ -478,7 +478,7 @@ impl Responder {
         let cause = self.cause_of(raised);
         let reason = cause.as_deref().unwrap_or("signal of another rank");
         self.broadcast.parts.dumps.make_for_fault(reason);
-        let published = (first..=raised).try_for_each(|broadcast| self.publish(broadcast));
+        let published = (first..=raised).try_for_each(|alarm| self.publish(alarm));
         if self.broadcast.parts.propagation == Propagation::Abort {
             self.abort_groups(cause.as_deref());
         }
@@ -507,36 +507,36 @@ impl Responder {
         }
     }
 
-    fn cause_key(&self, broadcast: i64) -> String {
-        format!("rcomm/cause/{}/{broadcast}", self.broadcast.parts.attempt)
+    fn cause_key(&self, alarm: i64) -> String {
+        format!("rcomm/cause/{}/{alarm}", self.broadcast.parts.attempt)
     }
 
     /// Writes the cause of an alarm, unless another rank already has; returns the cause that is stored.
-    fn publish_cause(&self, broadcast: i64, own: &str) -> Result<String> {
+    fn publish_cause(&self, alarm: i64, own: &str) -> Result<String> {
         let root = &self.broadcast.parts.root;
-        let first = root.compare_set(&self.cause_key(broadcast), b"", own.as_bytes())?;
+        let first = root.compare_set(&self.cause_key(alarm), b"", own.as_bytes())?;
         Ok(String::from_utf8_lossy(&first).into_owned())
     }
 
     /// The cause of an alarm; `None` if the store does not hold it or does not reply.
-    fn cause_of(&self, broadcast: i64) -> Option<String> {
+    fn cause_of(&self, alarm: i64) -> Option<String> {
         let root = &self.broadcast.parts.root;
-        let cause = root.get(&self.cause_key(broadcast), Duration::from_millis(100));
+        let cause = root.get(&self.cause_key(alarm), Duration::from_millis(100));
         Some(String::from_utf8_lossy(&cause.ok()?).into_owned())
     }
 
-    fn publish(&self, broadcast: i64) -> Result<()> {
+    fn publish(&self, alarm: i64) -> Result<()> {
         let report = self.report();
-        self.exchange(broadcast)
+        self.exchange(alarm)
             .publish(&*self.broadcast.parts.root, &report)
     }
 
-    fn exchange(&self, broadcast: i64) -> StatusExchange {
+    fn exchange(&self, alarm: i64) -> StatusExchange {
         let parts = &self.broadcast.parts;
         StatusExchange {
             rank: parts.rank,
             attempt: parts.attempt,
-            broadcast,
+            alarm,
             // Waiting, reading and the store's reply must together fit in the time for which a fault waits
             // for the answers.
             wait_time: parts.status_wait * 3 / 4,
@@ -559,9 +559,9 @@ impl Responder {
     fn respond_to_own(&mut self, incident: &Incident) {
         let mut store_gone = false;
         let answers = match self.raise(incident) {
-            Ok(broadcast) => {
+            Ok(alarm) => {
                 incident.update(|progress| progress.raised = true);
-                let exchange = self.exchange(broadcast);
+                let exchange = self.exchange(alarm);
                 let mut answers = exchange.collect(&*self.broadcast.parts.root, &incident.query());
                 if let Some((at, cause)) = &self.announced
                     && at.elapsed() < RECENT
@@ -597,13 +597,11 @@ impl Responder {
     fn raise(&mut self, incident: &Incident) -> Result<i64> {
         let parts = &self.broadcast.parts;
         let key = self.key();
-        let mut broadcast = parts.root.add(&key, 0)?;
-        if broadcast > self.answered {
-            self.announced = self
-                .cause_of(broadcast)
-                .map(|cause| (Instant::now(), cause));
+        let mut alarm = parts.root.add(&key, 0)?;
+        if alarm > self.answered {
+            self.announced = self.cause_of(alarm).map(|cause| (Instant::now(), cause));
         } else if !self.had_recent_alarm() {
-            let next = broadcast + 1;
+            let next = alarm + 1;
             // The cause is written before the alarm: a rank that reads the number must find its cause.
             let own = format!("rank {}: {}", parts.rank, incident.cause);
             let mut first = self.publish_cause(next, &own)?;
@@ -611,18 +609,18 @@ impl Responder {
             // it one alarm.
             let held = parts.root.compare_set(
                 &key,
-                broadcast.to_string().as_bytes(),
+                alarm.to_string().as_bytes(),
                 next.to_string().as_bytes(),
             )?;
             let held = std::str::from_utf8(&held)
                 .ok()
                 .and_then(|it| it.parse().ok());
-            broadcast = held.ok_or_else(|| {
+            alarm = held.ok_or_else(|| {
                 Error::new(ErrorKind::Store, format!("the key {key} holds no number"))
             })?;
-            if broadcast != next {
+            if alarm != next {
                 // More than one alarm was raised since the count was read.
-                first = self.publish_cause(broadcast, &own)?;
+                first = self.publish_cause(alarm, &own)?;
             }
             if first != own {
                 self.announced = Some((Instant::now(), first));
@@ -631,10 +629,10 @@ impl Responder {
         let rank = i32::try_from(parts.rank).unwrap_or(i32::MAX);
         parts.root.compare_set(FLAG, b"", &rank.to_ne_bytes())?;
         self.flag_seen = true;
-        let first = (self.answered + 1).max(broadcast - MAX_ANSWERS);
-        self.answered = broadcast;
-        (first..=broadcast).try_for_each(|broadcast| self.publish(broadcast))?;
-        Ok(broadcast)
+        let first = (self.answered + 1).max(alarm - MAX_ANSWERS);
+        self.answered = alarm;
+        (first..=alarm).try_for_each(|alarm| self.publish(alarm))?;
+        Ok(alarm)
     }
 }
 

@@ -55,7 +55,7 @@ pub(crate) fn broadcast(
 }
 
 #[test]
-fn the_same_finding_of_another_rank_is_not_spelt_out_again() {
+fn the_same_finding_of_another_rank_is_not_repeated() {
     let cause = "rank 3: all_reduce #4 on group dp: sizes differ; 3.1 s after its issue";
     let same = "all_reduce #4 on group dp: sizes differ";
     assert_eq!(reported_before(cause, same), "found before by rank 3");
@@ -77,7 +77,7 @@ fn ranks_that_time_out_at_once_raise_one_alarm() {
     });
     let incidents: Vec<_> = incidents.collect();
     for (broadcast, _, _) in &ranks {
-        broadcast.ring();
+        broadcast.wake();
     }
     for incident in incidents {
         let raised = incident.wait(Duration::from_secs(60), |progress| progress.raised);
@@ -109,7 +109,7 @@ struct CausesFirst {
 }
 
 impl CausesFirst {
-    fn looked<T>(&self, result: T) -> T {
+    fn checked<T>(&self, result: T) -> T {
         let broadcast = self.store.add("rcomm/alarm/0", 0).unwrap();
         let cause = format!("rcomm/cause/0/{broadcast}");
         if broadcast > 0 && !self.store.check(&[&cause]).unwrap() {
@@ -121,7 +121,7 @@ impl CausesFirst {
 
 impl Store for CausesFirst {
     fn set(&self, key: &str, value: &[u8]) -> Result<()> {
-        self.looked(self.store.set(key, value))
+        self.checked(self.store.set(key, value))
     }
 
     fn get(&self, key: &str, timeout: Duration) -> Result<Vec<u8>> {
@@ -129,11 +129,11 @@ impl Store for CausesFirst {
     }
 
     fn add(&self, key: &str, delta: i64) -> Result<i64> {
-        self.looked(self.store.add(key, delta))
+        self.checked(self.store.add(key, delta))
     }
 
     fn compare_set(&self, key: &str, expected: &[u8], desired: &[u8]) -> Result<Vec<u8>> {
-        self.looked(self.store.compare_set(key, expected, desired))
+        self.checked(self.store.compare_set(key, expected, desired))
     }
 
     fn wait(&self, keys: &[&str], timeout: Duration) -> Result<()> {
@@ -177,7 +177,7 @@ impl Store for CausesFirst {
 fn fail(broadcast: &FailureBroadcast, cause: &str) {
     let incident = Incident::of_rank(cause);
     broadcast.incidents.lock().unwrap().push(incident.clone());
-    broadcast.ring();
+    broadcast.wake();
     let raised = incident.wait(Duration::from_secs(60), |progress| progress.raised);
     assert!(raised.raised);
 }

@@ -106,7 +106,7 @@ impl Segment {
         let sealed = rustix::fs::fcntl_get_seals(&file)?;
         if u64::try_from(actual).ok() != Some(len as u64) || !sealed.contains(SealFlags::SHRINK) {
             return Err(io::Error::other(
-                "the memory that was handed over is none of this version",
+                "the memory that was handed over is not of this version",
             ));
         }
         let segment = Self::map(file, rank, world_size)?;

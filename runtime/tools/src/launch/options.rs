@@ -59,12 +59,12 @@ pub struct Options {
     #[arg(long, alias = "master_port", default_value_t = 0, value_name = "PORT")]
     pub master_port: u16,
 
-    /// The job's name, equal on all hosts [default: a random one].
+    /// The job's name, the same on all hosts [default: a random one].
     #[arg(long, value_name = "NAME")]
     pub job_id: Option<String>,
 
-    /// The job's secret, equal on all hosts [default: a random one]. Other users of this host can see the command line,
-    /// so prefer the variable.
+    /// The job's secret, the same on all hosts [default: a random one]. Other users of this host can see the command
+    /// line, so prefer the variable.
     #[arg(
         long,
         env = "RCOMM_JOB_SECRET",
@@ -144,11 +144,11 @@ impl Options {
 
 /// Replaces mpirun's `-np N`, as the first option, by `-n N`.
 fn accept_mpirun_spelling(args: impl Iterator<Item = OsString>) -> impl Iterator<Item = OsString> {
-    let spelt = |(at, arg): (usize, OsString)| match at == 1 && arg == "-np" {
+    let spelled = |(at, arg): (usize, OsString)| match at == 1 && arg == "-np" {
         true => "-n".into(),
         false => arg,
     };
-    args.enumerate().map(spelt)
+    args.enumerate().map(spelled)
 }
 
 fn seconds(text: &str) -> Result<Duration, String> {

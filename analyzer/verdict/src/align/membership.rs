@@ -125,7 +125,7 @@ pub(crate) fn resolve_groups(
 
 /// One of several recorders that number the operations of a group separately, with its backend.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-struct RecorderShare<'a> {
+struct GroupPart<'a> {
     recorder: &'a str,
     backend: &'a str,
 }
@@ -145,21 +145,21 @@ fn backends_of<'a>(shared: &'a Shared, record: &Record) -> Vec<Option<&'a str>> 
 fn parts_of_groups<'a>(
     records: &[Record],
     used: &[Vec<Option<&'a str>>],
-) -> HashMap<u32, Vec<RecorderShare<'a>>> {
+) -> HashMap<u32, Vec<GroupPart<'a>>> {
     let parts = |at: usize| {
         let groups = records[at].groups.iter().zip(&used[at]);
         groups.filter_map(move |(local, &backend)| {
             let recorder = records[at].recorder.name();
             Some((
                 local.group,
-                RecorderShare {
+                GroupPart {
                     recorder,
                     backend: backend?,
                 },
             ))
         })
     };
-    let mut apart: HashMap<u32, Vec<RecorderShare<'a>>> = HashMap::new();
+    let mut apart: HashMap<u32, Vec<GroupPart<'a>>> = HashMap::new();
     for (at, pair) in records.windows(2).enumerate() {
         if pair[0].rank != pair[1].rank {
             continue;
@@ -184,10 +184,10 @@ fn parts_of_groups<'a>(
 }
 
 /// The index of the part of a group that a record covers; 0 if the group has one part.
-fn part_of(parts: &[RecorderShare<'_>], record: &Record, backend: Option<&str>) -> usize {
-    let same = |part: &RecorderShare<'_>| part.recorder == record.recorder.name();
+fn part_of(parts: &[GroupPart<'_>], record: &Record, backend: Option<&str>) -> usize {
+    let same = |part: &GroupPart<'_>| part.recorder == record.recorder.name();
     let exact =
-        |part: &RecorderShare<'_>| same(part) && backend.is_none_or(|name| name == part.backend);
+        |part: &GroupPart<'_>| same(part) && backend.is_none_or(|name| name == part.backend);
     let found = parts.iter().position(exact);
     found.or_else(|| parts.iter().position(same)).unwrap_or(0)
 }

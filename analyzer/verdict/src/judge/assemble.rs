@@ -298,7 +298,7 @@ fn note_absences(
     if !explained && !shortfall.torn.is_empty() {
         let several = if shortfall.torn.len() == 1 { "" } else { "s" };
         notes.push(format!(
-           "only a part of the record{several} of {} could be read: what came after it is not known",
+           "the record{several} of {} could be read only in part: what came after that is not known",
             format_ranks(&shortfall.torn)
         ));
     }

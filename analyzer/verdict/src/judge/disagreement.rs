@@ -62,7 +62,7 @@ pub(crate) fn find(aligned: &Aligned<'_>) -> Vec<Disagreement> {
 
 fn find_in(aligned: &Aligned<'_>, group: GroupIx, found: &mut Vec<Disagreement>) {
     let mut parted: Vec<Rank> = Vec::new();
-    for seq in numbers(aligned, group) {
+    for seq in seqs_to_compare(aligned, group) {
         let Some((blocks, completed)) = row(aligned, group, seq) else {
             continue;
         };
@@ -81,18 +81,18 @@ fn find_in(aligned: &Aligned<'_>, group: GroupIx, found: &mut Vec<Disagreement>)
         parted.extend(wrong);
         let decided = disagreement.ground != Ground::Nothing;
         found.push(disagreement);
-        if !decided || found.len() > MOST {
+        if !decided || found.len() > MOST_IN_ALL {
             return;
         }
     }
 }
 
 /// After this many disagreements in all, only the first of each further group is found.
-const MOST: usize = 256;
+const MOST_IN_ALL: usize = 256;
 
 /// The sequence numbers under which members may have recorded calls, ascending: all from the oldest to the newest, or
 /// only the recorded ones if there are gaps.
-fn numbers(aligned: &Aligned<'_>, group: GroupIx) -> Vec<u32> {
+fn seqs_to_compare(aligned: &Aligned<'_>, group: GroupIx) -> Vec<u32> {
     let Some((low, high)) = aligned.window(group) else {
         return Vec::new();
     };

@@ -312,7 +312,7 @@ pub(super) fn watchdog_stuck(digest: &Digest<'_>) -> Option<Conclusion> {
         Verdict::Stuck,
         0.5,
         format!(
-            "the watchdog of {} made no progress for {seconds} s: a call of CUDA or NCCL or the \
+            "the watchdog of {} made no progress for {seconds} s: a call of CUDA or NCCL, or the \
              interpreter's lock, holds it",
             if ranks.is_empty() {
                 "a rank".to_owned()

@@ -31,7 +31,7 @@ pub fn explain(code: Code) -> Explanation {
                 "an exception was caught, or is held up in teardown, before the call",
                 "control flow that depends on data: one rank took another branch, or left the loop earlier",
                 "work that only one rank does (checkpoint, evaluation, logging) took longer than the time-out",
-                "a very long kernel or a device synchronisation ahead of the call on the host",
+                "a very long kernel or a device synchronization ahead of the call on the host",
             ],
             &[
                 "look at that rank first: its last recorded call and its phase are in the finding",
@@ -81,7 +81,7 @@ pub fn explain(code: Code) -> Explanation {
             &[
                 "a debugging barrier or a metric reduction inside a `rank == 0` branch",
                 "a retry that repeats a collective on the one rank that saw an error",
-                "a library that synchronises lazily on first use, reached by one rank only",
+                "a library that synchronizes lazily on first use, reached by one rank only",
             ],
             &[
                 "look at the culprit's call site at that sequence number: it is in the finding",
@@ -221,7 +221,7 @@ pub fn explain(code: Code) -> Explanation {
                 "blocking waits between a training group and a transfer or evaluation group",
             ],
             &[
-                "follow `cycle` in the finding: the order of two neighbouring calls of one rank has to change",
+                "follow `cycle` in the finding: the order of two neighboring calls of one rank has to change",
                 "use one global order of groups on every rank, from one thread",
                 "where the circle is one odd rank against its siblings, that rank is named: fix it there",
             ],
@@ -377,7 +377,7 @@ pub fn explain(code: Code) -> Explanation {
             "Ranks of one group move very different amounts of data over the recorded window. Nothing is \
              wrong by itself, but a collective is as slow as its largest member, so the others wait.",
             &[
-                "token routing that favours few experts",
+                "token routing that favors few experts",
                 "shards of very different sizes: embeddings, vocabulary, uneven layers",
                 "sequences that are bucketed by length on some ranks only",
             ],
@@ -417,7 +417,7 @@ pub fn explain(code: Code) -> Explanation {
              of different hosts by time is less certain; verdicts that rest on sequence numbers are not \
              affected.",
             &[
-                "time synchronisation is off, or not yet settled after boot",
+                "time synchronization is off, or not yet settled after boot",
                 "a virtual machine that was suspended or migrated",
                 "files of different times were read together",
             ],
@@ -492,7 +492,7 @@ pub fn explain(code: Code) -> Explanation {
         ),
         Code::N301 => (
             "A file is cut short, damaged, or no dump at all. Whatever could be salvaged was used and \
-             everything else was analysed as usual. Files that try to build objects or to exhaust memory \
+             everything else was analyzed as usual. Files that try to build objects or to exhaust memory \
              are refused here as well; nothing in a file is ever executed.",
             &[
                 "the process was killed while it wrote: the rank at fault is often the one with the cut file",

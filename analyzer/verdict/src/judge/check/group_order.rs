@@ -175,9 +175,9 @@ fn draft(ctx: &Context<'_>, all: &[Inversion]) -> FindingDraft {
     let (usual, deviating) = (ranks(usual_side), ranks(odd_side));
     let more = match all.len() {
         1 => String::new(),
-        2 => "; so it is in one more pair of groups of these kinds".to_owned(),
+        2 => "; the same holds for one more pair of groups of these kinds".to_owned(),
         n => format!(
-            "; so it is in {} more pairs of groups of these kinds",
+            "; the same holds for {} more pairs of groups of these kinds",
             n - 1
         ),
     };

@@ -60,7 +60,7 @@ pub(crate) const ALL: &[&dyn Check] = &[
     &not_joined::NotJoined,
     &cross_group_deadlock::CrossGroupDeadlock,
     // After the checks that explain waits: it reports processes that are gone and that none of them blames.
-    &rank_failed::Unmissed,
+    &rank_failed::UnmissedProcessGone,
     &recorded_failure::RecordedFailure,
     &missing_dump::MissingDump,
     &rank_failed::OperationFailed,

@@ -143,9 +143,9 @@ fn gone_draft(ctx: &Context<'_>, node: Node) -> Option<FindingDraft> {
 /// Reports processes that are gone although no other rank waits for them: they were in an operation, or the others have
 /// gone on without them for longer than the threshold for overdue operations, or they were the first to end in a job
 /// that is over.
-pub(super) struct Unmissed;
+pub(super) struct UnmissedProcessGone;
 
-impl Check for Unmissed {
+impl Check for UnmissedProcessGone {
     fn codes(&self) -> &'static [Code] {
         &[Code::E150]
     }

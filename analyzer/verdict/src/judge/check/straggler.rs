@@ -96,7 +96,7 @@ fn late_rank(ctx: &Context<'_>, late: &Late) -> FindingDraft {
     draft.culprits = vec![whole.rank];
     draft.by_clock = by_clock(ctx, record, typical);
     draft.ruled_out = ruled_out(lateness, late);
-    if let Some(op) = latest(ctx, record) {
+    if let Some(op) = after_longest_gap(ctx, record) {
         draft.frames = ctx.frames_of(record, op, "last_seen");
         draft.next = format!(
             "profile what rank {} does before {}{}",
@@ -146,7 +146,10 @@ fn ruled_out(lateness: &Lateness, late: &Late) -> Vec<String> {
 }
 
 /// The collective before which the rank spent the longest time outside of operations, as an example.
-fn latest<'a>(ctx: &'a Context<'_>, record: usize) -> Option<&'a crate::align::record::Op> {
+fn after_longest_gap<'a>(
+    ctx: &'a Context<'_>,
+    record: usize,
+) -> Option<&'a crate::align::record::Op> {
     let ops = &ctx.aligned.records[record].ops;
     // The longer the time before the call, the later the rank was.
     let pairs = ops

@@ -267,11 +267,11 @@ fn broken(ctx: &Context<'_>, links: &Links<'_>, pairs: &[Pair]) -> FindingDraft 
     let ranks: Vec<Rank> = ranks.into_iter().collect();
     let sentence = match pairs {
         [(a, b)] => format!(
-            "ranks {a} and {b} had no sign of life of each other since {}; which end is at fault is not shown",
+            "ranks {a} and {b} had no sign of life of each other since {}; the records do not show which end is at fault",
             since(links, pairs)
         ),
         _ => format!(
-            "{} links between {} had no sign of life since {}; which end is at fault is not shown",
+            "{} links between {} had no sign of life since {}; the records do not show which end is at fault",
             pairs.len(),
             format_ranks(&ranks),
             since(links, pairs)

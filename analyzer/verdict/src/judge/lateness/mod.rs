@@ -40,7 +40,7 @@ const STANDS_OUT: f32 = 3.0;
 /// At most this many operations are searched for the previous compared one.
 const MAX_LOOKED_BACK: usize = 256;
 /// Instances with more hosts than this are not compared by host.
-const MOST_HOSTS: usize = 64;
+const MAX_HOSTS: usize = 64;
 
 /// The lateness of one rank.
 #[derive(Clone, Debug, Default)]
@@ -268,7 +268,7 @@ impl Lateness {
 
     /// The host that was last as a whole and the loss that it caused, ms. A host is late if all its ranks are, so its
     /// earliest rank counts; a rank of it that had to wait for another rank since excuses the host. `None` if a host is
-    /// unknown or has only one rank in the instance, if there are fewer than two hosts or more than [`MOST_HOSTS`], or
+    /// unknown or has only one rank in the instance, if there are fewer than two hosts or more than [`MAX_HOSTS`], or
     /// if the order is within the error of the clocks.
     fn late_host(
         &self,
@@ -287,7 +287,7 @@ impl Lateness {
                 part.excuse_ms = part.excuse_ms.max(excuse);
                 part.least_excuse_ms = part.least_excuse_ms.min(excuse);
                 part.ranks += 1;
-            } else if hosts.len() < MOST_HOSTS {
+            } else if hosts.len() < MAX_HOSTS {
                 hosts.push(HostPart {
                     host,
                     earliest: one,

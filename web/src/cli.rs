@@ -22,8 +22,8 @@ pub struct Cli {
     /// Dump files, directories or archives to show instead of this node's rings.
     #[arg(value_name = "PATH", conflicts_with = "demo")]
     pub paths: Vec<PathBuf>,
-    /// Address to listen on; port 0 picks a free one. Beyond loopback a token of yours and TLS are
-    /// required.
+    /// Address to listen on; port 0 picks a free one. On other than loopback addresses,
+    /// a token (--token-file or RCOMM_WEB_TOKEN) and TLS are required.
     #[arg(long, value_name = "ADDR:PORT", default_value = "127.0.0.1:8765")]
     pub listen: SocketAddr,
     /// Read only the rings of this job [default: the newest].

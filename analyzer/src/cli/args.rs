@@ -21,7 +21,7 @@ Exit codes:
     override_usage = "rcomm-fr [OPTIONS] <COMMAND>\n       rcomm-fr PATH...   (as rcomm-fr analyze PATH...)\n       rcomm-fr           (looks for records on this node and judges the newest)"
 )]
 pub(crate) struct Cli {
-    /// When to colour the output; `auto` obeys NO_COLOR and CLICOLOR_FORCE.
+    /// When to color the output; `auto` obeys NO_COLOR and CLICOLOR_FORCE.
     #[arg(long, value_enum, global = true, default_value_t = Color::Auto, value_name = "WHEN")]
     pub(crate) color: Color,
 
@@ -30,7 +30,7 @@ pub(crate) struct Cli {
     pub(crate) command: Option<Command>,
 }
 
-/// When to colour the output.
+/// When to color the output.
 #[derive(Clone, Copy, Debug, ValueEnum)]
 pub(crate) enum Color {
     /// On a terminal.
@@ -84,7 +84,7 @@ pub(crate) enum Command {
 /// Read records and name the rank at fault, since when, and the ranks that wait for it.
 ///
 /// A path is a file, a folder, a pattern, an archive (.tar, .rcap, with .gz or .zst), a ring or a summary (.rsum); `-`
-/// is standard input. Files are recognised by content: PyTorch's dumps and ours, pickle or JSON, and logs of PyTorch,
+/// is standard input. Files are recognized by content: PyTorch's dumps and ours, pickle or JSON, and logs of PyTorch,
 /// NCCL and launchers. Files that are missing, cut short or from another run become notes and do not prevent a verdict.
 #[derive(Debug, Args)]
 #[command(after_help = EXIT_CODES)]
@@ -130,8 +130,8 @@ pub(crate) struct JudgeArgs {
     /// The records are a snapshot of a running job: pending operations are no finding.
     #[arg(long)]
     pub(crate) snapshot: bool,
-    /// With --snapshot: the age from which a pending operation counts as stuck; half of its own time-out if that is
-    /// shorter.
+    /// With --snapshot or --as-of: the age from which a pending operation counts as stuck; half of its own time-out if
+    /// that is shorter.
     #[arg(long, value_name = "DURATION", default_value = "5s", value_parser = humantime::parse_duration)]
     pub(crate) overdue: Duration,
     /// Judge as of this time: `now`, or a time like `2026-01-31T13:00:05Z`. For records that state no time themselves,
@@ -203,7 +203,7 @@ impl std::str::FromStr for ByteSize {
             "m" | "mib" => 20,
             "g" | "gib" => 30,
             "t" | "tib" => 40,
-            _ => return Err(format!("{unit:?} is no unit; use KiB, MiB, GiB or TiB")),
+            _ => return Err(format!("{unit:?} is not a unit; use KiB, MiB, GiB or TiB")),
         };
         let number: u64 = number
             .parse()
@@ -348,7 +348,7 @@ pub(crate) struct RingsArgs {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum RingsAction {
-    /// List every ring, and whether its process lives (what `rings` alone does).
+    /// List every ring, and whether its process is alive (what `rings` alone does).
     List(RingPlace),
     /// Show one rank's ring: its groups, its pending and its newest operations.
     Show(ShowArgs),

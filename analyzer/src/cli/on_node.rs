@@ -31,7 +31,7 @@ pub(super) struct OnNode {
 struct Job {
     attempt: u32,
     /// The folders with the rings that were read, of any attempt.
-    directories: BTreeSet<PathBuf>,
+    ring_directories: BTreeSet<PathBuf>,
     /// The ranks of which a record was read.
     ranks: BTreeSet<Rank>,
     /// When the earliest dump was taken, ns since the epoch; 0 if no dump states it.
@@ -52,7 +52,8 @@ impl OnNode {
         let job = self.jobs.entry(identity.job.clone()).or_default();
         let is_ring = path.extension().is_some_and(|it| it == "ring");
         if is_ring {
-            job.directories.extend(path.parent().map(Path::to_owned));
+            job.ring_directories
+                .extend(path.parent().map(Path::to_owned));
         }
         if identity.attempt > job.attempt {
             job.attempt = identity.attempt;
@@ -75,7 +76,7 @@ impl OnNode {
         let mut launches: Vec<LaunchRecord> = Vec::new();
         for (name, job) in &self.jobs {
             let near = job
-                .directories
+                .ring_directories
                 .iter()
                 .flat_map(|it| LaunchRecord::in_directory(it));
             let usual = LaunchRecord::of_job(&default_directory(), name);

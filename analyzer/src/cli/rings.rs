@@ -69,7 +69,7 @@ fn list(place: &RingPlace, color: ColorChoice) -> Result<ExitCode, Failure> {
                 "process",
                 "pid",
                 "host",
-                "last beat",
+                "last heartbeat",
                 "records",
                 "size",
                 "file",
@@ -94,7 +94,7 @@ fn row(ring: &RingSummary, path: &Path, now: i64) -> Vec<String> {
             .rank
             .map_or_else(|| "?".to_owned(), |rank| rank.to_string()),
         identity.attempt.to_string(),
-        if ring.alive { "lives" } else { "gone" }.to_owned(),
+        if ring.alive { "alive" } else { "gone" }.to_owned(),
         identity.pid.to_string(),
         identity.host.clone(),
         match ring.heartbeat_ns {
@@ -124,7 +124,7 @@ fn show(args: &ShowArgs, color: ColorChoice) -> Result<ExitCode, Failure> {
         },
     };
     output::write_to(None, color, |out| {
-        let process = if alive { "lives" } else { "is gone" };
+        let process = if alive { "is alive" } else { "is gone" };
         writeln!(
             out,
             "{}: {}, {}, its process {process}",

@@ -178,7 +178,7 @@ impl Live {
         let problems = self.kept.feeds.iter().flat_map(|feed| &feed.problems);
         report.problems.extend(problems.cloned());
         let watched: Vec<Watched> = self.kept.communicators().cloned().collect();
-        seen::remark(&watched, &mut ranks);
+        seen::set_remarks(&watched, &mut ranks);
         let ranks: Arc<[RankView]> = ranks.into();
         let now_ns = policy.now_ns.unwrap_or(at.wall_ns);
         let more_in = self.add_seen(&mut report, &watched, &ranks, at, now_ns);
@@ -271,7 +271,7 @@ impl Live {
         report.findings.extend(numbered);
         report.findings.sort_by_key(|finding| finding.severity);
         let live = self.options.policy.snapshot && report.end.is_none();
-        live.then(|| seen::missed_in(ranks, now_ns, overdue))
+        live.then(|| seen::until_change(ranks, now_ns, overdue))
             .flatten()
     }
 }

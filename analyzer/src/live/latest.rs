@@ -147,12 +147,12 @@ impl LatestRecords {
         changed |= known.len() != communicators.len()
             || !known.iter().zip(&communicators).all(|(a, b)| same(a, b));
         feed.communicators = communicators;
-        let number = |collected: &Option<Collected>| {
+        let state = |collected: &Option<Collected>| {
             collected
                 .as_ref()
                 .map(|c| (Arc::as_ptr(&c.report), c.silent.clone()))
         };
-        changed |= number(&feed.collected) != number(&poll.collected);
+        changed |= state(&feed.collected) != state(&poll.collected);
         feed.collected = poll.collected;
         if poll.restart {
             self.slots.retain(|&(_, of, _), _| of != source);

@@ -35,7 +35,8 @@ pub(super) fn silence(silent: &BTreeSet<Rank>, ranks: &[RankView]) -> Option<Fin
         [host] if !host.is_empty() => format!(" on {host}"),
         _ => String::new(),
     };
-    let next = format!("look whether the process lives{place}; its last record is shown as it was");
+    let next =
+        format!("check whether the process is alive{place}; its last record is shown as it was");
     let sentence = format!("{subject} not answered for {}{reason}", format_time(age_ms));
     Some(Finding {
         age_ms: Some(age_ms),
@@ -47,7 +48,7 @@ pub(super) fn silence(silent: &BTreeSet<Rank>, ranks: &[RankView]) -> Option<Fin
 /// The time until the findings on ended processes may change although no record does; `None` if they will not. They
 /// change when the end of a process or a recorded failure is as old as [`Policy::SETTLE`], and when a process that
 /// ended outside of any operation has been gone for `overdue`.
-pub(super) fn missed_in(ranks: &[RankView], now_ns: i64, overdue: Duration) -> Option<Duration> {
+pub(super) fn until_change(ranks: &[RankView], now_ns: i64, overdue: Duration) -> Option<Duration> {
     let left = |since_ns: i64, limit: Duration| {
         let since = now_ns.saturating_sub(since_ns);
         let since = Duration::from_nanos(u64::try_from(since).unwrap_or(0));
@@ -73,7 +74,7 @@ pub(super) fn missed_in(ranks: &[RankView], now_ns: i64, overdue: Duration) -> O
 /// host and device, else, in a communicator of the whole job, by its rank there.
 fn rank_of(member: &Member, communicator: &Communicator, ranks: &[RankView]) -> Option<Rank> {
     let process = &member.process;
-    let pid = |view: &RankView| view.dump().map_or(0, |dump| dump.identity.pid);
+    let pid = |view: &RankView| view.first_dump().map_or(0, |dump| dump.identity.pid);
     let here = |view: &&RankView| !process.host.is_empty() && *view.host == *process.host;
     let device = |view: &&RankView| Some(view.local_rank) == process.device;
     let mut same: Vec<&RankView> = match process.pid {
@@ -125,7 +126,7 @@ fn format_member(member: &Member, rank: Option<Rank>) -> String {
 }
 
 /// Replaces the remarks on each rank by the library's reports, and sets its host if no record states it.
-pub(super) fn remark(watched: &[Watched], ranks: &mut [RankView]) {
+pub(super) fn set_remarks(watched: &[Watched], ranks: &mut [RankView]) {
     let mut remarks: BTreeMap<Rank, Vec<String>> = BTreeMap::new();
     let mut hosts: BTreeMap<Rank, String> = BTreeMap::new();
     for Watched { communicator, .. } in watched {

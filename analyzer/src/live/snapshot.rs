@@ -34,7 +34,7 @@ pub struct RankView {
 
 impl RankView {
     /// The first of its records; `None` if none was ever read.
-    pub fn dump(&self) -> Option<&Dump> {
+    pub fn first_dump(&self) -> Option<&Dump> {
         self.dumps.first().map(Arc::as_ref)
     }
 }

@@ -59,20 +59,20 @@ impl Default for Pace {
 
 /// Signals to the threads between two polls.
 #[derive(Default)]
-struct Orders {
-    pending: Mutex<PendingOrders>,
+struct Signals {
+    pending: Mutex<PendingSignals>,
     bell: Condvar,
 }
 
 #[derive(Clone, Copy, Default)]
-struct PendingOrders {
+struct PendingSignals {
     stopped: bool,
     /// When sources must be polled again before their pause is over.
     look: Option<Duration>,
 }
 
-impl Orders {
-    fn give(&self, change: impl FnOnce(&mut PendingOrders)) {
+impl Signals {
+    fn give(&self, change: impl FnOnce(&mut PendingSignals)) {
         change(&mut self.pending.lock().unwrap_or_else(PoisonError::into_inner));
         self.bell.notify_all();
     }
@@ -102,7 +102,7 @@ type PollResult = (usize, Result<Poll, SourceError>, Moment);
 
 /// Threads that poll sources and judge their records; see the module.
 pub struct Watch {
-    orders: Arc<Orders>,
+    signals: Arc<Signals>,
     threads: Vec<JoinHandle<()>>,
 }
 
@@ -120,20 +120,20 @@ impl Watch {
         mut sink: impl FnMut(Snapshot) + Send + 'static,
     ) -> std::io::Result<Self> {
         let mut watch = Self {
-            orders: Arc::default(),
+            signals: Arc::default(),
             threads: Vec::new(),
         };
         // Bounded: if the judge lags behind, polling slows down, and no records pile up in a queue.
         let (sender, receiver) = sync_channel::<PollResult>(sources.len().max(1));
         for (number, source) in sources.into_iter().enumerate() {
-            let (orders, sender) = (watch.orders.clone(), sender.clone());
-            let look = move || look_on(source, number, pace, anchor, &orders, &sender);
+            let (signals, sender) = (watch.signals.clone(), sender.clone());
+            let look = move || look_on(source, number, pace, anchor, &signals, &sender);
             watch.spawn(format!("rcomm/source/{number}"), look)?;
         }
         drop(sender);
-        let orders = watch.orders.clone();
+        let signals = watch.signals.clone();
         watch.spawn("rcomm/judge".into(), move || {
-            judge_on(&mut live, &receiver, anchor, &orders, &mut sink);
+            judge_on(&mut live, &receiver, anchor, &signals, &mut sink);
         })?;
         Ok(watch)
     }
@@ -154,7 +154,7 @@ impl Watch {
 
 impl Drop for Watch {
     fn drop(&mut self) {
-        self.orders.give(|pending| pending.stopped = true);
+        self.signals.give(|pending| pending.stopped = true);
         for thread in self.threads.drain(..) {
             // A thread that panicked has reported it itself.
             let _ = thread.join();
@@ -167,7 +167,7 @@ fn look_on(
     number: usize,
     pace: Pace,
     anchor: Anchor,
-    orders: &Orders,
+    signals: &Signals,
     sender: &SyncSender<PollResult>,
 ) {
     loop {
@@ -186,7 +186,7 @@ fn look_on(
         // Polling may take at most a fiftieth of a core, for any number of ranks. Only processor time counts: ranks
         // that answer late are polled as often as others.
         let rested = began + pace.refresh.max(cost * SHARE);
-        if orders.rest(anchor, began + pace.refresh, rested) {
+        if signals.rest(anchor, began + pace.refresh, rested) {
             return;
         }
     }
@@ -202,7 +202,7 @@ fn judge_on(
     live: &mut Live,
     receiver: &Receiver<PollResult>,
     anchor: Anchor,
-    orders: &Orders,
+    signals: &Signals,
     sink: &mut impl FnMut(Snapshot),
 ) {
     /// The longest wait before the next check whether to stop.
@@ -227,9 +227,9 @@ fn judge_on(
             }
         } else {
             let until = anchor.moment().elapsed + wait;
-            orders.rest(anchor, until, until);
+            signals.rest(anchor, until, until);
         }
-        if orders.is_stopped() {
+        if signals.is_stopped() {
             return;
         }
         let at = anchor.moment();
@@ -259,9 +259,11 @@ fn judge_on(
             .into_iter()
             .chain(live.due())
             .min()
-            .map_or(at.elapsed + ROUND, |wake| wake.max(at.elapsed + MOMENT));
+            .map_or(at.elapsed + ROUND, |wake| {
+                wake.max(at.elapsed + SHORTEST_PAUSE)
+            });
         let look = live.look_again(at);
-        orders.give(|pending| pending.look = look);
+        signals.give(|pending| pending.look = look);
     }
 }
 
@@ -272,7 +274,7 @@ const SHARE: u32 = 50;
 const LONGEST_REST: Duration = Duration::from_secs(5);
 
 /// The shortest pause between two rounds of the judge.
-const MOMENT: Duration = Duration::from_millis(10);
+const SHORTEST_PAUSE: Duration = Duration::from_millis(10);
 
 #[cfg(test)]
 mod tests {

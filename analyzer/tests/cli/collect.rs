@@ -247,7 +247,7 @@ fn commands_and_hosts_that_make_no_sense_are_one_clear_line() {
         ),
         (
             &["--host=-oProxyCommand=x", "--command", "ssh {host}"],
-            "is no name of a host",
+            "is not a host name",
         ),
         (
             &["--hosts-from", "/nowhere", "--command", "ssh {host}"],

@@ -94,7 +94,7 @@ fn rings_of_the_living_and_the_dead_are_listed() {
         };
         let (alive, dead) = (line("alive"), line("dead"));
         assert!(
-            alive.contains(" lives ") && alive.contains(" n001 "),
+            alive.contains(" alive ") && alive.contains(" n001 "),
             "{alive}"
         );
         assert!(dead.contains(" gone "), "{dead}");

@@ -41,37 +41,37 @@ pub struct Column {
     /// Alignment of its cells.
     pub align: Align,
     /// Priority: narrow terminals leave out the columns with the largest number; 0 is never left out.
-    pub rank: u8,
+    pub priority: u8,
     /// Whether the column takes the remaining width; several such columns share it.
     pub grows: bool,
 }
 
 /// A column of text.
-pub const fn text(name: &'static str, rank: u8) -> Column {
+pub const fn text(name: &'static str, priority: u8) -> Column {
     Column {
         name: Cow::Borrowed(name),
         align: Align::Left,
-        rank,
+        priority,
         grows: false,
     }
 }
 
 /// A column of numbers.
-pub const fn number(name: &'static str, rank: u8) -> Column {
+pub const fn number(name: &'static str, priority: u8) -> Column {
     Column {
         name: Cow::Borrowed(name),
         align: Align::Right,
-        rank,
+        priority,
         grows: false,
     }
 }
 
 /// A column of text that takes the remaining width.
-pub const fn rest(name: &'static str, rank: u8) -> Column {
+pub const fn rest(name: &'static str, priority: u8) -> Column {
     Column {
         name: Cow::Borrowed(name),
         align: Align::Left,
-        rank,
+        priority,
         grows: true,
     }
 }

@@ -33,7 +33,7 @@ pub enum Tone {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
 #[serde(rename_all = "lowercase")]
 pub enum Depth {
-    /// No colours: bold, dim and reverse only.
+    /// No colors: bold, dim and reverse only.
     None,
     /// The sixteen of the terminal's own palette.
     #[value(name = "16")]
@@ -69,7 +69,7 @@ impl Depth {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
 #[serde(rename_all = "lowercase")]
 pub enum ThemeName {
-    /// For dark backgrounds; distinguishable for the colour-blind (Okabe and Ito's palette).
+    /// For dark backgrounds; distinguishable for the color-blind (Okabe and Ito's palette).
     #[default]
     Dark,
     /// For light backgrounds, with the same hues.
@@ -108,7 +108,7 @@ impl Theme {
             }
             _ => Style::new(),
         };
-        let Some((rgb, ansi)) = self.colour(tone) else {
+        let Some((rgb, ansi)) = self.color(tone) else {
             return style;
         };
         match self.depth {
@@ -124,7 +124,7 @@ impl Theme {
         Style::new().add_modifier(Modifier::REVERSED)
     }
 
-    fn colour(&self, tone: Tone) -> Option<(Rgb, Color)> {
+    fn color(&self, tone: Tone) -> Option<(Rgb, Color)> {
         let (dark, light, ansi): (Rgb, Rgb, Color) = match tone {
             Tone::Plain | Tone::Dim | Tone::Title => return None,
             Tone::Accent => ((86, 180, 233), (0, 90, 150), Color::Cyan),
@@ -149,8 +149,8 @@ impl Theme {
     }
 }
 
-fn bright(colour: Color) -> Color {
-    match colour {
+fn bright(color: Color) -> Color {
+    match color {
         Color::Cyan => Color::LightCyan,
         Color::Green => Color::LightGreen,
         Color::Blue => Color::LightBlue,
@@ -196,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn without_colours_no_tone_has_one() {
+    fn without_colors_no_tone_has_one() {
         let theme = Theme::new(ThemeName::Dark, Depth::None);
         let tones = [
             Tone::Plain,
@@ -220,14 +220,14 @@ mod tests {
             for depth in [Depth::Ansi, Depth::Indexed, Depth::True] {
                 let theme = Theme::new(name, depth);
                 let tones = [Tone::Good, Tone::Bad, Tone::Late, Tone::Silent, Tone::Plain];
-                let colours: HashSet<_> = tones.iter().map(|&t| theme.style(t).fg).collect();
-                assert_eq!(colours.len(), tones.len(), "{name:?} {depth:?}");
+                let colors: HashSet<_> = tones.iter().map(|&t| theme.style(t).fg).collect();
+                assert_eq!(colors.len(), tones.len(), "{name:?} {depth:?}");
             }
         }
     }
 
     #[test]
-    fn indexed_colours_are_near() {
+    fn indexed_colors_are_near() {
         assert_eq!(nearest_index((0, 0, 0)), 16);
         assert_eq!(nearest_index((255, 255, 255)), 231);
         assert_eq!(nearest_index((95, 135, 175)), 67);

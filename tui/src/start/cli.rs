@@ -138,10 +138,10 @@ pub struct ViewOptions {
     /// Show only rows that match this filter, as typed after / in the view
     #[arg(long, global = true)]
     pub filter: Option<String>,
-    /// Colour theme [default: dark]
+    /// Color theme [default: dark]
     #[arg(long, global = true, env = "RCOMM_TOP_THEME")]
     pub theme: Option<ThemeName>,
-    /// Colour depth [default: what the terminal supports; NO_COLOR is honoured]
+    /// Color depth [default: what the terminal supports; NO_COLOR is honored]
     #[arg(long, global = true, env = "RCOMM_TOP_COLOURS")]
     pub colours: Option<Depth>,
     /// Draw with ASCII characters only

@@ -83,7 +83,7 @@ pub const DEFAULTS: &str = r#"# rcomm-top: $XDG_CONFIG_HOME/rcomm/top.toml
 #refresh = "1s"
 # dark, light or contrast.
 #theme = "dark"
-# none, 16, 256 or true. Default: what the terminal supports; NO_COLOR is honoured.
+# none, 16, 256 or true. Default: what the terminal supports; NO_COLOR is honored.
 #colours = "256"
 # Draw with ASCII characters only.
 #ascii = false

@@ -38,7 +38,7 @@ pub const COMMANDS: &[(&str, &str)] = &[
     ),
     ("job NAME", "show another job of this node"),
     ("pause, live", "pause or resume the display"),
-    ("theme dark|light|contrast", "change the colours"),
+    ("theme dark|light|contrast", "change the colors"),
     ("help", "help"),
     ("quit", "quit"),
 ];

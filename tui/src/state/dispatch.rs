@@ -2,7 +2,7 @@
 
 use super::State;
 use super::command::{self, TypedCommand};
-use super::filter::{Input, Purpose};
+use super::input::{Input, Purpose};
 use super::screen::Screen;
 use super::screens::{Fold, OverviewPane};
 use crate::keys::{Action, Pressed, key_name};

@@ -6,7 +6,7 @@ use crate::page::theme::Tone;
 use crate::page::width::{fit, text_width};
 use crate::page::{Line, plain, styled};
 use crate::state::State;
-use crate::state::filter::Purpose;
+use crate::state::input::Purpose;
 use crate::state::screen::VIEWS;
 use ratatui::buffer::Buffer;
 use ratatui::layout::{Position, Rect};

@@ -133,8 +133,8 @@ fn widths(table: &Table, shown: std::ops::Range<usize>, width: usize) -> Vec<usi
         MARK + all.map(|at| least(at) + GAP).sum::<usize>()
     };
     while needed(&kept) > width + GAP {
-        let droppable = (0..kept.len()).filter(|&at| kept[at] && table.columns[at].rank > 0);
-        match droppable.max_by_key(|&at| table.columns[at].rank) {
+        let droppable = (0..kept.len()).filter(|&at| kept[at] && table.columns[at].priority > 0);
+        match droppable.max_by_key(|&at| table.columns[at].priority) {
             Some(at) => kept[at] = false,
             None => break,
         }

@@ -101,7 +101,7 @@ fn encode(
     };
     for view in snapshot.ranks.iter().filter(|it| ranks.contains(&it.rank)) {
         for (part, dump) in (0..).zip(&view.dumps) {
-            let (record, body) = record(view, part, dump, known);
+            let (record, body) = head_and_body(view, part, dump, known);
             head.records.push(record);
             bodies.extend(body);
         }
@@ -113,7 +113,7 @@ fn encode(
     body
 }
 
-fn record(
+fn head_and_body(
     view: &RankView,
     part: u8,
     dump: &Dump,
@@ -133,7 +133,7 @@ fn record(
     let body = if view.failure.is_some() {
         Vec::new()
     } else {
-        let mut newer = since_entry(dump, from);
+        let mut newer = without_before(dump, from);
         if since.is_some_and(|since| since.groups == Some(groups)) {
             for group in &mut newer.groups {
                 group.info.ranks = [].into();
@@ -162,7 +162,7 @@ fn record(
 }
 
 /// A copy of the dump without the entries before index `from`.
-fn since_entry(dump: &Dump, from: usize) -> Dump {
+fn without_before(dump: &Dump, from: usize) -> Dump {
     Dump {
         version: dump.version,
         recorder: dump.recorder,

@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 
 /// Target for the number of operations in an answer, divided equally among the ranks. An answer may exceed it: every
 /// dump may have at least 4 operations, and a rank has one dump for each of its recorders.
-const MAX_SLICES: usize = 20_000;
+const TARGET_SLICES: usize = 20_000;
 
 #[derive(Debug, Deserialize)]
 pub(crate) struct TimelineQuery {
@@ -48,7 +48,7 @@ pub(crate) struct Slice {
 /// One lane of the timeline: the operations of one dump, oldest first. A rank with several recorders has a lane for
 /// each.
 #[derive(Debug, PartialEq, Serialize)]
-pub(crate) struct RankLane {
+pub(crate) struct Lane {
     rank: Rank,
     host: String,
     slices: Vec<Slice>,
@@ -64,7 +64,7 @@ pub(crate) struct Timeline {
     length: i64,
     groups: Vec<String>,
     ops: Vec<String>,
-    lanes: Vec<RankLane>,
+    lanes: Vec<Lane>,
     /// Number of operations left out because of the limit: the oldest of each dump.
     omitted: usize,
 }
@@ -131,7 +131,7 @@ fn build_timeline(snapshot: &Snapshot, filter: &Filter, window_ns: i64) -> Timel
         length: last.saturating_sub(origin) / 1000,
         ..Timeline::default()
     };
-    let share = (MAX_SLICES / snapshot.ranks.len().max(1)).max(4);
+    let share = (TARGET_SLICES / snapshot.ranks.len().max(1)).max(4);
     let host_of =
         |rank: Rank| -> &str { snapshot.rank(rank).map_or("", |view| view.host.as_ref()) };
     for (rank, dump) in snapshot.dumps() {
@@ -186,7 +186,7 @@ fn build_timeline(snapshot: &Snapshot, filter: &Filter, window_ns: i64) -> Timel
         }
         slices.reverse();
         if !slices.is_empty() {
-            timeline.lanes.push(RankLane {
+            timeline.lanes.push(Lane {
                 rank,
                 host: host_of(rank).to_owned(),
                 slices,
@@ -226,7 +226,7 @@ mod tests {
     #[test]
     fn pending_operations_have_no_length() {
         let timeline = seen("group:dp_5", 16);
-        let open = |lane: &&RankLane| lane.slices.iter().any(|slice| slice.length.is_none());
+        let open = |lane: &&Lane| lane.slices.iter().any(|slice| slice.length.is_none());
         let open: Vec<_> = timeline
             .lanes
             .iter()
@@ -258,7 +258,7 @@ mod tests {
         let timeline = seen("", 1024);
         let slices: usize = timeline.lanes.iter().map(|lane| lane.slices.len()).sum();
         assert!(
-            slices <= MAX_SLICES && timeline.omitted > 0,
+            slices <= TARGET_SLICES && timeline.omitted > 0,
             "{slices} {}",
             timeline.omitted
         );

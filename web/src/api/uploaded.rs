@@ -69,7 +69,7 @@ impl Uploads {
         self.write(form, folder.path()).await?;
         let most_bytes = self.most_bytes;
         let judged = tokio::task::spawn_blocking(move || {
-            let snapshot = analyse(folder.path(), most_bytes);
+            let snapshot = analyze_files(folder.path(), most_bytes);
             (snapshot, folder.close())
         });
         let (snapshot, closed) = judged.await.map_err(|_| Refusal::Stopping)?;
@@ -153,7 +153,7 @@ fn plain_name(path: &str, number: usize) -> String {
 }
 
 /// Reads and analyzes the files in the directory.
-fn analyse(folder: &Path, most_bytes: u64) -> Result<Snapshot, Refusal> {
+fn analyze_files(folder: &Path, most_bytes: u64) -> Result<Snapshot, Refusal> {
     let options = LoadOptions {
         max_file_bytes: most_bytes,
         ..LoadOptions::default()

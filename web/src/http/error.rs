@@ -34,9 +34,9 @@ pub(crate) enum Refusal {
     NoSnapshot(u64),
     #[error("only the report of snapshot {0} is kept, not its records")]
     NoRecords(u64),
-    #[error("job {0:?} has no rings on this node; GET /api/v1/jobs lists those that have")]
+    #[error("job {0:?} has no rings on this node; GET /api/v1/jobs lists the jobs that have")]
     NoJob(String),
-    #[error("{0} other jobs are looked at, which is the most at a time; close one of their pages")]
+    #[error("{0} other jobs are shown, which is the limit; close one of their pages")]
     ManyJobs(usize),
     #[error("the server failed to start a thread: {0}")]
     Thread(std::io::Error),

@@ -125,7 +125,7 @@ fn recorders(w: &mut Writer, snapshot: &Snapshot, counters: &Counters) {
         .sum();
     w.counter(&list::WATCHDOG_FIRES, timed_out);
     let beat = |view: &RankView| {
-        let status = view.dump()?.status.as_ref()?;
+        let status = view.first_dump()?.status.as_ref()?;
         let alive = view.liveness == Liveness::Alive && status.heartbeat_ns > 0;
         alive.then_some(snapshot.at.wall_ns.saturating_sub(status.heartbeat_ns))
     };

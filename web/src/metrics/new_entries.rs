@@ -14,11 +14,11 @@ use std::sync::Arc;
 const MAX_PENDING: usize = 16 * 1024;
 
 /// Identity of one recorder's records: rank, recorder, attempt of the job, and process id.
-type RecordKey = (Rank, Recorder, u32, u32);
+type RecorderKey = (Rank, Recorder, u32, u32);
 
 /// Position in the records of one recorder.
 #[derive(Debug, Default)]
-pub(crate) struct RecordCursor {
+pub(crate) struct RecorderCursor {
     /// Every id up to here has been seen.
     up_to: u64,
     /// Ids up to `up_to` whose operations were pending at the last read.
@@ -30,7 +30,7 @@ pub(crate) struct RecordCursor {
 /// Positions in the records of all ranks of a live view.
 #[derive(Debug, Default)]
 pub(crate) struct NewEntries {
-    read: HashMap<RecordKey, RecordCursor>,
+    read: HashMap<RecorderKey, RecorderCursor>,
     unread: u64,
 }
 
@@ -68,7 +68,7 @@ impl NewEntries {
     }
 }
 
-impl RecordCursor {
+impl RecorderCursor {
     /// Calls `each` for every operation that ended since the last call. Returns the number of
     /// operations that were overwritten before they were seen to end.
     pub(crate) fn advance<'a>(&mut self, dump: &'a Dump, mut each: impl FnMut(&'a Entry)) -> u64 {

@@ -7,12 +7,12 @@ use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 /// Identity of one recorder's records: rank, recorder, attempt of the job, and process id.
-type RecordKey = (Rank, Recorder, u32, u32);
+type RecorderKey = (Rank, Recorder, u32, u32);
 
 /// The numbered messages of each recorder, with its dump of the last call: the same dump is not counted twice.
 #[derive(Debug, Default)]
 pub(super) struct Messages {
-    records: HashMap<RecordKey, (MessageNumbers, Option<Arc<Dump>>)>,
+    records: HashMap<RecorderKey, (MessageNumbers, Option<Arc<Dump>>)>,
 }
 
 impl Messages {
@@ -42,7 +42,7 @@ impl Messages {
     }
 }
 
-fn key(rank: Rank, dump: &Dump) -> RecordKey {
+fn key(rank: Rank, dump: &Dump) -> RecorderKey {
     let id = &dump.identity;
     (rank, dump.recorder, id.attempt, id.pid)
 }

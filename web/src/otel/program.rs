@@ -8,7 +8,7 @@
 //! ranks.
 
 use super::operation::{Fact, Operation};
-use crate::metrics::new_entries::RecordCursor;
+use crate::metrics::new_entries::RecorderCursor;
 use opentelemetry::trace::{
     Link, Span as _, SpanContext, SpanId, SpanKind, Status, TraceFlags, TraceId, TraceState, Tracer,
 };
@@ -196,7 +196,7 @@ impl ProgramSpans {
         let mut maker = SpanMaker {
             notes,
             tracer,
-            read: RecordCursor::default(),
+            read: RecorderCursor::default(),
             messages: MessageNumbers::default(),
         };
         let thread = std::thread::Builder::new()
@@ -224,16 +224,16 @@ impl Drop for ProgramSpans {
 struct SpanMaker<T> {
     notes: Arc<Notes>,
     tracer: T,
-    read: RecordCursor,
+    read: RecorderCursor,
     messages: MessageNumbers,
 }
 
 impl<T: Tracer> SpanMaker<T> {
     fn run(&mut self, stopped: &Receiver<()>) {
         loop {
-            let told = stopped.recv_timeout(ROUND);
+            let received = stopped.recv_timeout(ROUND);
             self.round();
-            if told != Err(RecvTimeoutError::Timeout) {
+            if received != Err(RecvTimeoutError::Timeout) {
                 return;
             }
         }

@@ -124,7 +124,7 @@ pub fn serve(options: Options) -> Result<Page, ServeError> {
     let (store, watch) =
         SnapshotStore::watch(vec![rings], options.live, options.pace).map_err(failed)?;
     let access = Access::with_token(token.clone());
-    let (say, bound) = mpsc::channel();
+    let (sender, bound) = mpsc::channel();
     let (stop, stopped) = oneshot::channel::<()>();
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
@@ -138,11 +138,11 @@ pub fn serve(options: Options) -> Result<Page, ServeError> {
                     Ok(server) => server.jobs(jobs),
                     Err(error) => {
                         // The caller waits for this result, so sending it does not fail.
-                        let _ = say.send(Err(error));
+                        let _ = sender.send(Err(error));
                         return;
                     }
                 };
-                let _ = say.send(Ok(server.address()));
+                let _ = sender.send(Ok(server.address()));
                 let stopped = async move {
                     // Dropping the other end is the stop signal.
                     let _ = stopped.await;

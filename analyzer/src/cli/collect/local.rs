@@ -102,7 +102,7 @@ fn read(path: &Path) -> io::Result<(Vec<u8>, u64)> {
     let file = File::open(path)?;
     let meta = file.metadata()?;
     if !meta.is_file() {
-        return Err(io::Error::other("it is no regular file"));
+        return Err(io::Error::other("it is not a regular file"));
     }
     let mut content = Vec::new();
     // One byte more than allowed distinguishes a file that is too large from one that just fits.

@@ -76,7 +76,7 @@ pub(super) fn hosts(args: &CollectArgs) -> Result<Vec<String>, Failure> {
         }
         if !is_host_name(host) {
             return Err(Failure::Usage {
-                sentence: format!("{host:?} is no name of a host"),
+                sentence: format!("{host:?} is not a host name"),
             });
         }
         hosts.push(host.to_owned());

@@ -11,7 +11,7 @@ use std::collections::{HashMap, HashSet};
 
 /// How likely a number is the rank, by the word before it; the most likely first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Standing {
+enum NumberMeaning {
     Rank,
     Plain,
     SomethingElse,
@@ -21,7 +21,7 @@ enum Standing {
 struct Numbered {
     /// The text with each number replaced by `#`.
     series: String,
-    numbers: Vec<(Standing, u64)>,
+    numbers: Vec<(NumberMeaning, u64)>,
 }
 
 impl Numbered {
@@ -37,7 +37,7 @@ impl Numbered {
             series.push('#');
             // A number that is too large is not a rank, but it keeps its place, since places are compared.
             let number = digits.parse().unwrap_or(u64::MAX);
-            numbers.push((standing(text), number));
+            numbers.push((meaning_of(text), number));
             rest = tail;
         }
         series.push_str(rest);
@@ -56,16 +56,16 @@ fn without_endings(mut name: &str) -> &str {
     name
 }
 
-fn standing(before: &str) -> Standing {
+fn meaning_of(before: &str) -> NumberMeaning {
     let word = before.trim_end_matches(|c: char| !c.is_ascii_alphabetic());
     let start = word
         .rfind(|c: char| !c.is_ascii_alphabetic())
         .map_or(0, |at| at + 1);
     match word[start..].to_ascii_lowercase().as_str() {
-        "rank" | "ranks" => Standing::Rank,
+        "rank" | "ranks" => NumberMeaning::Rank,
         "node" | "host" | "pid" | "attempt" | "restart" | "job" | "step" | "gpu" | "local"
-        | "version" | "v" | "world" | "size" | "of" => Standing::SomethingElse,
-        _ => Standing::Plain,
+        | "version" | "v" | "world" | "size" | "of" => NumberMeaning::SomethingElse,
+        _ => NumberMeaning::Plain,
     }
 }
 
@@ -115,20 +115,20 @@ fn place_of_rank(members: &[usize], numbered: &[Numbered]) -> Option<usize> {
             .iter()
             .all(|&at| seen.insert(numbered[at].numbers[*place].1))
     };
-    // Among numbers of the same standing, later ones take precedence.
+    // Among numbers of the same meaning, later ones take precedence.
     let best = (0..first.len())
         .rev()
         .filter(is_distinct)
         .min_by_key(|&place| first[place].0)
-        .filter(|&place| first[place].0 != Standing::SomethingElse);
+        .filter(|&place| first[place].0 != NumberMeaning::SomethingElse);
     // Several runs side by side (`run1/rank_0`, `run2/rank_0`): no number differs in all files.
     let after_rank = || {
         (0..first.len())
             .rev()
-            .find(|&place| first[place].0 == Standing::Rank)
+            .find(|&place| first[place].0 == NumberMeaning::Rank)
     };
     match best {
-        Some(place) if first[place].0 == Standing::Rank => Some(place),
+        Some(place) if first[place].0 == NumberMeaning::Rank => Some(place),
         other => after_rank().or(other),
     }
 }

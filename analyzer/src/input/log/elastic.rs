@@ -8,7 +8,7 @@ use rcomm_verdict::logs::{Ended, Event};
 
 /// The state of reading torchrun's list of failures: the section, and the ranks of the process whose lines are read.
 #[derive(Debug, Default)]
-pub(super) struct Summary {
+pub(super) struct FailureList {
     inside: Section,
     rank: Option<Rank>,
     local_rank: Option<u32>,
@@ -22,7 +22,7 @@ enum Section {
     RootCause,
 }
 
-pub(super) fn read_line(line: &Line<'_>, summary: &mut Summary, found: &mut Events) {
+pub(super) fn read_line(line: &Line<'_>, summary: &mut FailureList, found: &mut Events) {
     let text = line.text;
     in_summary(text.trim(), summary, found);
     if text.contains("failed (exitcode: ") {
@@ -45,7 +45,7 @@ pub(super) fn read_line(line: &Line<'_>, summary: &mut Summary, found: &mut Even
 }
 
 /// Reads torchrun's list: the heading of a section, then `key : value` lines for each process.
-fn in_summary(text: &str, summary: &mut Summary, found: &mut Events) {
+fn in_summary(text: &str, summary: &mut FailureList, found: &mut Events) {
     if text == "Failures:" {
         summary.inside = Section::Failures;
     } else if text.starts_with("Root Cause (first observed failure)") {

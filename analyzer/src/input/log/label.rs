@@ -29,10 +29,10 @@ impl Label {
                 break;
             };
             match what {
-                What::Rank(rank) => label.rank = Some(rank),
-                What::Task(rank) => label.rank = label.rank.or(Some(rank)),
-                What::Local(rank) => label.local_rank = Some(rank),
-                What::Other => {}
+                LabelKind::Rank(rank) => label.rank = Some(rank),
+                LabelKind::Task(rank) => label.rank = label.rank.or(Some(rank)),
+                LabelKind::Local(rank) => label.local_rank = Some(rank),
+                LabelKind::Other => {}
             }
             at += indent + length;
             if line[at..].starts_with(' ') {
@@ -43,7 +43,7 @@ impl Label {
     }
 }
 
-enum What {
+enum LabelKind {
     /// The global rank.
     Rank(Rank),
     /// The task of a scheduler: its number is the rank unless the scheduler is configured otherwise.
@@ -53,22 +53,22 @@ enum What {
 }
 
 /// The label at the start of `text`: its length and its meaning; `None` if there is none.
-fn next(text: &str, first: bool) -> Option<(usize, What)> {
+fn next(text: &str, first: bool) -> Option<(usize, LabelKind)> {
     match text.as_bytes().first()? {
         b'[' => bracketed(text),
         b'(' => in_parentheses(text),
-        b'|' => Some((1, What::Other)),
+        b'|' => Some((1, LabelKind::Other)),
         b'0'..=b'9' => numeric(text, first),
         _ => ["stdout F", "stderr F", "stdout P", "stderr P"]
             .iter()
             .find(|stream| text.starts_with(**stream))
-            .map(|stream| (stream.len(), What::Other)),
+            .map(|stream| (stream.len(), LabelKind::Other)),
     }
 }
 
 /// Reads a label in brackets: `[rank3]:`, `[default0]:`, `[RANK 3]`, `[rank 3]`, `[E321 02:07:08.4 file.cpp:607]`,
 /// `[80746]`, a date.
-fn bracketed(text: &str) -> Option<(usize, What)> {
+fn bracketed(text: &str) -> Option<(usize, LabelKind)> {
     const LONGEST: usize = 160;
     let end = text.find(']').filter(|&end| end <= LONGEST)?;
     let inside = &text[1..end];
@@ -84,21 +84,24 @@ fn bracketed(text: &str) -> Option<(usize, What)> {
             .trim()
             .parse()
             .ok()
-            .map(|rank| (length, What::Rank(rank)));
+            .map(|rank| (length, LabelKind::Rank(rank)));
     }
     if inside.starts_with("pod/") {
-        return Some((length, What::Other));
+        return Some((length, LabelKind::Other));
     }
     let digits = inside.trim_start_matches(|c: char| c.is_ascii_alphabetic());
     let word = inside.len() - digits.len();
     if colon == 1 && word > 1 && !digits.is_empty() && digits.bytes().all(|b| b.is_ascii_digit()) {
-        return digits.parse().ok().map(|rank| (length, What::Local(rank)));
+        return digits
+            .parse()
+            .ok()
+            .map(|rank| (length, LabelKind::Local(rank)));
     }
     let is_number = !inside.is_empty() && inside.bytes().all(|byte| byte.is_ascii_digit());
     // A number alone is a label only if it has at least four digits: NCCL writes the numbers of devices in brackets,
     // too.
     if is_number && inside.len() >= 4 || is_time(inside) || is_glog(inside) {
-        return Some((length, What::Other));
+        return Some((length, LabelKind::Other));
     }
     None
 }
@@ -115,7 +118,7 @@ fn is_glog(inside: &str) -> bool {
 }
 
 /// Reads a label of Ray or vLLM: `(RayWorkerVllm pid=409241)`, `(VllmWorker rank=0 pid=85)`.
-fn in_parentheses(text: &str) -> Option<(usize, What)> {
+fn in_parentheses(text: &str) -> Option<(usize, LabelKind)> {
     const LONGEST: usize = 160;
     let end = text.find(')').filter(|&end| end <= LONGEST)?;
     let inside = &text[1..end];
@@ -125,27 +128,27 @@ fn in_parentheses(text: &str) -> Option<(usize, What)> {
     let rank = inside
         .split_once("rank=")
         .and_then(|(_, rest)| leading_number(rest));
-    let what = rank.map_or(What::Other, |(rank, _)| What::Rank(rank));
+    let what = rank.map_or(LabelKind::Other, |(rank, _)| LabelKind::Rank(rank));
     Some((end + 1, what))
 }
 
 /// Reads `3: ` of a scheduler at the start of a line, `10.0.0.7: ` of a launcher, dates and times.
-fn numeric(text: &str, first: bool) -> Option<(usize, What)> {
+fn numeric(text: &str, first: bool) -> Option<(usize, LabelKind)> {
     let word = text.split([' ', '\t']).next().unwrap_or(text);
     if let Some(number) = word.strip_suffix(':') {
         if first && number.len() <= 6 && number.bytes().all(|byte| byte.is_ascii_digit()) {
             return number
                 .parse()
                 .ok()
-                .map(|rank| (word.len(), What::Task(rank)));
+                .map(|rank| (word.len(), LabelKind::Task(rank)));
         }
         let is_address = number.split('.').count() == 4
             && number
                 .bytes()
                 .all(|byte| byte.is_ascii_digit() || byte == b'.');
-        return is_address.then_some((word.len(), What::Other));
+        return is_address.then_some((word.len(), LabelKind::Other));
     }
-    is_time(word).then_some((word.len(), What::Other))
+    is_time(word).then_some((word.len(), LabelKind::Other))
 }
 
 /// Whether this is a date, a time or both: digits with their punctuation, and at least one hyphen, slash or colon.
@@ -176,7 +179,7 @@ pub(super) fn unwrap(line: &str) -> Cow<'_, str> {
 }
 
 /// The text without ANSI sequences, even if their escape character was lost.
-pub(super) fn without_colours(text: &str) -> Cow<'_, str> {
+pub(super) fn without_colors(text: &str) -> Cow<'_, str> {
     if !text.contains('\u{1b}') {
         let lost = text.trim_start().strip_prefix('[').and_then(|rest| {
             let (codes, rest) = rest.split_once('m')?;

@@ -94,7 +94,7 @@ pub struct LogReader {
     /// The ranks that the labels of all lines state.
     labels: BTreeSet<Rank>,
     desync: torch::Desync,
-    summary: elastic::Summary,
+    summary: elastic::FailureList,
 }
 
 /// A line, split into labels and message.
@@ -122,7 +122,7 @@ impl LogReader {
         let bytes = &bytes[..bytes.len().min(MAX_LINE)];
         let raw = String::from_utf8_lossy(bytes);
         let text = label::unwrap(&raw);
-        let text = label::without_colours(&text);
+        let text = label::without_colors(&text);
         let (label, at) = Label::of(&text);
         self.labels.extend(label.rank);
         let line = Line {

@@ -46,7 +46,7 @@ pub enum MemberState {
     #[default]
     Running,
     /// It is being initialized.
-    Initialising,
+    Initializing,
     /// It is being finalized.
     Finalizing,
     /// It answered, but does not know the communicator yet or any more.
@@ -66,7 +66,7 @@ impl MemberState {
     pub fn word(&self) -> &'static str {
         match self {
             Self::Running => "running",
-            Self::Initialising => "initialising",
+            Self::Initializing => "initializing",
             Self::Finalizing => "finalizing",
             Self::Absent => "absent",
             Self::Aborted => "aborted",

@@ -18,7 +18,7 @@ pub(super) fn of(communicators: &[Communicator]) -> Vec<Fact> {
                 MemberState::Failed(error) => RasState::Error(error.clone()),
                 MemberState::Aborted => RasState::Aborted,
                 MemberState::Running
-                | MemberState::Initialising
+                | MemberState::Initializing
                 | MemberState::Finalizing
                 | MemberState::Absent => continue,
             };

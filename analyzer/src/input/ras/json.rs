@@ -71,7 +71,7 @@ impl Ranked {
         } else if self.status("abort_flag") != 0 {
             MemberState::Aborted
         } else if init == IN_PROGRESS {
-            MemberState::Initialising
+            MemberState::Initializing
         } else if self.status("finalize_called") != 0 || self.status("destroy_flag") != 0 {
             MemberState::Finalizing
         } else {

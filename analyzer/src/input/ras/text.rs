@@ -10,7 +10,7 @@ use super::communicator::{Communicator, Member, MemberState, Process};
 use std::collections::BTreeMap;
 
 pub(super) fn read(bytes: &[u8]) -> Result<Vec<Communicator>, String> {
-    let report = std::str::from_utf8(bytes).map_err(|_| "it is no UTF-8".to_owned())?;
+    let report = std::str::from_utf8(bytes).map_err(|_| "it is not UTF-8".to_owned())?;
     let is_report = report.trim_start().starts_with("NCCL version ")
         && report.contains("Job summary")
         && report.contains("Communicators...");

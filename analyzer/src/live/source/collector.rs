@@ -23,7 +23,7 @@ pub struct CollectorSource {
     reached: Option<EndpointAddress>,
     last: Option<(u64, Arc<Report>)>,
     records: RecordsFollower,
-    tells_records: bool,
+    serves_records: bool,
 }
 
 /// The fields that are read from the answer to `GET /api/v1/status`.
@@ -43,7 +43,7 @@ impl CollectorSource {
             reached: None,
             last: None,
             records: RecordsFollower::default(),
-            tells_records: true,
+            serves_records: true,
         }
     }
 
@@ -61,7 +61,7 @@ impl CollectorSource {
 
     /// The observations of all records that the collector serves; empty if it serves none.
     fn observe(&mut self, deadline: Instant) -> Result<Vec<Observation>, SourceError> {
-        if !self.tells_records {
+        if !self.serves_records {
             return Ok(Vec::new());
         }
         let mut observations = Vec::new();
@@ -70,7 +70,7 @@ impl CollectorSource {
             let path = format!("{RECORDS}?ranks={ranks}&since={since}");
             let taken = match self.ask(&path, deadline) {
                 Err(SourceError::Nothing { .. }) => {
-                    self.tells_records = false;
+                    self.serves_records = false;
                     return Ok(Vec::new());
                 }
                 Err(error) => Err(error),
@@ -115,7 +115,7 @@ impl CollectorSource {
                 hint: "only its report is shown".into(),
             }),
             401 | 403 => Err(unusable(
-                "it refused the token; give its own with --token".into(),
+                "it refused the token; pass the collector's token with --token".into(),
             )),
             503 => Err(unusable("it has looked at nothing yet".into())),
             status => Err(unusable(format!(

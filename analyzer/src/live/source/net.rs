@@ -30,7 +30,7 @@ impl fmt::Display for HostPort {
 
 /// Why an address could not be parsed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("`{text}` is no address: {expected}")]
+#[error("`{text}` is not an address: {expected}")]
 pub struct AddressError {
     text: String,
     expected: &'static str,

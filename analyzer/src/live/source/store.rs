@@ -267,7 +267,7 @@ fn value(stream: &mut impl Read) -> io::Result<String> {
     stream.read_exact(&mut length).map_err(closed)?;
     let length = u64::from_le_bytes(length);
     if length > MOST_VALUE {
-        let text = format!("it answered with a value of {length} bytes, which is no address");
+        let text = format!("it answered with a value of {length} bytes, which is not an address");
         return Err(io::Error::new(io::ErrorKind::InvalidData, text));
     }
     let mut bytes = vec![0; length as usize];

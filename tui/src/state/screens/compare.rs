@@ -28,7 +28,7 @@ pub(super) fn page(model: &ViewModel<'_>) -> Page {
     type Done = HashMap<Rank, (String, EntryState)>;
     let mut operations: BTreeMap<(GroupRef, u64), (i64, Done)> = BTreeMap::new();
     for &rank in &ranks {
-        let Some(dump) = model.snapshot.rank(rank).and_then(|view| view.dump()) else {
+        let Some(dump) = model.snapshot.rank(rank).and_then(|view| view.first_dump()) else {
             continue;
         };
         for entry in dump
@@ -90,7 +90,7 @@ pub(super) fn page(model: &ViewModel<'_>) -> Page {
     columns.extend(ranks.iter().map(|rank| Column {
         name: Cow::Owned(format!("r{rank}")),
         align: Align::Right,
-        rank: 0,
+        priority: 0,
         grows: false,
     }));
     columns.push(rest("op", 0));

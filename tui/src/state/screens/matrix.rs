@@ -108,7 +108,7 @@ fn table(model: &ViewModel<'_>, matrix: &Matrix) -> Table {
         Column {
             name: Cow::Owned(name),
             align: Align::Right,
-            rank: 0,
+            priority: 0,
             grows: false,
         }
     });

@@ -58,7 +58,7 @@ fn head(model: &ViewModel<'_>, view: &RankView) -> Vec<Line> {
         styled(state.word(), state.mark().tone),
     ];
     let mut facts = String::new();
-    if let Some(dump) = view.dump() {
+    if let Some(dump) = view.first_dump() {
         if dump.identity.pid > 0 {
             facts.push_str(&format!("  pid {}", dump.identity.pid));
         }
@@ -121,7 +121,7 @@ fn head(model: &ViewModel<'_>, view: &RankView) -> Vec<Line> {
 
 /// Describes the records of a rank: how many are held and lost, from when, and whether the rank is silent.
 fn health(model: &ViewModel<'_>, view: &RankView) -> String {
-    let Some(dump) = view.dump() else {
+    let Some(dump) = view.first_dump() else {
         return "no record of it was read".into();
     };
     // Lost entries: the ring wrapped, or this view keeps only the newest.
@@ -249,7 +249,7 @@ fn innermost<'a>(dump: &'a Dump, entry: &Entry) -> Option<&'a rcomm_recorder::mo
 }
 
 fn stack(view: &RankView) -> Vec<Line> {
-    let Some(dump) = view.dump() else {
+    let Some(dump) = view.first_dump() else {
         return vec![];
     };
     let newest = dump.entries.iter().rev().find_map(|entry| entry.stack);

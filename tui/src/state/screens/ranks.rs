@@ -174,7 +174,7 @@ fn value(
         Metric::Age => Some(ages.get(&rank).copied().unwrap_or(0.0)),
         Metric::Pending => Some(report.pending as f64),
         Metric::Lost => {
-            let status = model.snapshot.rank(rank)?.dump()?.status.as_ref()?;
+            let status = model.snapshot.rank(rank)?.first_dump()?.status.as_ref()?;
             Some(status.dropped as f64)
         }
     }

@@ -188,7 +188,7 @@ fn root(model: &ViewModel<'_>, rank: Rank) -> Row {
 
 /// The newest operation in a rank's dump; `None` if the rank has none.
 fn last_call(model: &ViewModel<'_>, rank: Rank) -> Option<String> {
-    let dump = model.snapshot.rank(rank)?.dump()?;
+    let dump = model.snapshot.rank(rank)?.first_dump()?;
     let entry = dump.entries.last()?;
     let group = super::rank::group_of(dump, entry)?;
     let seq = if entry.op.is_p2p() {

@@ -144,7 +144,7 @@ fn a_report_in_json_is_read_with_its_missing_ranks() {
     let expected = [
         MemberState::Running,
         MemberState::Failed("internal error".into()),
-        MemberState::Initialising,
+        MemberState::Initializing,
         MemberState::Dead,
     ];
     assert_eq!(states, expected);

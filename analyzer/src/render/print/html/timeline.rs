@@ -21,7 +21,7 @@ const DEPTH: usize = 24;
 /// At most this many operations of a rank are drawn.
 const MAX_DRAWN: usize = 200;
 /// The number of colors for groups in the style sheet.
-const COLOURS: usize = 6;
+const COLORS: usize = 6;
 
 /// The time span that is shown, ns since the epoch.
 struct Window {
@@ -112,7 +112,7 @@ pub(super) fn write(history: &History<'_>, out: &mut dyn Write) -> io::Result<()
         write!(
             out,
             "<span><b class=\"swatch g{}\"></b> {}</span> ",
-            at % COLOURS,
+            at % COLORS,
             Text(label)
         )?;
     }
@@ -162,7 +162,7 @@ fn draw(dump: &Dump, window: &Window, top: f64, labels: &mut Vec<String>, rows: 
             .unwrap_or(&label)
             .trim_end_matches(|c: char| c.is_ascii_digit() || c == '_');
         let kind = if kind.is_empty() { &label } else { kind };
-        let colour = labels
+        let color = labels
             .iter()
             .position(|known| known == kind)
             .unwrap_or_else(|| {
@@ -186,7 +186,7 @@ fn draw(dump: &Dump, window: &Window, top: f64, labels: &mut Vec<String>, rows: 
         };
         *rows += &format!(
             "<rect class=\"g{}{}\" x=\"{x:.1}\" y=\"{:.1}\" width=\"{:.1}\" height=\"{:.1}\"><title>{} #{seq} on {}, {state}</title></rect>\n",
-            colour % COLOURS,
+            color % COLORS,
             if pending { " pending" } else { "" },
             top + 3.0,
             (right - x).max(1.5),

@@ -40,7 +40,7 @@ pub(crate) struct Job {
 struct Rank {
     number: u32,
     process: Child,
-    voices: Vec<JoinHandle<()>>,
+    output_threads: Vec<JoinHandle<()>>,
 }
 
 impl Job {
@@ -92,17 +92,17 @@ impl Job {
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
             .spawn()?;
-        let mut voices = Vec::new();
+        let mut output_threads = Vec::new();
         if let Some(out) = process.stdout.take() {
-            voices.push(repeat(number, out));
+            output_threads.push(print_lines(number, out));
         }
         if let Some(err) = process.stderr.take() {
-            voices.push(repeat(number, err));
+            output_threads.push(print_lines(number, err));
         }
         Ok(Rank {
             number,
             process,
-            voices,
+            output_threads,
         })
     }
 
@@ -167,8 +167,8 @@ impl Job {
             // The process may have ended already.
             let _ = rank.process.kill();
             let _ = rank.process.wait();
-            for voice in rank.voices.drain(..) {
-                let _ = voice.join();
+            for thread in rank.output_threads.drain(..) {
+                let _ = thread.join();
             }
         }
     }
@@ -186,7 +186,7 @@ fn say(line: &str) {
 }
 
 /// Prints each line of `from` with the number of its rank, on a new thread.
-fn repeat(rank: u32, from: impl Read + Send + 'static) -> JoinHandle<()> {
+fn print_lines(rank: u32, from: impl Read + Send + 'static) -> JoinHandle<()> {
     std::thread::spawn(move || {
         for line in BufReader::new(from).lines().map_while(Result::ok) {
             say(&format!("[rank {rank}] {line}"));

@@ -63,7 +63,7 @@ struct State {
     work: Vec<Work>,
     issued: Seen,
     streams: Vec<Weak<Stream>>,
-    spoilt: bool,
+    spoiled: bool,
 }
 
 /// Captures under way.
@@ -124,7 +124,7 @@ impl Capture {
     }
 
     pub(crate) fn spoil(&self) {
-        lock(&self.state).spoilt = true;
+        lock(&self.state).spoiled = true;
     }
 
     /// Ends the capture that began on this stream; returns the graph's handle and its work.
@@ -142,7 +142,7 @@ impl Capture {
             member.leave_capture();
         }
         let is_joined = |(stream, issued)| seen.get(stream).is_some_and(|seen| seen >= issued);
-        let status = if state.spoilt {
+        let status = if state.spoiled {
             INVALIDATED
         } else if !state.issued.iter().all(is_joined) {
             UNJOINED

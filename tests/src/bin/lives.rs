@@ -196,7 +196,7 @@ impl Tally {
         }
         let sum = |of: fn(&Line) -> usize| self.lines.values().map(of).sum::<usize>();
         println!(
-            "\n{} jobs, {} judgements; wrong: {} last answers, {} on the way",
+            "\n{} jobs, {} judgments; wrong: {} last answers, {} on the way",
             self.jobs,
             sum(|line| line.runs),
             sum(|line| line.runs - line.right),

@@ -22,7 +22,7 @@ use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 #[derive(Debug, Parser)]
-#[command(about = "Measures the analyser on large jobs")]
+#[command(about = "Measures the analyzer on large jobs")]
 struct Cli {
     #[command(subcommand)]
     command: Action,

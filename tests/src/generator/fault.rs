@@ -117,7 +117,7 @@ fn try_at(
     let group = program.acts[at].group();
     let members = mesh.groups[group].ranks.len();
     // In a group of two, only groups with the same role show which member deviates.
-    let told = members > 2 || mesh.siblings(group) > 2;
+    let shows_culprit = members > 2 || mesh.siblings(group) > 2;
     let fault = |decidable: bool| {
         Some(Fault {
             kind,
@@ -160,7 +160,7 @@ fn try_at(
                 return None;
             }
             program.acts.remove(at);
-            fault(told)
+            fault(shows_culprit)
         }
         Kind::Extra => {
             single(&program.acts[at])?;
@@ -172,7 +172,7 @@ fn try_at(
                     calls: vec![extra],
                 },
             );
-            fault(told)
+            fault(shows_culprit)
         }
         Kind::Op | Kind::Dtype | Kind::Size => {
             let call = single(&program.acts[at])?;
@@ -181,7 +181,7 @@ fn try_at(
                 group,
                 calls: vec![wrong],
             };
-            fault(told)
+            fault(shows_culprit)
         }
         Kind::Swap => {
             let (a, b) = (
@@ -192,7 +192,7 @@ fn try_at(
                 return None;
             }
             program.acts.swap(at, at + 1);
-            fault(told)
+            fault(shows_culprit)
         }
         Kind::LostMessage => {
             let Act::Batch { messages, .. } = &program.acts[at] else {
@@ -265,12 +265,12 @@ fn try_at(
             let (a, b) = (single(&program.acts[at])?, single(next)?);
             let other = next.group();
             // In a group of two, only groups with the same role show which member deviates.
-            let told = mesh.siblings(group) > 2 || mesh.siblings(other) > 2;
+            let shows_culprit = mesh.siblings(group) > 2 || mesh.siblings(other) > 2;
             if other == group || !waits_for_all(&a) || !waits_for_all(&b) {
                 return None;
             }
             program.acts.swap(at, at + 1);
-            fault(told)
+            fault(shows_culprit)
         }
         Kind::Root => {
             let call = single(&program.acts[at])?;
@@ -295,7 +295,7 @@ fn try_at(
             let recorded = recorder == Recorder::Rcomm;
             let seen = recorded || spec.recording.window == super::Window::Whole;
             fault(if recorded {
-                told || known
+                shows_culprit || known
             } else {
                 known && seen
             })

@@ -85,19 +85,19 @@ const CHUNK: usize = 64 << 20;
 
 /// `rank DEED FOLDER`, with torchrun's variables in the environment.
 pub fn main(args: &[String]) -> ExitCode {
-    let told = |error: &dyn Display| {
+    let failure = |error: &dyn Display| {
         eprintln!("{error}");
         ExitCode::FAILURE
     };
     let [deed, folder, ..] = args else {
-        return told(&"usage: rank DEED FOLDER");
+        return failure(&"usage: rank DEED FOLDER");
     };
     match deed.parse() {
         Ok(deed) => match train(deed, Path::new(folder)) {
             Ok(()) => ExitCode::SUCCESS,
-            Err(error) => told(&error),
+            Err(error) => failure(&error),
         },
-        Err(error) => told(&error),
+        Err(error) => failure(&error),
     }
 }
 

@@ -256,8 +256,8 @@ fn nan(world: &World, gpu: &Gpu) -> Result<()> {
     if world.rank() == CULPRIT {
         numbers[999_999] = f64::NAN;
     }
-    let spoilt = gpu.buffer(&numbers)?;
-    group.execute_async(all_reduce(&spoilt)?)?.wait()?;
+    let with_nan = gpu.buffer(&numbers)?;
+    group.execute_async(all_reduce(&with_nan)?)?.wait()?;
     Ok(())
 }
 

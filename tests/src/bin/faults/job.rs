@@ -1,7 +1,7 @@
 //! A job under test: its processes, and the faults that are applied to them.
 
 use crate::network::Hosts;
-use crate::rank::{Event, What, events_of, now_ms, stop_file};
+use crate::rank::{Event, What, events_folder, now_ms, stop_file};
 use crate::scenario::{Act, At, Damage, Fault, RANKS, Scenario, Shm, Start};
 use anyhow::{Context, ensure};
 use rcomm_recorder::publish::remove_stale_rings;
@@ -79,7 +79,7 @@ impl<'a> Job<'a> {
 
     /// The events that the processes logged, in order of time.
     pub(crate) fn events(&self) -> Vec<Event> {
-        let files = std::fs::read_dir(events_of(&self.folder));
+        let files = std::fs::read_dir(events_folder(&self.folder));
         let files = files.into_iter().flatten().flatten();
         let mut events: Vec<Event> = files
             .filter_map(|file| std::fs::read_to_string(file.path()).ok())
@@ -134,8 +134,8 @@ impl<'a> Job<'a> {
     pub(crate) fn restart(&mut self) -> anyhow::Result<bool> {
         self.end();
         self.hosts = None;
-        let _ = std::fs::remove_dir_all(events_of(&self.folder));
-        std::fs::create_dir_all(events_of(&self.folder))?;
+        let _ = std::fs::remove_dir_all(events_folder(&self.folder));
+        std::fs::create_dir_all(events_folder(&self.folder))?;
         std::fs::write(stop_file(&self.folder), "")?;
         let name = self.name.clone();
         for rank in 0..RANKS {
@@ -313,7 +313,7 @@ impl<'a> Job<'a> {
             }
             Fault::Network(cut) => {
                 let hosts = self.hosts.as_ref().context("the job has hosts")?;
-                hosts.cut(culprit as usize, cut, TIMEOUT)?;
+                hosts.apply(culprit as usize, cut, TIMEOUT)?;
                 if cut == crate::scenario::Cut::Vanished {
                     send(self.pid_of(culprit)?, Signal::KILL)?;
                 }

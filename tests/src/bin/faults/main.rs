@@ -145,7 +145,7 @@ fn table<'a>(
     }
     println!("{right} of {tried} rows right, {skipped} skipped");
     if tried + skipped == 0 {
-        bail!("no row is called so");
+        bail!("no row has this name");
     }
     Ok(right == tried)
 }
@@ -221,7 +221,7 @@ fn inside(name: &str) -> anyhow::Result<()> {
     let scenario = SCENARIOS
         .iter()
         .find(|row| row.name == name)
-        .context("no row is called so")?;
+        .context("no row has this name")?;
     println!("{}", serde_json::to_string(&run(scenario, job::SLACK)?)?);
     Ok(())
 }

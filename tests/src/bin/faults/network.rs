@@ -57,7 +57,7 @@ impl Hosts {
     }
 
     /// Applies a fault to a host's network. A temporary fault is over when this returns.
-    pub(crate) fn cut(&self, host: usize, cut: Cut, timeout: Duration) -> anyhow::Result<()> {
+    pub(crate) fn apply(&self, host: usize, cut: Cut, timeout: Duration) -> anyhow::Result<()> {
         match cut {
             Cut::BothWays | Cut::Vanished => self.sever(host, true, true, UNUSED_ADDRESS),
             Cut::Inward => self.sever(host, true, false, UNUSED_ADDRESS),

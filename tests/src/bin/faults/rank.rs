@@ -70,7 +70,7 @@ pub(crate) fn now_ms() -> u64 {
 }
 
 /// The folder with the files of the ranks' events.
-pub(crate) fn events_of(folder: &Path) -> PathBuf {
+pub(crate) fn events_folder(folder: &Path) -> PathBuf {
     folder.join("events")
 }
 
@@ -123,7 +123,7 @@ pub(crate) fn run(args: &RankArgs) -> anyhow::Result<()> {
     let pid = std::process::id();
     let log = Log {
         rank,
-        path: events_of(&args.folder).join(format!("{rank}.{pid}")),
+        path: events_folder(&args.folder).join(format!("{rank}.{pid}")),
     };
     let mine = args.ranks.contains(&rank);
     let act = args.act.filter(|_| mine);

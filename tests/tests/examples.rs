@@ -86,7 +86,8 @@ fn a_held_job_stays_to_be_looked_at() {
     let rings = default_directory().join(&job);
     wait_until("the verdict", || {
         let options = rcomm_analyzer::load::LoadOptions::default();
-        let (dumps, _) = rcomm_analyzer::load::load_all(&[rings.clone()], &options).ok()?;
+        let (dumps, _) =
+            rcomm_analyzer::load::load_all(std::slice::from_ref(&rings), &options).ok()?;
         let dumps: Vec<_> = dumps.into_iter().map(|one| one.dump).collect();
         let report = rcomm_analyzer::analyze(&dumps, &rcomm_analyzer::Policy::default());
         // Until rank 2 stops, whoever is behind at this moment may seem to be missing.

@@ -312,26 +312,27 @@ fn advice(
     environment: &dyn Fn(&str) -> Option<OsString>,
 ) -> String {
     let mut text = format!("no records on this node; looked in:\n{}", list_of(places));
-    let (whose, value): (String, Box<dyn Fn(&str) -> Option<String>>) = match processes.first() {
-        Some(first) => (
-            format!(
-                "\n{} of a distributed job here (rank {}: process {}); its environment:\n",
-                match processes.len() {
-                    1 => "1 process".to_owned(),
-                    n => format!("{n} processes"),
-                },
-                first.rank,
-                first.pid
-            ),
-            Box::new(|name| first.variables.get(name).cloned()),
+    let first = processes.first();
+    match first {
+        Some(first) => {
+            let count = match processes.len() {
+                1 => "1 process".to_owned(),
+                n => format!("{n} processes"),
+            };
+            let (rank, pid) = (&first.rank, first.pid);
+            let _ = writeln!(
+                text,
+                "\n{count} of a distributed job here (rank {rank}: process {pid}); its environment:"
+            );
+        }
+        None => text.push_str(
+            "\nno process with RANK and MASTER_ADDR is visible here; in this environment:\n",
         ),
-        None => (
-            "\nno process with RANK and MASTER_ADDR is visible here; in this environment:\n"
-                .to_owned(),
-            Box::new(|name| environment(name).map(|it| it.to_string_lossy().into_owned())),
-        ),
+    }
+    let value = |name: &str| match first {
+        Some(first) => first.variables.get(name).cloned(),
+        None => environment(name).map(|it| it.to_string_lossy().into_owned()),
     };
-    text.push_str(&whose);
     for (name, older, meaning) in VARIABLES {
         let set = [name, older]
             .into_iter()

@@ -3,7 +3,7 @@
 //!
 //! Programs depend on the crate `rcomm`, which combines this crate with the backends and re-exports what
 //! programs use. A backend implements [`BackendFactory`], [`Backend`] and
-//! [`Pending`], and [`Stream`] and [`BackendWindow`] where its device has these.
+//! [`Pending`], and [`Stream`] and [`BackendWindow`](backend::BackendWindow) where its device has these.
 //!
 //! | room | holds |
 //! |---|---|

@@ -376,7 +376,7 @@ fn one_rank_may_make_hundreds_of_groups_before_the_others_begin() {
             world.store().wait(&["test/all made"], deadline).unwrap();
         }
         let make = |at| {
-            let options = GroupOptions::named(&format!("group {at}"));
+            let options = GroupOptions::named(format!("group {at}"));
             world.new_group(&[0, 1], &options).unwrap()
         };
         let groups: Vec<_> = (0..GROUPS).map(make).collect();

@@ -12,6 +12,7 @@ use rcomm_core::backend::WorldContext;
 use rcomm_recorder::model::{LinkEnd, Rank, WaitingOperation};
 use rcomm_recorder::record::{FlightRecorder, PeerFacts, PeerHandle, Timestamp};
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::net::TcpStream;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, Weak};
@@ -75,26 +76,24 @@ impl Links {
             return;
         };
         let mut peers = lock(&self.peers);
-        if !peers.contains_key(&peer) {
-            let Some(row) = recorder.peer(LinkEnd::Rank(peer)) else {
-                return;
-            };
-            peers.insert(
-                peer,
-                Peer {
+        let known = match peers.entry(peer) {
+            Entry::Occupied(known) => known.into_mut(),
+            Entry::Vacant(vacant) => {
+                let Some(row) = recorder.peer(LinkEnd::Rank(peer)) else {
+                    return;
+                };
+                vacant.insert(Peer {
                     row,
                     counts: Arc::default(),
                     sockets: Vec::new(),
-                },
-            );
-        }
-        if let Some(known) = peers.get_mut(&peer) {
-            known.sockets.retain(|socket| socket.strong_count() > 0);
-            known
-                .sockets
-                .extend(channel.streams().iter().map(Arc::downgrade));
-            channel.count_in(known.counts.clone());
-        }
+                })
+            }
+        };
+        known.sockets.retain(|socket| socket.strong_count() > 0);
+        known
+            .sockets
+            .extend(channel.streams().iter().map(Arc::downgrade));
+        channel.count_in(known.counts.clone());
     }
 
     /// Records that an operation has waited for these peers for this long, and samples all connections. Does

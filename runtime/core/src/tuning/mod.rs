@@ -518,10 +518,10 @@ mod tests {
         let refusal = |line: &str| line.parse::<Tuning>().unwrap_err().to_string();
         assert_eq!(
             refusal("all_reduce memory any any nested"),
-            "the line \"all_reduce memory any any nested\" of the tuning table: \"nested\" is no \
-             algorithm for all_reduce over memory: give whole, shares, direct"
+            "the line \"all_reduce memory any any nested\" of the tuning table: \"nested\" is not \
+             a known algorithm for all_reduce over memory: give whole, shares, direct"
         );
-        assert!(refusal("allreduce memory any any whole").contains("is no operation"));
+        assert!(refusal("allreduce memory any any whole").contains("is not a known operation"));
         assert!(refusal("all_reduce ram any any whole").contains("memory, sockets, hosts"));
         assert!(refusal("all_reduce memory any 5X whole").contains("is not a number of bytes"));
         assert!(refusal("all_reduce memory").contains("it must be operation"));

@@ -369,7 +369,7 @@ pub fn explain(code: Code) -> Explanation {
             ],
             &[
                 "if all ranks of one host are late, suspect the host; if one is, its device or its work",
-                "compare clocks, power and temperature of that device with its neighbours'",
+                "compare clocks, power and temperature of that device with its neighbors'",
                 "if it is always rank 0, look for work that only rank 0 does",
             ],
         ),
@@ -467,7 +467,7 @@ pub fn explain(code: Code) -> Explanation {
              another release of the library makes both ranks wait for each other (E120).",
             &[
                 "send and receive in the same order on both sides, where one side should receive first",
-                "an exchange of neighbours that was tested with small tensors only",
+                "an exchange of neighbors that was tested with small tensors only",
                 "single calls of isend and irecv on a device, where the order of issue is the order of execution",
             ],
             &[

@@ -19,9 +19,10 @@ use std::time::{Duration, Instant};
 const MOST_JUDGED: usize = 16;
 /// The [`entry_budget`](LiveOptions::entry_budget) of one job.
 const ENTRIES: usize = 50_000;
-/// The time between two polls. It is longer if a poll takes more processor time than a fiftieth of it.
+/// The shortest pause between two polls. The pause is longer if [`SHARE`] demands it.
 const ROUND: Duration = Duration::from_secs(3);
-/// Polls and judgments together take at most one part in this many of a core.
+/// The pause after a poll is at least this many times as long as the processor time of the poll and its judgments,
+/// so that both together take at most a fiftieth of a core.
 const SHARE: u32 = 50;
 /// The longest time that a poll of one job may take.
 const POLL_TIMEOUT: Duration = Duration::from_secs(2);
@@ -37,7 +38,8 @@ pub struct NodeJob {
     pub alive: usize,
     /// When its newest ring was created, wall clock, ns since the epoch.
     pub created_ns: i64,
-    /// The report on the ranks of this node; `None` if the job was not judged yet, or there are too many newer jobs.
+    /// The report on the ranks of this node; `None` if the job has not been judged yet, or is not among the 16 that are
+    /// judged (those that are alive first, then the newest).
     pub report: Option<Arc<Report>>,
 }
 
@@ -69,7 +71,7 @@ struct JudgedJob {
 }
 
 impl NodeJobs {
-    /// Lists the jobs with rings in `directory`; reads nothing yet.
+    /// Prepares the list of the jobs with rings in `directory`; nothing is read before the first [`poll`](Self::poll).
     pub fn new(directory: PathBuf) -> Self {
         Self {
             directory,
@@ -82,7 +84,8 @@ impl NodeJobs {
     ///
     /// # Blocking
     ///
-    /// Reads ring files, for at most two seconds a job; no process has to answer.
+    /// Reads the ring files of the judged jobs, for at most two seconds a job (32 seconds in all); no process has to
+    /// answer. Listing the directory and analyzing the records have no limit of time.
     ///
     /// # Errors
     ///
@@ -179,7 +182,8 @@ pub struct JobsWatch {
 }
 
 impl JobsWatch {
-    /// Starts the thread, which calls `sink` with every list; the list is empty if the directory cannot be read.
+    /// Starts the thread, which calls `sink` with every list. If the directory cannot be read, the list is empty, as it
+    /// is without jobs.
     ///
     /// # Errors
     ///

@@ -15,7 +15,7 @@ use std::time::Duration;
 /// for it.
 const BY_COUNTS: f64 = 0.6;
 
-/// W150 on ranks that no longer answer; `None` if all do.
+/// The finding W150, which names the ranks that no longer answer; `None` if all ranks answer.
 pub(super) fn silence(silent: &BTreeSet<Rank>, ranks: &[RankView]) -> Option<Finding> {
     if silent.is_empty() {
         return None;
@@ -71,7 +71,9 @@ pub(super) fn until_change(ranks: &[RankView], now_ns: i64, overdue: Duration) -
 /// The global rank of a member of a communicator; `None` if it cannot be identified.
 ///
 /// It is identified by its process id if records hold it (and by host and device if several processes have it), else by
-/// host and device, else, in a communicator of the whole job, by its rank there.
+/// host and device among the ranks whose records hold no process id. If none or several ranks match, it is identified
+/// by its rank in the communicator, provided that the communicator is as large as the job. This assumes the job's order
+/// of ranks, which the communicator may not have.
 fn rank_of(member: &Member, communicator: &Communicator, ranks: &[RankView]) -> Option<Rank> {
     let process = &member.process;
     let pid = |view: &RankView| view.first_dump().map_or(0, |dump| dump.identity.pid);
@@ -125,7 +127,8 @@ fn format_member(member: &Member, rank: Option<Rank>) -> String {
     }
 }
 
-/// Replaces the remarks on each rank by the library's reports, and sets its host if no record states it.
+/// Sets the remarks on each rank to NCCL's reports on it, and its host to the one that NCCL reports if no record states
+/// one.
 pub(super) fn set_remarks(watched: &[Watched], ranks: &mut [RankView]) {
     let mut remarks: BTreeMap<Rank, Vec<String>> = BTreeMap::new();
     let mut hosts: BTreeMap<Rank, String> = BTreeMap::new();
@@ -168,9 +171,10 @@ pub(super) fn set_remarks(watched: &[Watched], ranks: &mut [RankView]) {
 /// Makes a finding from culprits and a sentence.
 type NewFinding = fn(Vec<Rank>, String) -> Finding;
 
-/// The findings from the library's reports: processes that it gave up or that do not answer it, errors that it
-/// reported, and, unless other findings have `explained` the state of the job, ranks whose launch counts have been
-/// behind without a change for `overdue`.
+/// The findings from NCCL's reports: processes that NCCL considers dead or that do not answer it, errors on its
+/// communicators, and, unless other findings have `explained` the state of the job, ranks whose launch counts have been
+/// behind without a change for `overdue`. In each communicator, only the first kind and count that are behind become a
+/// finding.
 pub(super) fn library(
     watched: &[Watched],
     ranks: &[RankView],

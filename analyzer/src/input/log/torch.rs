@@ -1,6 +1,6 @@
 //! Lines of PyTorch: the watchdog of its NCCL backend, its desync report, the process group wrapper that compares
-//! collectives (`TORCH_DISTRIBUTED_DEBUG=DETAIL`), its monitored barrier, uncaught exceptions; and the errors of
-//! rcomm's runtime.
+//! collectives (`TORCH_DISTRIBUTED_DEBUG=DETAIL`), its monitored barrier, uncaught exceptions; and the list
+//! `not arrived` in the errors of rcomm's runtime.
 
 use super::Line;
 use super::scan::{between, leading_number, number_after, ranks, truncated};
@@ -66,8 +66,8 @@ pub(super) fn world_size(text: &str) -> Option<u32> {
 /// The largest number that is taken for a number of ranks.
 pub(super) const MOST_RANKS: u32 = 1 << 22;
 
-/// The number of ranks according to the desync reports in a log: one more than the largest rank in them; `None` without
-/// a report.
+/// A lower bound of the number of ranks of the job: one more than the largest rank in the lists `started ranks` and
+/// `finished ranks` of the desync reports in a log. `None` without such a list.
 pub(super) fn size_of_desync(log: &Log) -> Option<u32> {
     let last = log.facts.iter().filter_map(|fact| match &fact.event {
         Event::Newest { ranks, .. } => ranks.last().copied(),
@@ -170,7 +170,9 @@ fn barrier(line: &Line<'_>, found: &mut Events) {
             .or_else(|| between(text, ": Rank ", &['f']))
             .or_else(|| between(text, "Rank ", &['f']));
         let missed = list.map(ranks).unwrap_or_default();
-        // Rank 0 of the group reports: if it is not global rank 0, these are ranks within the group.
+        // Rank 0 of the group reports, and names ranks within the group. They are taken for global ranks unless the
+        // reporter is known to be another global rank. They may be wrong if the group is not the world but holds global
+        // rank 0, or if the line has no label.
         if !missed.is_empty() && line.label.rank.is_none_or(|rank| rank == 0) {
             found.push((line.label.rank, Event::BarrierMissed(missed)));
         }
@@ -187,8 +189,8 @@ fn mismatch(line: &Line<'_>, found: &mut Events) {
         .rsplit_once("ranks. Rank ")
         .and_then(|(_, text)| issued(text));
     if let (Some(one), Some(other)) = (one, issued(second)) {
-        // The first is the rank of the line. If its label differs, both are ranks within a group, and their global
-        // ranks are not logged.
+        // The first fingerprint is that of the rank that wrote the line. If the line's label has another rank, both
+        // fingerprints name ranks within a group, and the global ranks are not logged.
         if line.label.rank.is_some_and(|rank| rank != one.rank) {
             return;
         }
@@ -257,7 +259,7 @@ fn desync_line(text: &str, desync: &mut Desync, found: &mut Events) {
     }
 }
 
-/// Beginnings of errors that follow from another rank's failure.
+/// Beginnings of errors that usually follow from another rank's failure, so they are not taken for a cause.
 const CONSEQUENCES: &[&str] = &[
     "NCCL",
     "[PG",
@@ -275,7 +277,7 @@ const CONSEQUENCES: &[&str] = &[
     "The client socket",
 ];
 
-/// Types of exceptions that follow from another rank's failure, or that torchrun raises about its workers.
+/// Types of exceptions that usually follow from another rank's failure, or that torchrun raises.
 const CONSEQUENCE_TYPES: &[&str] = &[
     "DistBackendError",
     "DistNetworkError",
@@ -316,6 +318,9 @@ fn exception(line: &Line<'_>, found: &mut Events) {
 }
 
 /// Reads `all_reduce #41 on group dp: …; not arrived: rank 2 (last collective here is #40)` of rcomm's runtime.
+///
+/// The first number after `last collective here is` is stored for all ranks of the list, although each rank may have its
+/// own.
 fn not_arrived(line: &Line<'_>, found: &mut Events) {
     let Some((_, list)) = line.text.split_once("not arrived: ") else {
         return;

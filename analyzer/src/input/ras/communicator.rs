@@ -1,17 +1,18 @@
-//! The state of communicators as the communication library itself reports it.
+//! The state of communicators as NCCL itself reports it.
 
 use std::collections::BTreeMap;
 
-/// One communicator as the library reports it.
+/// One communicator as NCCL reports it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Communicator {
-    /// The library's name for it: NCCL's hash. Empty for processes without a communicator.
+    /// Its hash, by which NCCL names it. Empty for processes without a communicator.
     pub name: String,
     /// The number of its ranks; 0 if unknown.
     pub size: u32,
-    /// All its members; of a report in text form only those that differ from most.
+    /// All its members; of a report in text form only those that the report lists: with other counts than most, with a
+    /// fault, or missing.
     pub members: Vec<Member>,
-    /// The number of operations that most members launched, by kind, if only the members that differ are listed.
+    /// The number of operations that most members launched, by kind, if the report lists only some of the members.
     pub others_launched: Vec<(String, u64)>,
 }
 
@@ -28,7 +29,7 @@ pub struct Member {
     pub launched: Vec<(String, u64)>,
 }
 
-/// A process as the library identifies it.
+/// A process as NCCL identifies it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Process {
     /// Name or address of its host; empty if unknown.
@@ -42,7 +43,7 @@ pub struct Process {
 /// The state of a member.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum MemberState {
-    /// Nothing is wrong, or nothing was reported.
+    /// No fault was reported.
     #[default]
     Running,
     /// It is being initialized.
@@ -53,11 +54,11 @@ pub enum MemberState {
     Absent,
     /// Its own program aborted it.
     Aborted,
-    /// The library reported this error.
+    /// NCCL reported this error.
     Failed(String),
-    /// It did not answer the library.
+    /// It did not answer NCCL.
     Unresponsive,
-    /// The library gave it up.
+    /// NCCL considers it dead: its RAS network has not reached it for a minute.
     Dead,
 }
 

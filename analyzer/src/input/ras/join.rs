@@ -6,8 +6,11 @@ use rcomm_verdict::{Code, Finding, RankReport, Report, Severity, Verdict};
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 
-/// Adds the facts of RAS reports to a report: as evidence for the culprits of findings, and as separate findings for
-/// ranks that are dead or failed and that no error names.
+/// Appends the most severe fact of RAS reports about each rank to the sentence of the first error that names the rank
+/// as a culprit. If NCCL considers the rank dead, an error E102 or E150 also gains confidence.
+///
+/// A dead or failed rank that no error names becomes a finding E150, and a verdict `healthy`, `inconclusive`, `running`
+/// or `slow` then becomes `stuck`.
 pub fn join<'a>(report: &mut Report, ras: impl IntoIterator<Item = &'a RasReport>) {
     let mut of_rank: BTreeMap<Rank, Vec<&Fact>> = BTreeMap::new();
     for fact in ras.into_iter().flat_map(|one| &one.facts) {
@@ -32,7 +35,7 @@ pub fn join<'a>(report: &mut Report, ras: impl IntoIterator<Item = &'a RasReport
 /// Facts with a [`gravity`] up to this prove a failure: dead processes and errors. Silence and counts do not.
 const GRAVE: u8 = 1;
 
-/// The severity of a fact; 0 is the most severe.
+/// The position of a fact in the order of severity; 0 is the most severe.
 fn gravity(what: &RasState) -> u8 {
     match what {
         RasState::Dead => 0,
@@ -44,7 +47,8 @@ fn gravity(what: &RasState) -> u8 {
     }
 }
 
-/// The rank of a process; `None` if none or several match.
+/// The rank of a process, by host and process id or, if those do not decide, by its rank in a communicator as large as
+/// the job; `None` if neither decides.
 fn rank_of(who: &RasSubject, report: &Report) -> Option<Rank> {
     let only = |fits: &dyn Fn(&RankReport) -> bool| {
         let mut fitting = report.ranks.iter().filter(|rank| fits(rank));
@@ -120,7 +124,8 @@ fn support(finding: &mut Finding, rank: Rank, fact: &Fact) {
     finding
         .sentence
         .push_str(&format!("; NCCL RAS: {of}{}", format_fact(fact)));
-    // The absence of a record proves little; NCCL adds that it cannot reach the process.
+    // A missing record (E102) or a process that seems gone (E150) proves less than NCCL's statement that it cannot
+    // reach the process.
     if matches!(finding.code, Code::E102 | Code::E150) && fact.what == RasState::Dead {
         finding.confidence = finding.confidence.max(0.97);
     }
@@ -138,7 +143,8 @@ fn accuse(report: &mut Report, rank: Rank, fact: &Fact) {
         first,
         Finding {
             id,
-            // The rank is gone or failed, but the records do not show whether the others wait for it.
+            // Less if other errors come first: the others may wait because of those. The records do not show whether
+            // they wait for this rank, so all ranks with pending operations count as its victims.
             confidence: if first == 0 { 0.8 } else { 0.5 },
             victim_count: report.ranks.iter().filter(|one| waiting(one)).count(),
             next: format!(

@@ -1,4 +1,4 @@
-//! Writes records into a summary.
+//! Writes the dumps of ranks into a summary.
 
 use super::wire::{End, Part, Record, Rows, WireTables, captured};
 use super::{MAGIC, MAX_PART, VERSION};
@@ -14,24 +14,25 @@ use std::io::{self, Write};
 /// Why a summary could not be written.
 #[derive(Debug, thiserror::Error)]
 pub enum SummarizeError {
-    /// The destination could not be written to.
+    /// The destination could not be written to, or a part could not be encoded.
     #[error(transparent)]
     Io(#[from] io::Error),
-    /// A record is too large for the format.
+    /// A part of a dump, a problem or a RAS report is longer than 32 MiB.
     #[error("the record {path} has too many operations for a summary")]
     TooLarge {
-        /// The path of the record.
+        /// The path of the dump or report, or that of the problem.
         path: String,
     },
 }
 
-/// Writes a summary record by record. Memory holds the tables that ranks share and one record.
+/// Writes a summary dump by dump. Memory holds the tables that ranks share and one dump.
 pub struct Writer<W: Write> {
     out: GzEncoder<W>,
     known: Known,
     records: u64,
 }
 
+/// The indices of the values that the shared tables of the summary hold so far.
 #[derive(Default)]
 struct Known {
     signatures: HashMap<Signature, u32>,
@@ -55,10 +56,11 @@ impl<W: Write> Writer<W> {
         })
     }
 
-    /// Adds a record and writes it to `out`.
+    /// Adds a dump. It is compressed, and may reach the destination only with [`finish`](Self::finish).
     ///
     /// # Errors
-    /// If `out` cannot be written to, or a part of the record (its operations, its tables) is longer than 32 MiB.
+    /// If the destination cannot be written to, or a part of the dump (its operations, its tables) is longer than
+    /// 32 MiB.
     pub fn add(&mut self, loaded: &LoadedDump) -> Result<(), SummarizeError> {
         let LoadedDump {
             dump, path, cut, ..
@@ -87,7 +89,7 @@ impl<W: Write> Writer<W> {
     /// Ends the summary with the problems and the RAS reports of the input, and returns the destination.
     ///
     /// # Errors
-    /// If `out` cannot be written to, or one of the reports is longer than 32 MiB.
+    /// If the destination cannot be written to, or a problem or a report is longer than 32 MiB.
     pub fn finish(mut self, loaded: &Loaded) -> Result<W, SummarizeError> {
         for problem in &loaded.problems {
             let (code, path) = (problem.code.id().to_owned(), problem.path.clone());
@@ -107,6 +109,7 @@ impl<W: Write> Writer<W> {
         Ok(out)
     }
 
+    /// Writes a part after its length. `path` is only for the error.
     fn part(&mut self, part: &Part, path: &str) -> Result<(), SummarizeError> {
         let bytes = postcard::to_allocvec(part).map_err(io::Error::other)?;
         let len = u32::try_from(bytes.len()).ok();
@@ -121,7 +124,8 @@ impl<W: Write> Writer<W> {
 }
 
 impl Known {
-    /// The new rows of a dump, and the indices of all its rows in the shared tables.
+    /// Enters the values of a dump in the shared tables. Returns those that are new, and the indices of all of the
+    /// dump's values.
     fn rows(&mut self, dump: &Dump) -> (WireTables, Rows) {
         let mut new = WireTables::default();
         let signatures = dump.signatures.iter();
@@ -159,6 +163,7 @@ impl Known {
     }
 }
 
+/// The index of `value` in a shared table; a new value is entered in `known` and appended to `new`.
 fn row<T: Clone + Eq + Hash>(known: &mut HashMap<T, u32>, value: T, new: &mut Vec<T>) -> u32 {
     if let Some(&row) = known.get(&value) {
         return row;

@@ -44,7 +44,8 @@ pub enum Event {
     NotJoined {
         /// The ranks, ascending.
         ranks: Vec<Rank>,
-        /// Number of the last collective that they finished; `None` if none.
+        /// Number of the last collective that they finished (PyTorch) or called (rcomm's runtime); `None` if there
+        /// was none.
         after: Option<u64>,
     },
     /// The newest operation of some ranks.

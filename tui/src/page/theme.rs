@@ -1,6 +1,6 @@
 //! Colors by meaning, and their mapping to a terminal.
 //!
-//! Views use [`Tone`]s. No meaning is carried by color alone: a glyph and a word go with each tone.
+//! Views use [`Tone`]s. No meaning is carried by color alone: the text or a glyph says it too.
 
 use ratatui::style::{Color, Modifier, Style};
 use serde::{Deserialize, Serialize};
@@ -29,11 +29,11 @@ pub enum Tone {
     Silent,
 }
 
-/// Number of colors that a terminal shows.
+/// How many colors the theme uses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
 #[serde(rename_all = "lowercase")]
 pub enum Depth {
-    /// No colors: bold, dim and reverse only.
+    /// No colors: bold, dim, italic and reverse only.
     None,
     /// The sixteen of the terminal's own palette.
     #[value(name = "16")]
@@ -72,9 +72,9 @@ pub enum ThemeName {
     /// For dark backgrounds; distinguishable for the color-blind (Okabe and Ito's palette).
     #[default]
     Dark,
-    /// For light backgrounds, with the same hues.
+    /// For light backgrounds, with the same hues. With 16 colors it is the same as `dark`.
     Light,
-    /// The highest contrast that the terminal has.
+    /// Saturated colors, for dark backgrounds.
     Contrast,
 }
 

@@ -1,4 +1,5 @@
-//! Shared by all routes: access control, limits, compression, errors, the page's files, and request counters.
+//! What the routes share: access control, limits, the idle time-out of streams, compression, errors, and the
+//! counters of connections and requests; and the page's files.
 
 pub(crate) mod access;
 pub(crate) mod assets;

@@ -2,11 +2,12 @@
 
 use clap::{Parser, ValueEnum};
 
-/// Approximate number of steps of a demonstration per second.
+/// Approximate number of steps per second of the demonstrations other than `slow` and `pipeline`. A step of
+/// `slow` takes 0.4 s, and one of a pipeline of N ranks N times 30 ms.
 const STEPS_PER_SECOND: f64 = 10.0;
 
-/// Start a job of real ranks on this host that is healthy, slow or at fault, until ctrl-c, to look at with
-/// rcomm-top and rcomm-web.
+/// Start a job of real processes on this host that is healthy, slow or faulty, to watch with rcomm-top or
+/// rcomm-web. It runs until ctrl-c.
 #[derive(Clone, Debug, Parser)]
 #[command(name = "rcomm-run demo", version)]
 pub struct Demo {
@@ -19,11 +20,12 @@ pub struct Demo {
           value_parser = clap::value_parser!(u32).range(2..=64))]
     pub(super) nproc: u32,
 
-    /// How long all is well, in seconds, before something happens.
+    /// About how many seconds pass until the fault; more in a pipeline of many ranks. `healthy` and `slow`
+    /// ignore it.
     #[arg(long, default_value_t = 5.0, value_name = "SECONDS", value_parser = seconds)]
     pub(super) after: f64,
 
-    /// This process is a rank of the job.
+    /// Whether this process is a rank that the demonstration started.
     #[arg(long, hide = true)]
     pub(super) rank: bool,
 }
@@ -33,7 +35,7 @@ pub struct Demo {
 pub(super) enum Kind {
     /// Nothing is wrong.
     Healthy,
-    /// One rank loads its data slower than the others.
+    /// One rank loads its data more slowly than the others.
     Slow,
     /// One rank does not come back from loading its data.
     Stuck,
@@ -41,7 +43,7 @@ pub(super) enum Kind {
     Kill,
     /// One rank's process is stopped (SIGSTOP).
     Freeze,
-    /// One rank comes with a buffer of another size.
+    /// One rank passes a buffer of a different size.
     Mismatch,
     /// Two groups are used in different orders.
     Deadlock,
@@ -71,7 +73,7 @@ impl Demo {
         arguments.map(str::to_owned).to_vec()
     }
 
-    /// The rank at fault.
+    /// The rank at fault, except in a pipeline (see [`stage_at_fault`](Self::stage_at_fault)).
     pub(super) fn culprit(&self) -> u32 {
         self.nproc / 2
     }

@@ -1,4 +1,5 @@
-//! How the area of a group is laid out in the segment: lines, slots, and the rings of each pair.
+//! How the area of a group is laid out in the segment: lines, slots, and, for the stream between each
+//! pair of ranks, two rings, one byte buffer for each direction.
 
 /// Bytes of a page.
 pub(super) const PAGE: usize = 4096;
@@ -8,30 +9,34 @@ pub(super) fn align(len: usize, to: usize) -> usize {
     len.div_ceil(to) * to
 }
 
-/// Bytes between the control words of two ranks.
+/// Bytes from the start of one rank's control words (two lines, `sleepers`, `left`) to the next rank's.
 pub(super) const CONTROL: usize = 512;
-/// Bytes between a rank's two lines: two cache lines, since cache lines are fetched in pairs.
+/// Bytes from one line of a rank to the next, and the alignment of slots: two cache lines, since
+/// processors fetch cache lines in pairs. Lines are described in the documentation of [`shm`](super).
 pub(super) const LINE: usize = 128;
 
 /// Bytes that a line carries besides its flag and signature.
 pub(crate) const INLINE: usize = 48;
 /// The largest slot, in bytes.
 pub(crate) const SLOT: usize = 192 << 10;
-/// Bytes in which a rank places its slots one after the other, if memory allows: more than a second-level
-/// cache of 1 MiB holds. When a slot's memory is written again, the copies that the other ranks have read
-/// are then no longer in *their* caches, so writing does not have to invalidate them, which is what makes
-/// writing slow.
+/// The largest size of a *round*, the area in which a rank places its slots one after the other and then
+/// from the beginning again: more than a second-level cache of 1 MiB holds. When a slot's memory is written
+/// again, the copies that the other ranks have read are then no longer in *their* caches, so writing does
+/// not have to invalidate them, which is what makes writing slow.
 const SLOTS_ROUND: usize = 8 * SLOT;
-/// Slots up to this size use two places alternately, which lie before the others. The first-level caches of
-/// both cores hold them, and they are fetched for writing while the rank waits (`fetch_small`).
+/// Slots up to this size, except those that two ranks swap, use two places alternately, which lie before
+/// the others. The first-level caches of the ranks' cores hold them, and they are fetched for writing while
+/// the rank waits (`fetch_small`).
 pub(super) const SMALL: usize = 8 << 10;
 /// Bytes of a small slot that are fetched ahead.
 pub(super) const FETCHED: usize = 1 << 10;
-/// Bytes of the two places in which a pair exchanges its slots ([`Traffic::Exchange`]).
+/// Bytes of the two places that each of two ranks has for slots that they swap (`Traffic::Exchange` in
+/// `shm_exchange`).
 const EXCHANGED: usize = 2 * SLOT;
 /// Smallest size of a round, so that a slot never overlaps the previous one.
 const SLOTS_LEAST: usize = 3 * SLOT;
-/// Bytes for the slots of all ranks of a group, provided that each rank gets at least the smallest size.
+/// Bytes for the rounds of all ranks of a group. They are exceeded where a rank would get less than
+/// [`SLOTS_LEAST`].
 const SLOTS_ALL: usize = 24 << 20;
 
 /// Bytes before the data of a ring, for its counts.
@@ -40,7 +45,8 @@ pub(super) const RING_HEAD: usize = PAGE;
 /// reason given at [`SLOTS_ROUND`].
 const RING_MOST: usize = 1 << 20;
 const RING_LEAST: usize = 256 << 10;
-/// Bytes for the rings of all pairs of a group, provided that each pair gets at least the smallest size.
+/// Bytes for the rings of all pairs of a group, without their heads. They are exceeded where a ring would
+/// get less than [`RING_LEAST`].
 const RINGS_ALL: usize = 128 << 20;
 
 /// Bytes for the slots of one rank.
@@ -49,7 +55,7 @@ pub(super) fn slots_len(ranks: usize) -> usize {
     round_at(ranks) + share.clamp(SLOTS_LEAST, SLOTS_ROUND)
 }
 
-/// Where the round of slots begins, after the places for small slots and for exchanged slots.
+/// Where the round of slots begins, after the places for small slots and for swapped slots.
 pub(super) fn round_at(ranks: usize) -> usize {
     2 * SMALL + if ranks == 2 { EXCHANGED } else { 0 }
 }

@@ -16,7 +16,7 @@
 //! |---|---|
 //! | `serve` | the server and its routes |
 //! | `api` | the handlers of the API |
-//! | `http` | what the routes share: access control, limits, time-outs, compression, errors, counters; and the page's files |
+//! | `http` | shared by the routes: access control, limits, time-outs, compression, errors, counters; the page's files |
 //! | `otel` | traces, metrics and logs for OpenTelemetry |
 //! | `state` | snapshots and their history, the jobs of the node |
 //! | `metrics` | counters, and metrics for Prometheus |

@@ -319,8 +319,8 @@ fn exception(line: &Line<'_>, found: &mut Events) {
 
 /// Reads `all_reduce #41 on group dp: …; not arrived: rank 2 (last collective here is #40)` of rcomm's runtime.
 ///
-/// The first number after `last collective here is` is stored for all ranks of the list, although each rank may have its
-/// own.
+/// The first number after `last collective here is` is stored for all ranks of the list, although each rank may
+/// have its own.
 fn not_arrived(line: &Line<'_>, found: &mut Events) {
     let Some((_, list)) = line.text.split_once("not arrived: ") else {
         return;
